@@ -40,10 +40,10 @@ LAYERS: dict[str, set[str]] = {
         "query": "client state executors listeners machine store formats core",
         "dispatcher": "client state executors listeners machine store formats core",
         "doctor": "query client executors listeners machine store formats core",
-        "page": "query client listeners machine store formats core",
         "arbiter": "machine store formats core",
         "cli": "arbiter dispatcher doctor query client executors listeners machine store formats core",
-        "extras": "cli arbiter dispatcher doctor query client state executors listeners machine store formats core",
+        "extras": "python cli arbiter dispatcher doctor query client state executors listeners"
+        " machine store formats core",
         "python": "query client machine store formats core",
         "testing": "cli dispatcher query client state executors listeners machine store formats core",
     }.items()
@@ -80,7 +80,7 @@ CORE_STDLIB = {
 HOMES = {
     "click": "cli",
     "filelock": "store/lock.py",
-    "jinja2": "page/document.py",
+    "jinja2": "extras/page/document.py",
     "libtmux": "executors/tmux.py",
     "msgspec": "formats",
     "pluggy": "listeners/plugins.py",
@@ -94,8 +94,8 @@ HOMES = {
 }
 VALUES = {"msgspec.Struct", "msgspec.field", "msgspec.structs"}  # what the values of all layers are made of
 ABROAD = {
-    ("listeners/transports.py", "apprise"): "an extra that only those who want to be told of things need",
-    ("listeners/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
+    ("listeners/sending.py", "apprise"): "an extra that only those who want to be told of things need",
+    ("extras/metrics/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
     ("python/calls.py", "cloudpickle"): "an extra for functions that no module has",
     ("cli/tui/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
     ("cli/tui/widgets.py", "textual"): "likewise: what that screen is made of",
@@ -123,6 +123,7 @@ MIN_MODULE = 150  # lines of a module that only one other imports
 # Exceptions to the rules below, each with its reason: LAYER.CLASS.FUNCTION, LAYER: TARGET, or the path of a module.
 LONG_FUNCTIONS: dict[str, str] = {"cli.simulate.command": "its options and its help are half of it"}
 MANY_PARAMETERS: dict[str, str] = {
+    "core.Capability.__init__": "a row of a table has many columns, most of them empty",
     "core.DependencyResolver.__init__": "what a name does stands in that many places",
     "core.FreeResources.__init__": "all facts of one instant; tests give those that they need",
     "formats.Key.__init__": "a row of a table has many columns, most of them empty",
@@ -163,9 +164,7 @@ LOOKS = {
     "spool.client.autostart.is_starting": "whether a dispatcher was started moments ago",
     "spool.client.autostart.outlook": "what will start the next dispatcher",
     "spool.client.submit.is_spool": "whether a directory is a spool",
-    "spool.listeners.transports.AppriseService": "whether an address is valid: nothing is sent",
-    "spool.listeners.transports.NOT_INSTALLED": "a text",
-    "spool.listeners.transports.transport_for": "which transport takes an address",
+    "spool.listeners.sending.masked": "a text",
     "spool.store.disk.remedy_for": "a text",
 }
 PRINTS = {
@@ -439,8 +438,10 @@ def test_no_function_asks_for_more_than_five_things() -> None:
 
 
 def test_a_module_is_shared_or_deep_or_a_plug() -> None:
-    """A module has two importers, or 150 lines, or is a plug: a verb, an executor, a listener."""
+    """A module has two importers, or 150 lines, or is a plug: a verb, an executor, a listener, of a capability."""
     importers = imported_by()
+    named = re.compile(r'"spool\.([a-z_.]+):\w+"')
+    plugs = {f"{name.replace('.', '/')}.py" for module in modules() for name in named.findall(module.text)}
     small = {
         module.path
         for module in modules()
@@ -448,6 +449,7 @@ def test_a_module_is_shared_or_deep_or_a_plug() -> None:
         and len(importers[module.path]) < 2
         and not module.path.endswith(("__init__.py", "__main__.py"))
         and not _is_verb(module)
+        and module.path not in plugs
         and not any(path.endswith("/__init__.py") for path in importers[module.path])  # where the plugs are named
     }
     assert _unlisted(small, SMALL_MODULES) == []

@@ -90,11 +90,16 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import a public name on first use: `import spool` alone costs nothing."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'spool' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    home = _HOMES.get(name)
+    if home is None and not name.startswith("_"):
+        from spool.formats.capabilities import capabilities
+
+        home = next((each.public[name] for each in capabilities() if name in each.public), None)
+    if home is None:
+        raise AttributeError(f"module 'spool' has no attribute {name!r}")
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -22,7 +22,7 @@ NEVER = [
     (("--gpus", "1"), "never fits: needs 1 GPU, the machine has none"),
     (("--resource", "licence=1"), "never fits: "),
     (("--executor", "slurm"), "cannot start: Slurm is not installed here: no no-such-sbatch in PATH"),
-    (("--notify", "someone"), "cannot send anything to someone: it is neither a URL"),
+    (("--notify", "someone"), "cannot send anything to someone: it is no URL"),
     (("--workdir", "/nowhere/at/all"), "cannot start until its workdir exists: /nowhere/at/all"),
     (("--depends-on", "nosuch"), "depends on nosuch, which does not exist"),
 ]
@@ -160,7 +160,7 @@ def test_a_message_that_needs_apprise_is_told_where_it_is_missing(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An address that only Apprise understands is a warning without it, with its secrets masked."""
-    monkeypatch.setattr("spool.query.foresight.find_spec", lambda name: None)
+    monkeypatch.setattr("spool.listeners.sending.find_spec", lambda name: None)
     said = spool("submit", "--name", "a", "--notify", "mailto://me:secret@example.org", "--", "true")
     assert said.code == 0
     assert "Apprise is not installed" in said.err

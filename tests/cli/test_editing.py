@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from calling import Command, put_job
 from spool.client.requests import Requests
 from spool.core.errors import SpoolError
-from spool.core.model import Container
+from spool.extras.containers.runtimes import Container
 from spool.formats import jobfile
 from spool.formats.jobfile import edited
 from spool.store.disk import Disk
@@ -57,13 +57,13 @@ def test_a_short_form_becomes_a_table_and_stays_in_it(spool: Command, spool_root
     path = put_job(spool_root, "a", 'command = "true"\ncontainer = "x:1"\nnotify = "me"\ncpus = 2\n', "held")
     assert spool("edit", "a", "--container-option=--volume=/a:/b", "--notify-on", "failed").code == 0
     spec = jobfile.parse(path.read_bytes(), name="a")
-    assert (spec.container, spec.request.cpus) == (Container("x:1", None, ("--volume=/a:/b",)), 2)
+    assert (spec.part("containers"), spec.request.cpus) == (Container("x:1", None, ("--volume=/a:/b",)), 2)
     assert spec.notify is not None
     assert spec.notify.to == ("me",)
     assert spool("edit", "a", "--container", "x:2").code == 0
-    assert jobfile.parse(path.read_bytes(), name="a").container == Container("x:2", None, ("--volume=/a:/b",))
+    assert jobfile.parse(path.read_bytes(), name="a").part("containers") == Container("x:2", None, ("--volume=/a:/b",))
     assert spool("edit", "a", "--unset", "container.options").code == 0
-    assert jobfile.parse(path.read_bytes(), name="a").container == Container("x:2")
+    assert jobfile.parse(path.read_bytes(), name="a").part("containers") == Container("x:2")
 
 
 def test_keys_can_be_taken_out(spool: Command, spool_root: Path) -> None:

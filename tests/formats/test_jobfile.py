@@ -15,7 +15,6 @@ from spool.core.model import (
     FIRST_BYTES,
     ArraySpec,
     ArrayTask,
-    Container,
     Dependencies,
     JobDefaults,
     Notify,
@@ -24,6 +23,7 @@ from spool.core.model import (
     Spec,
     WarningSignal,
 )
+from spool.extras.containers.runtimes import Container
 from spool.formats import config, jobfile, toml, validation, values
 from spool.formats.jobfile import parse, shape
 from support import zone_file
@@ -53,7 +53,7 @@ EXPECTED = {
         stdout="logs/%n.%r.out",
         stderr="logs/%n.%r.err",
         setup=". venv/bin/activate",
-        container=Container("pytorch/pytorch", "docker", ("--ipc=host",)),
+        parts=(("containers", Container("pytorch/pytorch", "docker", ("--ipc=host",))),),
         prolog="module load cuda",
         epilog="rm -rf $TMPDIR",
         executor="tmux",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from inspect import cleandoc
 from typing import Any
 
@@ -14,9 +13,10 @@ import click
 from spool.cli.telling import code_of, tell
 from spool.client import submit
 from spool.core.errors import ExitCode, UsageError
+from spool.formats.capabilities import capabilities, loaded
 from spool.version import __version__
 
-SECTIONS = (
+_SECTIONS = (
     (
         "Jobs",
         {
@@ -73,6 +73,27 @@ SECTIONS = (
         },
     ),
 )
+_CONTRIBUTED = {verb: each for one in capabilities() for verb, each in one.verbs.items()}
+
+
+def _with_contributed(title: str, verbs: Mapping[str, str]) -> dict[str, str]:
+    """Return the verbs of a section with those of capabilities, each behind the one after which it stands."""
+    found = dict(verbs)
+    for verb, each in _CONTRIBUTED.items():
+        if each.section == title:
+            names = [*found]
+            at = names.index(each.after) + 1 if each.after in names else len(names)
+            found = {
+                **{name: found[name] for name in names[:at]},
+                verb: each.about,
+                **{name: found[name] for name in names[at:]},
+            }
+    return found
+
+
+SECTIONS = tuple((title, _with_contributed(title, verbs)) for title, verbs in _SECTIONS)
+"""The verbs in sections, with their lines of help."""
+
 VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
 _CONTROL = {  # similar, so in one module
     **{verb: verb for verb in ("cancel", "hold", "release", "requeue", "suspend", "pause", "resume")},
@@ -217,10 +238,12 @@ class Verbs(click.Group):
         """Return the verb's command, None if there is none."""
         if cmd_name not in VERBS:
             return None
-        module, command_name = (
-            ("control", _CONTROL[cmd_name]) if cmd_name in _CONTROL else (_MODULES.get(cmd_name, cmd_name), "command")
-        )
-        command = getattr(importlib.import_module(f"spool.cli.{module}"), command_name)
+        if cmd_name in _CONTRIBUTED:
+            command = loaded(_CONTRIBUTED[cmd_name].command)
+        elif cmd_name in _CONTROL:
+            command = loaded(f"spool.cli.control:{_CONTROL[cmd_name]}")
+        else:
+            command = loaded(f"spool.cli.{_MODULES.get(cmd_name, cmd_name)}:command")
         assert isinstance(command, click.Command)
         command.short_help = VERBS[cmd_name]  # shown by a shell beside the verb; click would truncate a longer text
         return command

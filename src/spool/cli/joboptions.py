@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 
 from spool.client.submit import literal
-from spool.formats.keys import BY_OPTION, COMMON, SECTIONS, Key
+from spool.formats.key import Key
+from spool.formats.keys import BY_OPTION, COMMON, SECTIONS
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
@@ -208,7 +209,10 @@ def _moment(given: list[str]) -> str:
 
 
 _DEPENDENCIES = ("all", "any", "ended", "failed", "each")
-_SHORT = (("notify", "to"), ("container", "image"))  # tables that can be one of their keys alone
+# Tables whose keys have options, and that can be one of these alone.
+_SHORT = tuple(
+    (key.name, key.table.short.name) for key in BY_OPTION if not key.option and key.table and key.table.short
+)
 # The name of another key in a message: a value that it quotes is its first word, or comes after "names".
 _OTHER_KEY = r'(?<!: )(?<!names )(?:the key )?"([a-z_.]+)"'
 

@@ -134,12 +134,10 @@ def _what_to_run(asked: Asked, root: str) -> scripts.Script:
 
 
 def _sends_to(root: str, address: str) -> bool:
-    config = config_if(root, b"notifier", b"contacts")
-    if config is None:
-        return False
-    from spool.query.foresight import why_undelivered
+    from spool.formats.config import Config
+    from spool.listeners.notifications import why_undelivered
 
-    return why_undelivered(address, config) is None
+    return why_undelivered(address, config_if(root, b"notifier", b"contacts") or Config()) is None
 
 
 def _free_name(root: str, name: str, source: scripts.ScriptText | None) -> str:

@@ -17,6 +17,9 @@ from spool.core.names import UMASK
 
 SECOND_NS = 1_000_000_000
 
+Parts = tuple[tuple[str, Any], ...]
+"""The values of the keys that capabilities contribute to a file, each with the name of its capability."""
+
 
 class State(StrEnum):
     """The state of a job. The same words in files, `--json` and history."""
@@ -160,14 +163,6 @@ class ArrayTask(Struct, frozen=True):
     max_running: int | None = None
 
 
-class Container(Struct, frozen=True):
-    """The image in which the command runs."""
-
-    image: str
-    runtime: str | None = None  # None: whichever is there
-    options: tuple[str, ...] = ()  # passed to the runtime
-
-
 class Notify(Struct, frozen=True):
     """Where to send notifications about the job, and for which events."""
 
@@ -187,7 +182,6 @@ class Spec(Struct, frozen=True):
     script: str | None = None  # a script that replaces the first word of `command`
     shell: str = "/bin/sh"
     setup: str | None = None
-    container: Container | None = None
     workdir: str | None = None  # as written; None is the home directory
     env: tuple[tuple[str, str], ...] = ()
     umask: int = UMASK
@@ -228,7 +222,12 @@ class Spec(Struct, frozen=True):
     tags: tuple[str, ...] = ()
     comment: str | None = None
     notify: Notify | None = None
+    parts: Parts = ()
     defaults_text: str = ""  # text of the configured defaults in force when it was read
+
+    def part(self, capability: str) -> Any:
+        """Return the value of the keys of a capability; None if the file has none of them."""
+        return next((value for name, value in self.parts if name == capability), None)
 
     @property
     def is_sized(self) -> bool:

@@ -21,9 +21,6 @@ ENGINES = {"slurm": "Slurm", "sge": "Grid Engine"}
 EXECUTORS = (*LOCAL_EXECUTORS, *ENGINES)
 """The built-in executors; installed packages offer others by entry points (`spool.formats.engines`)."""
 
-CONTAINER_RUNTIMES = ("podman", "docker", "apptainer")
-"""What can run a container, in the order in which it is looked for."""
-
 ANY_GPU_TYPE = "auto"
 """The GPU type that every GPU has."""
 

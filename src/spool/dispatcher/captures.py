@@ -156,7 +156,7 @@ class Captures:
         """
         workdir, environment = workdir_of(spec), {**self._common, **dict(spec.env)}
         environment = {key: environment.get(key, "") for key in ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")}
-        words = _first_words(spec) if spec.container is None else None  # the image has its own Python
+        words = _first_words(spec) if spec.part("containers") is None else None  # the image has its own Python
         wanted = self._settings.config.capture
         # The tasks of an array ask once, whatever their values make of the command.
         told = ("container",) if words is None else () if array is not None else tuple(words)

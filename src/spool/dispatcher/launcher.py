@@ -15,14 +15,13 @@ from contextlib import suppress
 from importlib import import_module
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
 from spool.core.eventnames import EventName
 from spool.core.events import Answer
 from spool.core.lifecycle import Liveness
-from spool.core.model import SECOND_NS, Container, Spec
+from spool.core.model import SECOND_NS, Spec
 from spool.core.phases import Unstartable
 from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
@@ -30,6 +29,7 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.planner import Shortage
 from spool.executors import Executor, Launch
 from spool.formats import journal, run_records, wrapper
+from spool.formats.capabilities import contributed
 from spool.formats.config import Config
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
@@ -49,7 +49,6 @@ log = logging.getLogger(__name__)
 _LOAD_AGAIN_NS = SECOND_NS  # for an executor that could not be imported
 
 _HERE = "spool.extras.here.launching"  # imported for the first job in a terminal
-_SHELL = "/bin/sh"  # of the texts around a container
 IN_THE_WAY = "running/ already has a file with its name that belongs to no run: move that file away"
 SILENT_NS = 30_000_000_000  # how long a launched wrapper may take to write its jid
 
@@ -487,8 +486,8 @@ class WrapperWriter:
             init=texts.init if texts is not None else None,
             prep=texts.prep if texts is not None else None,
             end=texts.end if texts is not None else None,
-            prolog=_both(self._settings.config.prolog, spec.prolog),
-            epilog=_both(spec.epilog, self._settings.config.epilog),
+            prolog=wrapper.both(self._settings.config.prolog, spec.prolog),
+            epilog=wrapper.both(spec.epilog, self._settings.config.epilog),
             umask=spec.umask,
             limits=spec.limits,
             nicer=0 if spec.nice is None else spec.nice - os.getpriority(os.PRIO_PROCESS, 0),
@@ -496,29 +495,10 @@ class WrapperWriter:
         )
         if spec.terminal is not None:
             written = import_module(_HERE).in_terminal(written, spec)
-        return wrapper.render(written if spec.container is None else _in_container(spec.container, written, live))
-
-
-def _in_container(container: Container, written: wrapper.Assignments, live: ActiveRun) -> wrapper.Assignments:
-    """Return what is written for a run whose command runs in a container; its shell is in the image."""
-    containers = import_module("spool.executors.container")  # on this call, because few spools need it
-    inside = containers.Inside(
-        spool_dir=written.environment["SPOOL_DIR"],
-        job=live.name,
-        run=live.run,
-        metadir=written.metadir,
-        workdir=written.workdir,
-        grant=live.grant,
-        environment=written.environment,
-        terminal=bool(written.surroundings.terminal),
-    )
-    made = containers.contained(container, wrapper.words_of(written.command, written.shell), inside)
-    prep, end = _both(written.prep, made.before), _both(made.after, written.end)
-    return replace(written, command=made.command, shell=_SHELL, prep=prep, end=end)
-
-
-def _both(first: str | None, second: str | None) -> str | None:
-    return "\n".join(text for text in (first, second) if text) or None
+        for capability, launched in contributed("launch") if spec.parts else ():
+            if spec.part(capability.name) is not None:
+                written = launched(spec, written, live)
+        return wrapper.render(written)
 
 
 def workdir_of(spec: Spec) -> str:

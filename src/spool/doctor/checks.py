@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
-from importlib.util import find_spec
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -31,13 +30,12 @@ from spool.core.reasons import count_of, some_of
 from spool.core.units import show_duration, show_size
 from spool.executors import Executors, compiled
 from spool.formats import config
+from spool.formats.capabilities import contributed
 from spool.formats.config import Config
 from spool.formats.state import parse_state
-from spool.listeners import transports
-from spool.listeners.discovery import find_hooks, page_path
-from spool.listeners.message import UndeliveredError, has_secret, masked
-from spool.listeners.metrics import NOT_INSTALLED
-from spool.listeners.notifications import expanded, who_else_reads
+from spool.listeners.discovery import find_hooks
+from spool.listeners.notifications import readable_by_others, why_undelivered
+from spool.listeners.sending import masked
 from spool.machine import shared
 from spool.machine.cards import NO_CARD, unlisted_cards
 from spool.machine.host import file_system_of, is_mounted_noexec, is_shared_between_hosts
@@ -81,15 +79,18 @@ class Finding(Struct, frozen=True):
 Findings = Iterator[Finding]
 
 
-def _good(text: str, *, about: str = "") -> Finding:
+def good(text: str, *, about: str = "") -> Finding:
+    """Return a finding that all is well; *about* is the part of the check."""
     return Finding(about, Level.OK, text)
 
 
-def _warn(text: str, remedy: str = "", *, fixed: bool = False, about: str = "") -> Finding:
+def warn(text: str, remedy: str = "", *, fixed: bool = False, about: str = "") -> Finding:
+    """Return a finding that something should be better, and what to do."""
     return Finding(about, Level.WARN, text, remedy, fixed)
 
 
-def _fail(text: str, remedy: str = "", *, fixed: bool = False, about: str = "") -> Finding:
+def fail(text: str, remedy: str = "", *, fixed: bool = False, about: str = "") -> Finding:
+    """Return a finding that something must be fixed, and what to do."""
     return Finding(about, Level.FAIL, text, remedy, fixed)
 
 
@@ -140,15 +141,15 @@ def _directories(subject: Subject) -> Findings:
     there = _there(root)
     missing = [name for name in layout.DIRECTORIES if name not in there]
     if is_yet_to_be_made(root) and not subject.fix:
-        yield _good(f"no spool in {root} yet; `spool submit` makes one")
+        yield good(f"no spool in {root} yet; `spool submit` makes one")
     elif not missing:
-        yield _good(f"the spool is in {root}")
+        yield good(f"the spool is in {root}")
     elif subject.fix:
         make_spool(root)
-        yield _warn(f"{root} lacked {', '.join(missing)}; created", fixed=True)
+        yield warn(f"{root} lacked {', '.join(missing)}; created", fixed=True)
     else:
         what = f"{', '.join(missing)} {_are(missing)} missing" if there else "no spool there"
-        yield _fail(f"{root}: {what}", "`spool init` creates what is missing")
+        yield fail(f"{root}: {what}", "`spool init` creates what is missing")
 
 
 def _there(root: str) -> list[str]:
@@ -164,25 +165,25 @@ def _modes(subject: Subject) -> Findings:
     who, bad = name_of(owner), False
     if not subject.is_own:
         text = f"the spool belongs to {who}: only {who} can change it, and only a dispatcher of {who} serves it"
-        yield _warn(text, f"run spool as {who}, or use your own spool", about="owner")
+        yield warn(text, f"run spool as {who}, or use your own spool", about="owner")
     for name in ("", *_there(subject.spool.root)):
         path = subject.spool.layout.at(name).rstrip("/")
         status = os.stat(path)
         if status.st_uid != owner:
             bad = True
             text = f"{path} belongs to {name_of(status.st_uid)}, and the spool to {who}"
-            yield _fail(text, f"chown {who} {path}", about="owner")
+            yield fail(text, f"chown {who} {path}", about="owner")
         elif status.st_mode & 0o022:
             bad = True
             yield _open_to_others(subject, name, path, status)
     if why := why_replaceable(subject.spool.root):
-        yield _warn(why, f"`chmod go-w` it, or keep the spool in a directory of {who}", about="mode")
+        yield warn(why, f"`chmod go-w` it, or keep the spool in a directory of {who}", about="mode")
     if not bad:
         open_ = stat.S_IMODE(os.stat(subject.spool.root).st_mode) & 0o077
         yield (
-            _warn(f"{subject.spool.root} is readable by others", f"chmod 700 {subject.spool.root}", about="mode")
+            warn(f"{subject.spool.root} is readable by others", f"chmod 700 {subject.spool.root}", about="mode")
             if open_
-            else _good(f"only {'you have' if subject.is_own else f'{who} has'} access", about="mode")
+            else good(f"only {'you have' if subject.is_own else f'{who} has'} access", about="mode")
         )
 
 
@@ -191,9 +192,9 @@ def _open_to_others(subject: Subject, name: str, path: str, status: os.stat_resu
     if name in (QUEUED, HELD) and subject.config.accept_from:
         text = f"others can put files into {path}; those of {', '.join(subject.config.accept_from)} run"
         if status.st_mode & stat.S_ISVTX:
-            return _good(text, about="mode")
+            return good(text, about="mode")
         text += ", and others can rename and remove them"
-        return _warn(text, f"`chmod +t {path}` keeps each file its owner's", about="mode")
+        return warn(text, f"`chmod +t {path}` keeps each file its owner's", about="mode")
     if subject.fix:
         os.chmod(path, 0o700)
     does = {
@@ -203,7 +204,7 @@ def _open_to_others(subject: Subject, name: str, path: str, status: os.stat_resu
         DONE: "who can remove your records",
         layout.RESERVATIONS: "who can remove your reservations",
     }.get(name, "who could run anything as you")
-    return _fail(f"{path} is writable by others, {does}", f"chmod 700 {path}", fixed=subject.fix, about="mode")
+    return fail(f"{path} is writable by others, {does}", f"chmod 700 {path}", fixed=subject.fix, about="mode")
 
 
 def _one_file_system(subject: Subject) -> Findings:
@@ -211,9 +212,9 @@ def _one_file_system(subject: Subject) -> Findings:
     apart = [name for name, device in devices.items() if device != devices[QUEUED]]
     if apart:
         text = f"{', '.join(apart)} {_are(apart)} on another file system than {QUEUED}, so files cannot be moved"
-        yield _fail(text, "keep the whole spool on one file system", about="file system")
+        yield fail(text, "keep the whole spool on one file system", about="file system")
     else:
-        yield _good("the whole spool is on one file system", about="file system")
+        yield good("the whole spool is on one file system", about="file system")
 
 
 def _moves(subject: Subject) -> Findings:
@@ -235,10 +236,10 @@ def _moves(subject: Subject) -> Findings:
     except OSError as error:
         without_links = error.errno in (errno.EPERM, 95)
         remedy = "a file system without hard links cannot hold a spool" if without_links else remedy_for(error)
-        yield _fail(f"files cannot be created, linked and moved: {error.strerror}", remedy)
+        yield fail(f"files cannot be created, linked and moved: {error.strerror}", remedy)
         return
     took_ms = (time.monotonic_ns() - begun) / 1e6
-    yield _good(f"files can be created, linked and moved ({took_ms:.1f} ms with two syncs)")
+    yield good(f"files can be created, linked and moved ({took_ms:.1f} ms with two syncs)")
 
 
 def _leases(subject: Subject) -> Findings:
@@ -256,10 +257,10 @@ def _leases(subject: Subject) -> Findings:
         os.close(fd)
         disk.discard(staged)
     if works:
-        yield _good("the kernel reports whether a file is still being written")
+        yield good("the kernel reports whether a file is still being written")
     else:
         text = "no file leases here: a dropped file counts as complete once it has not changed for 0.3s"
-        yield _warn(text, "write files in .tmp/ and `mv` them from there")
+        yield warn(text, "write files in .tmp/ and `mv` them from there")
 
 
 def _staging(subject: Subject) -> Findings:
@@ -272,7 +273,7 @@ def _staging(subject: Subject) -> Findings:
             if pid.isdecimal() and old and not os.path.exists(f"/proc/{pid}"):
                 stale.append(entry)
     if not stale:
-        yield _good("no leftover files in .tmp/")
+        yield good("no leftover files in .tmp/")
         return
     stays = (
         [error for entry in stale for error in disk.removing(entry.path) if error is not None] if subject.fix else []
@@ -281,7 +282,7 @@ def _staging(subject: Subject) -> Findings:
     remedy = "`spool doctor --fix` removes them"
     if stays:
         remedy = f"{stays[0].filename}: {stays[0].strerror}; remove it by hand"
-    yield _warn(text, remedy, fixed=subject.fix and not stays)
+    yield warn(text, remedy, fixed=subject.fix and not stays)
 
 
 def _complaints(subject: Subject) -> Findings:
@@ -294,31 +295,31 @@ def _complaints(subject: Subject) -> Findings:
                 if subject.fix:
                     Disk(subject.spool.layout.at(layout.STAGING)).discard(subject.spool.layout.error_file(place, name))
                 text = f"{place}/{file} is about a job that does not exist"
-                yield _warn(text, "remove it", fixed=subject.fix)
+                yield warn(text, "remove it", fixed=subject.fix)
 
 
 def _configuration(subject: Subject) -> Findings:
     data = read_config(subject.root)
     if data is None:
-        yield _good("no config.toml: the defaults apply")
+        yield good("no config.toml: the defaults apply")
         return
     try:
         unknown = unknown_in(config.parse(data).accept_from)
     except InvalidConfig as error:
         remedy = f"fix {subject.spool.layout.at(layout.CONFIG)}; `spool check` also checks it"
         for problem in error.problems:
-            yield _fail(problem.message, remedy)
+            yield fail(problem.message, remedy)
         return
     for why in unknown:
-        yield _warn(why, f"fix {subject.spool.layout.at(layout.CONFIG)}")
+        yield warn(why, f"fix {subject.spool.layout.at(layout.CONFIG)}")
     if not unknown:
-        yield _good("config.toml is valid")
+        yield good("config.toml is valid")
 
 
 def _dispatcher(subject: Subject) -> Findings:
     service = subject.spool.service()
     if subject.spool.paused:
-        yield _warn("the spool is paused: nothing starts", "`spool resume`", about="pause")
+        yield warn("the spool is paused: nothing starts", "`spool resume`", about="pause")
     path = subject.spool.layout.at(layout.STATE)
     if service is Service.NONE:
         rows = JobLister(subject.spool).listing(recent=0).rows
@@ -333,20 +334,20 @@ def _dispatcher(subject: Subject) -> Findings:
     if service is Service.ASTRAY:
         who = f"the dispatcher with pid {state.pid}" if state is not None else "a dispatcher"
         text = f"someone deleted or replaced .lock while {who} is running"
-        yield _warn(text, "it recreates .lock shortly; run `spool doctor` again", about="lock")
+        yield warn(text, "it recreates .lock shortly; run `spool doctor` again", about="lock")
     try:
         silent_ns = time.time_ns() - os.stat(path).st_mtime_ns
     except OSError:
         silent_ns = 0
     if state is None:
-        yield _warn("a dispatcher holds the lock and has not reported yet", "run `spool doctor` again")
+        yield warn("a dispatcher holds the lock and has not reported yet", "run `spool doctor` again")
     elif silent_ns > STALE_NS:
         text = f"pid {state.pid} holds the lock but has not reported for {show_duration(silent_ns)}"
-        yield _fail(text, f"check whether it is stopped; its jobs survive `kill -9 {state.pid}`")
+        yield fail(text, f"check whether it is stopped; its jobs survive `kill -9 {state.pid}`")
     else:
-        yield _good(f"pid {state.pid} on {state.host} serves this spool")
+        yield good(f"pid {state.pid} on {state.host} serves this spool")
         for problem in state.problems:
-            yield _warn(in_words(problem, time.time_ns()))
+            yield warn(in_words(problem, time.time_ns()))
 
 
 def _jobs(subject: Subject) -> Findings:
@@ -361,14 +362,14 @@ def _jobs(subject: Subject) -> Findings:
     others = [(place, name, why) for place in (QUEUED, HELD, RUNNING) for name, why in _not_orders(subject, place)]
     for place, name, why in others[:_MOST_IGNORED]:
         what, _, remedy = why.partition("; ")
-        yield _warn(f"{place}/{layout.file_of(name)} does not count: {what}", remedy, about="job files")
+        yield warn(f"{place}/{layout.file_of(name)} does not count: {what}", remedy, about="job files")
     strange = strange or bool(others)
     if bad:
         text = f"{count_of(len(bad), 'job file')} cannot be used: {some_of(sorted(bad), _MOST_NAMED)}"
-        yield _warn(text, "`spool show NAME` says what is wrong", about="job files")
+        yield warn(text, "`spool show NAME` says what is wrong", about="job files")
     elif not strange:
         waiting, held = len(subject.spool.names(QUEUED)), len(subject.spool.names(HELD))
-        yield _good(f"{waiting} waiting, {held} held, {len(subject.spool.names(RUNNING))} running", about="job files")
+        yield good(f"{waiting} waiting, {held} held, {len(subject.spool.names(RUNNING))} running", about="job files")
 
 
 def _not_orders(subject: Subject, place: str) -> Iterator[tuple[str, str]]:
@@ -395,15 +396,15 @@ def _ignored(subject: Subject) -> Generator[Finding, None, bool]:
             other = ignored.by_kind(place, name, status.st_mode) if status is not None else None
             found += [other] if other is not None else []
         for each in found[:_MOST_IGNORED]:
-            yield _warn(f"{each.path} is ignored: {each.why}", each.remedy, about="job files")
+            yield warn(f"{each.path} is ignored: {each.why}", each.remedy, about="job files")
         if len(found) > _MOST_IGNORED:
             more = f"{len(found) - _MOST_IGNORED:,} more in {place}/ are ignored for such reasons"
-            yield _warn(more, f"`ls {subject.spool.layout.at(place)}` lists them", about="job files")
+            yield warn(more, f"`ls {subject.spool.layout.at(place)}` lists them", about="job files")
         rest = ignored.without_ending(place, others)
         if rest:
             text = f"{some_of(rest, _MOST_NAMED)}: ignored, because a job file is called NAME.toml"
             remedy = "rename a job file, remove what is none; `spool submit` takes a script"
-            yield _warn(text, remedy, about="job files")
+            yield warn(text, remedy, about="job files")
         any_there |= bool(found or rest)
     return any_there
 
@@ -418,14 +419,14 @@ def _runs(subject: Subject) -> Findings:
         if run is None:
             if name in running:
                 problems += 1
-                yield _warn(f"{name} is in running/ without a run", "a dispatcher moves it back to queued/")
+                yield warn(f"{name} is in running/ without a run", "a dispatcher moves it back to queued/")
             continue
         if name not in running and subject.spool.result(name, run) is not None:
             continue
         if damaged := subject.spool.damaged(name, run):
             problems += 1
             text = f"run {run} of {name}: not a record of this run: {', '.join(damaged)}"
-            yield _warn(text, f"look at {subject.spool.layout.metadir(name, run)}; the job may have written it")
+            yield warn(text, f"look at {subject.spool.layout.metadir(name, run)}; the job may have written it")
         files = subject.spool.load(name, run, prober)
         verdict = files.proof.verdict
         if verdict is Verdict.UNREACHABLE:
@@ -434,13 +435,13 @@ def _runs(subject: Subject) -> Findings:
             problems += 1
             text = f"run {run} of {name} belongs to another host or container and cannot be judged here"
             remedy = "if that host no longer exists, add it to `other_hosts_gone` in config.toml"
-            yield _fail(text, remedy)
+            yield fail(text, remedy)
         elif name not in running or (verdict is Verdict.ENDED and not subject.spool.dispatcher_lives()):
             problems += 1
             text = f"run {run} of {name} has no result.toml yet"
-            yield _warn(text, "a dispatcher writes it from what the run left")
+            yield warn(text, "a dispatcher writes it from what the run left")
     if not problems:
-        yield _good("every run is either alive or has its result")
+        yield good("every run is either alive or has its result")
 
 
 def _clock(subject: Subject) -> Findings:
@@ -454,23 +455,23 @@ def _clock(subject: Subject) -> Findings:
             continue
     if late:
         text = f"{', '.join(late)} have times in the future: the clock was set back"
-        yield _warn(text, "check the time, and that NTP keeps it right")
+        yield warn(text, "check the time, and that NTP keeps it right")
     elif time.gmtime().tm_year < 2024:
-        yield _fail(f"the clock says {time.strftime('%Y-%m-%d')}", "set the clock")
+        yield fail(f"the clock says {time.strftime('%Y-%m-%d')}", "set the clock")
     else:
-        yield _good(time.strftime("%Y-%m-%d %H:%M:%S %Z"))
+        yield good(time.strftime("%Y-%m-%d %H:%M:%S %Z"))
 
 
 def _file_system(subject: Subject) -> Findings:
     kind = file_system_of(subject.root)
     if is_shared_between_hosts(kind):
         text = f"{kind}: changes made on other hosts raise no file events and are seen seconds later"
-        yield _warn(text, "a local disk is faster and safer")
+        yield warn(text, "a local disk is faster and safer")
     else:
-        yield _good(kind or "unknown")
+        yield good(kind or "unknown")
     if is_mounted_noexec(subject.root):
         text = "mounted with noexec: copies of scripts (`spool submit job.sh`) and hooks in hooks/ cannot be executed"
-        yield _warn(text, "remount it with exec, or submit scripts with --no-capture")
+        yield warn(text, "remount it with exec, or submit scripts with --no-capture")
 
 
 def _room(subject: Subject) -> Findings:
@@ -479,28 +480,28 @@ def _room(subject: Subject) -> Findings:
     floor = subject.config.policy.disk_floor_bytes
     text = f"{show_size(free_bytes)} free; below {show_size(floor)} nothing starts"
     if free_bytes < floor:
-        yield _fail(text, "`spool gc`, or a lower disk_floor in config.toml")
+        yield fail(text, "`spool gc`, or a lower disk_floor in config.toml")
     elif free_bytes < 2 * floor:
-        yield _warn(text, "`spool gc`")
+        yield warn(text, "`spool gc`")
     else:
-        yield _good(text)
+        yield good(text)
     if found.f_files and found.f_favail < 10_000:
         text = f"{found.f_favail} more files can be created; a run needs about ten"
-        yield _warn(text, "`spool gc`", about="room for files")
+        yield warn(text, "`spool gc`", about="room for files")
 
 
 def _inotify(subject: Subject) -> Findings:
     instances, watches = _number("max_user_instances"), _number("max_user_watches")
     if instances is None or watches is None:
-        yield _warn("this kernel raises no file events", "spool checks every second instead")
+        yield warn("this kernel raises no file events", "spool checks every second instead")
         return
     used = _inotify_instances_used()
     text = f"{used} of {instances} instances in use, {watches} watches allowed"
     if used + 2 > instances or watches < _FEW_WATCHES:
         remedy = "sysctl fs.inotify.max_user_instances=1024 fs.inotify.max_user_watches=524288"
-        yield _warn(text, remedy)
+        yield warn(text, remedy)
     else:
-        yield _good(text)
+        yield good(text)
 
 
 def _number(name: str) -> int | None:
@@ -527,16 +528,16 @@ def _executor(subject: Subject) -> Findings:
     name = subject.config.executor
     problem = Executors(lambda: name, config=lambda: subject.config).problem(name)
     if problem is not None:
-        yield _fail(f"{name}: {problem}", "install it, or set another `executor` in config.toml")
+        yield fail(f"{name}: {problem}", "install it, or set another `executor` in config.toml")
     else:
-        yield _good(f"{name} can be used")
+        yield good(f"{name} can be used")
 
 
 def _wrapper(subject: Subject) -> Findings:
     """Report the program that starts jobs; a dispatcher of the same installation uses the same."""
     found = compiled.find(subject.config.wrapper)
     if found.path is not None:
-        yield _good(f"compiled: {found.path}")
+        yield good(f"compiled: {found.path}")
     else:
         yield Finding("", Level.WARN if found.broken else Level.OK, f"/bin/sh: {found.why}", found.remedy)
 
@@ -544,39 +545,39 @@ def _wrapper(subject: Subject) -> Findings:
 def _systemd(subject: Subject) -> Findings:
     """Report the fate of jobs when the user logs out."""
     if not os.path.isdir("/run/systemd/system"):
-        yield _good("not running here; jobs outlive your sessions")
+        yield good("not running here; jobs outlive your sessions")
         return
     unit = unit_for(subject.root)
     text = f"{UNIT} is installed" if unit is not None else f"{UNIT} is not installed; `spool submit` starts a process"
-    yield _good(text)
+    yield good(text)
     code, said = answer_of(("loginctl", "show-user", this_user(), "--property=Linger", "--value"))
     if code:
         return
     if said == "yes":
-        yield _good("on: jobs outlive your last session", about="linger")
+        yield good("on: jobs outlive your last session", about="linger")
     else:
         text = "off: systemd may end your jobs when your last session ends"
-        yield _warn(text, "loginctl enable-linger", about="linger")
+        yield warn(text, "loginctl enable-linger", about="linger")
 
 
 def _gpus(subject: Subject) -> Findings:
     machine = machine_now(subject.spool.strict, time.time_ns())  # as for every other command
     if machine.gpu_problem is not None:
         tool = "rocm-smi" if machine.gpu_problem.startswith("ROCm") else "nvidia-smi"
-        yield _fail(machine.gpu_problem, f"check whether {tool} works")
+        yield fail(machine.gpu_problem, f"check whether {tool} works")
         return
     names = sorted({gpu.name for gpu in machine.gpus})
     if names:
-        yield _good(f"{len(machine.gpus)}: {', '.join(names)}")
+        yield good(f"{len(machine.gpus)}: {', '.join(names)}")
         if why := unlisted_cards(listed={gpu.vendor for gpu in machine.gpus}):
-            yield _warn(why, "install or repair the driver")
+            yield warn(why, "install or repair the driver")
     elif why := unlisted_cards():
-        yield _warn(f"none: {why}", "install or repair the driver; nvidia-smi says more")
+        yield warn(f"none: {why}", "install or repair the driver; nvidia-smi says more")
     else:
-        yield _good(f"none: {NO_CARD}")
+        yield good(f"none: {NO_CARD}")
     for gpu in machine.gpus:
         if gpu.problem is not None:
-            yield _warn(f"GPU {gpu.index} ({gpu.uuid}): {gpu.problem}", "no job starts on it")
+            yield warn(f"GPU {gpu.index} ({gpu.uuid}): {gpu.problem}", "no job starts on it")
 
 
 def _shared(subject: Subject) -> Findings:
@@ -584,13 +585,13 @@ def _shared(subject: Subject) -> Findings:
     if place is None:
         if subject.config.machine == "off" and shared.directory("auto") is not None:
             text = 'the machine is shared, and `machine = "off"` takes no part: jobs start without leases'
-            yield _warn(text, "remove the line from config.toml; to other users these jobs are foreign processes")
+            yield warn(text, "remove the line from config.toml; to other users these jobs are foreign processes")
         return
     found = sharing.read(place, owner_of(subject.root), time.time_ns())
     if found.problem:
-        yield _fail(f"{found.problem}; nothing starts on this shared machine", found.remedy)
+        yield fail(f"{found.problem}; nothing starts on this shared machine", found.remedy)
     else:
-        yield _good(
+        yield good(
             f"an arbiter that is trusted serves {place.directory}; `spool machine status` shows what each user has"
         )
 
@@ -601,60 +602,28 @@ def _notify(subject: Subject) -> Findings:
     if not named:
         return
     fine = True
-    found: list[str] = []
     for name in named:
-        try:
-            for address in expanded(name, config.contacts):
-                found.append(address)
-                way = transports.transport_for(address, config.notifier)
-                if isinstance(way, transports.AppriseService):
-                    way.check()
-        except UndeliveredError as error:
+        if (why := why_undelivered(name, config, thoroughly=True)) is not None:
             fine = False
-            yield _warn(f"{masked(name)}: {error}", "fix `contacts` or `notify` in config.toml")
-    if any(map(has_secret, found)):
-        for path in who_else_reads(subject.root, in_config=True, job=None):
-            fine = False
-            yield _warn(f"{path} holds secrets and is readable by others", f"chmod 600 {path}")
+            yield warn(f"{masked(name)}: {why}", "fix `contacts` or `notify` in config.toml")
+    for path in readable_by_others(subject.root, config):
+        fine = False
+        yield warn(f"{path} holds secrets and is readable by others", f"chmod 600 {path}")
     if fine:
-        yield _good(f"{len(named)} recipients are valid; only a real message shows whether they answer")
-
-
-def _metrics(subject: Subject) -> Findings:
-    if subject.config.metrics is None:
-        return
-    path = os.path.expanduser(subject.config.metrics)
-    directory = os.path.dirname(path)
-    if find_spec("prometheus_client") is None:
-        why, _, remedy = NOT_INSTALLED.partition("; ")
-        yield _warn(why, remedy)
-    elif not os.access(directory, os.W_OK | os.X_OK):
-        yield _warn(f"{directory} does not exist or is not writable", "fix `metrics` in config.toml")
-    else:
-        yield _good(f"written to {path}")
-
-
-def _page(subject: Subject) -> Findings:
-    path = page_path(subject.config, subject.root)
-    if path is None:
-        return
-    if os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK | os.X_OK):
-        yield _warn(f"{path} cannot be written", "fix `status_page` in config.toml")
-    else:
-        yield _good(f"written to {path}")
+        yield good(f"{len(named)} recipients are valid; only a real message shows whether they answer")
 
 
 def _hooks(subject: Subject) -> Findings:
     hooks = find_hooks(subject.root)
     for problem in hooks.problems:
-        yield _warn(problem, "docs/HOOKS.md says which hooks run")
+        yield warn(problem, "docs/HOOKS.md says which hooks run")
     if hooks.paths and not hooks.problems:
-        yield _good(f"run for {', '.join(sorted(hooks.paths))}")
+        yield good(f"run for {', '.join(sorted(hooks.paths))}")
 
 
 def _unread(subject: Subject) -> Findings:
     for path, error in subject.spool.unread.items():
-        yield _fail(f"cannot read {path}: {error.strerror}", remedy_for(error))
+        yield fail(f"cannot read {path}: {error.strerror}", remedy_for(error))
 
 
 _A_SPOOL = (QUEUED,)
@@ -689,8 +658,7 @@ OF_THE_MACHINE = (
     Check("GPUs", "which GPUs there are, and what is wrong with them", _gpus),
     Check("shared machine", "whether the arbiter answers, and is served by an account that may", _shared),
     Check("notify", "whether the recipients in the configuration are valid", _notify),
-    Check("metrics", "whether the metrics file can be written", _metrics),
-    Check("status page", "whether the status page can be written", _page),
+    *(check for _, checks in contributed("checks") for check in checks),
     Check("hooks", "which hooks run, and what is wrong with the others", _hooks),
 )
 

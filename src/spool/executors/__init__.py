@@ -11,11 +11,12 @@ from importlib import import_module, invalidate_caches
 from typing import Any
 
 from spool.core.errors import InvalidValue, SpoolError, cannot
-from spool.core.model import Container, Jid, Machine, Spec
+from spool.core.model import Jid, Machine, Spec
 from spool.core.names import LOCAL_EXECUTORS
 from spool.executors.base import Engine, EngineEnd, Executor, Home, Launch, RunHandle, Usage
 from spool.executors.local import LocalProcesses
 from spool.formats import engines
+from spool.formats.capabilities import capabilities, loaded
 from spool.formats.config import Config
 from spool.formats.jobfile import why_not_elsewhere
 from spool.machine.cgroups import RunGroups
@@ -115,7 +116,7 @@ class Executors:
         self._made: dict[str, Executor] = {}
         self.engines: dict[str, Engine] = {}  # those that start runs elsewhere
         self._problems: dict[str, str | None] = {}
-        self._containers: dict[tuple[object, ...], str | None] = {}
+        self._parts: dict[tuple[object, ...], str | None] = {}  # answers about the parts of jobs
         self._told: Mapping[str, str] = {}
         self.unloaded: dict[str, str] = {}  # executors that could not be imported, and why: `ask_again` tries again
         self._silent: list[Engine] = []
@@ -151,24 +152,27 @@ class Executors:
             return f"its executor_options are for an engine such as Slurm, but its executor is {executor}"
         request = spec.request
         here = spec.keep_session or spec.gpu_idle_ns is not None or request.resources or request.gpu_memory_auto
-        if here or spec.terminal is not None or spec.container is not None:
+        if here or spec.terminal is not None or spec.parts:
             engine = self.elsewhere(spec.executor)
             if engine is not None and (why := why_not_elsewhere(spec, engine)) is not None:
                 return why
-        return self.problem(spec.executor) or (
-            self._container_problem(spec.container, spec.env) if spec.container else None
-        )
+        return self.problem(spec.executor) or (self._part_problem(spec) if spec.parts else None)
 
-    def _container_problem(self, container: Container, environment: tuple[tuple[str, str], ...]) -> str | None:
-        """Return why a container cannot be started here; the answer is kept like those about executors."""
-        docker = tuple((key, value) for key, value in environment if key.startswith("DOCKER_"))  # where its daemon is
-        asked = container.image, container.runtime, docker
-        if asked not in self._containers:
-            try:
-                self._containers[asked] = import_module("spool.executors.container").problem(container, docker)
-            except (ImportError, OSError) as error:
-                self._containers[asked] = f"cannot load what starts containers: {_why_not_imported(error)}"
-        return self._containers[asked]
+    def _part_problem(self, spec: Spec) -> str | None:
+        """Return why a capability whose keys a job has cannot be used here; kept like the answers about executors."""
+        for name, part in spec.parts:
+            capability = next((each for each in capabilities() if each.name == name), None)
+            if capability is None or not capability.problem:
+                continue
+            asked = name, part, spec.env
+            if asked not in self._parts:
+                try:
+                    self._parts[asked] = loaded(capability.problem)(spec)
+                except (ImportError, OSError) as error:
+                    self._parts[asked] = f"cannot load what its {name} need: {_why_not_imported(error)}"
+            if self._parts[asked] is not None:
+                return self._parts[asked]
+        return None
 
     def _problem(self, name: str) -> str | None:
         try:
@@ -230,8 +234,8 @@ class Executors:
     def ask_again(self) -> bool:
         """Clear the cached answers, so that the executors are asked again; return whether an answer has changed."""
         before, self._problems = self._problems, {}
-        contained, self._containers = bool(self._containers), {}
-        return contained or any(self.problem(name) != problem for name, problem in before.items())
+        parts, self._parts = bool(self._parts), {}
+        return parts or any(self.problem(name) != problem for name, problem in before.items())
 
     def problems(self) -> list[str]:
         """Return which executors cannot be loaded, and why engines that have runs of this spool do not answer now."""

@@ -208,8 +208,8 @@ class RunHandle(Protocol):
     def resists(self) -> str:
         """Why it has not ended yet after the order to end, as free text; "" if nothing prevents it."""
 
-    is_contained: bool
-    """Whether its command runs in a container, whose processes a daemon may have started."""
+    by_others: bool
+    """Whether others than its wrapper, such as a daemon of containers, may have started processes of it."""
 
     @property
     def lingers(self) -> bool:

@@ -116,7 +116,7 @@ class ClusterRun:
     exit_status: None = None
     is_child = False
     resists = ""
-    lingers = doubtful = is_contained = False
+    lingers = doubtful = by_others = False
     holds_memory = True
 
     def __init__(self, engine: Keeper, key: tuple[str, int], *, first_look: int = 0) -> None:

@@ -72,7 +72,7 @@ class LocalRun:
         self._group = group
         self._usage = Usage()
         self.resists = ""
-        self.is_contained = False  # a daemon may have started its processes, which carry its mark
+        self.by_others = False  # a daemon may have started its processes, which carry its mark
         self.doubtful = False  # its wrapper was killed, and processes of it may be left
         self.released = False  # its wrapper was killed when nothing else of it was left
         self._found: frozenset[Process] = frozenset()  # by the last look at a run that must end
@@ -196,7 +196,7 @@ class LocalRun:
     def descendants(self, wrapper: Stat, *, halt: bool = False) -> dict[Process, Stat]:
         """Return the processes of the run besides its wrapper, each after its parent; *halt*: stop each when found."""
         found = processes.descendants(Sought(*self.key, self.engine.spool_dir), wrapper, halt=halt)
-        if self.is_contained:
+        if self.by_others:
             marked = processes.search([self.sought()]).members[self.key]
             found |= {process: stat for process, stat in marked.items() if process.pid != wrapper.pid}
         return found

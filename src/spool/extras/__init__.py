@@ -1,1 +1,37 @@
-"""What spool can do beyond its core, each capability in a folder of its own."""
+"""The capabilities that come with spool, each a folder here that nothing else names.
+
+A folder can be deleted: its row in this table then counts for nothing. A row says what the folder contributes
+(`core.capability`).
+"""
+
+from __future__ import annotations
+
+from spool.core.capability import Capability
+
+TABLE = (
+    Capability(
+        "containers",
+        "Runs the command of a job in a container of podman, docker or apptainer.",
+        job="spool.extras.containers:JOB",
+        only_here='is for this machine alone; for {} write the runtime into the command, as ["apptainer", "exec", …]',
+        by_others=True,
+        problem="spool.extras.containers.runtimes:problem",
+        launch="spool.extras.containers.runtimes:launched",
+    ),
+    Capability(
+        "page",
+        "Writes a web page that shows the spool.",
+        config="spool.extras.page:CONFIG",
+        listener="spool.extras.page.writer:PageWriter",
+        listens="spool.extras.page:listens",
+        checks="spool.extras.page.checks:CHECKS",
+    ),
+    Capability(
+        "metrics",
+        "Writes metrics for Prometheus.",
+        config="spool.extras.metrics:CONFIG",
+        listener="spool.extras.metrics.listener:Metrics",
+        listens="spool.extras.metrics:listens",
+        checks="spool.extras.metrics.checks:CHECKS",
+    ),
+)

@@ -6,7 +6,6 @@ default, and the code that uses it. What the configuration of a shared machine (
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from functools import cache, partial
@@ -18,12 +17,13 @@ from msgspec.structs import replace
 from spool.core.errors import InvalidConfig, InvalidValue
 from spool.core.eventnames import EVENT_WORDS
 from spool.core.events import NotifyRule
-from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Policy, Pool
+from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Parts, Policy, Pool
 from spool.core.names import EXECUTORS, EXPORTED
 from spool.core.units import parse_size
 from spool.formats import engines, jobfile, slurm, toml, values
+from spool.formats.capabilities import with_parts
 from spool.formats.engines import SgeConfig
-from spool.formats.keys import MOST_LOG_LINES, REQUIRED, Key, KeyTable
+from spool.formats.key import MOST_LOG_LINES, REQUIRED, Key, KeyTable
 from spool.formats.slurm import SlurmConfig
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Duration, Format, Kind, Kinds, Problems, Reading
@@ -209,6 +209,7 @@ _PREEMPTION = KeyTable(
 CONFIG = KeyTable(
     "ConfigFile",
     "The configuration of a spool: `config.toml`. Every key is optional; an unknown key is an error.",
+    *with_parts("config", (
     Key("cpus", "count", "Number of CPUs that jobs may use. Default: all of this machine's."),
     Key("cpu_pinning", "flag",
         "Whether each run gets CPUs of its own, which no other pinned run has: whole cores first, on one NUMA node and "
@@ -264,18 +265,11 @@ CONFIG = KeyTable(
         "Maximum run time of a hook; after that it is killed with everything it started, and counts as a veto.",
         least=SHORTEST_NS),
     Key("notifier", "script",
-        "Shell code that sends a message to an address that is neither a URL nor a name in `contacts`: `$1` is the "
-        "address, `$2` the event, and standard input has the text."),
+        "Shell code that sends a message to an address that is neither a URL nor a name in `contacts`, instead of "
+        "`sendmail`: `$1` is the address, `$2` the event, and standard input has the text."),
     Key("contacts", "contacts", "Names for addresses, so that jobs use the names and secrets stay in this file.",
         default={}),
     Key("notify", _RULE, "Notifications about all jobs: `[[notify]]`.", many="list", default=()),
-    Key("metrics", "metrics file",
-        "A file for Prometheus metrics, as read by node_exporter's textfile collector: an absolute path that ends "
-        "with `.prom`; it may begin with `~`."),
-    Key("status_page", "page file",
-        "A web page that shows the spool, updated every few seconds while a dispatcher is running: `status.html` is "
-        "in the spool; a file at an absolute path, which may begin with `~`, is readable by everyone. The name ends "
-        "with `.html`."),
     Key("log_level", "word", "Level of detail in the dispatcher's log.", words=("debug", "info", "warning", "error")),
     Key("other_hosts_gone", "words",
         "Hosts that no longer exist: their runs count as lost. Name a host only if it is really off.", default=()),
@@ -319,7 +313,7 @@ CONFIG = KeyTable(
     Key("capture", _CAPTURE, "What to record of the code that a run begins with.", default={}),
     Key("gc", _GC, "Which ended runs `spool gc` removes.", default={}),
     Key("quotas", _QUOTAS, "Limits on what users and projects use at once.", default={}),
-)
+)))
 
 # fmt: on
 
@@ -409,8 +403,6 @@ class Config(Capacity, frozen=True):
     notifier: str | None = None
     contacts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     notify: tuple[NotifyRule, ...] = ()
-    metrics: str | None = None  # as written: absolute, or with ~
-    status_page: str | None = None  # as written: a name in the spool, absolute, or with ~
     log_level: str = "info"
     other_hosts_gone: tuple[str, ...] = ()
     defaults: JobDefaults = jobfile.NO_DEFAULTS
@@ -419,7 +411,12 @@ class Config(Capacity, frozen=True):
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)  # of installed packages, as written
     gc: GcConfig = GcConfig()
     capture: CaptureConfig = CaptureConfig()
+    parts: Parts = ()
     advice: tuple[str, ...] = ()  # about keys without effect, and what to write instead
+
+    def part(self, capability: str) -> Any:
+        """Return the value of the keys of a capability; None if the file has none of them."""
+        return next((value for name, value in self.parts if name == capability), None)
 
 
 _GONE = {
@@ -439,6 +436,7 @@ def parse(data: bytes) -> Config:
     for at, rule in enumerate(config.get("notify", ())):
         if "to" not in rule:
             reading.problems.add(("notify", at), values.NO_ADDRESS)
+    config["parts"] = FORMAT.read_parts(reading)
     FORMAT.judge(reading, data, WHAT)
     grace_ns = config.get("kill_grace_ns", DEFAULT_KILL_GRACE_NS)
     config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
@@ -584,22 +582,6 @@ def _machine(where: str) -> str:
     return where
 
 
-def _metrics(path: str) -> str:
-    if not trimmed(path).startswith(("/", "~")):
-        raise InvalidValue(f"{toml.show(path)} must be an absolute path")
-    if not path.endswith(".prom"):
-        raise InvalidValue(f"{toml.show(path)} must end with .prom, or node_exporter ignores it")
-    return path
-
-
-def _page(path: str) -> str:
-    if not trimmed(path).startswith(("/", "~")) and "/" in path:
-        raise InvalidValue(f"{toml.show(path)} must be a plain name, for a file in the spool, or an absolute path")
-    if not path.endswith(".html") or os.path.basename(path).startswith("."):
-        raise InvalidValue(f'{toml.show(path)} must name an .html file such as "status.html"')
-    return path
-
-
 def _limit(stated: int | str) -> int:
     if isinstance(stated, int):
         return stated
@@ -643,7 +625,6 @@ _KINDS: Kinds = {
     "machine": lambda key: Kind(Text, _machine),
     "exports": lambda key: Kind(tuple[str, ...], _exports),
     "patterns": lambda key: Kind(Names, lambda stated: words(several(stated))),
-    "metrics file": lambda key: Kind(Text, _metrics),
     "word of Slurm": lambda key: Kind(Text, slurm.word),
     "word of an engine": lambda key: Kind(Text, engines.word),
     "words of an engine": lambda key: Kind(
@@ -655,10 +636,9 @@ _KINDS: Kinds = {
     "options of the engine": lambda key: Kind(tuple[str, ...], engines.plausible),
     "settings of engines": lambda key: Kind(dict[str, dict[str, Any]], read=_settings_of_engines),
     "names in Slurm": lambda key: Kind(dict[str, str], lambda stated: {t: slurm.word(g) for t, g in stated.items()}),
-    "page file": lambda key: Kind(Text, _page),
     "anything": lambda key: Kind(Duration),
     "any table": lambda key: Kind(dict[str, Any]),
 }
 
-FORMAT = Format(CONFIG, {**KINDS, **_KINDS}, InvalidConfig, Config(notify=(NotifyRule(to=()),)))
+FORMAT = Format(CONFIG, {**KINDS, **_KINDS}, InvalidConfig, Config(notify=(NotifyRule(to=()),)), "config")
 """The reader of the configuration."""

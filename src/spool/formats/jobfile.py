@@ -21,10 +21,10 @@ from spool.core.model import (
     FIRST_BYTES,
     ArraySpec,
     ArrayTask,
-    Container,
     Dependencies,
     JobDefaults,
     Notify,
+    Parts,
     Problem,
     Request,
     Retry,
@@ -33,6 +33,7 @@ from spool.core.model import (
 from spool.core.names import ANY_GPU_TYPE, ENGINES, LIMITS, LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of, engine_title
 from spool.core.units import parse_duration
 from spool.formats import engines, keys, toml, values
+from spool.formats.capabilities import contributed
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import MAX_TASKS, Matrix, Names, Rows, Text
@@ -64,6 +65,7 @@ def parse(
     what = f"job {name}"
     reading = FORMAT.read(data, what, name, partial(completed, defaults) if defaults.keys else None)
     _check_together(reading)
+    parts = FORMAT.read_parts(reading)
     if why_no_path is not None:
         env = dict(reading.found[""].get("env", ()))
         for key in ("workdir", "stdout", "stderr"):
@@ -71,7 +73,7 @@ def parse(
             if path and (why := why_no_path(path, env)) is not None:
                 reading.problems.add((key,), why)
     FORMAT.judge(reading, data, what)
-    return _spec(reading, defaults)
+    return _spec(reading, defaults, parts)
 
 
 # A plain command on the first line: of printable ASCII, without quotes, escapes and braces in its words.
@@ -204,6 +206,7 @@ def defaults_of(stated: Mapping[str, Any]) -> tuple[JobDefaults, Problems]:
     data = toml.write(stated)
     reading = _DEFAULTS_FORMAT.read(data, "the defaults")
     _check_together(reading)
+    _DEFAULTS_FORMAT.read_parts(reading)
     return JobDefaults(keys=stated, text=data.decode()), reading.problems
 
 
@@ -234,7 +237,7 @@ def render_errors(name: str, problems: Sequence[Problem]) -> str:
     return head + "".join(f"- {shown(problem.message)}\n" for problem in problems) + tail
 
 
-def _spec(reading: Reading, defaults: JobDefaults) -> Spec:
+def _spec(reading: Reading, defaults: JobDefaults, parts: Parts) -> Spec:
     """Return the spec of a valid job file."""
     found = reading.found
     spec = found[""]
@@ -247,14 +250,14 @@ def _spec(reading: Reading, defaults: JobDefaults) -> Spec:
         spec["depends_on"] = Dependencies(**found["depends_on"])
     if "notify" in found:
         spec["notify"] = Notify(**found["notify"])
-    if "container" in found:
-        spec["container"] = _shared(Container(**found["container"]))
     if "task" in found:
         spec["task"] = ArrayTask(**found["task"])
     if "start_after" in spec:
         spec["start_after_ns"], spec["start_delay_ns"] = spec.pop("start_after")
     if "on_dependency_failure" in spec:
         spec["cancel_on_dependency_failure"] = spec.pop("on_dependency_failure") == "cancel"
+    if parts:
+        spec["parts"] = _shared(parts)
     return Spec(**spec, defaults_text=defaults.text)
 
 
@@ -294,12 +297,6 @@ def _check_together(reading: Reading) -> None:
     if "setup" in document and not _can_set_up(document):
         why = f"cannot be run by {document['shell']} before a command that is a list; write the command as a text"
         problems.add(("setup",), f'{why}, or "shell" as /bin/sh or /bin/bash')
-    if found.get("container", {}).get("image", "").startswith("-"):
-        problems.add(("container",), 'begins with "-", which no image does; options go into "options"')
-    for option in found.get("container", {}).get("options", ()):
-        if engines.option_name(option) in _OPTIONS_OF_CONTAINERS or re.fullmatch("-[itPq]*d[itPq]*", option):
-            why = f"{option} is not allowed: spool names, follows and removes the container, and says what runs in it"
-            problems.add(("container", "options"), why)
     executor = document.get("executor")
     if "executor_options" in found[""]:
         _check_options(executor, found[""]["executor_options"], problems)
@@ -311,11 +308,14 @@ def _check_together(reading: Reading) -> None:
             isinstance(asked.get("gpu_memory_bytes"), values.AutoSize),
             bool(asked.get("resources")),
             "terminal" in set_here,
-            "container" in found,
         )
         for (key, why), is_stated in zip(_NOT_ELSEWHERE.items(), stated, strict=True):
             if is_stated:
                 problems.add((key,), why.format(engine_title(str(executor))))
+        for capability, part in contributed("job"):
+            for key in part.keys:
+                if capability.only_here and key.name in document:
+                    problems.add((key.name,), capability.only_here.format(engine_title(str(executor))))
         if executor in ENGINES:
             least, types = asked.get("gpu_min_memory_bytes"), asked.get("gpu_types", ())
             if (kind := engines.gpu_kind_problem(str(executor), least, types)) is not None:
@@ -351,9 +351,6 @@ def _check_terminal(reading: Reading) -> None:
         reading.problems.add(("container",), why)
 
 
-_OPTIONS_OF_CONTAINERS = frozenset({"--name", "--detach", "--rm", "--entrypoint"})
-
-
 def _can_set_up(document: Mapping[str, Any]) -> bool:
     """Whether the job's shell can run a setup before its command."""
     shell = document.get("shell")
@@ -375,7 +372,6 @@ _NOT_ELSEWHERE = {
     "gpu_memory": 'is "auto", which learns from the GPUs of this machine; in {} state a size, or leave it out',
     "resources": "are counted on this machine alone; name what {} counts in `executor_options`, as --licenses=NAME:N",
     "terminal": "is one of this machine, and its job runs here",
-    "container": 'is for this machine alone; for {} write the runtime into the command, as ["apptainer", "exec", …]',
 }
 """The keys that mean something on this machine only, with the remedy for a job of an engine."""
 
@@ -394,11 +390,13 @@ def why_not_elsewhere(spec: Spec, engine: str) -> str | None:
         spec.request.gpu_memory_auto,
         bool(spec.request.resources),
         spec.terminal is not None,
-        spec.container is not None,
     )
     for key, is_stated in zip(_NOT_ELSEWHERE, stated, strict=True):
         if is_stated:
             return f"its {key} {_NOT_ELSEWHERE[key].format(engine_title(engine))}"
+    for capability, part in contributed("job") if spec.parts else ():
+        if capability.only_here and spec.part(capability.name) is not None:
+            return f"its {part.keys[0].name} {capability.only_here.format(engine_title(engine))}"
     return None
 
 
@@ -563,10 +561,10 @@ _KINDS: Kinds = {
 
 _SHORTEST = Spec(command="", notify=Notify(to=()))  # every other field has its default
 
-FORMAT = Format(keys.JOB, {**values.KINDS, **_KINDS}, InvalidJob, _SHORTEST)
+FORMAT = Format(keys.JOB, {**values.KINDS, **_KINDS}, InvalidJob, _SHORTEST, "job")
 """The reader of job files."""
 
-_DEFAULTS_FORMAT = Format(keys.DEFAULTS, {**values.KINDS, **_KINDS}, InvalidConfig, _SHORTEST)
+_DEFAULTS_FORMAT = Format(keys.DEFAULTS, {**values.KINDS, **_KINDS}, InvalidConfig, _SHORTEST, "job")
 
 
 # The keys, beside the values of `env`, in which `{key}` is replaced; the keys that make an array; and the tables whose

@@ -1,4 +1,4 @@
-"""The keys of a job file, each spelled once, in a table; and the columns of such tables.
+"""The keys of a job file, each spelled once, in a table.
 
 From the rows come the reader of the file (`validation`), its JSON Schema and its table in the docs (`schema`), and the
 command line's options with their help (`cli.joboptions`). So a new key is a row here, a field of the model, and the
@@ -9,93 +9,9 @@ the plain case of `spool submit` starts quickly.
 
 from __future__ import annotations
 
-from spool.core.names import CONTAINER_RUNTIMES, EXECUTORS
-
-TYPE_CHECKING = False  # that of `typing`, which takes long to import
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-MOST = 1_000_000
-"""The largest count in any file."""
-
-MOST_LOG_LINES = 200
-"""The most lines of a log in a message."""
-
-MAX_INDEX = 9_999_999
-"""The largest index of an array."""
-
-REQUIRED = object()
-"""The default of a required key."""
-
-OF_ITS_FIELD = object()
-"""The default of a key that has the default of its field in the model."""
-
-
-class KeyTable:
-    """The keys of a file, or of a table in it. A value that is not a table stands for the key *short*."""
-
-    def __init__(self, name: str, about: str, *keys: Key, short: Key | None = None) -> None:
-        self.name = name
-        self.about = about
-        self.keys = keys
-        self.short = short
-
-
-class Key:
-    """One key: its name, the kind of its value, its meaning as the docs state it, and further properties.
-
-    * `default`: as written in the file; None: no default. By default that of its field, if that is not empty.
-    * `field`: of the model; with a dot from its root, without one within the table's part. By default the key's name,
-          plus the unit for a size or duration.
-    * `option`: its spelling on the command line; `help` if that differs from the docs. `shortcuts` are flags that
-          stand for one value each: the spelling, the value, the help.
-    * `also`: how other tools spell the option; accepted, but not listed in the help.
-    * `words`: the allowed ones. `least`, `most`: its bounds. `examples`: for editors.
-    * `needs`: another key, and why this one is meaningless without it.
-    * `array_only`: for the array file only, not for its tasks.
-    * `many`: "list" for a list of such tables, "named" for a table of them by names that the user chooses.
-    """
-
-    def __init__(  # a row has many columns, most of them empty
-        self,
-        name: str,
-        kind: str | KeyTable,
-        about: str,
-        *,
-        default: object = OF_ITS_FIELD,
-        field: str = "",
-        option: str = "",
-        also: str = "",
-        help: str = "",  # noqa: A002  (no other word says it)
-        shortcuts: tuple[tuple[str, str, str], ...] = (),
-        words: tuple[str, ...] = (),
-        least: float | None = None,
-        most: int = MOST,
-        examples: Iterable[object] = (),
-        needs: str = "",
-        array_only: bool = False,
-        many: str = "",
-    ) -> None:
-        self.name = name
-        self.table = None if isinstance(kind, str) else kind
-        self.kind = kind if isinstance(kind, str) else kind.name
-        self.about = about
-        self.default = default
-        self.field = field or name + _UNITS.get(self.kind, "")
-        self.option = option
-        self.also = also
-        self.help = help or about.replace("`", "")
-        self.shortcuts = shortcuts
-        self.words = words
-        self.least = least
-        self.most = most
-        self.examples = examples
-        self.needs = needs
-        self.array_only = array_only
-        self.many = many
-
-
-_UNITS = {"size": "_bytes", "duration": "_ns", "timeout": "_ns"}
+from spool.core.names import EXECUTORS
+from spool.formats.capabilities import with_parts
+from spool.formats.key import MAX_INDEX, MOST_LOG_LINES, REQUIRED, Key, KeyTable
 
 # A row stays a row of a table.
 # fmt: off
@@ -132,8 +48,8 @@ NOTIFY = KeyTable(
     "NotifyTable",
     "Where to send notifications about the job, and for which events.",
     addresses := Key("to", "addresses",
-        "Recipients: addresses of webhooks and services, names from `contacts` in the configuration, or whatever its "
-        "`notifier` understands.", default=(), option="--notify ADDRESS,…"),
+        "Recipients: mail addresses, URLs of webhooks and services, names from `contacts` in the configuration, or "
+        "whatever its `notifier` understands.", default=(), option="--notify ADDRESS,…"),
     Key("on", "events",
         '"ended" (any outcome), an outcome such as "failed" or "timeout", or another job event such as "started", '
         '"retrying" or "held".', option="--notify-on EVENT,…"),
@@ -151,23 +67,9 @@ TASK = KeyTable(
     Key("max_running", "count", "Maximum number of the array's tasks that run at once.", least=1),
 )
 
-CONTAINER = KeyTable(
-    "ContainerTable",
-    "The image in which the command runs, and how.",
-    image := Key("image", "label", "Name of the image, or the path of a file of apptainer.", default=REQUIRED,
-        option="--container IMAGE", help="Run the command in a container of this image."),
-    Key("runtime", "word", "What runs the container. Default: the first of these that is installed.",
-        words=CONTAINER_RUNTIMES, option="--container-runtime NAME", help="podman, docker or apptainer."),
-    Key("options", "options of a runtime",
-        "More options for `podman run`, `docker run` or `apptainer exec`, such as `--volume=/data:/data:ro`.",
-        default=(), examples=[["--volume=/data:/data:ro"]], option="--container-option OPTION",
-        help="An option for its runtime. May be repeated."),
-    short=image,
-)
-
 # The keys of a job file in blocks, because the docs list them in one order and the help in another.
 
-_COMMAND = (
+_COMMAND = with_parts("job", (
     Key("command", "command", "What to run: a string, run by `shell`; or a list of arguments, executed as is.",
         default=REQUIRED),
     Key("script", "program",
@@ -183,9 +85,9 @@ _COMMAND = (
     Key("env", "variables", "Environment variables, added to those that every job starts with (clause 7).", default={},
         option="-e --env KEY[=VALUE]",
         help="Set an environment variable; without =VALUE, pass on its current value. May be repeated."),
-)
+))
 
-_INHERITED = (
+_INHERITED = with_parts("job", (
     Key("umask", "umask",
         'The umask, in octal: "002". `spool submit` and `spool run` write the one of the caller, unless that is 022.',
         examples=["002", "077"]),
@@ -197,29 +99,26 @@ _INHERITED = (
     Key("nice", "niceness",
         "The niceness, from -20 to 19; only root can go below that of the dispatcher. `spool submit` and `spool run` "
         "write the one of the caller, unless that is 0.", default=None),
-)
+))
 
-_SETUP = (
+_SETUP = with_parts("job", (
     Key("setup", "script",
         "Lines for `shell` to run just before the command, in the same shell: `module load cuda`, "
         "`. venv/bin/activate`, `ulimit -c 0`. If they fail, the command does not run.",
         examples=["module load cuda"], option="--setup SHELL-TEXT",
         help="Shell code to run first, in the command's shell."),
-    Key("container", CONTAINER,
-        "Run the command in a container: the name of an image, or a table. The container gets the granted CPUs, memory "
-        "and GPUs, the working directory and the metadir."),
-)
+))
 
-_MACHINE = (
+_MACHINE = with_parts("job", (
     Key("cpus", "count", "Number of CPUs.", field="request.cpus", option="--cpus N", also="--cpus-per-task"),
     Key("memory", "size or auto",
         'Host memory: counted when the job is scheduled and enforced while it runs. "auto": what earlier runs of its '
         'name used, and a margin; "auto:8G" states the first guess.', least=1,
         field="request.memory_bytes", option="-m --memory SIZE|auto", also="--mem",
         help="Host memory, enforced while it runs. auto: what earlier runs of its name used, and a margin."),
-)
+))
 
-_GPUS = (
+_GPUS = with_parts("job", (
     Key("gpus", "count", "Number of GPUs.", field="request.gpus", option="-g --gpus N",
         also="-G --gpus-per-node"),
     Key("gpu_memory", "size or auto",
@@ -238,16 +137,16 @@ _GPUS = (
         'The GPU model or part of its name, such as "A100"; a list, such as ["A100", "H100"], means that any of them '
         'will do. "auto" means any model.', default=None,
         field="request.gpu_types", option="--gpu-type NAME,…", needs="gpus"),
-)
+))
 
-_RESOURCES = (
+_RESOURCES = with_parts("job", (
     Key("resources", "amounts",
         "Amounts of the resources that the configuration defines, such as licences: `resources = { licence = 1 }`.",
         default={}, field="request.resources", option="--resource --resources NAME=N,…",
         help="Amounts of the resources defined in the configuration; NAME alone means 1. May be repeated."),
-)
+))
 
-_LIMITS = (
+_LIMITS = with_parts("job", (
     Key("time_limit", "duration", "Maximum run time; a job that exceeds it is stopped with the outcome `timeout`.",
         least=1, option="-t --time-limit TIME", also="--time"),
     Key("signal", "signal",
@@ -269,9 +168,9 @@ _LIMITS = (
         words=("warn", "stop"), option="--gpu-idle-action warn|stop"),
     Key("kill_grace", "duration", "Time between TERM and KILL when a run is stopped. Default: 10s.",
         default=None, option="--kill-grace TIME"),
-)
+))
 
-_WHEN = (
+_WHEN = with_parts("job", (
     Key("priority", "count", "Jobs with higher priority are considered first.", most=255,
         option="-p --priority 0-255"),
     Key("depends_on", DEPENDS_ON,
@@ -286,19 +185,19 @@ _WHEN = (
         "Earliest start: a date and time (RFC 3339; the machine's local time if it has no offset), or a duration "
         "counted from when the job was queued.", examples=["2026-01-31T09:00:00+01:00", "2h"],
         option="--start-after TIME", also="--begin -b",
-        help="Do not start before: 16:00, 'tomorrow 8:00', friday, 'now + 2 hours', 2h, or a date and time."),
+        help="Do not start before: 16:00, 'tomorrow 8:00', friday, 2h, or a date and time."),
     Key("scheduling_timeout", "timeout",
         "Maximum wait; a job that waits longer ends as `unschedulable`. 0s means no maximum.",
         option="--scheduling-timeout TIME"),
-)
+))
 
-_GROUPS = (
+_GROUPS = with_parts("job", (
     Key("group", "label", "Group name; `group_limit` limits its running jobs.", option="--group NAME"),
     Key("group_limit", "count", "Maximum number of the group's jobs that run at once.", least=1,
         option="--group-limit N", needs="group"),
-)
+))
 
-_MANY = (
+_MANY = with_parts("job", (
     Key("array", "indices",
         'Turns this file into many jobs, one for each index: "0-99", "0-99:2" with a step, "1,3,7-9" as a list. With '
         '"%4" at the end, at most 4 run at once.', examples=["0-99%4", "0-99:2", "1,3,7-9"], array_only=True,
@@ -317,9 +216,9 @@ _MANY = (
     Key("max_running", "count", "Maximum number of the array's tasks that run at once.", least=1, array_only=True,
         option="--max-running N"),
     Key("task", TASK, "Written by spool: which array task this is."),
-)
+))
 
-_AGAIN = (
+_AGAIN = with_parts("job", (
     Key("retry", RETRY, "When to retry a run that failed."),
     Key("requeue", "flag",
         "Whether to run again after a reboot or when the process vanished: at most 3 times, counted separately from "
@@ -330,18 +229,18 @@ _AGAIN = (
         "It runs again as soon as there is room. For jobs that continue from a checkpoint.",
         option="--preemptible --no-preemptible",
         help="Stop a long run of it for a short job, and run it again when there is room. Default: no."),
-)
+))
 
-_OUTPUT = (
+_OUTPUT = with_parts("job", (
     Key("stdout", "output",
         "Path for the output, relative to `workdir`; `%n` is the job's name, `%r` the run, `%a` the array index, `%%` "
         "a percent sign. Default: `log` in the metadir.", option="--stdout PATH", also="-o --output",
         help="Path for the output: %n is the job, %r the run, %a the array index. Default: a file in the spool."),
     Key("stderr", "output", "Path for the error output, like `stdout`. Default: the same file as the output.",
         option="--stderr PATH", also="--error"),
-)
+))
 
-_RUNNING = (
+_RUNNING = with_parts("job", (
     Key("prolog", "script", "Shell code to run before the command.", option="--prolog SHELL-TEXT"),
     Key("epilog", "script", "Shell code to run after the command.", option="--epilog SHELL-TEXT"),
     Key("executor", "executor",
@@ -364,16 +263,16 @@ _RUNNING = (
     Key("terminal", "label",
         "The terminal in which the command runs: the process of the `spool run --here` that writes this key and waits "
         "for the job. Once it is gone, the job fails. Not for arrays, nor with `retry`, `preemptible` or outputs."),
-)
+))
 
-_PEOPLE = (
+_PEOPLE = with_parts("job", (
     Key("project", "label", "Project name, for filters and quotas.", option="--project NAME"),
     Key("tags", "labels", "Tags, for filters.", default=(), option="--tag --tags TAG,…"),
     Key("comment", "text", "Free-text comment.", option="--comment TEXT"),
     Key("notify", NOTIFY,
         "Where to send notifications about the job, and for which events. A string or a list gives the recipients; "
         "the event is then `ended`."),
-)
+))
 
 JOB = KeyTable(
     "JobFile",

@@ -15,7 +15,7 @@ from spool.core.reasons import ranges_of
 from spool.core.reservations import overlap
 from spool.formats import config, reservation, toml
 from spool.formats.config import CONFIG, QUOTA, Capacity
-from spool.formats.keys import REQUIRED, Key, KeyTable
+from spool.formats.key import REQUIRED, Key, KeyTable
 from spool.formats.reservation import RESERVATION
 from spool.formats.validation import Format, Kind, Kinds, Reading
 

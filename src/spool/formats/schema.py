@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from spool.formats import config, jobfile, machinefile, reservation
-from spool.formats.keys import REQUIRED, KeyTable
+from spool.formats.key import REQUIRED, KeyTable
 from spool.formats.validation import Format
 
 KINDS: dict[str, tuple[str, Format]] = {

@@ -17,10 +17,11 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from spool.core.errors import InvalidFile, InvalidValue, shown
-from spool.core.model import Problem
+from spool.core.model import Parts, Problem
 from spool.core.units import parse_duration, parse_size
 from spool.formats import toml
-from spool.formats.keys import OF_ITS_FIELD, REQUIRED, Key, KeyTable
+from spool.formats.capabilities import loaded, parts, search, with_parts
+from spool.formats.key import OF_ITS_FIELD, REQUIRED, Key, KeyTable
 from spool.formats.toml import Path, key_lines, line_of, show
 
 T = TypeVar("T")
@@ -206,6 +207,18 @@ Kinds = Mapping[str, Callable[[Key], Kind]]
 """The kinds that a table names; some depend on other columns of the row."""
 
 
+class PartReader(Struct, frozen=True):
+    """How the values of a capability's part of a file are read.
+
+    `read` takes the whole reading, adds the problems between several keys, and returns the value of the part; it is
+    called only if the file sets one of its keys. `kinds` are those of its keys alone. It is imported only if a file
+    sets one of its keys, or if those have kinds of their own.
+    """
+
+    read: Callable[[Reading], object]
+    kinds: Mapping[str, Callable[[Key], Kind]] = {}
+
+
 class _Row:
     """A key, ready for reading: the parser of its value, and its field in a part of the model."""
 
@@ -228,17 +241,36 @@ class _Row:
 class Format:
     """One kind of file: its table of keys, the kinds of its values, and the error that it raises.
 
-    *model* has the default of each field; its lists of tables have one entry, for the defaults in it.
+    *model* has the default of each field; its lists of tables have one entry, for the defaults in it. *parts* is the
+    column of what capabilities contribute to such files, "job" or "config"; "" for none.
     """
 
-    def __init__(self, table: KeyTable, kinds: Kinds, error: type[InvalidFile], model: Struct | None = None) -> None:
-        self.kinds = kinds
+    def __init__(
+        self,
+        table: KeyTable,
+        kinds: Kinds,
+        error: type[InvalidFile],
+        model: Struct | None = None,
+        parts_of: str = "",
+    ) -> None:
+        self._parts_of = parts_of
         self._model = model
+        self.error = error
+        self.kinds = dict(kinds)
+        self._prepare(table)
+
+    def _prepare(self, table: KeyTable) -> None:
+        """Make what reads the keys of *table*."""
+        own = {key.name for key in table.keys}
+        found = parts(self._parts_of) if self._parts_of else {}
+        self._parts = {name: part for name, part in found.items() if not own.isdisjoint(part.names)}
+        for part in self._parts.values():
+            if not part.kinds <= self.kinds.keys():
+                self.kinds |= loaded(part.reader).kinds
         self.defaults: dict[Key, object] = {}
         self._find_defaults(table, "")
         self._structs: dict[KeyTable, type[Struct]] = {}
         self.table = table
-        self.error = error
         self.struct = self._struct(table)
         self._root = self._rows(table, "")
         self._any_length = {key.name for key in table.keys if (kind := self._kind(key)) and kind.any_length}
@@ -257,6 +289,8 @@ class Format:
             raise self.error(what, error.problems) from None
         if complete is not None:
             document = complete(document)
+        if self._parts_of and not self._root.keys() >= document.keys() and search():
+            self._prepare(KeyTable(self.table.name, self.table.about, *with_parts(self._parts_of, self.table.keys)))
         problems = Problems()
         try:
             raw = msgspec.convert(document, self.struct)
@@ -274,6 +308,16 @@ class Format:
         """Raise `error` with every problem, if there is any."""
         if reading.problems:
             raise self.error(what, reading.problems.listed(toml.decode(data, what)))
+
+    def read_parts(self, reading: Reading) -> Parts:
+        """Return the values of the parts of capabilities that the file sets, and add their problems."""
+        return tuple(
+            [
+                (name, loaded(part.reader).read(reading))
+                for name, part in self._parts.items()
+                if not part.names.isdisjoint(reading.document)
+            ]
+        )
 
     def _find_defaults(self, table: KeyTable, part: str) -> None:
         """Find the default of each key in *table* as a file would state it; *part* is the part of the model for it."""

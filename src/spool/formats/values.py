@@ -23,7 +23,7 @@ from spool.core.model import ArraySpec, WarningSignal
 from spool.core.names import why_not_name
 from spool.core.units import format_duration, format_size, parse_duration, parse_size
 from spool.formats import engines
-from spool.formats.keys import MAX_INDEX, Key
+from spool.formats.key import MAX_INDEX, Key
 from spool.formats.toml import show
 from spool.formats.validation import MAX_NAMES, Duration, Kind, Kinds, Size, SizeOrAuto, closest
 

@@ -436,3 +436,8 @@ def outputs_of(script: bytes, metadir: str) -> Outputs | None:
     if stderr == f"{before}/{layout.JOB_STDERR}":
         stderr = f"{metadir}/{layout.JOB_STDERR}"
     return Outputs(stdout, stderr)
+
+
+def both(first: str | None, second: str | None) -> str | None:
+    """Return two shell texts as one, the first one first; None if there is neither."""
+    return "\n".join(text for text in (first, second) if text) or None

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
+from spool.formats.capabilities import capabilities, loaded
 from spool.formats.config import Config
 from spool.listeners.base import Gate, Listener
 
 __all__ = ["KINDS", "RUNS_FOREIGN_CODE", "Gate", "Listener", "by_kind"]
 
 _WHERE = {
-    "hooks": ("spool.listeners.hooks", "Hooks"),
-    "plugins": ("spool.listeners.plugins", "Plugins"),
-    "notify": ("spool.listeners.notifications", "Notifier"),
-    "metrics": ("spool.listeners.metrics", "Metrics"),
-    "page": ("spool.page.writer", "PageWriter"),  # a layer above, which shows the results of `query`
+    "hooks": "spool.listeners.hooks:Hooks",
+    "plugins": "spool.listeners.plugins:Plugins",
+    "notify": "spool.listeners.notifications:Notifier",
 }
 
-KINDS = tuple(_WHERE)
+_CONTRIBUTED = {each.name: each.listener for each in capabilities() if each.listener}
+
+KINDS = (*_WHERE, *_CONTRIBUTED)
 """Every kind of listener; also the names of their cursors."""
 
 RUNS_FOREIGN_CODE = frozenset({"hooks", "plugins"})
@@ -31,6 +31,6 @@ def by_kind(kind: str, root: str, config: Callable[[], Config], **more: Any) -> 
 
     Raises ImportError, KeyError.
     """
-    module, of_class = _WHERE[kind]
-    made: Listener = getattr(import_module(module), of_class)(root, config, **more)
+    of_class = loaded(_CONTRIBUTED[kind] if kind in _CONTRIBUTED else _WHERE[kind])
+    made: Listener = of_class(root, config, **more)
     return made

@@ -20,6 +20,7 @@ from msgspec import Struct, field
 from spool.core import layout
 from spool.core.eventnames import EventName
 from spool.core.layout import CURSORS, Layout
+from spool.formats.capabilities import contributed
 from spool.formats.config import Config
 from spool.store.disk import Disk
 from spool.store.ownership import others_write, why_not_obeyed
@@ -67,9 +68,9 @@ def find_subscriptions(root: str, config: Config, *, for_jobs: bool) -> Subscrip
     silent = {
         "plugins": plugins_installed(),
         FOR_JOBS: bool(config.notify) or for_jobs,
-        "metrics": bool(config.metrics),
-        "page": bool(config.status_page),
     }
+    for capability, listens in contributed("listens"):
+        silent[capability.name] = listens(config) or (for_jobs and capability.for_jobs)
     others = frozenset(kind for kind, listens in silent.items() if listens)
     return Subscriptions(
         kinds=others | ({"hooks"} if hooked else set()),
@@ -79,12 +80,6 @@ def find_subscriptions(root: str, config: Config, *, for_jobs: bool) -> Subscrip
         may_ask="plugins" in others,
         problems=hooks.problems,
     )
-
-
-def page_path(config: Config, root: str) -> str | None:
-    """Return the path of the status page of the spool *root*; None if there is none."""
-    stated = config.status_page
-    return os.path.join(root, os.path.expanduser(stated)) if stated is not None else None
 
 
 class HookFiles(Struct, frozen=True):

@@ -12,7 +12,6 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -84,7 +83,7 @@ class _Seer:
         yield from self._unknown(name, spec)
 
     def _executor_problem(self, executor: str, spec: Spec) -> str | None:
-        if executor == "process" and not spec.executor_options and spec.container is None:
+        if executor == "process" and not spec.executor_options and not spec.parts:
             return None
         from spool.executors import Executors
 
@@ -201,7 +200,8 @@ class _Seer:
         """Yield why messages of the job cannot be delivered. Contacts nothing."""
         if spec.notify is None:
             return
-        from spool.listeners.message import masked
+        from spool.listeners.notifications import why_undelivered
+        from spool.listeners.sending import masked
 
         for named in spec.notify.to:
             if (why := why_undelivered(named, self._config)) is not None:
@@ -229,19 +229,3 @@ class _Seer:
             return True
         word = f'"{name}"'.encode()  # of an array, whose tasks alone have lines, `spool gc` keeps the number
         return word in (self._spool.file(LAST_RUNS) or b"") or any(word in line for line in self._spool.history())
-
-
-def why_undelivered(named: str, config: Config) -> str | None:
-    """Return why messages to an address or contact cannot be sent, None if they can. Contacts nothing."""
-    from spool.listeners.message import UndeliveredError
-    from spool.listeners.notifications import expanded
-    from spool.listeners.transports import NOT_INSTALLED, AppriseService, transport_for
-
-    try:
-        for address in expanded(named, config.contacts):
-            transport = transport_for(address, config.notifier)
-            if isinstance(transport, AppriseService) and find_spec("apprise") is None:
-                raise UndeliveredError(NOT_INSTALLED)
-    except UndeliveredError as error:
-        return str(error)
-    return None

@@ -23,6 +23,7 @@ from spool.core.model import (
 )
 from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.executors import RunHandle, Usage
+from spool.formats.capabilities import capabilities
 from spool.formats.run_records import GrantRecord, WrittenUsage
 from spool.state.submission import NO_BACKOFF, Attempts, QueueTime, StartBackoff
 from spool.store.ownership import this_user
@@ -332,7 +333,9 @@ class ActiveRun(Struct, eq=False):
     def adopted_as(self, handle: RunHandle) -> None:
         """Set *handle*: an earlier dispatcher has started it."""
         self.handle = handle
-        handle.is_contained = self.spec.container is not None
+        handle.by_others = bool(self.spec.parts) and any(
+            each.by_others and self.spec.part(each.name) is not None for each in capabilities()
+        )
 
     def taken_back(self, refusal: str | None = None) -> None:
         """Let its missing jid prove at once that it was not started. *refusal* is the machine's reason."""

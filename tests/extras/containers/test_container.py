@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from spool.core.model import Container, Grant
-from spool.executors import container
-from spool.executors.container import Inside, contained
+from spool.core.model import Grant, Spec
+from spool.extras.containers import runtimes as container
+from spool.extras.containers.runtimes import Container, Inside, contained
 
 GPUS = Grant(cpus=3, memory_bytes=100 << 20, gpu_uuids=("GPU-a", "GPU-b"), gpu_indices=(0, 1))
 
@@ -62,7 +62,7 @@ def test_the_runtime_is_the_first_that_is_there_and_knows_the_image(
 ) -> None:
     """Without one the reason says what to install."""
     install(place, *there)
-    why = container.problem(stated)
+    why = container.problem(Spec(command="x", parts=(("containers", stated),)))
     if used is None:
         assert why.startswith("its container needs ")
         assert why.endswith(("install it", "install one of them"))

@@ -66,6 +66,8 @@ SAME = [
     ("#SBATCH --chdir=/data -A lab --no-requeue", {"workdir": "/data", "project": "lab", "requeue": False}),
     ("#SBATCH --export=NONE,A=1", {"env": {"A": "1"}}),
     ("#SBATCH --begin=now+60", {"start_after": "60s"}),
+    ("#SBATCH --begin=now+1hour", {"start_after": "1h"}),
+    ("#SBATCH --begin=now", {}),
     (
         "# GFLOW --gpus=2 --time=90 --memory=2048 --nice 20",
         {"gpus": 2, "time_limit": "1h30m", "memory": "2048M", "priority": 20},
@@ -438,9 +440,12 @@ def test_a_script_finds_its_index_by_the_name_that_it_knows(spool: Command, tmp_
     ],
 )
 def test_mail_becomes_a_notification_where_something_sends_it(
-    spool: Command, spool_root: Path, tmp_path: Path, lines: str, notify: object
+    spool: Command, spool_root: Path, tmp_path: Path, lines: str, notify: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the notifier or a contact; without either one line says so, and no job waits for it."""
+    """By sendmail, the notifier or a contact; without them one line says so, and no job waits for it."""
+    monkeypatch.setattr("spool.listeners.sending.shutil.which", lambda *_, **__: "/usr/sbin/sendmail")
+    assert ("notify" in converted(spool, tmp_path, lines)[0]) is ("a@lab" in lines and notify is not None)
+    monkeypatch.setattr("spool.listeners.sending.shutil.which", lambda *_, **__: None)
     found, told = converted(spool, tmp_path, lines)
     assert "notify" not in found
     assert told.count("is ignored: give --notify ADDRESS") == (notify is not None)

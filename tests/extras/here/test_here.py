@@ -23,7 +23,7 @@ import pytest
 
 import spool
 from plugins.fake_nvml import FakeNvml
-from served import Served, alive
+from served import Served
 from support import PATIENCE_S, wait_for
 
 EXECUTORS = ("process", "sh")

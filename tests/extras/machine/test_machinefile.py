@@ -12,7 +12,7 @@ from spool.core.errors import InvalidConfig
 from spool.core.model import Limits, Policy, Pool, Reservation
 from spool.formats import config, machinefile, reservation
 from spool.formats.config import Reserve
-from spool.formats.keys import Key, KeyTable
+from spool.formats.key import Key, KeyTable
 from spool.formats.machinefile import MachineConfig
 
 S = 1_000_000_000

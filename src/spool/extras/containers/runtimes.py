@@ -19,11 +19,16 @@ from contextlib import suppress
 from shlex import quote
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spool.core.layout import ENVIRONMENT, STOP
-from spool.core.model import Container, Grant, is_amd
-from spool.core.names import CONTAINER_RUNTIMES
+from spool.core.model import Grant, Spec, is_amd
+from spool.extras.containers import RUNTIMES
+from spool.formats import engines, wrapper
 from spool.formats.freetext import one_line
+from spool.formats.validation import PartReader, Reading
+from spool.formats.wrapper import Assignments
+from spool.state.run import ActiveRun
 
 # Variables of the host that mean nothing, or harm, in an image. An option of the job can set them.
 _OF_THE_HOST = frozenset({"HOME", "USER", "LOGNAME", "SHELL", "PATH", "PWD", "TMPDIR", "VIRTUAL_ENV", "PYTHONHOME"})
@@ -32,6 +37,8 @@ _ALSO_CALLED = {"apptainer": ("apptainer", "singularity")}
 _INITS = ("/usr/libexec/podman/catatonit", "/usr/lib/podman/catatonit", "/usr/local/libexec/podman/catatonit")
 _OF_AMD = ("/dev/kfd", "/dev/dri")
 _REGISTRY = "docker://"
+_SHELL = "/bin/sh"  # of the texts around a container
+_OURS = frozenset({"--name", "--detach", "--rm", "--entrypoint"})
 _NO_DAEMON = re.compile("daemon|connect", re.IGNORECASE)  # in what docker says when it cannot reach one
 _PATIENCE_S = 2
 _ANSWERS: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[float, str | None]] = {}  # until when, on this process
@@ -51,6 +58,30 @@ if [ "$(@runtime@ inspect --format '{{.State.OOMKilled}}' @title@ 2> /dev/null)"
 fi
 @runtime@ rm --force @title@ > /dev/null 2>&1
 """
+
+
+class Container(Struct, frozen=True):
+    """The image in which a command runs: the key `container` of a job file."""
+
+    image: str
+    runtime: str | None = None  # None: whichever is there
+    options: tuple[str, ...] = ()  # passed to the runtime
+
+
+def _read(reading: Reading) -> Container:
+    """Return the container that a job file states, and add the problems of its image and its options."""
+    stated, problems = reading.found["container"], reading.problems
+    if stated.get("image", "").startswith("-"):
+        problems.add(("container",), 'begins with "-", which no image does; options go into "options"')
+    for option in stated.get("options", ()):
+        if engines.option_name(option) in _OURS or re.fullmatch("-[itPq]*d[itPq]*", option):
+            why = f"{option} is not allowed: spool names, follows and removes the container, and says what runs in it"
+            problems.add(("container", "options"), why)
+    return Container(**{"image": "", **stated})
+
+
+READER = PartReader(_read)
+"""What reads the key `container`."""
 
 
 class Inside(Struct, frozen=True):
@@ -74,11 +105,10 @@ class Contained(Struct, frozen=True):
     after: str = ""
 
 
-def problem(container: Container, environment: tuple[tuple[str, str], ...] = ()) -> str | None:
-    """Return why that container cannot be started on this machine, and what to do; None if it can.
-
-    *environment* is the part of the job's that tells docker where its daemon is.
-    """
+def problem(spec: Spec) -> str | None:
+    """Return why the container of a job cannot be started on this machine, and what to do; None if it can."""
+    container = spec.part("containers")
+    environment = tuple((key, value) for key, value in spec.env if key.startswith("DOCKER_"))  # where its daemon is
     found = _found(container)
     if found is not None:
         return _unserved(found[1], environment) if found[0] == "docker" else None
@@ -114,6 +144,23 @@ def _unserved(program: str, environment: tuple[tuple[str, str], ...]) -> str | N
     now = time.monotonic()
     _ANSWERS[program, environment] = now + 20 * (now - begun), said
     return said
+
+
+def launched(spec: Spec, written: Assignments, live: ActiveRun) -> Assignments:
+    """Return what is written for a run whose command runs in a container; its shell is in the image."""
+    inside = Inside(
+        spool_dir=written.environment["SPOOL_DIR"],
+        job=live.name,
+        run=live.run,
+        metadir=written.metadir,
+        workdir=written.workdir,
+        grant=live.grant,
+        environment=written.environment,
+        terminal=bool(written.surroundings.terminal),
+    )
+    made = contained(spec.part("containers"), wrapper.words_of(written.command, written.shell), inside)
+    prep, end = wrapper.both(written.prep, made.before), wrapper.both(made.after, written.end)
+    return replace(written, command=made.command, shell=_SHELL, prep=prep, end=end)
 
 
 def contained(container: Container, words: tuple[str, ...], inside: Inside) -> Contained:
@@ -230,7 +277,7 @@ def _possible(container: Container) -> tuple[str, ...]:
     is_file = image.endswith(".sif") or image.startswith(("/", ".", "~"))
     if is_file or ("://" in image and not image.startswith(_REGISTRY)):
         return ("apptainer",)
-    return CONTAINER_RUNTIMES
+    return RUNTIMES
 
 
 def _found(container: Container) -> tuple[str, str] | None:

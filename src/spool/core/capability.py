@@ -1,0 +1,83 @@
+"""What a capability contributes to the core, which knows none of them: the type, and nothing of its loading.
+
+A capability is one folder of `spool.extras`, or a package outside, that can be deleted without a change elsewhere. What
+it contributes is named here by texts "module:attribute", which `formats.capabilities` imports when they are used, so
+that a command loads only what it needs.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # that of `typing`, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class ContributedVerb:
+    """A verb of the command line: its section in the help, where its click command is, and its line of help.
+
+    It stands behind the verb *after*, or last in its section.
+    """
+
+    def __init__(self, section: str, command: str, about: str, *, after: str = "") -> None:
+        self.section = section
+        self.command = command
+        self.about = about
+        self.after = after
+
+
+class Capability:
+    """What one capability contributes. Each text names "module:attribute"; "" contributes nothing.
+
+    * `job`: a `formats.key.Part` of the job file: its keys, and how their values become `Spec.parts[name]`.
+    * `config`: likewise of config.toml, for `Config.parts[name]`.
+    * `only_here`: why a job of an engine elsewhere cannot have its keys, and what to do; `{}` is the engine's name.
+    * `by_others`: whether processes of such a run may be started by others than its wrapper, as those of a daemon are.
+    * `problem`: `(Spec) -> str | None`: why a job that has its keys cannot start on this machine; None if it can.
+    * `launch`: `(Spec, Assignments, ActiveRun) -> Assignments`: changes what is written for the wrapper of such a run.
+    * `steps`: `(Context) -> dispatcher.steps.Steps`: its steps of a pass; made once `wanted`, `(Config) -> bool`.
+    * `listener`: the class of a `Listener`, whose kind is the capability's name; it runs once `listens`,
+      `(Config) -> bool`, or at the request of a job if `for_jobs`.
+    * `verbs`: its verbs, by name.
+    * `told`: `(RunDetails) -> Iterable[tuple[str, str]]`: its lines of `spool show`, title and text.
+    * `checks`: a tuple of `doctor.checks.Check` of the machine.
+    * `public`: the names that `spool` itself offers -> their modules.
+    """
+
+    def __init__(  # a table has many columns, most of them empty
+        self,
+        name: str,
+        about: str,
+        *,
+        job: str = "",
+        config: str = "",
+        only_here: str = "",
+        by_others: bool = False,
+        problem: str = "",
+        launch: str = "",
+        steps: str = "",
+        wanted: str = "",
+        listener: str = "",
+        listens: str = "",
+        for_jobs: bool = False,
+        verbs: Mapping[str, ContributedVerb] | None = None,
+        told: str = "",
+        checks: str = "",
+        public: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.about = about
+        self.job = job
+        self.config = config
+        self.only_here = only_here
+        self.by_others = by_others
+        self.problem = problem
+        self.launch = launch
+        self.steps = steps
+        self.wanted = wanted
+        self.listener = listener
+        self.listens = listens
+        self.for_jobs = for_jobs
+        self.verbs = verbs or {}
+        self.told = told
+        self.checks = checks
+        self.public = public or {}

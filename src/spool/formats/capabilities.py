@@ -1,0 +1,79 @@
+"""The capabilities that are there: those of `spool.extras`, and those that installed packages offer.
+
+Packages offer theirs by entry points of the group `spool.capabilities`. These are looked up only for a word that is
+not known without them, because the search costs more than a submission.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # that of `typing`, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from spool.core.capability import Capability
+    from spool.formats.key import Key, Part
+
+GROUP = "spool.capabilities"
+"""The entry point group of capabilities."""
+
+_TABLE = "spool.extras:TABLE"
+_here: tuple[Capability, ...] | None = None
+_outside: tuple[Capability, ...] | None = None
+
+
+def capabilities() -> tuple[Capability, ...]:
+    """Return the capabilities of `spool.extras` that are there, and those of packages once they were searched."""
+    global _here
+    if _here is None:
+        table, folder = loaded(_TABLE), os.path.dirname(sys.modules[_TABLE.partition(":")[0]].__file__ or "")
+        _here = tuple(each for each in table if os.path.isfile(f"{folder}/{each.name}/__init__.py"))
+    return _here + (_outside or ())
+
+
+def search() -> bool:
+    """Look once for capabilities of installed packages; return whether there are any. Broken ones are left out."""
+    global _outside
+    if _outside is None:
+        from importlib import metadata
+
+        found = []
+        for entry in metadata.entry_points(group=GROUP):
+            try:
+                found.append(entry.load())
+            except Exception as error:  # foreign code
+                sys.stderr.write(f"spool: {entry.value}: {type(error).__name__}: {error}\n")
+        _outside = tuple(found)
+    return bool(_outside)
+
+
+def loaded(target: str) -> Any:
+    """Return the object that a text "module:attribute" names. Raises ImportError."""
+    module, _, attribute = target.partition(":")
+    __import__(module)  # importlib takes long to import
+    return getattr(sys.modules[module], attribute)
+
+
+def contributed(column: str) -> Iterator[tuple[Capability, Any]]:
+    """Yield each capability that has something in that column, such as "checks", with the object named there."""
+    for capability in capabilities():
+        if target := getattr(capability, column):
+            yield capability, loaded(target)
+
+
+def parts(column: str) -> dict[str, Part]:
+    """Return the parts of one kind of file, "job" or "config", by the names of their capabilities."""
+    return {capability.name: part for capability, part in contributed(column)}
+
+
+def with_parts(column: str, keys: tuple[Key, ...]) -> tuple[Key, ...]:
+    """Return *keys* with those of the capabilities behind the keys after which they stand."""
+    merged = list(keys)
+    for part in parts(column).values():
+        at = next((index for index, key in enumerate(merged, 1) if key.name == part.after), None)
+        if at is not None and part.keys[0] not in merged:
+            merged[at:at] = part.keys
+    return tuple(merged)
