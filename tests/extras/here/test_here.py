@@ -528,7 +528,6 @@ def _commands(served: Served, name: str) -> list[str]:
         (("--requeue",), "with a requeue"),
         (("--output", "out"), "it prints there; redirect it as in any shell"),
         (("--container", "img"), "start it by its runtime, as in `spool run --here -- podman run -it IMAGE`"),
-        (("--container-runtime", "docker"), "start it by its runtime"),
         (("--shell",), "--shell alone opens a shell, and there is a command too"),
     ],
 )

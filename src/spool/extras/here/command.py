@@ -92,8 +92,6 @@ def _draft(asked: Asked, root: str, terminal: str) -> Draft:
 
     Its environment is that of this process, which no file has. Raises UsageError for what does not go with a terminal.
     """
-    if any(key.partition(".")[0] == "container" for key in asked.values):
-        raise _no_container()
     draft = draft_of(replace(asked, export=asked.export or ("NONE",)), root)
     config = config_if(root, b"executor")
     executor = str(draft.keys.get("executor") or (config.executor if config is not None else LOCAL_EXECUTORS[0]))
@@ -113,11 +111,6 @@ def _draft(asked: Asked, root: str, terminal: str) -> Draft:
     except SpoolError as error:
         raise UsageError(cannot("run", "it here", str(error))) from None
     return one
-
-
-def _no_container() -> UsageError:
-    remedy = "start it by its runtime, as in `spool run --here -- podman run -it IMAGE`"
-    return UsageError(cannot("run", "it here", "a terminal does not reach into a container of spool", remedy=remedy))
 
 
 def _environment(*, whole: bool) -> dict[str, str]:
@@ -147,8 +140,9 @@ def _run_inside(asked: Asked, root: str, has: Grant) -> int:
     """Become the command. Raises UsageError if it asks for more than the job around it has, or for a container."""
     draft = draft_of(replace(asked, export=("NONE",), capture=False), root)
     spec = jobfile.parse(draft.text(), name=draft.name)
-    if spec.container is not None:
-        raise _no_container()
+    if "container" in draft.keys:
+        remedy = "start it by its runtime, as in `spool run --here -- podman run -it IMAGE`"
+        raise UsageError(cannot("run", "it here", "a run does not reach into a container of spool", remedy=remedy))
     asks, stated, given = spec.request, draft.keys, dict(has.resources)
     amounts = [
         ("gpus", asks.gpus, max(len(has.gpu_uuids), has.gpus_elsewhere)),
@@ -352,7 +346,7 @@ def _settings_kept() -> Iterator[None]:
 
 
 def _is_free() -> bool:
-    """Whether nobody has the terminal but this process group, or one that is gone, as of a shell that was killed."""
+    """Whether the terminal is that of this process group, or of one that is gone, as of a shell that was killed."""
     group = os.tcgetpgrp(0)
     if group != os.getpgrp():
         with suppress(ProcessLookupError):
