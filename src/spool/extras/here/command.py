@@ -35,8 +35,7 @@ from spool.extras.here.launching import terminal_of
 from spool.formats import jobfile, wrapper
 from spool.formats.run_records import parse_rc
 from spool.machine.children import become_subreaper
-from spool.machine.cpus import pin
-from spool.machine.host import login_environment
+from spool.machine.host import login_environment, pin
 from spool.machine.marks import MachineProber
 from spool.query.last_view import last_view
 from spool.query.rows import in_words
