@@ -13,6 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from spool.formats.capabilities import capabilities
 from spool.testing.served import PATIENCE_S, make_spool, wait_for
 
 __all__ = ["PATIENCE_S", "make_spool", "wait_for"]
@@ -124,6 +127,16 @@ def zone_file(rule: str) -> bytes:
     """Return the file of a time zone (RFC 8536) without a past, whose clocks follow the POSIX *rule*."""
     one = b"TZif2" + bytes(15) + struct.pack(">6l", 0, 0, 0, 0, 1, 4) + struct.pack(">lBB", 0, 0, 0) + b"UTC\0"
     return one + one + b"\n" + rule.encode() + b"\n"
+
+
+def is_whole() -> bool:
+    """Whether every capability that comes with spool is there, so that what is shipped can be judged."""
+    table = getattr(import_module("spool.extras"), "TABLE", ())
+    return bool(table) and len(table) == len(capabilities())
+
+
+WHOLE = pytest.mark.skipif(not is_whole(), reason="a folder of src/spool/extras is deleted")
+"""For a claim about what is shipped as a whole, such as a page that lists all keys."""
 
 
 def optional(module: str) -> Any:

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from importlib import import_module
 
 from msgspec import Struct
 
@@ -28,12 +29,11 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.planner import Shortage
 from spool.executors import Executor, Launch
 from spool.formats import journal, run_records, wrapper
-from spool.formats.capabilities import contributed
+from spool.formats.capabilities import contributed, loaded
 from spool.formats.config import Config
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
-from spool.machine.host import expanded
-from spool.machine.nvml import has_rocm
+from spool.machine.host import expanded, vendors_here
 from spool.state.run import ActiveRun
 from spool.state.submission import JobFileVersion
 from spool.state.table import JobEntry
@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 _LOAD_AGAIN_NS = SECOND_NS  # for an executor that could not be imported
 
+_HERE = "spool.extras.here.launching"  # imported for the first job in a terminal
 IN_THE_WAY = "running/ already has a file with its name that belongs to no run: move that file away"
 SILENT_NS = 30_000_000_000  # how long a launched wrapper may take to write its jid
 
@@ -272,6 +273,8 @@ class Launcher:
     def _write(self, live: ActiveRun, texts: Answer | None) -> tuple[bytes, RunGroup | None]:
         """Write the wrapper of a run, and create the control group that limits its memory and CPUs, if possible."""
         groups, group, grant = self._executors.groups(live.executor), None, live.grant
+        if live.spec.terminal is not None:  # its wrapper comes from a session that may not enter our groups
+            groups = None
         if groups is not None and (grant.memory_bytes is not None or (grant.cpu_list and groups.binds_cpus())):
             group = groups.create(live.name, live.run, grant.memory_bytes, grant.cpu_list)
         try:
@@ -326,7 +329,10 @@ class Launcher:
             at_once=self._at_once(live.spec),
         )
         try:
-            handle = self._executors[live.executor].start(launch)
+            if live.spec.terminal is None:
+                handle = self._executors[live.executor].start(launch)
+            else:
+                handle = import_module(_HERE).start(launch, self._executors.local)
         except StartRefused as error:
             live.taken_back(str(error))
             self._shortage.refused(live, str(error), now_ns)
@@ -435,7 +441,7 @@ class WrapperWriter:
     def __init__(self, spool: Spool, settings: Settings) -> None:
         self._spool = spool
         self._settings = settings
-        self._has_rocm = has_rocm()
+        self._visible = [loaded(vendor.visible) for vendor in vendors_here()]
 
     def render(
         self, live: ActiveRun, executor: Executor, texts: Answer | None = None, group: RunGroup | None = None
@@ -449,31 +455,9 @@ class WrapperWriter:
         if spec.script is not None:
             command = (f"{metadir}/{layout.SCRIPT}", *command[1:])
         command = wrapper.with_setup(spec.setup, command, spec.shell)
-        environment = wrapper.job_environment(
-            spec,
-            live.grant,
-            spool_dir=self._spool.root,
-            job=live.name,
-            run=live.run,
-            attempt=live.attempts.attempt,
-            metadir=metadir,
-            has_rocm=self._has_rocm and live.elsewhere is None,
-            gpu_names=self._settings.config.gpu_names,
-        )
-        if live.elsewhere is not None:  # its engine chooses its GPUs
-            environment |= {"SPOOL_GPUS": str(spec.request.gpus)}
-            for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
-                environment.pop(name, None)
-        environment = wrapper.with_references(environment, spec.env)
+        environment = self._environment(live, metadir)
         if texts is not None:
             environment |= dict(texts.env)
-        if spec.terminal is not None:
-            from spool.executors import holder  # imported here, because most jobs have no terminal
-
-            own = dict(texts.env) if texts is not None else {}
-            kept = own.keys() | {"ROCR_VISIBLE_DEVICES"} & environment.keys()
-            words = wrapper.words_of(command, spec.shell)
-            command = (*holder.PROGRAM, spec.terminal, ",".join(sorted(kept)), *words)
         written = wrapper.Assignments(
             metadir=metadir,
             command=command,
@@ -493,10 +477,34 @@ class WrapperWriter:
             nicer=0 if spec.nice is None else spec.nice - os.getpriority(os.PRIO_PROCESS, 0),
             cgroup=str(group.procs) if group is not None else None,
         )
+        if spec.terminal is not None:
+            written = import_module(_HERE).in_terminal(written, spec)
         for capability, launched in contributed("launch") if spec.parts else ():
             if spec.part(capability.name) is not None:
                 written = launched(spec, written, live)
         return wrapper.render(written)
+
+    def _environment(self, live: ActiveRun, metadir: str) -> dict[str, str]:
+        """Return the variables of a run."""
+        spec = live.spec
+        environment = wrapper.job_environment(
+            spec,
+            live.grant,
+            spool_dir=self._spool.root,
+            job=live.name,
+            run=live.run,
+            attempt=live.attempts.attempt,
+            metadir=metadir,
+            gpu_names=self._settings.config.gpu_names,
+        )
+        if live.elsewhere is None:
+            for visible in self._visible:
+                environment |= visible(live.grant, environment)
+        else:  # its engine chooses its GPUs
+            environment |= {"SPOOL_GPUS": str(spec.request.gpus)}
+            for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+                environment.pop(name, None)
+        return wrapper.with_references(environment, spec.env)
 
 
 def workdir_of(spec: Spec) -> str:

@@ -35,8 +35,14 @@ from spool.formats.config import Config
 from spool.formats.state import parse_state
 from spool.listeners.discovery import find_hooks
 from spool.machine import shared
-from spool.machine.cards import NO_CARD, unlisted_cards
-from spool.machine.host import file_system_of, is_mounted_noexec, is_shared_between_hosts
+from spool.machine.host import (
+    NO_CARD,
+    file_system_of,
+    is_mounted_noexec,
+    is_shared_between_hosts,
+    unlisted_cards,
+    vendors_here,
+)
 from spool.machine.marks import MachineProber
 from spool.query import ignored
 from spool.query import shared as sharing
@@ -561,8 +567,8 @@ def _systemd(subject: Subject) -> Findings:
 def _gpus(subject: Subject) -> Findings:
     machine = machine_now(subject.spool.strict, time.time_ns())  # as for every other command
     if machine.gpu_problem is not None:
-        tool = "rocm-smi" if machine.gpu_problem.startswith("ROCm") else "nvidia-smi"
-        yield fail(machine.gpu_problem, f"check whether {tool} works")
+        tools = ("nvidia-smi", *(vendor.tool for vendor in vendors_here()))
+        yield fail(machine.gpu_problem, f"check whether {' and '.join(tools)} work{'s' if len(tools) == 1 else ''}")
         return
     names = sorted({gpu.name for gpu in machine.gpus})
     if names:
@@ -638,9 +644,14 @@ OF_THE_MACHINE = (
     Check("systemd", "what starts dispatchers, and whether jobs survive a logout", _systemd),
     Check("GPUs", "which GPUs there are, and what is wrong with them", _gpus),
     Check("shared machine", "whether the arbiter answers, and is served by an account that may", _shared),
-    *(check for _, checks in contributed("checks") for check in checks),
     Check("hooks", "which hooks run, and what is wrong with the others", _hooks),
 )
+
+
+def of_the_machine() -> tuple[Check, ...]:
+    """Return the checks of the machine, those of capabilities before the last one."""
+    contributions = (check for _, checks in contributed("checks") for check in checks)
+    return (*OF_THE_MACHINE[:-1], *contributions, OF_THE_MACHINE[-1])
 
 
 _BEFORE_A_SPOOL = ("clock", "wrapper", "systemd", "GPUs")
@@ -652,7 +663,7 @@ def examine(root: str, *, fix: bool = False, checks: Sequence[Check] | None = No
     With *fix*, make safe fixes.
     """
     if checks is None:
-        machine: Sequence[Check] = OF_THE_MACHINE if os.path.isdir(root) else ()
+        machine: Sequence[Check] = of_the_machine() if os.path.isdir(root) else ()
         if is_yet_to_be_made(root):
             machine = [check for check in OF_THE_MACHINE if check.name in _BEFORE_A_SPOOL]
         checks = (*OF_THE_SPOOL, *machine)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 GROUP = "spool.capabilities"
 """The entry point group of capabilities."""
 
-_TABLE = "spool.extras:TABLE"
+_EXTRAS = "spool.extras"  # by name, because what is above is not known here
 _here: tuple[Capability, ...] | None = None
 _outside: tuple[Capability, ...] | None = None
 
@@ -29,8 +29,13 @@ def capabilities() -> tuple[Capability, ...]:
     """Return the capabilities of `spool.extras` that are there, and those of packages once they were searched."""
     global _here
     if _here is None:
-        table, folder = loaded(_TABLE), os.path.dirname(sys.modules[_TABLE.partition(":")[0]].__file__ or "")
-        _here = tuple(each for each in table if os.path.isfile(f"{folder}/{each.name}/__init__.py"))
+        try:
+            extras = _imported(_EXTRAS)
+        except ImportError:
+            extras = None
+        folder = os.path.dirname(getattr(extras, "__file__", None) or "")
+        table = getattr(extras, "TABLE", ())  # all of it may be deleted
+        _here = tuple([each for each in table if os.path.isfile(f"{folder}/{each.name}/__init__.py")])
     return _here + (_outside or ())
 
 
@@ -38,10 +43,8 @@ def search() -> bool:
     """Look once for capabilities of installed packages; return whether there are any. Broken ones are left out."""
     global _outside
     if _outside is None:
-        from importlib import metadata
-
         found = []
-        for entry in metadata.entry_points(group=GROUP):
+        for entry in _imported("importlib.metadata").entry_points(group=GROUP) if is_offered(GROUP) else ():
             try:
                 found.append(entry.load())
             except Exception as error:  # foreign code
@@ -50,11 +53,40 @@ def search() -> bool:
     return bool(_outside)
 
 
+def is_offered(group: str) -> bool:
+    """Whether a distribution that this process can import has an entry point of that group.
+
+    The files are read directly, since `importlib.metadata` costs as much as a pass or two.
+    """
+    for place in sys.path:
+        try:
+            names = os.listdir(place or ".")
+        except OSError:
+            continue
+        for name in names:
+            stated = f"{place or '.'}/{name}/entry_points.txt"
+            if name.endswith((".dist-info", ".egg-info")) and _names_group(stated, f"[{group}]".encode()):
+                return True
+    return False
+
+
+def _names_group(path: str, header: bytes) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return any(line.strip() == header for line in file)
+    except OSError:
+        return False
+
+
 def loaded(target: str) -> Any:
     """Return the object that a text "module:attribute" names. Raises ImportError."""
     module, _, attribute = target.partition(":")
+    return getattr(_imported(module), attribute)
+
+
+def _imported(module: str) -> Any:
     __import__(module)  # importlib takes long to import
-    return getattr(sys.modules[module], attribute)
+    return sys.modules[module]
 
 
 def contributed(column: str) -> Iterator[tuple[Capability, Any]]:

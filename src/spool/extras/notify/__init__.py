@@ -13,7 +13,7 @@ _NOTIFY = KeyTable(
     "NotifyTable",
     "Where to send notifications about the job, and for which events.",
     addresses := Key("to", "addresses",
-        "Recipients: mail addresses, URLs of webhooks and services, names from `contacts` in the configuration, or "
+        "Recipients: mail addresses, URLs of services, names from `contacts` in the configuration, or "
         "whatever its `notifier` understands.", default=(), option="--notify ADDRESS,…"),
     Key("on", "events",
         '"ended" (any outcome), an outcome such as "failed" or "timeout", or another job event such as "started", '
