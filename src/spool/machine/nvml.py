@@ -177,7 +177,6 @@ class _Nvml:
         )
 
     def _problem_so_far(self) -> str | None:
-        """Return the first error since the last call, and clear it."""
         problem, self._problem = self._problem, None
         return problem
 
