@@ -70,6 +70,7 @@ class Capability:
     * `verbs`: its verbs, by name.
     * `told`: `(RunDetails) -> Iterable[tuple[str, str]]`: its lines of `spool show`, title and text.
     * `gpus`: the `GpuVendor` whose GPUs it finds.
+    * `value`: `(Spool, str, End) -> Any`: what the function of a job that has ended returned; raises what it raised.
     * `checks`: a tuple of `doctor.checks.Check` of the machine.
     * `public`: the names that `spool` itself offers -> their modules.
     """
@@ -93,6 +94,7 @@ class Capability:
         verbs: Mapping[str, ContributedVerb] | None = None,
         told: str = "",
         gpus: GpuVendor | None = None,
+        value: str = "",
         checks: str = "",
         public: Mapping[str, str] | None = None,
     ) -> None:
@@ -112,5 +114,6 @@ class Capability:
         self.verbs = verbs or {}
         self.told = told
         self.gpus = gpus
+        self.value = value
         self.checks = checks
         self.public = public or {}
