@@ -72,6 +72,7 @@ class Capability:
     * `completions`: for an option, by its name in Python, `(Spool) -> Iterable[str]`: the words that a shell offers.
     * `told`: `(RunDetails) -> Iterable[tuple[str, str]]`: its lines of `spool show`, title and text.
     * `gpus`: the `GpuVendor` whose GPUs it finds.
+    * `value`: `(Spool, str, End) -> Any`: what the function of a job that has ended returned; raises what it raised.
     * `checks`: a tuple of `doctor.checks.Check` of the machine.
     * `public`: the names that `spool` itself offers -> their modules.
     """
@@ -97,6 +98,7 @@ class Capability:
         completions: Mapping[str, str] | None = None,
         told: str = "",
         gpus: GpuVendor | None = None,
+        value: str = "",
         checks: str = "",
         public: Mapping[str, str] | None = None,
     ) -> None:
@@ -118,5 +120,6 @@ class Capability:
         self.completions = completions or {}
         self.told = told
         self.gpus = gpus
+        self.value = value
         self.checks = checks
         self.public = public or {}
