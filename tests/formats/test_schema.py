@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from spool.core.eventnames import JOB_WORDS
 from spool.core.model import (
@@ -104,7 +105,7 @@ def test_the_defaults_on_the_pages_are_those_of_the_model() -> None:
     """To state the default of a key, as the pages have it, is to leave the key out."""
     stated = _stated(config.FORMAT, config.CONFIG)
     assert stated["look_every"] == format_duration(config.Config().look_every_ns)
-    assert config.parse(toml.write(stated)) == config.Config()
+    assert replace(config.parse(toml.write(stated)), parts=()) == config.Config()
     machine = _stated(machinefile.FORMAT, machinefile.MACHINE)
     assert machinefile.parse(toml.write(machine)) == machinefile.MachineConfig()
     short = {"command": "x", "retry": {}}
@@ -138,7 +139,6 @@ CONFIG_PARTS = {
     "policy": Policy,
     "gpu": config.GpuConfig,
     "gc": config.GcConfig,
-    "capture": config.CaptureConfig,
     "slurm": slurm.SlurmConfig,
     "sge": engines.SgeConfig,
     "policy.default_user_limits": Limits,

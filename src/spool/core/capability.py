@@ -66,6 +66,8 @@ class Capability:
     * `doubts`: `(Spec, Config) -> Iterable[str]`: what of its keys in a job will not work; told at submission.
     * `launch`: `(Spec, Assignments, ActiveRun) -> Assignments`: changes what is written for the wrapper of such a run.
     * `steps`: `(Context) -> dispatcher.steps.Steps`: its steps of a pass; made once `wanted`, `(Config) -> bool`.
+    * `record`: `(Spool, str, int) -> Struct | None`: what it has recorded of a run of a job, in `RunDetails.parts`;
+      `PUBLIC` of its class has the names that `--json` prints.
     * `listener`: the class of a `Listener`, whose kind is the capability's name; it runs once `listens`,
       `(Config) -> bool`, or at the request of a job if `for_jobs`.
     * `verbs`: its verbs, by name.
@@ -91,6 +93,7 @@ class Capability:
         launch: str = "",
         steps: str = "",
         wanted: str = "",
+        record: str = "",
         listener: str = "",
         listens: str = "",
         for_jobs: bool = False,
@@ -113,6 +116,7 @@ class Capability:
         self.launch = launch
         self.steps = steps
         self.wanted = wanted
+        self.record = record
         self.listener = listener
         self.listens = listens
         self.for_jobs = for_jobs

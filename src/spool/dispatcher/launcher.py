@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
 
@@ -27,6 +27,8 @@ from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.planner import Shortage
+from spool.dispatcher.steps import ContributedSteps
+from spool.dispatcher.wakeup import Wakeup
 from spool.executors import Executor, Launch
 from spool.formats import journal, run_records, wrapper
 from spool.formats.capabilities import contributed, loaded
@@ -63,11 +65,8 @@ class Blocked(Struct, frozen=True):
 class Launcher:
     """Turns the starts of a plan into live runs."""
 
-    def __init__(
-        self, context: Context, shortage: Shortage, keep_capture: Callable[[ActiveRun], object] = lambda live: None
-    ) -> None:
-        """*keep_capture* is called for each claimed run, and raises nothing."""
-        self._keep_capture = keep_capture
+    def __init__(self, context: Context, shortage: Shortage, wakeup: Wakeup) -> None:
+        self.steps = ContributedSteps(context, wakeup)
         self._confinement = context.confinement
         self._shortage = shortage
         self._share = context.share
@@ -83,6 +82,7 @@ class Launcher:
 
     def close(self) -> None:
         """Release everything prepared."""
+        self.steps.close()
         self._ahead.drop()
         self._executors.close()
 
@@ -267,7 +267,7 @@ class Launcher:
             spool.withdraw(name, run)
             _remove(group)
             return {}
-        self._keep_capture(live)
+        self.steps.put(live)
         return {live: group}
 
     def _write(self, live: ActiveRun, texts: Answer | None) -> tuple[bytes, RunGroup | None]:

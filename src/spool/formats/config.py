@@ -109,16 +109,6 @@ _GC = KeyTable(
     Key("max_size", "size", "Remove the oldest runs until all metadirs together fit this size."),
 )
 
-_CAPTURE = KeyTable(
-    "CaptureTable",
-    "What to record of the code that a run begins with (docs/FORMAT.md, 4.27). A table that is absent records nothing.",
-    Key("git", "flag", "Whether to record the git commit of the working directory, and what differs from it.",
-        field="capture.git"),
-    Key("diff", "size", "How much of the uncommitted changes to keep; 0B keeps none.", field="capture.diff_bytes"),
-    Key("packages", "flag", "Whether to record the Python of the command, its packages, and the lock file.",
-        field="capture.packages"),
-)
-
 _RESOURCE = KeyTable(
     "ResourceTable",
     "A resource whose units are numbered; each run gets specific ones.",
@@ -287,7 +277,6 @@ CONFIG = KeyTable(
         "`poll`, `submit_per_second` and `options` mean the same as for Slurm; the engine defines the other keys.",
         default={}),
     Key("gpu", _GPU, "Which GPUs jobs may use, and how they are chosen.", default={}),
-    Key("capture", _CAPTURE, "What to record of the code that a run begins with.", default={}),
     Key("gc", _GC, "Which ended runs `spool gc` removes.", default={}),
     Key("quotas", _QUOTAS, "Limits on what users and projects use at once.", default={}),
 )))
@@ -324,19 +313,6 @@ class GcConfig(Struct, frozen=True):
     max_age_ns: int | None = None
     max_runs: int | None = None
     max_size_bytes: int | None = None
-
-
-class CaptureConfig(Struct, frozen=True):
-    """What to record of the code that a run begins with."""
-
-    git: bool = False
-    diff_bytes: int = 1 << 20
-    packages: bool = False
-
-    @property
-    def is_on(self) -> bool:
-        """Whether there is anything to record."""
-        return self.git or self.packages
 
 
 class Capacity(Struct, frozen=True):
@@ -384,7 +360,6 @@ class Config(Capacity, frozen=True):
     sge: SgeConfig = field(default_factory=SgeConfig)
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)  # of installed packages, as written
     gc: GcConfig = GcConfig()
-    capture: CaptureConfig = CaptureConfig()
     parts: Parts = ()
     advice: tuple[str, ...] = ()  # about keys without effect, and what to write instead
 
@@ -414,7 +389,6 @@ def parse(data: bytes) -> Config:
     config["slurm"] = SlurmConfig(**found["slurm"])
     config["sge"] = SgeConfig(**found["sge"])
     config["gc"] = GcConfig(**found["gc"])
-    config["capture"] = CaptureConfig(**found["capture"])
     advice = tuple(f"{key} has no effect: {why}" for key, why in _GONE.items() if key in found["gone"])
     return Config(**config, advice=advice)
 
