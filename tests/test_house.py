@@ -32,7 +32,7 @@ LAYERS: dict[str, set[str]] = {
         "core": "",
         "formats": "core",
         "store": "formats core",
-        "machine": "core",
+        "machine": "formats core",
         "executors": "machine formats core",
         "listeners": "machine store formats core",
         "client": "store formats core",
@@ -40,10 +40,9 @@ LAYERS: dict[str, set[str]] = {
         "query": "client state executors listeners machine store formats core",
         "dispatcher": "client state executors listeners machine store formats core",
         "doctor": "query client executors listeners machine store formats core",
-        "page": "query client listeners machine store formats core",
         "arbiter": "machine store formats core",
         "cli": "arbiter dispatcher doctor query client executors listeners machine store formats core",
-        "extras": "python cli arbiter dispatcher doctor page query client state executors listeners"
+        "extras": "python cli arbiter dispatcher doctor query client state executors listeners"
         " machine store formats core",
         "python": "query client machine store formats core",
         "testing": "cli dispatcher query client state executors listeners machine store formats core",
@@ -77,11 +76,11 @@ CORE_STDLIB = {
     "typing",
 }
 
-# Third-party name -> the one folder or module that imports it.
+# Third-party name -> the one folder or module that imports it; verbs of extras have click and rich too.
 HOMES = {
     "click": "cli",
     "filelock": "store/lock.py",
-    "jinja2": "page/document.py",
+    "jinja2": "extras/page/document.py",
     "libtmux": "executors/tmux.py",
     "msgspec": "formats",
     "pluggy": "listeners/plugins.py",
@@ -96,10 +95,10 @@ HOMES = {
 VALUES = {"msgspec.Struct", "msgspec.field", "msgspec.structs"}  # what the values of all layers are made of
 ABROAD = {
     ("listeners/sending.py", "apprise"): "an extra that only those who want to be told of things need",
-    ("listeners/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
+    ("extras/metrics/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
     ("python/calls.py", "cloudpickle"): "an extra for functions that no module has",
-    ("cli/tui/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
-    ("cli/tui/widgets.py", "textual"): "likewise: what that screen is made of",
+    ("extras/top/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
+    ("extras/top/widgets.py", "textual"): "likewise: what that screen is made of",
     ("testing/engine_claims.py", "pytest"): "the claims are tests, which packages with an engine of their own run",
     ("query/tabular.py", "pandas"): "for programs that have it: a list of jobs as its table",
     ("python/waiting.py", "tqdm"): "for programs that have it: its bar instead of a line",
@@ -126,6 +125,8 @@ LONG_FUNCTIONS: dict[str, str] = {"cli.simulate.command": "its options and its h
 MANY_PARAMETERS: dict[str, str] = {
     "core.Capability.__init__": "a row of a table has many columns, most of them empty",
     "core.DependencyResolver.__init__": "what a name does stands in that many places",
+    "core.GpuVendor.__init__": "a part of such a row",
+    "core.EngineOffer.__init__": "likewise",
     "core.FreeResources.__init__": "all facts of one instant; tests give those that they need",
     "formats.Key.__init__": "a row of a table has many columns, most of them empty",
     "formats.job_environment": "a job finds that much in its environment",
@@ -139,7 +140,6 @@ SMALL_MODULES: dict[str, str] = {
     "arbiter/hardware.py": "what NVML and the kernel show, apart from what is granted",
     "client/machine_service.py": "what root installs, apart from what users do with their own service managers",
     "python/worker.py": "a program of its own, which each call of a Python function starts",
-    "testing/batch.py": "an executor that only the tests name; that it is short is its point",
     "query/vocabulary.py": "answers while a shell waits, so it stands apart from what is slow to import",
 }
 SAME_NAMES: dict[str, str] = {
@@ -372,7 +372,7 @@ def _dotted(path: str) -> str:
 def _is_verb(module: Module) -> bool:
     """Whether the module is one or more commands of the command line, which are found by their names."""
     found = [node for node in module.tree.body if isinstance(node, ast.FunctionDef)]
-    return module.layer == "cli" and any(_is_command(function) for function in found)
+    return module.layer in ("cli", "extras") and any(_is_command(function) for function in found)
 
 
 def _length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -608,6 +608,8 @@ def test_each_third_party_name_is_imported_in_one_place() -> None:
             home = HOMES.get(top)
             if home is not None and (module.path == home or module.path.startswith(home + "/")):
                 continue
+            if home == "cli" and module.layer == "extras":
+                continue
             if (module.path, top) in ABROAD:
                 used.add((module.path, top))
                 continue
@@ -739,11 +741,11 @@ def test_values_are_structs() -> None:
 
 
 def test_the_commands_print_through_two_functions() -> None:
-    """In cli/ only `say` and `tell`, which escape controls, print; the bytes of a log go out as they are."""
+    """In verbs only `say` and `tell`, which escape controls, print; the bytes of a log go out as they are."""
     wrong = [
         f"{module.path}:{node.lineno}"
         for module in modules()
-        if module.layer == "cli" and module.path not in SAYS
+        if module.layer in ("cli", "extras") and module.path not in SAYS
         for node in module.calls
         if _called(node) in ("print", "echo", "write", "secho")
         and ast.unparse(node.func) in ("print", "click.echo", "sys.stdout.write", "sys.stderr.write", "click.secho")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
 
-from spool.cli import gpus, render, reserve, wait
+from spool.cli import info, render, reserve, wait
 from spool.core.model import OUTCOMES, State
 from spool.query.machine import GpuState
 from spool.query.reservations import ReservationState
@@ -19,7 +18,7 @@ def test_every_state_is_drawn_and_every_end_has_an_exit_code() -> None:
     """No member of State is without a style and an exit code, nor an outcome without a colour of its own."""
     assert [state for state in State if not render.style_of(state)] == [State.QUEUED]
     assert set(reserve._STYLES) == set(ReservationState)
-    assert set(gpus._STYLES) == set(GpuState)
+    assert set(info._GPU_STYLES) == set(GpuState)
     assert len({render.colour_of(state) for state in OUTCOMES}) == len(OUTCOMES)
     assert render.colour_of("a word of a later version") == render.GREY
     assert [state for state in State if wait.code_of(state, None) == 0] == [State.FINISHED]
@@ -32,10 +31,3 @@ def test_the_page_names_the_ends_that_are_requeued_as_failed() -> None:
     text = (ROOT / "docs" / "STATES.md").read_text(encoding="utf-8")
     sentence = text.partition("`spool requeue --failed` does that")[2].partition(";")[0]
     assert set(re.findall(r"`(\w+)`", sentence)) == UNSUCCESSFUL == OUTCOMES - {State.FINISHED, State.CANCELLED}
-
-
-def test_the_page_has_a_colour_for_every_end() -> None:
-    """The style sheet of the page names each outcome where it is said, and each state in the bar of a day."""
-    css = (files("spool.page") / "page.css").read_text()
-    assert set(re.findall(r"[.]say[.](\w+)", css)) >= OUTCOMES | {State.HELD, State.INVALID}
-    assert set(re.findall(r"rect[.](\w+)", css)) >= OUTCOMES | _RUN

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
-from importlib.util import find_spec
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -34,13 +33,18 @@ from spool.formats import config
 from spool.formats.capabilities import contributed
 from spool.formats.config import Config
 from spool.formats.state import parse_state
-from spool.listeners.discovery import find_hooks, page_path
-from spool.listeners.metrics import NOT_INSTALLED
+from spool.listeners.discovery import find_hooks
 from spool.listeners.notifications import readable_by_others, why_undelivered
 from spool.listeners.sending import masked
 from spool.machine import shared
-from spool.machine.cards import NO_CARD, unlisted_cards
-from spool.machine.host import file_system_of, is_mounted_noexec, is_shared_between_hosts
+from spool.machine.host import (
+    NO_CARD,
+    file_system_of,
+    is_mounted_noexec,
+    is_shared_between_hosts,
+    unlisted_cards,
+    vendors_here,
+)
 from spool.machine.marks import MachineProber
 from spool.query import ignored
 from spool.query import shared as sharing
@@ -565,8 +569,8 @@ def _systemd(subject: Subject) -> Findings:
 def _gpus(subject: Subject) -> Findings:
     machine = machine_now(subject.spool.strict, time.time_ns())  # as for every other command
     if machine.gpu_problem is not None:
-        tool = "rocm-smi" if machine.gpu_problem.startswith("ROCm") else "nvidia-smi"
-        yield fail(machine.gpu_problem, f"check whether {tool} works")
+        tools = ("nvidia-smi", *(vendor.tool for vendor in vendors_here()))
+        yield fail(machine.gpu_problem, f"check whether {' and '.join(tools)} work{'s' if len(tools) == 1 else ''}")
         return
     names = sorted({gpu.name for gpu in machine.gpus})
     if names:
@@ -615,30 +619,6 @@ def _notify(subject: Subject) -> Findings:
         yield good(f"{len(named)} recipients are valid; only a real message shows whether they answer")
 
 
-def _metrics(subject: Subject) -> Findings:
-    if subject.config.metrics is None:
-        return
-    path = os.path.expanduser(subject.config.metrics)
-    directory = os.path.dirname(path)
-    if find_spec("prometheus_client") is None:
-        why, _, remedy = NOT_INSTALLED.partition("; ")
-        yield warn(why, remedy)
-    elif not os.access(directory, os.W_OK | os.X_OK):
-        yield warn(f"{directory} does not exist or is not writable", "fix `metrics` in config.toml")
-    else:
-        yield good(f"written to {path}")
-
-
-def _page(subject: Subject) -> Findings:
-    path = page_path(subject.config, subject.root)
-    if path is None:
-        return
-    if os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK | os.X_OK):
-        yield warn(f"{path} cannot be written", "fix `status_page` in config.toml")
-    else:
-        yield good(f"written to {path}")
-
-
 def _hooks(subject: Subject) -> Findings:
     hooks = find_hooks(subject.root)
     for problem in hooks.problems:
@@ -684,11 +664,14 @@ OF_THE_MACHINE = (
     Check("GPUs", "which GPUs there are, and what is wrong with them", _gpus),
     Check("shared machine", "whether the arbiter answers, and is served by an account that may", _shared),
     Check("notify", "whether the recipients in the configuration are valid", _notify),
-    Check("metrics", "whether the metrics file can be written", _metrics),
-    Check("status page", "whether the status page can be written", _page),
-    *(check for _, checks in contributed("checks") for check in checks),
     Check("hooks", "which hooks run, and what is wrong with the others", _hooks),
 )
+
+
+def of_the_machine() -> tuple[Check, ...]:
+    """Return the checks of the machine, those of capabilities before the last one."""
+    contributions = (check for _, checks in contributed("checks") for check in checks)
+    return (*OF_THE_MACHINE[:-1], *contributions, OF_THE_MACHINE[-1])
 
 
 _BEFORE_A_SPOOL = ("clock", "wrapper", "systemd", "GPUs")
@@ -700,7 +683,7 @@ def examine(root: str, *, fix: bool = False, checks: Sequence[Check] | None = No
     With *fix*, make safe fixes.
     """
     if checks is None:
-        machine: Sequence[Check] = OF_THE_MACHINE if os.path.isdir(root) else ()
+        machine: Sequence[Check] = of_the_machine() if os.path.isdir(root) else ()
         if is_yet_to_be_made(root):
             machine = [check for check in OF_THE_MACHINE if check.name in _BEFORE_A_SPOOL]
         checks = (*OF_THE_SPOOL, *machine)

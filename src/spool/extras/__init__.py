@@ -6,9 +6,21 @@ A folder can be deleted: its row in this table then counts for nothing. A row sa
 
 from __future__ import annotations
 
-from spool.core.capability import Capability, EngineOffer
+from spool.core.capability import Capability, ContributedVerb, EngineOffer, GpuVendor
 
 TABLE = (
+    Capability(
+        "amd",
+        "Grants the GPUs of AMD, as the library of ROCm shows them.",
+        gpus=GpuVendor(
+            "AMD",
+            signs=("/dev/kfd", "$ROCM_PATH"),
+            source="spool.extras.amd.rocm:Rocm",
+            visible="spool.extras.amd:visible",
+            tool="rocm-smi",
+            on_the_bus=("0x1002", ("0x0380", "0x1200"), "the library of ROCm, librocm_smi64.so"),
+        ),
+    ),
     Capability(
         "containers",
         "Runs the command of a job in a container of podman, docker or apptainer.",
@@ -41,5 +53,30 @@ TABLE = (
             ),
         },
         search="spool.extras.engines.settings:offered",
+    ),
+    Capability(
+        "page",
+        "Writes a web page that shows the spool.",
+        config="spool.extras.page:CONFIG",
+        listener="spool.extras.page.writer:PageWriter",
+        listens="spool.extras.page:listens",
+        checks="spool.extras.page.checks:CHECKS",
+    ),
+    Capability(
+        "metrics",
+        "Writes metrics for Prometheus.",
+        config="spool.extras.metrics:CONFIG",
+        listener="spool.extras.metrics.listener:Metrics",
+        listens="spool.extras.metrics:listens",
+        checks="spool.extras.metrics.checks:CHECKS",
+    ),
+    Capability(
+        "top",
+        "Shows the queue, the runs and the machine on a live screen.",
+        verbs={
+            "top": ContributedVerb(
+                "Jobs", "spool.extras.top:command", "Watch and manage jobs and GPUs on a live screen.", after="ls"
+            )
+        },
     ),
 )

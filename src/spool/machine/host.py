@@ -2,26 +2,37 @@
 
 A dispatcher in a container or under a service manager's limits shares a large machine. Only the resources that its jobs
 can really get count, so the affinity mask and the limits of the control groups apply.
+
+The cores that runs may be pinned to are those that the kernel shows below `/sys/devices/system`: the siblings of each
+hardware thread, and the NUMA nodes. What cannot be read is a core of its own, on node 0. Sources: the kernel's
+Documentation/admin-guide/cputopology.rst and Documentation/ABI/stable/sysfs-devices-node.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
-from importlib import invalidate_caches
 from pathlib import Path
 
 from msgspec import Struct
 
+from spool.core.capability import GpuVendor
 from spool.core.errors import shown
-from spool.core.model import Core
+from spool.core.model import NVIDIA, Core
+from spool.core.pinning import cpus_in
+from spool.formats.capabilities import capabilities
 from spool.machine import cgroups
 
+PCI = "/sys/bus/pci/devices"
+NO_CARD = "this machine has no NVIDIA card"
+_DISPLAY = ("0x03",)  # the class of display controllers: a card's audio and USB are devices of their own
+_OF_NVIDIA = (NVIDIA, "0x10de", _DISPLAY, "the driver's library, libnvidia-ml.so.1")
 _SHARED = ("nfs", "cifs", "smb", "9p", "lustre", "ceph", "gluster", "beegfs", "gpfs", "afs", "fuse.")
 
 
@@ -146,11 +157,6 @@ class Host:
 
     def cores(self) -> tuple[Core, ...]:
         """Return the cores that this process, and so a run, may use."""
-        try:
-            from spool.machine.cpus import read_cores  # only a spool with `cpu_pinning` needs it, and it first here
-        except ImportError:  # a shortage of descriptors; it is tried again
-            invalidate_caches()
-            raise
         return read_cores(usable_cpus(), self._root)
 
     def cpus(self) -> int:
@@ -249,3 +255,97 @@ def _value_of(variable: re.Match[str], env: Mapping[str, str]) -> str | None:
         return "$"
     name = variable[1] or variable[2] or ""
     return env[name] if name in env else login_environment().get(name)
+
+
+def read_cores(allowed: Iterable[int], root: Path = Path("/")) -> tuple[Core, ...]:
+    """Return the cores with CPUs among *allowed*, ordered by their first CPU.
+
+    *root* is prefixed to the path of every file that is read.
+    """
+    usable = set(allowed)
+    system = root / "sys/devices/system"
+    nodes = {cpu: node for node, cpus in _numa_nodes(system) for cpu in cpus}
+    cores, seen = list[Core](), set[int]()
+    for cpu in sorted(usable):
+        if cpu not in seen:
+            siblings = _cpus_of(system / f"cpu/cpu{cpu}/topology/thread_siblings_list")
+            core = {cpu, *usable.intersection(siblings)} - seen
+            seen |= core
+            cores.append(Core(tuple(sorted(core)), nodes.get(cpu, 0)))
+    return tuple(cores)
+
+
+def _numa_nodes(system: Path) -> Iterator[tuple[int, tuple[int, ...]]]:
+    for node in _cpus_of(system / "node/online"):
+        yield node, _cpus_of(system / f"node/node{node}/cpulist")
+
+
+def _cpus_of(path: Path) -> tuple[int, ...]:
+    try:
+        return cpus_in(path.read_text(encoding="ascii", errors="replace"))
+    except OSError:
+        return ()
+
+
+def pin(pid: int, cpus: str) -> None:
+    """Let a process or thread (0: this thread) run on *cpus* alone. Raises OSError, also if it may have only some."""
+    wanted = set(cpus_in(cpus))
+    os.sched_setaffinity(pid, wanted)
+    if os.sched_getaffinity(pid) != wanted:
+        raise OSError(errno.EINVAL, f"not all of CPUs {cpus} can be used")
+
+
+def unpin(pid: int) -> None:
+    """Let a process run on every CPU that this thread may run on. Raises OSError."""
+    os.sched_setaffinity(pid, os.sched_getaffinity(0))
+
+
+@contextmanager
+def pinned(cpus: str) -> Iterator[None]:
+    """Pin this thread, and so the children that it starts meanwhile. Raises OSError."""
+    before = os.sched_getaffinity(0)
+    try:
+        pin(0, cpus)
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def unlisted_cards(pci: str = PCI, *, listed: Collection[str] = ()) -> str:
+    """Return what is wrong with the cards on the bus that no driver lists; "" if there are none.
+
+    *listed* are the vendors whose driver lists GPUs.
+    """
+    try:
+        devices = os.listdir(pci)
+    except OSError:
+        return ""
+    found = [(_text_of(f"{pci}/{device}/vendor"), _text_of(f"{pci}/{device}/class")) for device in devices]
+    for name, number, classes, library in (_OF_NVIDIA, *((each.name, *each.on_the_bus) for each in _vendors())):
+        cards = sum(vendor == number and kind.startswith(classes) for vendor, kind in found)
+        if cards and name not in listed:
+            they = f"1 {name} card is" if cards == 1 else f"{cards} {name} cards are"
+            return f"{they} on the PCI bus, but {library}, is missing or lists none"
+    return ""
+
+
+def vendors_here(environment: Mapping[str, str] | None = None) -> tuple[GpuVendor, ...]:
+    """Return the vendors beside NVIDIA whose GPUs may be here: one of their signs is."""
+    variables = os.environ if environment is None else environment
+    return tuple(
+        vendor
+        for vendor in _vendors()
+        if any(sign[1:] in variables if sign.startswith("$") else os.path.exists(sign) for sign in vendor.signs)
+    )
+
+
+def _vendors() -> list[GpuVendor]:
+    return [capability.gpus for capability in capabilities() if capability.gpus is not None]
+
+
+def _text_of(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

@@ -15,8 +15,8 @@ from spool.core.model import ALIVE, Gpu, State
 from spool.core.reasons import count_of
 from spool.core.recent import in_cells
 from spool.core.units import show_duration, show_size
+from spool.extras.top.reading import GpuGlance, Overview
 from spool.formats.machine_status import UserShare
-from spool.query.overview import GpuGlance, Overview
 from spool.query.rows import JobRow
 from spool.query.shared import in_words
 
