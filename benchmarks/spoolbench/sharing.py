@@ -23,10 +23,10 @@ from spool.core.priority import Past
 from spool.core.runs import Runs
 from spool.core.runtimes import stem
 from spool.core.scheduler import Plan, Start, View
-from spool.core.simulation import Outcome, SimulatedJob, figures, simulate
 from spool.dispatcher.share import AHEAD
+from spool.extras.simulate.simulation import Outcome, SimulatedJob, figures, simulate
+from spool.extras.simulate.whatif import Scenario, of_file, prepare
 from spool.formats.arbiter_protocol import MOST_ASKS, LeaseRequest
-from spool.query.whatif import Scenario, of_file, prepare
 
 
 class ImaginedSpool:

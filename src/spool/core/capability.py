@@ -98,13 +98,16 @@ class Capability:
     * `search`: `() -> Iterable[Capability]`: further capabilities that installed packages offer, in a way of its own.
     * `by_others`: whether processes of such a run may be started by others than its wrapper, as those of a daemon are.
     * `problem`: `(Spec) -> str | None`: why a job that has its keys cannot start on this machine; None if it can.
+    * `doubts`: `(Spec, Config) -> Iterable[str]`: what of its keys in a job will not work; told at submission.
     * `launch`: `(Spec, Assignments, ActiveRun) -> Assignments`: changes what is written for the wrapper of such a run.
     * `steps`: `(Context) -> dispatcher.steps.Steps`: its steps of a pass; made once `wanted`, `(Config) -> bool`.
     * `listener`: the class of a `Listener`, whose kind is the capability's name; it runs once `listens`,
       `(Config) -> bool`, or at the request of a job if `for_jobs`.
     * `verbs`: its verbs, by name.
+    * `completions`: for an option, by its name in Python, `(Spool) -> Iterable[str]`: the words that a shell offers.
     * `told`: `(RunDetails) -> Iterable[tuple[str, str]]`: its lines of `spool show`, title and text.
     * `gpus`: the `GpuVendor` whose GPUs it finds.
+    * `value`: `(Spool, str, End) -> Any`: what the function of a job that has ended returned; raises what it raised.
     * `checks`: a tuple of `doctor.checks.Check` of the machine.
     * `public`: the names that `spool` itself offers -> their modules.
     """
@@ -122,6 +125,7 @@ class Capability:
         search: str = "",
         by_others: bool = False,
         problem: str = "",
+        doubts: str = "",
         launch: str = "",
         steps: str = "",
         wanted: str = "",
@@ -129,8 +133,10 @@ class Capability:
         listens: str = "",
         for_jobs: bool = False,
         verbs: Mapping[str, ContributedVerb] | None = None,
+        completions: Mapping[str, str] | None = None,
         told: str = "",
         gpus: GpuVendor | None = None,
+        value: str = "",
         checks: str = "",
         public: Mapping[str, str] | None = None,
     ) -> None:
@@ -144,6 +150,7 @@ class Capability:
         self.search = search
         self.by_others = by_others
         self.problem = problem
+        self.doubts = doubts
         self.launch = launch
         self.steps = steps
         self.wanted = wanted
@@ -151,7 +158,9 @@ class Capability:
         self.listens = listens
         self.for_jobs = for_jobs
         self.verbs = verbs or {}
+        self.completions = completions or {}
         self.told = told
         self.gpus = gpus
+        self.value = value
         self.checks = checks
         self.public = public or {}

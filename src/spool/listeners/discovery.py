@@ -1,7 +1,7 @@
 """Discovery of the listeners of a spool, without loading or running any of them.
 
 Hooks are files (`hooks/EVENT` and `hooks/EVENT.d/*`, FORMAT 15), plugins are entry points of installed packages, and
-notifications, metrics and the status page are configured; jobs can request notifications as well. A plugin may crash
+the listeners of capabilities are configured, or requested by a job. A plugin may crash
 the process as it is loaded: after a few such crashes the plugins are left out.
 """
 
@@ -10,8 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import stat
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -20,14 +19,11 @@ from msgspec import Struct, field
 from spool.core import layout
 from spool.core.eventnames import EventName
 from spool.core.layout import CURSORS, Layout
-from spool.formats.capabilities import contributed
+from spool.formats.capabilities import contributed, is_offered
 from spool.formats.config import Config
 from spool.store.disk import Disk
 from spool.store.ownership import others_write, why_not_obeyed
 from spool.store.reading import read_bytes
-
-FOR_JOBS = "notify"
-"""The kind of listener that a job file can request by itself."""
 
 CAN_BE_REFUSED = frozenset({EventName.SUBMITTING, EventName.CANCELLING})
 
@@ -40,8 +36,6 @@ _DROPPINGS = ("~", ".swp", ".swo", ".bak", ".orig", ".rej", ".tmp", ".new", ".dp
 
 GROUP = "spool"
 """The entry point group of plugins."""
-
-_GROUP_HEADER = f"[{GROUP}]".encode()
 
 _MOST_LOADS = 3
 _LOADING = f"{CURSORS}/.loading"  # how often loading was begun and not completed
@@ -61,16 +55,13 @@ class Subscriptions(Struct, frozen=True):
 NO_SUBSCRIPTIONS = Subscriptions()
 
 
-def find_subscriptions(root: str, config: Config, *, for_jobs: bool) -> Subscriptions:
-    """Return the listeners of the spool *root*; *for_jobs*: some job requests notifications."""
+def find_subscriptions(root: str, config: Config, *, by_jobs: Collection[str] = ()) -> Subscriptions:
+    """Return the listeners of the spool *root*; *by_jobs*: the capabilities whose listeners some job asks for."""
     hooks = find_hooks(root)
     hooked = {EventName(name) for name in hooks.paths}
-    silent = {
-        "plugins": plugins_installed(),
-        FOR_JOBS: bool(config.notify) or for_jobs,
-    }
+    silent = {"plugins": plugins_installed()}
     for capability, listens in contributed("listens"):
-        silent[capability.name] = listens(config) or (for_jobs and capability.for_jobs)
+        silent[capability.name] = listens(config) or capability.name in by_jobs
     others = frozenset(kind for kind, listens in silent.items() if listens)
     return Subscriptions(
         kinds=others | ({"hooks"} if hooked else set()),
@@ -164,32 +155,8 @@ def _not_trusted(root: str, status: os.stat_result) -> str:
 
 @cache
 def plugins_installed() -> bool:
-    """Whether a distribution that this process can import has an entry point of our group.
-
-    The files are read directly, since `importlib.metadata` costs as much as a pass or two.
-    """
-    return plugins_in(sys.path)
-
-
-def plugins_in(places: Iterable[str]) -> bool:
-    """Whether a distribution in one of the directories *places* has an entry point of our group."""
-    for place in places:
-        try:
-            names = os.listdir(place or ".")
-        except OSError:
-            continue
-        for name in names:
-            if name.endswith((".dist-info", ".egg-info")) and _names_group(f"{place or '.'}/{name}/entry_points.txt"):
-                return True
-    return False
-
-
-def _names_group(path: str) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return any(line.strip() == _GROUP_HEADER for line in file)
-    except OSError:
-        return False
+    """Whether a distribution that this process can import has an entry point of our group."""
+    return is_offered(GROUP)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.core.units import parse_duration
 from spool.extras.engines import ENGINE
 from spool.formats import toml
+from spool.formats.capabilities import is_offered
 from spool.formats.config import Config
 from spool.formats.toml import Path
 from spool.formats.validation import Format, PartReader, Reading
@@ -262,6 +263,8 @@ def check_gpus(name: str, spec: Spec, engine: str) -> None:
 
 def offered() -> Iterator[Capability]:
     """Yield the engines that installed packages offer, whether they can be loaded or not."""
+    if not is_offered(GROUP):
+        return
     from importlib import metadata  # on this call, because it is slow to import
 
     for name in sorted({entry.name for entry in metadata.entry_points(group=GROUP)} - {*LOCAL_EXECUTORS, *_RULES}):
