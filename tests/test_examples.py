@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from shell import Home
-from spool.formats import jobfile, machinefile, reservation
+from spool.formats import jobfile, reservation
+from spool.formats.capabilities import contributed
 from support import ROOT, wait_for
 
 EXAMPLES = ROOT / "examples"
@@ -89,8 +90,10 @@ def test_every_job_file_names_its_schema_and_is_valid(path: Path) -> None:
     assert schema.exists()
     if schema.name == "reservation.schema.json":
         reservation.parse(text, name=path.stem, created_at_ns=0)
-    elif schema.name == "machine.schema.json":
-        machinefile.parse(text)
+    elif others := [
+        kind for _, kinds in contributed("files") for kind in kinds if schema.name == f"{kind.name}.schema.json"
+    ]:
+        others[0].parse(text)
     else:
         jobfile.parse(text, name=path.stem)
 

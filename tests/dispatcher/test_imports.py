@@ -33,7 +33,6 @@ PINNED = {
     ("spool.core.resources", "_cpu_list"),
     ("spool.core.resources", "_pinned"),
     ("spool.core.resources", "_linked_first"),
-    ("spool.formats.arbiter_protocol", "answers"),
 }
 ON_DEMAND = ("libtmux", "spool.executors.tmux", "spool.executors.first_program", "shlex", "spool.executors.slurm")
 ON_DEMAND += ("spool.executors.engine", "spool.executors.handover", "spool.executors.cluster_run")

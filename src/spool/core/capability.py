@@ -34,11 +34,15 @@ class Capability:
     * `by_others`: whether processes of such a run may be started by others than its wrapper, as those of a daemon are.
     * `problem`: `(Spec) -> str | None`: why a job that has its keys cannot start on this machine; None if it can.
     * `launch`: `(Spec, Assignments, ActiveRun) -> Assignments`: changes what is written for the wrapper of such a run.
+    * `files`: a tuple of `formats.validation.FileKind`: the files that are its own, for `spool check` and the schemas.
+    * `leases`: the class of the `dispatcher.leases.Leases` by which a dispatcher starts jobs on a shared machine.
+    * `sharing`: `(directory, owner, uid, now_ns) -> query.shared.MachineSharing`: what the users of one have of it.
     * `steps`: `(Context) -> dispatcher.steps.Steps`: its steps of a pass; made once `wanted`, `(Config) -> bool`.
     * `listener`: the class of a `Listener`, whose kind is the capability's name; it runs once `listens`,
       `(Config) -> bool`, or at the request of a job if `for_jobs`.
     * `verbs`: its verbs, by name.
     * `told`: `(RunDetails) -> Iterable[tuple[str, str]]`: its lines of `spool show`, title and text.
+    * `on_info`: `(MachineSharing, now_ns) -> None`: prints the other users of a shared machine for `spool info`.
     * `checks`: a tuple of `doctor.checks.Check` of the machine.
     * `public`: the names that `spool` itself offers -> their modules.
     """
@@ -54,6 +58,9 @@ class Capability:
         by_others: bool = False,
         problem: str = "",
         launch: str = "",
+        files: str = "",
+        leases: str = "",
+        sharing: str = "",
         steps: str = "",
         wanted: str = "",
         listener: str = "",
@@ -61,6 +68,7 @@ class Capability:
         for_jobs: bool = False,
         verbs: Mapping[str, ContributedVerb] | None = None,
         told: str = "",
+        on_info: str = "",
         checks: str = "",
         public: Mapping[str, str] | None = None,
     ) -> None:
@@ -72,6 +80,9 @@ class Capability:
         self.by_others = by_others
         self.problem = problem
         self.launch = launch
+        self.files = files
+        self.leases = leases
+        self.sharing = sharing
         self.steps = steps
         self.wanted = wanted
         self.listener = listener
@@ -79,5 +90,6 @@ class Capability:
         self.for_jobs = for_jobs
         self.verbs = verbs or {}
         self.told = told
+        self.on_info = on_info
         self.checks = checks
         self.public = public or {}

@@ -38,12 +38,10 @@ from spool.listeners.discovery import find_hooks, page_path
 from spool.listeners.metrics import NOT_INSTALLED
 from spool.listeners.notifications import readable_by_others, why_undelivered
 from spool.listeners.sending import masked
-from spool.machine import shared
 from spool.machine.cards import NO_CARD, unlisted_cards
 from spool.machine.host import file_system_of, is_mounted_noexec, is_shared_between_hosts
 from spool.machine.marks import MachineProber
 from spool.query import ignored
-from spool.query import shared as sharing
 from spool.query.jobs import JobLister
 from spool.query.last_view import STALE_NS
 from spool.query.rows import in_words
@@ -582,22 +580,6 @@ def _gpus(subject: Subject) -> Findings:
             yield warn(f"GPU {gpu.index} ({gpu.uuid}): {gpu.problem}", "no job starts on it")
 
 
-def _shared(subject: Subject) -> Findings:
-    place = shared.find(subject.config.machine, subject.config.machine_owner)
-    if place is None:
-        if subject.config.machine == "off" and shared.directory("auto") is not None:
-            text = 'the machine is shared, and `machine = "off"` takes no part: jobs start without leases'
-            yield warn(text, "remove the line from config.toml; to other users these jobs are foreign processes")
-        return
-    found = sharing.read(place, owner_of(subject.root), time.time_ns())
-    if found.problem:
-        yield fail(f"{found.problem}; nothing starts on this shared machine", found.remedy)
-    else:
-        yield good(
-            f"an arbiter that is trusted serves {place.directory}; `spool machine status` shows what each user has"
-        )
-
-
 def _notify(subject: Subject) -> Findings:
     config = subject.config
     named = dict.fromkeys([*config.contacts, *(to for rule in config.notify for to in rule.to)])
@@ -682,7 +664,6 @@ OF_THE_MACHINE = (
     Check("wrapper", "whether the compiled wrapper or `sh` runs `run.sh`, and why", _wrapper),
     Check("systemd", "what starts dispatchers, and whether jobs survive a logout", _systemd),
     Check("GPUs", "which GPUs there are, and what is wrong with them", _gpus),
-    Check("shared machine", "whether the arbiter answers, and is served by an account that may", _shared),
     Check("notify", "whether the recipients in the configuration are valid", _notify),
     Check("metrics", "whether the metrics file can be written", _metrics),
     Check("status page", "whether the status page can be written", _page),

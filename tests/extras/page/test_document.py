@@ -32,10 +32,10 @@ from extras.page.pages import (
 )
 from spool.core.model import SECOND_NS, ForeignProcess, State
 from spool.core.recent import RecentUse
-from spool.formats.machine_status import UserShare
 from spool.formats.state import JobView, PoolView, SharedView, StateView
 from spool.page.content import ContentReader
 from spool.page.document import render
+from spool.query.shared import UserShare
 from spool.store.ownership import this_user
 
 NOW_NS = time.time_ns()
