@@ -33,17 +33,17 @@ from rich.style import Style
 from extras.page.pages import an_end, lay
 from long.browser import Browser
 from spool.cli import main
-from spool.cli.tui.app import Top
 from spool.core.model import SECOND_NS, Grant, Request, Result, State
 from spool.core.recent import STEP_NS, STEPS, RecentUse
 from spool.core.units import parse_duration, parse_size
+from spool.extras.page.content import ContentReader
+from spool.extras.page.document import render
+from spool.extras.top.app import Top
 from spool.formats import journal, run_records
 from spool.formats.journal import Waits
 from spool.formats.state import GpuUseView, GpuView, JobView, MachineView, StateView, parse_state
 from spool.machine import identity
 from spool.machine.marks import MachineProber
-from spool.page.content import ContentReader
-from spool.page.document import render
 from spool.query.snapshot import snapshot
 from spool.store.lock import hold
 from spool.store.ownership import this_user

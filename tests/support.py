@@ -9,8 +9,13 @@ import socket
 import struct
 import traceback
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from spool.formats.capabilities import capabilities
 from spool.testing.served import PATIENCE_S, make_spool, wait_for
 
 __all__ = ["PATIENCE_S", "make_spool", "wait_for"]
@@ -122,3 +127,21 @@ def zone_file(rule: str) -> bytes:
     """Return the file of a time zone (RFC 8536) without a past, whose clocks follow the POSIX *rule*."""
     one = b"TZif2" + bytes(15) + struct.pack(">6l", 0, 0, 0, 0, 1, 4) + struct.pack(">lBB", 0, 0, 0) + b"UTC\0"
     return one + one + b"\n" + rule.encode() + b"\n"
+
+
+def is_whole() -> bool:
+    """Whether every capability that comes with spool is there, so that what is shipped can be judged."""
+    table = getattr(import_module("spool.extras"), "TABLE", ())
+    return bool(table) and len(table) == len(capabilities())
+
+
+WHOLE = pytest.mark.skipif(not is_whole(), reason="a folder of src/spool/extras is deleted")
+"""For a claim about what is shipped as a whole, such as a page that lists all keys."""
+
+
+def optional(module: str) -> Any:
+    """Return a module of an extra, None where its folder was deleted."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError:
+        return None

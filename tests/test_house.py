@@ -40,9 +40,8 @@ LAYERS: dict[str, set[str]] = {
         "query": "client state executors listeners machine store formats core",
         "dispatcher": "client state executors listeners machine store formats core",
         "doctor": "query client executors listeners machine store formats core",
-        "page": "query client listeners machine store formats core",
         "cli": "dispatcher doctor query client executors listeners machine store formats core",
-        "extras": "python cli dispatcher doctor page query client state executors listeners machine store formats core",
+        "extras": "python cli dispatcher doctor query client state executors listeners machine store formats core",
         "python": "query client machine store formats core",
         "testing": "cli dispatcher query client state executors listeners machine store formats core",
     }.items()
@@ -75,11 +74,11 @@ CORE_STDLIB = {
     "typing",
 }
 
-# Third-party name -> the one folder or module that imports it.
+# Third-party name -> the one folder or module that imports it; verbs of extras have click and rich too.
 HOMES = {
     "click": "cli",
     "filelock": "store/lock.py",
-    "jinja2": "page/document.py",
+    "jinja2": "extras/page/document.py",
     "libtmux": "executors/tmux.py",
     "msgspec": "formats",
     "pluggy": "listeners/plugins.py",
@@ -94,10 +93,10 @@ HOMES = {
 VALUES = {"msgspec.Struct", "msgspec.field", "msgspec.structs"}  # what the values of all layers are made of
 ABROAD = {
     ("listeners/sending.py", "apprise"): "an extra that only those who want to be told of things need",
-    ("listeners/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
+    ("extras/metrics/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
     ("python/calls.py", "cloudpickle"): "an extra for functions that no module has",
-    ("cli/tui/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
-    ("cli/tui/widgets.py", "textual"): "likewise: what that screen is made of",
+    ("extras/top/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
+    ("extras/top/widgets.py", "textual"): "likewise: what that screen is made of",
     ("testing/engine_claims.py", "pytest"): "the claims are tests, which packages with an engine of their own run",
     ("query/tabular.py", "pandas"): "for programs that have it: a list of jobs as its table",
     ("python/waiting.py", "tqdm"): "for programs that have it: its bar instead of a line",
@@ -368,7 +367,7 @@ def _dotted(path: str) -> str:
 def _is_verb(module: Module) -> bool:
     """Whether the module is one or more commands of the command line, which are found by their names."""
     found = [node for node in module.tree.body if isinstance(node, ast.FunctionDef)]
-    return module.layer == "cli" and any(_is_command(function) for function in found)
+    return module.layer in ("cli", "extras") and any(_is_command(function) for function in found)
 
 
 def _length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -737,11 +736,11 @@ def test_values_are_structs() -> None:
 
 
 def test_the_commands_print_through_two_functions() -> None:
-    """In cli/ only `say` and `tell`, which escape controls, print; the bytes of a log go out as they are."""
+    """In verbs only `say` and `tell`, which escape controls, print; the bytes of a log go out as they are."""
     wrong = [
         f"{module.path}:{node.lineno}"
         for module in modules()
-        if module.layer == "cli" and module.path not in SAYS
+        if module.layer in ("cli", "extras") and module.path not in SAYS
         for node in module.calls
         if _called(node) in ("print", "echo", "write", "secho")
         and ast.unparse(node.func) in ("print", "click.echo", "sys.stdout.write", "sys.stderr.write", "click.secho")

@@ -1,4 +1,4 @@
-"""Moments in words: what they mean at a known moment, and which are refused because they could mean two."""
+"""Times on a command line: what they mean at a known moment, and which are refused."""
 
 from __future__ import annotations
 
@@ -37,32 +37,18 @@ def read(text: str, *, past: bool = False) -> str:
     [
         ("16:00", "2026-11-20T16:00:00"),
         ("10:30", "2026-11-21T10:30:00"),
-        ("4:30 PM", "2026-11-20T16:30:00"),
-        ("noon", "2026-11-20T12:00:00"),
-        ("midnight", "2026-11-21T00:00:00"),
         ("tomorrow 8:00", "2026-11-21T08:00:00"),
-        ("Tomorrow, at 8 am", "2026-11-21T08:00:00"),
-        ("today 17:00", "2026-11-20T17:00:00"),
-        ("today", "2026-11-20T10:30:15"),
+        ("Tomorrow", "2026-11-21T00:00:00"),
         ("saturday", "2026-11-21T00:00:00"),
         ("friday", "2026-11-27T00:00:00"),
-        ("thu 9:00:30", "2026-11-26T09:00:30"),
         ("friday 16:00", "2026-11-20T16:00:00"),
-        ("friday 8:00", "2026-11-27T08:00:00"),
-        ("on Monday at 9:00", "2026-11-23T09:00:00"),
-        ("24 dec", "2026-12-24T00:00:00"),
-        ("January 5 16:00", "2027-01-05T16:00:00"),
-        ("5 jan 2028", "2028-01-05T00:00:00"),
-        ("now", "2026-11-20T10:30:15"),
-        ("now + 2 hours", "2026-11-20T12:30:15"),
-        ("+90m", "2026-11-20T12:00:15"),
-        ("in 1 day and 2 hours", "2026-11-21T12:30:15"),
-        ("now + 1 week", "2026-11-27T10:30:15"),
-        ("2 hours 30 minutes", "2h30m"),
-        ("2 hours", "2h"),
+        ("fri 8:00", "2026-11-27T08:00:00"),
+        ("2h", "2h"),
+        ("+90m", "90m"),
         ("1h30m", "1h30m"),
         ("2026-01-31T09:00:00+01:00", "2026-01-31T09:00:00"),
         ("2026-01-31 09:00", "2026-01-31T09:00:00"),
+        ("2026-01-31", "2026-01-31T00:00:00"),
     ],
 )
 def test_words_mean_the_next_such_moment(text: str, means: str) -> None:
@@ -76,12 +62,10 @@ def test_words_mean_the_next_such_moment(text: str, means: str) -> None:
     [
         ("16:00", "2026-11-19T16:00:00"),
         ("8:00", "2026-11-20T08:00:00"),
+        ("0:00", "2026-11-20T00:00:00"),
         ("monday", "2026-11-16T00:00:00"),
         ("friday", "2026-11-20T00:00:00"),
-        ("yesterday 8:00", "2026-11-19T08:00:00"),
-        ("2 hours ago", "2026-11-20T08:30:15"),
-        ("now - 1d", "2026-11-19T10:30:15"),
-        ("24 dec", "2025-12-24T00:00:00"),
+        ("friday 16:00", "2026-11-13T16:00:00"),
         ("7d", "7d"),
     ],
 )
@@ -91,32 +75,14 @@ def test_of_the_past_the_last_one_is_meant(text: str, means: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "instead"),
-    [
-        ("16:00:00", '"16:00", or "now + 16 hours"'),
-        ("1600", '"16:00"'),
-        ("now + 30", '"now + 30 minutes"'),
-        ("1/2/2026", '"2026-01-31 16:00"'),
-        ("next friday", '"friday" or a date'),
-        ("next week", '"now + 1 week"'),
-        ("tomorrow midnight", '"tomorrow 0:00"'),
-        ("today 8:00", '"tomorrow 08:00"'),
-        ("25:00", '"23:59"'),
-        ("30 feb", "does not exist"),
-        ("yesterday 8:00", "tomorrow 8:00"),
-        ("now - 2h", "is in the past"),
-        ("someday 8:00", "tomorrow 8:00"),
-        ("friday tomorrow", "tomorrow 8:00"),
-        ("", "tomorrow 8:00"),
-        ("in 3 months", "now + 2 hours"),
-        ("tomorrow 8:00 9:00", "tomorrow 8:00"),
-    ],
-)
-def test_what_could_mean_two_moments_is_refused_with_what_to_write(text: str, instead: str) -> None:
-    """Nobody finds out at the wrong hour."""
-    with pytest.raises(InvalidValue) as error:
+    "text",
+    ["16:00:00", "1600", "4pm", "now + 2 hours", "next friday", "today", "noon", "25:00", "24 dec", "someday 8:00", "",
+     "30", "tomorrow 8:00 9:00", "2 hours", "-2h"],
+)  # fmt: skip
+def test_other_words_are_refused_with_the_forms_that_there_are(text: str) -> None:
+    """A time with two meanings is not found out at the wrong hour."""
+    with pytest.raises(InvalidValue, match='write "16:00", "tomorrow 8:00", "friday"'):
         read(text)
-    assert instead in str(error.value)
 
 
 def test_a_clock_keeps_its_hour_when_summer_time_ends() -> None:
@@ -141,16 +107,9 @@ def test_a_time_that_comes_twice_is_the_next_of_the_two() -> None:
     assert understood("2:30", at + 9000 * 10**9) == "2026-10-26T02:30:00+01:00"
 
 
-def test_hours_from_now_are_hours_that_pass() -> None:
-    """Two hours after 1:30 it is 4:30 in the night to summer time, and a day later an hour later."""
-    at = int(datetime(2027, 3, 28, 1, 30).timestamp()) * 10**9
-    assert understood("now + 2 hours", at) == "2027-03-28T04:30:00+02:00"
-    assert understood("2 hours ago", at + 7200 * 10**9, past=True) == "2027-03-28T01:30:00+01:00"
-
-
 _WORDS = st.sampled_from(
-    ["now", "+", "-", "16:00", "8", "friday", "fri", "tomorrow", "today", "in", "ago", "2", "hours", "h", "dec", "31",
-     "2026-02-30", "pm", "am", "noon", "midnight", "next", "99:99", "0", "٣", "week", "9999999", "2026", "\0", ":"]
+    ["+", "-", "16:00", "8", "friday", "fri", "tomorrow", "2", "2h", "31", "2026-02-30", "99:99", "0", "٣", "9999999d",
+     "2026", "\0", ":"]
 )  # fmt: skip
 
 

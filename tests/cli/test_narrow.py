@@ -201,7 +201,7 @@ def test_the_name_of_an_array_lists_its_tasks(
 
 
 def test_ls_shows_the_last_that_ended_and_those_since(spool: Command, spool_root: Path) -> None:
-    """-n counts the ended ones, however old; --since takes a duration, a word or a date; both leave what goes on."""
+    """-n counts the ended ones, however old; --since takes a duration, a day or a date; both leave what goes on."""
     now, day = time.time_ns(), 24 * 3600 * 1_000_000_000
     for at in range(15):
         ended(spool_root, f"job_{at}", State.FINISHED, now - (15 - at) * day, code=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
 
 from spool.cli import gpus, render, reserve, wait
 from spool.core.model import OUTCOMES, State
@@ -32,10 +31,3 @@ def test_the_page_names_the_ends_that_are_requeued_as_failed() -> None:
     text = (ROOT / "docs" / "STATES.md").read_text(encoding="utf-8")
     sentence = text.partition("`spool requeue --failed` does that")[2].partition(";")[0]
     assert set(re.findall(r"`(\w+)`", sentence)) == UNSUCCESSFUL == OUTCOMES - {State.FINISHED, State.CANCELLED}
-
-
-def test_the_page_has_a_colour_for_every_end() -> None:
-    """The style sheet of the page names each outcome where it is said, and each state in the bar of a day."""
-    css = (files("spool.page") / "page.css").read_text()
-    assert set(re.findall(r"[.]say[.](\w+)", css)) >= OUTCOMES | {State.HELD, State.INVALID}
-    assert set(re.findall(r"rect[.](\w+)", css)) >= OUTCOMES | _RUN

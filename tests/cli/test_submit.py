@@ -608,7 +608,7 @@ def test_a_moment_is_written_as_people_write_it(spool: Command, spool_root: Path
     found = datetime.datetime.fromisoformat(queued(spool_root, "a")["start_after"])
     assert found.date() in [(day + datetime.timedelta(days=1)).date() for day in days]
     assert (found.hour, found.tzinfo is not None) == (8, True)
-    assert spool("submit", "-n", "b", "--start-after", "2 hours", "--", "true").code == 0
+    assert spool("submit", "-n", "b", "--start-after", "+2h", "--", "true").code == 0
     assert queued(spool_root, "b")["start_after"] == "2h"
     assert spool("submit", "--start-after", "soon", "--", "true").code == 2
     assert sorted(os.listdir(spool_root / "queued")) == ["a.toml", "b.toml"]

@@ -25,18 +25,19 @@ from spool.dispatcher import filemoves, launcher, recovery
 from spool.formats.history import parse_history_line
 from spool.formats.state import StateView, parse_state, render_state
 from spool.machine import marks
-from spool.page.content import ContentReader
-from spool.query import accounting, overview, snapshot
+from spool.query import accounting, snapshot
 from spool.query.details import job_details
 from spool.query.explain import preview, why
 from spool.query.jobs import counts, list_jobs
-from spool.query.overview import OverviewReader
 from spool.query.rows import JobRow
 from spool.query.tasks import ListedJob
 from spool.store import locked_spool
 from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
+from support import optional
 
+PAGE = optional("spool.extras.page.content")
+TOP = optional("spool.extras.top.reading")
 LIVES = int(os.environ.get("LIVES", "1"))
 RUNS = frozenset({State.STARTING, State.RUNNING, State.STOPPING})
 WAITS = frozenset({State.QUEUED, State.HELD, State.INVALID})
@@ -109,16 +110,18 @@ def compare(world: World, *, fresh: bool) -> None:
     _drawn(listed.rows, listed.at_ns)
     _shown(spool, rows)
     _planned(spool, rows, fresh=fresh)
-    _overview(world, listed.rows)
+    if TOP is not None:
+        _overview(world, listed.rows)
     if fresh:
         view = parse_state((world.root / layout.STATE).read_bytes())
         assert view is not None
         _told(view, rows)
-        page = ContentReader(str(world.root)).read(time.time_ns(), served=True)
-        active = [row for row in listed.rows if row.place != DONE]
-        assert page.counts == {state.value: number for state, number in counts(active).items()}, (
-            f"page: {active}, {view.jobs}"
-        )
+        if PAGE is not None:
+            page = PAGE.ContentReader(str(world.root)).read(time.time_ns(), served=True)
+            active = [row for row in listed.rows if row.place != DONE]
+            assert page.counts == {state.value: number for state, number in counts(active).items()}, (
+                f"page: {active}, {view.jobs}"
+            )
     _accounted(world, spool, rows)
 
 
@@ -193,7 +196,7 @@ def _planned(spool: Spool, rows: dict[str, list[JobRow]], *, fresh: bool) -> Non
 
 def _overview(world: World, found: Sequence[JobRow]) -> None:
     """`top` has the jobs of the list."""
-    seen = OverviewReader(str(world.root)).look(time.time_ns())
+    seen = TOP.OverviewReader(str(world.root)).look(time.time_ns())
     assert seen is not None
     active = {(row.name, row.place): row for row in found if not row.state.ended and row.place != DONE}
     assert {(row.name, row.place) for row in seen.active if row.place != DONE} == set(active), "top"
@@ -239,7 +242,8 @@ def test_every_view_says_the_same_of_a_job(tmp_path: Path, monkeypatch: pytest.M
     for module, name in ((filemoves, "MISSING_NS"), (recovery, "SILENT_NS"), (launcher, "SILENT_NS")):
         monkeypatch.setattr(module, name, 0)
     monkeypatch.setattr(locked_spool, "CUT_OFF_NS", 0)
-    monkeypatch.setattr(overview, "machine_now", lambda *_: Machine(2, 1 << 30))  # NVML is a process of its own
+    if TOP is not None:
+        monkeypatch.setattr(TOP, "machine_now", lambda *_: Machine(2, 1 << 30))  # NVML is a process of its own
     for seed in range(SEED, SEED + LIVES):
         with world_at(tmp_path / f"{seed}", monkeypatch) as world:
             for module in (snapshot, accounting, marks):

@@ -26,14 +26,6 @@ NEVER_CALLED = {
     ("spool.formats.jobfile", "edited"): "commands edit job files",
     ("spool.machine.nvml", "__init__"): "a process of its own asks NVML",
 }
-# What a module imports only for a run that is pinned; `_pinning` and `cores` say what happens if it cannot be loaded.
-PINNED = {
-    ("spool.executors.process", "_pinning"),
-    ("spool.machine.host", "cores"),
-    ("spool.core.resources", "_cpu_list"),
-    ("spool.core.resources", "_pinned"),
-    ("spool.core.resources", "_linked_first"),
-}
 ON_DEMAND = ("libtmux", "spool.executors.tmux", "spool.executors.first_program", "shlex", "spool.executors.slurm")
 ON_DEMAND += ("spool.executors.engine", "spool.executors.handover", "spool.executors.cluster_run")
 ON_DEMAND += ("spool.executors.language", "spool.machine.commands")
@@ -76,10 +68,9 @@ print(json.dumps([ours, sorted(sys.modules)]))
         (module, function, imported)
         for module, path in ours.items()
         for function, imported in _inner_imports(Path(path).read_text(encoding="utf-8"))
-        if imported not in loaded and (module, function) not in {*NEVER_CALLED, *PINNED}
+        if imported not in loaded and (module, function) not in NEVER_CALLED
     ]
     assert found == []
-    assert not {"spool.core.pinning", "spool.machine.cpus"}.intersection(loaded)
 
 
 def test_a_dispatcher_imports_nothing_in_all_its_life(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ def test_every_picture_is_linked_and_every_link_has_its_picture() -> None:
 def test_the_script_draws_them(tmp_path: Path) -> None:
     """What it draws has the names of the files in docs, two users, true ages, and answers of a real session."""
     pytest.importorskip("textual", reason="the extra `top` is not installed")
+    for folder in ("page", "top"):
+        pytest.importorskip(f"spool.extras.{folder}")
     words = [sys.executable, "tests/pictures.py", tmp_path, "screens", "session"]
     subprocess.run(words, cwd=ROOT, check=True, timeout=300)  # type: ignore[arg-type]
     drawn = {path.name: _text_of(path) for path in tmp_path.iterdir()}

@@ -80,7 +80,6 @@ EXPECTED = {
                 log_lines=20,
             ),
         ),
-        metrics="~/metrics/spool.prom",
         log_level="debug",
         other_hosts_gone=("oldbox",),
         gpu=GpuConfig(2 * S, frozenset({"Xorg"}), frozenset({"gdm"}), 600 << 20),
@@ -157,7 +156,6 @@ gpu.poll: "0s"
 contacts: { me = "x " } | { "json://x" = "y" } | { me = [] } | { me = 1 }
 notify: [{ to = ["me", "me"] }] | 'me' | ['me'] | [{ on = "failed" }] | [{ to = "me", log_lines = -1 }]
 notify: [{ to = "me", on = "fialed" }] | [{ to = "me", on = "polling" }]
-metrics: "/tmp/spool.prom " | "spool.prom" | "/tmp/spool.txt"
 gc.max_runs: 0
 gc.max_age: 30
 quotas.users.alice.max_running_jobs: "many" | -1

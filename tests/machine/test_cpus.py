@@ -12,7 +12,7 @@ import pytest
 
 from spool.core.model import Core
 from spool.core.pinning import cpu_list
-from spool.machine import cpus
+from spool.machine import host
 from spool.machine.host import Host
 
 OURS = os.sched_getaffinity(0)
@@ -42,19 +42,19 @@ def test_cores_have_their_threads_and_their_node(tmp_path: Path) -> None:
     """
     root = tree(tmp_path, {"0,4": 0, "1,5": 0, "2,6": 1, "3,7": 1})
     expected = (Core((0, 4), 0), Core((1, 5), 0), Core((2, 6), 1), Core((3, 7), 1))
-    assert cpus.read_cores(range(8), root) == expected
-    assert cpus.read_cores({0, 5, 1, 9}, root) == (Core((0,), 0), Core((1, 5), 0), Core((9,), 0))
+    assert host.read_cores(range(8), root) == expected
+    assert host.read_cores({0, 5, 1, 9}, root) == (Core((0,), 0), Core((1, 5), 0), Core((9,), 0))
 
 
 def test_what_cannot_be_read_is_a_core_of_its_own(tmp_path: Path) -> None:
     """Without /sys, or with nonsense in it, every CPU is a core of node 0; none is in two cores."""
-    assert cpus.read_cores({3, 1}, tmp_path) == (Core((1,)), Core((3,)))
+    assert host.read_cores({3, 1}, tmp_path) == (Core((1,)), Core((3,)))
     root = tree(tmp_path, {"0,1": 0})
     siblings = root / "sys/devices/system/cpu/cpu1/topology/thread_siblings_list"
     siblings.write_bytes(b"\xff-x\n")
-    assert cpus.read_cores({0, 1}, root) == (Core((0, 1)),)
+    assert host.read_cores({0, 1}, root) == (Core((0, 1)),)
     siblings.write_text("1-2\n")  # it says something else than CPU 0
-    assert cpus.read_cores({0, 1, 2}, root) == (Core((0, 1)), Core((2,)))
+    assert host.read_cores({0, 1, 2}, root) == (Core((0, 1)), Core((2,)))
 
 
 def test_this_machine_can_be_asked() -> None:
@@ -72,9 +72,9 @@ def test_a_child_is_pinned_from_its_first_moment_and_the_thread_is_as_before() -
     words = [sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"]
 
     def start() -> None:
-        with cpus.pinned(str(one)):
+        with host.pinned(str(one)):
             said.append(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split())
-        with pytest.raises(OSError, match="Invalid argument"), cpus.pinned("65535"):
+        with pytest.raises(OSError, match="Invalid argument"), host.pinned("65535"):
             pass
         said.append(os.sched_getaffinity(0))
 
@@ -83,6 +83,6 @@ def test_a_child_is_pinned_from_its_first_moment_and_the_thread_is_as_before() -
     thread.start()
     thread.join()
     assert said == [[str(one)], OURS]
-    with pytest.raises(OSError, match=r"not all of CPUs .* can be used"), cpus.pinned(f"{one},65535"):
+    with pytest.raises(OSError, match=r"not all of CPUs .* can be used"), host.pinned(f"{one},65535"):
         pass
     assert os.sched_getaffinity(0) == OURS

@@ -169,7 +169,7 @@ def release(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) 
 @click.command(cls=Verb)
 @picking
 @click.option("--failed", is_flag=True, help="Only jobs that failed, were lost, or exceeded a limit.")
-@click.option("--since", metavar="TIME", help='With --failed: only since "2h" (ago), "today", a date, a time.')
+@click.option("--since", metavar="TIME", help='With --failed: only since "2h" (ago), 0:00, friday, a date.')
 @click.option("--yes", is_flag=True, help="With --failed: do not ask before running several jobs again.")
 @click.option("--cascade", is_flag=True, help="Also jobs that were cancelled because one of these failed.")
 @click.option("--with", "keys", multiple=True, metavar="KEY=VALUE", help="Change a key of the jobs. May be repeated.")

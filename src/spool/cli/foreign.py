@@ -202,10 +202,11 @@ def _output(option: str) -> Converter:
 
 
 def _begin(text: str) -> list[str]:
-    seconds = re.fullmatch(r"now\+([0-9]+)(?:s|seconds?)?", text.replace(" ", ""))
-    if seconds:
-        return ["--start-after", f"{seconds[1]}s"]
-    return ["--start-after", re.sub(r"^([0-9]{1,2}:[0-9]{2}):[0-9]{2}$", r"\1", text)]
+    away = re.fullmatch(r"now(?:\+([0-9]+)(?:([smhdw])[a-z]*)?)?", text.replace(" ", "").lower())
+    if away:
+        return ["--start-after", f"{away[1]}{away[2] or 's'}"] if away[1] else []
+    clock = {"midnight": "0:00", "noon": "12:00", "fika": "15:00", "teatime": "16:00"}.get(text.lower(), text)
+    return ["--start-after", re.sub(r"^([0-9]{1,2}:[0-9]{2}):[0-9]{2}$", r"\1", clock)]
 
 
 def _signal(text: str) -> list[str]:

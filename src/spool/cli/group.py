@@ -23,7 +23,6 @@ _SECTIONS = (
             "submit": "Submit a job to the queue.",
             "run": "Submit a job, follow its output and exit with its code.",
             "ls": "List jobs that are waiting, running or recently ended.",
-            "top": "Watch and manage jobs and GPUs on a live screen.",
             "show": "Show everything about a job.",
             "why": "Explain why a job is not running yet, or how it ended.",
             "diff": "Show what differs between two runs.",

@@ -146,7 +146,7 @@ def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None) -
     "-a", "--all", "everything", is_flag=True, help="All ended jobs instead of the last ten, and each array task."
 )
 @click.option("-n", "recent", type=click.IntRange(0), metavar="N", help="The last N ended jobs instead of ten.")
-@click.option("--since", metavar="TIME", help='Jobs that ended since: "2h" (ago), "today", a date, a time.')
+@click.option("--since", metavar="TIME", help='Jobs that ended since: "2h" (ago), 0:00, friday, a date.')
 @states_option
 @click.option("-u", "--user", metavar="USER", help="Only this user's jobs.")
 @click.option("--project", metavar="NAME", help="Only jobs in this project.")
@@ -195,7 +195,7 @@ def command(
 
       spool ls
       spool ls 'sweep_*' -s failed,timeout -q | xargs spool requeue
-      spool ls --since today --columns name,state,exit,ended
+      spool ls --since 0:00 --columns name,state,exit,ended
 
     `--by lr` lists tasks in the order of their parameter lr, with the outcome, the metrics (`key = value` lines in the
     file `metrics` of their metadir) or else the last line of output, and which values failed.

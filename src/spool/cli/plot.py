@@ -37,7 +37,7 @@ def _panels(ctx: click.Context, parameter: click.Parameter, text: str | None) ->
 
 @click.command(cls=Verb)
 @click.option("-o", "--output", metavar="FILE", help="Write an .svg file.")
-@click.option("--since", metavar="TIME", help='Start: "7d" (ago), "today", a date, a time. Default: a day ago.')
+@click.option("--since", metavar="TIME", help='Start: "7d" (ago), 0:00, friday, a date. Default: a day ago.')
 @click.option("--until", metavar="TIME", help="End. Default: now.")
 @click.option("-u", "--user", metavar="USER", help="Only this user's runs.")
 @click.option("-p", "--project", metavar="NAME", help="Only runs in this project.")

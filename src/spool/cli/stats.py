@@ -25,7 +25,7 @@ _NONE = "-"
 
 @click.command(cls=Verb)
 @click.option("--by", type=click.Choice([each.value for each in By]), help="Print one row for each.")
-@click.option("--since", metavar="TIME", help='Only runs that ended since: "7d" (ago), "today", a date, a time.')
+@click.option("--since", metavar="TIME", help='Only runs that ended since: "7d" (ago), 0:00, friday, a date.')
 @click.option("--until", metavar="TIME", help="Only runs that ended before this time.")
 @click.option("-u", "--user", metavar="USER", help="Only this user's runs.")
 @click.option("-p", "--project", metavar="NAME", help="Only runs in this project.")

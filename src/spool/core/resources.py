@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from spool.core import pinning
 from spool.core import reservations as reserved
 from spool.core.gpus import NONE_NAMED, GpuSlot, GpuSlots, Kind
 from spool.core.model import Grant, Machine, Policy, Pool, Request, Reservation, Running, Waiting
@@ -401,22 +402,16 @@ class FreeResources:
 
     def _cpu_list(self, cpus: int, cards: Sequence[GpuSlot]) -> str:
         """Return the CPUs for a run that gets these GPUs; "" if the lists of the runs, after an edit, leave too few."""
-        from spool.core import pinning  # only a spool with `cpu_pinning` needs it
-
         near = {card.gpu.node for card in cards}
         return pinning.cpu_list(pinning.choose_cpus(self.machine.cores, self._pinned(), cpus, near))
 
     def _pinned(self) -> set[int]:
         """Return the CPUs that runs are pinned to."""
-        from spool.core import pinning
-
         lists = {run.grant.cpu_list for run in (*self.runs.values(), *self.started) if run.elsewhere is None}
         return {cpu for text in lists for cpu in pinning.cpus_in(text)}
 
     def _linked_first(self, cards: list[GpuSlot], request: Request) -> list[GpuSlot]:
         """Return *cards* in order, those first that suit each other and the free CPUs, among equally wanted ones."""
-        from spool.core import pinning
-
         pinned, free = self._pinned(), dict[int | None, int]()
         for core in self.machine.cores:
             free[core.node] = free.get(core.node, 0) + sum(cpu not in pinned for cpu in core.cpus)

@@ -147,7 +147,7 @@ class LeaseGate:
 
     def _replace(self, leases: Leases) -> None:
         self._timer.set(time.monotonic_ns() + _AGAIN_NS if self._try_again else None)
-        if leases.asks or leases.view != self.leases.view:
+        if leases.asks or leases.view != self.leases.view:  # else there is no news
             if leases.view is not None:
                 log.warning("no job can start on this shared machine: %s", leases.view.problem)
             self.leases.close()

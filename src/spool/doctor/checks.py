@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
-from importlib.util import find_spec
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -34,12 +33,10 @@ from spool.formats import config
 from spool.formats.capabilities import contributed
 from spool.formats.config import Config
 from spool.formats.state import parse_state
-from spool.listeners.discovery import find_hooks, page_path
-from spool.listeners.metrics import NOT_INSTALLED
+from spool.listeners.discovery import find_hooks
 from spool.listeners.notifications import readable_by_others, why_undelivered
 from spool.listeners.sending import masked
-from spool.machine.cards import NO_CARD, unlisted_cards
-from spool.machine.host import file_system_of, is_mounted_noexec, is_shared_between_hosts
+from spool.machine.host import NO_CARD, file_system_of, is_mounted_noexec, is_shared_between_hosts, unlisted_cards
 from spool.machine.marks import MachineProber
 from spool.query import ignored
 from spool.query.jobs import JobLister
@@ -597,30 +594,6 @@ def _notify(subject: Subject) -> Findings:
         yield good(f"{len(named)} recipients are valid; only a real message shows whether they answer")
 
 
-def _metrics(subject: Subject) -> Findings:
-    if subject.config.metrics is None:
-        return
-    path = os.path.expanduser(subject.config.metrics)
-    directory = os.path.dirname(path)
-    if find_spec("prometheus_client") is None:
-        why, _, remedy = NOT_INSTALLED.partition("; ")
-        yield warn(why, remedy)
-    elif not os.access(directory, os.W_OK | os.X_OK):
-        yield warn(f"{directory} does not exist or is not writable", "fix `metrics` in config.toml")
-    else:
-        yield good(f"written to {path}")
-
-
-def _page(subject: Subject) -> Findings:
-    path = page_path(subject.config, subject.root)
-    if path is None:
-        return
-    if os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK | os.X_OK):
-        yield warn(f"{path} cannot be written", "fix `status_page` in config.toml")
-    else:
-        yield good(f"written to {path}")
-
-
 def _hooks(subject: Subject) -> Findings:
     hooks = find_hooks(subject.root)
     for problem in hooks.problems:
@@ -665,8 +638,6 @@ OF_THE_MACHINE = (
     Check("systemd", "what starts dispatchers, and whether jobs survive a logout", _systemd),
     Check("GPUs", "which GPUs there are, and what is wrong with them", _gpus),
     Check("notify", "whether the recipients in the configuration are valid", _notify),
-    Check("metrics", "whether the metrics file can be written", _metrics),
-    Check("status page", "whether the status page can be written", _page),
     *(check for _, checks in contributed("checks") for check in checks),
     Check("hooks", "which hooks run, and what is wrong with the others", _hooks),
 )

@@ -18,8 +18,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from importlib import invalidate_caches
-from types import ModuleType
 
 from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.executors import compiled, first_program
@@ -28,6 +26,7 @@ from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.config import Config
 from spool.formats.wrapper import TOLD, Surroundings
 from spool.machine import descriptors, identity
+from spool.machine.host import pin, pinned, unpin
 
 SHELL = "/bin/sh"
 
@@ -188,7 +187,6 @@ class ProcessExecutor:
 
 def _spawn_on(cpus: str, spawn: Callable[[], int]) -> int:
     """Start a child that is pinned from its first moment: it inherits that of this thread."""
-    pinned = _pinning().pinned
     try:
         with pinned(cpus):
             return spawn()
@@ -196,16 +194,6 @@ def _spawn_on(cpus: str, spawn: Callable[[], int]) -> int:
         if error.errno == errno.EINVAL:
             raise _not_pinned(cpus, error) from error
         raise
-
-
-def _pinning() -> ModuleType:
-    """Return what pins; only a run with `cpu_pinning` needs it. Raises StartRefused if it cannot be loaded now."""
-    try:
-        from spool.machine import cpus
-    except ImportError as error:  # a shortage of descriptors
-        invalidate_caches()
-        raise StartRefused(f"what pins it to its CPUs cannot be loaded: {error}") from error
-    return cpus
 
 
 def _not_pinned(cpus: str, error: OSError) -> StartRefused:
@@ -298,14 +286,13 @@ class WrapperServer:
 
     def _pin(self, cpus: str) -> None:
         """Let the server run on *cpus* alone; "": wherever this process may. Its children inherit that."""
-        pinning = _pinning()
         if not self._is_there():
             raise BrokenPipeError
         try:
             if cpus:
-                pinning.pin(self.pid, cpus)
+                pin(self.pid, cpus)
             else:
-                pinning.unpin(self.pid)
+                unpin(self.pid)
         except ProcessLookupError:
             raise BrokenPipeError from None
         except OSError as error:

@@ -35,4 +35,29 @@ TABLE = (
         on_info="spool.extras.machine.verb:print_shared",
         checks="spool.extras.machine.checks:CHECKS",
     ),
+    Capability(
+        "page",
+        "Writes a web page that shows the spool.",
+        config="spool.extras.page:CONFIG",
+        listener="spool.extras.page.writer:PageWriter",
+        listens="spool.extras.page:listens",
+        checks="spool.extras.page.checks:CHECKS",
+    ),
+    Capability(
+        "metrics",
+        "Writes metrics for Prometheus.",
+        config="spool.extras.metrics:CONFIG",
+        listener="spool.extras.metrics.listener:Metrics",
+        listens="spool.extras.metrics:listens",
+        checks="spool.extras.metrics.checks:CHECKS",
+    ),
+    Capability(
+        "top",
+        "Shows the queue, the runs and the machine on a live screen.",
+        verbs={
+            "top": ContributedVerb(
+                "Jobs", "spool.extras.top:command", "Watch and manage jobs and GPUs on a live screen.", after="ls"
+            )
+        },
+    ),
 )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 GROUP = "spool.capabilities"
 """The entry point group of capabilities."""
 
-_TABLE = "spool.extras:TABLE"
+_EXTRAS = "spool.extras"  # by name, because what is above is not known here
 _here: tuple[Capability, ...] | None = None
 _outside: tuple[Capability, ...] | None = None
 
@@ -29,8 +29,13 @@ def capabilities() -> tuple[Capability, ...]:
     """Return the capabilities of `spool.extras` that are there, and those of packages once they were searched."""
     global _here
     if _here is None:
-        table, folder = loaded(_TABLE), os.path.dirname(sys.modules[_TABLE.partition(":")[0]].__file__ or "")
-        _here = tuple(each for each in table if os.path.isfile(f"{folder}/{each.name}/__init__.py"))
+        try:
+            extras = _imported(_EXTRAS)
+        except ImportError:
+            extras = None
+        folder = os.path.dirname(getattr(extras, "__file__", None) or "")
+        table = getattr(extras, "TABLE", ())  # all of it may be deleted
+        _here = tuple([each for each in table if os.path.isfile(f"{folder}/{each.name}/__init__.py")])
     return _here + (_outside or ())
 
 
@@ -53,8 +58,12 @@ def search() -> bool:
 def loaded(target: str) -> Any:
     """Return the object that a text "module:attribute" names. Raises ImportError."""
     module, _, attribute = target.partition(":")
+    return getattr(_imported(module), attribute)
+
+
+def _imported(module: str) -> Any:
     __import__(module)  # importlib takes long to import
-    return getattr(sys.modules[module], attribute)
+    return sys.modules[module]
 
 
 def contributed(column: str) -> Iterator[tuple[Capability, Any]]:

@@ -6,7 +6,6 @@ default, and the code that uses it. What the configuration of a shared machine (
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from functools import cache, partial
@@ -271,13 +270,6 @@ CONFIG = KeyTable(
     Key("contacts", "contacts", "Names for addresses, so that jobs use the names and secrets stay in this file.",
         default={}),
     Key("notify", _RULE, "Notifications about all jobs: `[[notify]]`.", many="list", default=()),
-    Key("metrics", "metrics file",
-        "A file for Prometheus metrics, as read by node_exporter's textfile collector: an absolute path that ends "
-        "with `.prom`; it may begin with `~`."),
-    Key("status_page", "page file",
-        "A web page that shows the spool, updated every few seconds while a dispatcher is running: `status.html` is "
-        "in the spool; a file at an absolute path, which may begin with `~`, is readable by everyone. The name ends "
-        "with `.html`."),
     Key("log_level", "word", "Level of detail in the dispatcher's log.", words=("debug", "info", "warning", "error")),
     Key("other_hosts_gone", "words",
         "Hosts that no longer exist: their runs count as lost. Name a host only if it is really off.", default=()),
@@ -411,8 +403,6 @@ class Config(Capacity, frozen=True):
     notifier: str | None = None
     contacts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     notify: tuple[NotifyRule, ...] = ()
-    metrics: str | None = None  # as written: absolute, or with ~
-    status_page: str | None = None  # as written: a name in the spool, absolute, or with ~
     log_level: str = "info"
     other_hosts_gone: tuple[str, ...] = ()
     defaults: JobDefaults = jobfile.NO_DEFAULTS
@@ -592,22 +582,6 @@ def _machine(where: str) -> str:
     return where
 
 
-def _metrics(path: str) -> str:
-    if not trimmed(path).startswith(("/", "~")):
-        raise InvalidValue(f"{toml.show(path)} must be an absolute path")
-    if not path.endswith(".prom"):
-        raise InvalidValue(f"{toml.show(path)} must end with .prom, or node_exporter ignores it")
-    return path
-
-
-def _page(path: str) -> str:
-    if not trimmed(path).startswith(("/", "~")) and "/" in path:
-        raise InvalidValue(f"{toml.show(path)} must be a plain name, for a file in the spool, or an absolute path")
-    if not path.endswith(".html") or os.path.basename(path).startswith("."):
-        raise InvalidValue(f'{toml.show(path)} must name an .html file such as "status.html"')
-    return path
-
-
 def _limit(stated: int | str) -> int:
     if isinstance(stated, int):
         return stated
@@ -651,7 +625,6 @@ _KINDS: Kinds = {
     "machine": lambda key: Kind(Text, _machine),
     "exports": lambda key: Kind(tuple[str, ...], _exports),
     "patterns": lambda key: Kind(Names, lambda stated: words(several(stated))),
-    "metrics file": lambda key: Kind(Text, _metrics),
     "word of Slurm": lambda key: Kind(Text, slurm.word),
     "word of an engine": lambda key: Kind(Text, engines.word),
     "words of an engine": lambda key: Kind(
@@ -663,7 +636,6 @@ _KINDS: Kinds = {
     "options of the engine": lambda key: Kind(tuple[str, ...], engines.plausible),
     "settings of engines": lambda key: Kind(dict[str, dict[str, Any]], read=_settings_of_engines),
     "names in Slurm": lambda key: Kind(dict[str, str], lambda stated: {t: slurm.word(g) for t, g in stated.items()}),
-    "page file": lambda key: Kind(Text, _page),
     "anything": lambda key: Kind(Duration),
     "any table": lambda key: Kind(dict[str, Any]),
 }

@@ -185,7 +185,7 @@ _WHEN = with_parts("job", (
         "Earliest start: a date and time (RFC 3339; the machine's local time if it has no offset), or a duration "
         "counted from when the job was queued.", examples=["2026-01-31T09:00:00+01:00", "2h"],
         option="--start-after TIME", also="--begin -b",
-        help="Do not start before: 16:00, 'tomorrow 8:00', friday, 'now + 2 hours', 2h, or a date and time."),
+        help="Do not start before: 16:00, 'tomorrow 8:00', friday, 2h, or a date and time."),
     Key("scheduling_timeout", "timeout",
         "Maximum wait; a job that waits longer ends as `unschedulable`. 0s means no maximum.",
         option="--scheduling-timeout TIME"),

@@ -221,7 +221,7 @@ class GrantRecord(Struct, frozen=True):
     boot_id: str | None = None  # of the boot in which the run was started
     inode: int | None = None  # of the job file that was claimed
     lease: int | None = None  # of the arbiter of a shared machine
-    place: str | None = None  # of the spool in which it was started (store/places.py)
+    place: str | None = None  # of the spool in which it was started (store/runfiles.py)
     waited_ns: int = 0  # wait until the start, by the clock of its scheduling timeout, which goes on in an engine
 
     def may_be_of(self, jid: Jid) -> bool:

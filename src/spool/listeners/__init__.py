@@ -15,8 +15,6 @@ _WHERE = {
     "hooks": "spool.listeners.hooks:Hooks",
     "plugins": "spool.listeners.plugins:Plugins",
     "notify": "spool.listeners.notifications:Notifier",
-    "metrics": "spool.listeners.metrics:Metrics",
-    "page": "spool.page.writer:PageWriter",  # a layer above, which shows the results of `query`
 }
 
 _CONTRIBUTED = {each.name: each.listener for each in capabilities() if each.listener}

@@ -68,8 +68,6 @@ def find_subscriptions(root: str, config: Config, *, for_jobs: bool) -> Subscrip
     silent = {
         "plugins": plugins_installed(),
         FOR_JOBS: bool(config.notify) or for_jobs,
-        "metrics": bool(config.metrics),
-        "page": bool(config.status_page),
     }
     for capability, listens in contributed("listens"):
         silent[capability.name] = listens(config) or (for_jobs and capability.for_jobs)
@@ -82,12 +80,6 @@ def find_subscriptions(root: str, config: Config, *, for_jobs: bool) -> Subscrip
         may_ask="plugins" in others,
         problems=hooks.problems,
     )
-
-
-def page_path(config: Config, root: str) -> str | None:
-    """Return the path of the status page of the spool *root*; None if there is none."""
-    stated = config.status_page
-    return os.path.join(root, os.path.expanduser(stated)) if stated is not None else None
 
 
 class HookFiles(Struct, frozen=True):

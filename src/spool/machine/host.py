@@ -2,26 +2,36 @@
 
 A dispatcher in a container or under a service manager's limits shares a large machine. Only the resources that its jobs
 can really get count, so the affinity mask and the limits of the control groups apply.
+
+The cores that runs may be pinned to are those that the kernel shows below `/sys/devices/system`: the siblings of each
+hardware thread, and the NUMA nodes. What cannot be read is a core of its own, on node 0. Sources: the kernel's
+Documentation/admin-guide/cputopology.rst and Documentation/ABI/stable/sysfs-devices-node.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
-from importlib import invalidate_caches
 from pathlib import Path
 
 from msgspec import Struct
 
 from spool.core.errors import shown
 from spool.core.model import Core
+from spool.core.pinning import cpus_in
 from spool.machine import cgroups
 
+PCI = "/sys/bus/pci/devices"
+NO_CARD = "this machine has no NVIDIA card"
+_NVIDIA, _AMD = "0x10de", "0x1002"
+_DISPLAY = "0x03"  # the class of display controllers: a card's audio and USB are devices of their own
+_COMPUTING = ("0x0380", "0x1200")  # the classes of AMD's cards without a display: a processor's graphics do not count
 _SHARED = ("nfs", "cifs", "smb", "9p", "lustre", "ceph", "gluster", "beegfs", "gpfs", "afs", "fuse.")
 
 
@@ -146,11 +156,6 @@ class Host:
 
     def cores(self) -> tuple[Core, ...]:
         """Return the cores that this process, and so a run, may use."""
-        try:
-            from spool.machine.cpus import read_cores  # only a spool with `cpu_pinning` needs it, and it first here
-        except ImportError:  # a shortage of descriptors; it is tried again
-            invalidate_caches()
-            raise
         return read_cores(usable_cpus(), self._root)
 
     def cpus(self) -> int:
@@ -249,3 +254,88 @@ def _value_of(variable: re.Match[str], env: Mapping[str, str]) -> str | None:
         return "$"
     name = variable[1] or variable[2] or ""
     return env[name] if name in env else login_environment().get(name)
+
+
+def read_cores(allowed: Iterable[int], root: Path = Path("/")) -> tuple[Core, ...]:
+    """Return the cores with CPUs among *allowed*, ordered by their first CPU.
+
+    *root* is prefixed to the path of every file that is read.
+    """
+    usable = set(allowed)
+    system = root / "sys/devices/system"
+    nodes = {cpu: node for node, cpus in _numa_nodes(system) for cpu in cpus}
+    cores, seen = list[Core](), set[int]()
+    for cpu in sorted(usable):
+        if cpu not in seen:
+            siblings = _cpus_of(system / f"cpu/cpu{cpu}/topology/thread_siblings_list")
+            core = {cpu, *usable.intersection(siblings)} - seen
+            seen |= core
+            cores.append(Core(tuple(sorted(core)), nodes.get(cpu, 0)))
+    return tuple(cores)
+
+
+def _numa_nodes(system: Path) -> Iterator[tuple[int, tuple[int, ...]]]:
+    for node in _cpus_of(system / "node/online"):
+        yield node, _cpus_of(system / f"node/node{node}/cpulist")
+
+
+def _cpus_of(path: Path) -> tuple[int, ...]:
+    try:
+        return cpus_in(path.read_text(encoding="ascii", errors="replace"))
+    except OSError:
+        return ()
+
+
+def pin(pid: int, cpus: str) -> None:
+    """Let a process or thread (0: this thread) run on *cpus* alone. Raises OSError, also if it may have only some."""
+    wanted = set(cpus_in(cpus))
+    os.sched_setaffinity(pid, wanted)
+    if os.sched_getaffinity(pid) != wanted:
+        raise OSError(errno.EINVAL, f"not all of CPUs {cpus} can be used")
+
+
+def unpin(pid: int) -> None:
+    """Let a process run on every CPU that this thread may run on. Raises OSError."""
+    os.sched_setaffinity(pid, os.sched_getaffinity(0))
+
+
+@contextmanager
+def pinned(cpus: str) -> Iterator[None]:
+    """Pin this thread, and so the children that it starts meanwhile. Raises OSError."""
+    before = os.sched_getaffinity(0)
+    try:
+        pin(0, cpus)
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def unlisted_cards(pci: str = PCI, *, listed: Collection[str] = ()) -> str:
+    """Return what is wrong with the cards on the bus that no driver lists; "" if there are none.
+
+    *listed* are the vendors whose driver lists GPUs.
+    """
+    cards = amd = 0
+    try:
+        devices = os.listdir(pci)
+    except OSError:
+        return ""
+    for device in devices:
+        if _text_of(f"{pci}/{device}/vendor") == _NVIDIA and _text_of(f"{pci}/{device}/class").startswith(_DISPLAY):
+            cards += 1
+        amd += _text_of(f"{pci}/{device}/vendor") == _AMD and _text_of(f"{pci}/{device}/class").startswith(_COMPUTING)
+    if amd and (not cards or "NVIDIA" in listed) and "AMD" not in listed:
+        they = "1 AMD card is" if amd == 1 else f"{amd} AMD cards are"
+        return f"{they} on the PCI bus, but the library of ROCm, librocm_smi64.so, is missing or lists none"
+    if not cards or "NVIDIA" in listed:
+        return ""
+    they = "1 NVIDIA card is" if cards == 1 else f"{cards} NVIDIA cards are"
+    return f"{they} on the PCI bus, but the driver's library, libnvidia-ml.so.1, is missing or lists none"
+
+
+def _text_of(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

@@ -37,9 +37,8 @@ from spool.query.added import AddedKeys
 from spool.query.last_view import last_view
 from spool.query.parameters import Parameters
 from spool.query.rows import ORDERS, JobRow, array_row, in_words, of_spec, row_of_result, row_of_view, usual_order
-from spool.store.places import why_copied
 from spool.store.reading import glimpse
-from spool.store.runfiles import RunFiles
+from spool.store.runfiles import RunFiles, why_copied
 from spool.store.spool import MISSED_NS, Service, Spool, spec_of
 from spool.store.tolerant import unreadable
 

@@ -22,8 +22,7 @@ from spool.state.run import ActiveRun
 from spool.state.submission import Attempts, attempts_so_far
 from spool.state.table import JobEntry, SchedulerState
 from spool.store.config import Settings
-from spool.store.places import why_copied
-from spool.store.runfiles import RunFiles
+from spool.store.runfiles import RunFiles, why_copied
 from spool.store.spool import Spool
 
 

@@ -27,8 +27,8 @@ from spool.store.disk import (
     status_of,
 )
 from spool.store.lock import hold
-from spool.store.places import place_of
 from spool.store.reading import read_bytes, read_record, read_with_status
+from spool.store.runfiles import place_of
 from spool.store.spool import Spool
 
 if TYPE_CHECKING:

@@ -37,7 +37,6 @@ from spool.formats.history import parse_history_line, parse_result
 from spool.formats.run_records import ArrayRecord, GrantRecord, WrittenUsage, parse_array
 from spool.store.disk import read_file, status_of
 from spool.store.lock import serving
-from spool.store.places import why_copied
 from spool.store.reading import (
     end_of_file,
     history_lines,
@@ -49,7 +48,7 @@ from spool.store.reading import (
     read_with_status,
     refuse_link,
 )
-from spool.store.runfiles import RunFiles
+from spool.store.runfiles import RunFiles, why_copied
 
 if TYPE_CHECKING:
     from spool.store.ownership import Ownership

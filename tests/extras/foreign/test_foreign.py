@@ -66,6 +66,8 @@ SAME = [
     ("#SBATCH --chdir=/data -A lab --no-requeue", {"workdir": "/data", "project": "lab", "requeue": False}),
     ("#SBATCH --export=NONE,A=1", {"env": {"A": "1"}}),
     ("#SBATCH --begin=now+60", {"start_after": "60s"}),
+    ("#SBATCH --begin=now+1hour", {"start_after": "1h"}),
+    ("#SBATCH --begin=now", {}),
     (
         "# GFLOW --gpus=2 --time=90 --memory=2048 --nice 20",
         {"gpus": 2, "time_limit": "1h30m", "memory": "2048M", "priority": 20},

@@ -19,7 +19,7 @@ from plugins.fake_nvml import GIB, FakeNvml
 from served import Served
 from spool.core.model import ForeignProcess, Gpu
 from spool.formats.state import GpuView
-from spool.machine.cards import unlisted_cards
+from spool.machine.host import unlisted_cards
 from spool.store.locked_spool import LockedSpool
 
 UNKNOWN = 999

@@ -15,14 +15,18 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from spool.core.errors import InvalidConfig
 from spool.core.eventnames import EventName
 from spool.core.events import Event
 from spool.core.model import SECOND_NS, ForeignProcess, Grant, Result, State
+from spool.doctor.checks import Level, examine
+from spool.extras.metrics import listener as writing
+from spool.extras.metrics.checks import CHECKS
+from spool.extras.metrics.listener import Metrics
+from spool.formats import config
 from spool.formats.config import Config
 from spool.formats.run_records import render_jid
 from spool.formats.state import GpuView, JobView, MachineView, PassesView, PoolView, SharedView, StateView, render_state
-from spool.listeners import metrics
-from spool.listeners.metrics import Metrics
 from spool.machine import identity
 from support import PATIENCE_S, ROOT
 
@@ -104,7 +108,7 @@ def out(tmp_path: Path) -> Path:
 def listener(spool_root: Path, out: Path) -> Metrics:
     """Return a listener of a spool with a state."""
     (spool_root / "state.json").write_bytes(render_state(VIEW))
-    return Metrics(str(spool_root), lambda: Config(metrics=str(out)))
+    return Metrics(str(spool_root), lambda: Config(parts=(("metrics", str(out)),)))
 
 
 def test_the_file_says_what_there_is(listener: Metrics, out: Path) -> None:
@@ -164,10 +168,10 @@ def test_it_is_written_whole_for_whoever_reads_it_and_not_more_often_than_it_may
 ) -> None:
     """Mode 0644 whatever the umask, by one rename, nothing left beside it, and again after 15 seconds."""
     now = time.monotonic()
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: now)
+    monkeypatch.setattr(writing.time, "monotonic", lambda: now)
     umask = os.umask(0o077)
     try:
-        assert listener.tick() == metrics.EVERY_S == 15
+        assert listener.tick() == writing.EVERY_S == 15
     finally:
         os.umask(umask)
     first = out.stat()
@@ -222,7 +226,7 @@ def test_the_use_of_runs_is_read_off_their_processes(
             (spool_root / "jobs/x/1/jid").write_bytes(render_jid(jid))
             listener.tick()
             assert 50_000_000 < value(samples(out), "spool_memory_used_bytes") < 500_000_000
-            monkeypatch.setattr(metrics, "EVERY_S", 0.0)
+            monkeypatch.setattr(writing, "EVERY_S", 0.0)
             listener._next = 0.0
             deadline = time.monotonic() + PATIENCE_S
             while time.monotonic() < deadline and value(samples(out), "spool_cpus_used") < 0.05:
@@ -242,8 +246,8 @@ def test_a_file_that_cannot_be_written_is_reported_once(
     spool_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The directory of node_exporter may be missing: one line in the log, and the spool goes on."""
-    monkeypatch.setattr(metrics, "EVERY_S", 0.0)
-    listener = Metrics(str(spool_root), lambda: Config(metrics=str(tmp_path / "nowhere" / "spool.prom")))
+    monkeypatch.setattr(writing, "EVERY_S", 0.0)
+    listener = Metrics(str(spool_root), lambda: Config(parts=(("metrics", str(tmp_path / "nowhere" / "spool.prom")),)))
     listener.tick()
     listener.tick()
     assert caplog.text.count("cannot write the metrics") == 1
@@ -253,7 +257,7 @@ def test_without_the_library_it_says_what_to_install(
     listener: Metrics, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """prometheus_client is an extra."""
-    monkeypatch.delitem(sys.modules, "spool.listeners.prometheus", raising=False)
+    monkeypatch.delitem(sys.modules, "spool.extras.metrics.prometheus", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     listener.tick()
     assert "pip install 'spool-scheduler[metrics]'" in caplog.text
@@ -301,3 +305,23 @@ def test_the_dashboard_and_the_page_speak_of_metrics_that_there_are(listener: Me
         )
         for family in families
     }
+
+
+def test_the_key_names_a_file_that_node_exporter_reads() -> None:
+    """It is absolute or begins with `~`, and ends with `.prom`; anything else is an error."""
+    assert config.parse(b'metrics = "~/metrics/spool.prom"').part("metrics") == "~/metrics/spool.prom"
+    for wrong in ("/tmp/spool.prom ", "spool.prom", "/tmp/spool.txt"):
+        with pytest.raises(InvalidConfig):
+            config.parse(f'metrics = "{wrong}"'.encode())
+
+
+def test_the_doctor_looks_at_the_directory_of_the_file(spool_root: Path, tmp_path: Path) -> None:
+    """It must be there and writable; without the key nothing is said."""
+
+    def found(text: str) -> list[tuple[Level, str]]:
+        (spool_root / "config.toml").write_text(text)
+        return [(finding.level, finding.text) for finding in examine(str(spool_root), checks=CHECKS)]
+
+    assert found("cpus = 1") == []
+    assert found(f'metrics = "{tmp_path}/spool.prom"')[0][0] is Level.OK
+    assert "does not exist" in found(f'metrics = "{tmp_path}/nowhere/spool.prom"')[0][1]

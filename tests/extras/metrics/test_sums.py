@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from spool.core.eventnames import EventName
 from spool.core.events import Event
-from spool.core.metrics import BOUNDS_NS, Histogram, RecentKeys, Sums
 from spool.core.model import SECOND_NS, GpuUse, Grant, Result, State
+from spool.extras.metrics.sums import BOUNDS_NS, Histogram, RecentKeys, Sums
 
 RESULT = Result(
     job="train",

@@ -1,4 +1,4 @@
-"""What `spool doctor` says of notifications and metrics."""
+"""What `spool doctor` says of notifications."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def found(root: Path, text: str, mode: int = 0o600) -> list[tuple[str, Level, st
     path = root / "config.toml"
     path.write_text(text)
     path.chmod(mode)
-    checks = [check for check in OF_THE_MACHINE if check.name in ("notify", "metrics")]
+    checks = [check for check in OF_THE_MACHINE if check.name == "notify"]
     return [(finding.check, finding.level, finding.text) for finding in examine(str(root), checks=checks)]
 
 
 def test_nothing_is_said_of_what_nobody_has_asked_for(spool_root: Path) -> None:
-    """A configuration without receivers and metrics is no finding."""
+    """A configuration without receivers is no finding."""
     assert found(spool_root, "cpus = 1") == []
 
 
@@ -74,11 +74,7 @@ def test_secrets_that_others_read_are_a_finding(spool_root: Path) -> None:
     assert "readable by others" in said
 
 
-def test_what_is_not_installed_or_not_writable_is_a_finding(
-    spool_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both extras are looked for where the configuration needs them, and so is the directory of node_exporter."""
-    assert found(spool_root, f'metrics = "{tmp_path}/spool.prom"')[0][:2] == ("metrics", Level.OK)
-    assert "does not exist" in found(spool_root, f'metrics = "{tmp_path}/nowhere/spool.prom"')[0][2]
+def test_apprise_is_asked_for_where_an_address_needs_it(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The finding says how to install it."""
     monkeypatch.setitem(sys.modules, "apprise", None)
     assert "not installed" in found(spool_root, 'contacts = { me = "mailto://example.org" }')[0][2]

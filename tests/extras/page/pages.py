@@ -7,10 +7,10 @@ from pathlib import Path
 
 from spool.core import layout
 from spool.core.model import SECOND_NS, ForeignProcess, Grant, Request, Result, State
+from spool.extras.page.content import ContentReader
+from spool.extras.page.document import render
 from spool.formats.history import render_history
 from spool.formats.state import GpuUseView, GpuView, JobView, MachineView, PoolView, StateView, render_state
-from spool.page.content import ContentReader
-from spool.page.document import render
 
 G = 1 << 30
 HOUR_NS = 3600 * SECOND_NS

@@ -30,11 +30,11 @@ from extras.page.pages import (
     lay,
     page_of,
 )
-from spool.core.model import SECOND_NS, ForeignProcess, State
+from spool.core.model import OUTCOMES, SECOND_NS, ForeignProcess, State
 from spool.core.recent import RecentUse
+from spool.extras.page.content import ContentReader
+from spool.extras.page.document import render
 from spool.formats.state import JobView, PoolView, SharedView, StateView
-from spool.page.content import ContentReader
-from spool.page.document import render
 from spool.query.shared import UserShare
 from spool.store.ownership import this_user
 
@@ -122,7 +122,7 @@ def test_controls_and_bidi_controls_are_made_visible(spool_root: Path) -> None:
 
 def test_only_our_own_style_and_script_go_in_as_they_are() -> None:
     """The template escapes everything but the style sheet and the script of the package."""
-    template = (files("spool.page") / "page.html").read_text()
+    template = (files("spool.extras.page") / "page.html").read_text()
     assert re.findall(r"(\w+) *\| *safe\b", template) == ["style", "script"]
     assert not re.search(r"autoescape|Markup", template)
 
@@ -266,3 +266,10 @@ def test_a_failed_run_opens_its_last_lines_on_a_page_of_the_owner_alone(spool_ro
     assert "x" * 201 not in page.text
     assert (len(page.all("details")), len(page.all("img"))) == (1, 0)
     assert "line 19" not in the_page(spool_root).text
+
+
+def test_the_page_has_a_colour_for_every_end() -> None:
+    """The style sheet of the page names each outcome where it is said, and each state in the bar of a day."""
+    css = (files("spool.extras.page") / "page.css").read_text()
+    assert set(re.findall(r"[.]say[.](\w+)", css)) >= OUTCOMES | {State.HELD, State.INVALID}
+    assert set(re.findall(r"rect[.](\w+)", css)) >= OUTCOMES | {State.STARTING, State.RUNNING, State.STOPPING}

@@ -15,15 +15,15 @@ import pytest
 from extras.page.pages import a_view, a_waiting_job, an_end, busy_view, lay
 from spool.core.model import State
 from spool.doctor.checks import OF_THE_MACHINE, examine
+from spool.extras.page import writer
+from spool.extras.page.writer import PageWriter
 from spool.formats import config
 from spool.formats.config import Config
 from spool.formats.history import render_history
 from spool.listeners.discovery import find_subscriptions
-from spool.page import writer
-from spool.page.writer import PageWriter
 
 NOW_NS = 1_800_000_000_000_000_000
-IN_SPOOL = Config(status_page="status.html")
+IN_SPOOL = Config(parts=(("page", "status.html"),))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_only_a_page_in_the_spool_has_output(spool_root: Path, tmp_path: Path, i
     (spool_root / "jobs" / "bad" / "1").mkdir(parents=True)
     (spool_root / "jobs" / "bad" / "1" / "log").write_text("password=secret\n")
     path = spool_root / "status.html" if inside else tmp_path / "page.html"
-    PageWriter(str(spool_root), lambda: Config(status_page=str(path))).tick()
+    PageWriter(str(spool_root), lambda: Config(parts=(("page", str(path)),))).tick()
     assert ("password=secret" in path.read_text()) == inside
 
 
@@ -167,7 +167,7 @@ def test_who_may_read_it(spool_root: Path, tmp_path: Path, inside: bool, mode: i
     folder = tmp_path / "public_html"
     folder.mkdir()
     path = spool_root / "status.html" if inside else folder / "jobs.html"
-    stated = Config(status_page="status.html" if inside else str(path))
+    stated = Config(parts=(("page", "status.html" if inside else str(path)),))
     before = os.umask(0o077)
     try:
         PageWriter(str(spool_root), lambda: stated).tick()
@@ -190,7 +190,7 @@ def test_the_last_page_says_that_the_dispatcher_has_left(spool_root: Path) -> No
 @pytest.mark.usefixtures("hasty")
 def test_a_run_that_ends_stands_on_the_next_page(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is appended to the history between two pages is on the second."""
-    monkeypatch.setattr("spool.page.content._DAY_SHARE", 0)
+    monkeypatch.setattr("spool.extras.page.content._DAY_SHARE", 0)
     lay(spool_root, a_view(NOW_NS), [])
     page = first_page(spool_root)
     assert "Recently ended" not in (spool_root / "status.html").read_text()

@@ -12,8 +12,8 @@ from calling import put_job
 from extras.machine.sharing import BOB, join, shares, write
 from spool.core.errors import SpoolUnusable
 from spool.core.model import State
+from spool.extras.top.reading import OverviewReader
 from spool.formats.state import MachineView, StateView, render_state
-from spool.query.overview import OverviewReader
 from spool.query.shared import UserShare
 from spool.store.lock import hold
 

@@ -34,10 +34,10 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from spool.cli import main
-from spool.cli.tui.app import Top
-from spool.cli.tui.background import LogText
-from spool.cli.tui.header import bar
-from spool.cli.tui.widgets import Prompt, RowList, TextPane
+from spool.extras.top.app import Top
+from spool.extras.top.header import bar
+from spool.extras.top.reading import LogText
+from spool.extras.top.widgets import Prompt, RowList, TextPane
 
 Steps = Callable[["Screen"], Awaitable[None]]
 HOSTILE = ("[red]x[/red]", "\x1b[2Jclear", "\u202eevil", "漢字" * 30, "e\u0301" * 40, "<script>", "a\tb\nc")
@@ -509,8 +509,8 @@ def test_without_a_terminal_or_a_usable_one_it_says_so(
     assert main.run(["top"]) == 1
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setitem(sys.modules, "textual", None)
-    monkeypatch.delitem(sys.modules, "spool.cli.tui.app")
-    monkeypatch.delitem(sys.modules, "spool.cli.tui.widgets")
+    monkeypatch.delitem(sys.modules, "spool.extras.top.app")
+    monkeypatch.delitem(sys.modules, "spool.extras.top.widgets")
     assert main.run(["top"]) == 1
 
 

@@ -59,9 +59,8 @@ def steps(program: Sequence[str], machine_file: str, whole: Machine, *, force: b
         why = f"{hidden} is in a home directory, which the service cannot see, and its owner could change it"
         remedy = "install spool for all users, as with `sudo pipx install --global spool`, and call that"
         raise SpoolError(cannot("install", UNIT, why, remedy=remedy))
-    text = (
-        shipped(UNIT, _FOLDER).decode().replace(f"ExecStart={_PROGRAM} ", f"ExecStart={' '.join(map(word, program))} ")
-    )
+    started = f"ExecStart={' '.join(map(word, program))} "
+    text = shipped(UNIT, _FOLDER).decode().replace(f"ExecStart={_PROGRAM} ", started)
     unit = Unit(UNIT, f"{_UNITS}/{UNIT}", marked(text.encode(), BY_ROOT), _FOLDER)
     if not force:
         refuse([unit], BY_ROOT)

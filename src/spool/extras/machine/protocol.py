@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import DecodeError, Meta, Struct, json
 
 from spool.core.model import Pool, Request
+from spool.core.pinning import cpus_in
 
 VERSION = 2
 MOST_BYTES = 60_000  # of one datagram
@@ -197,8 +198,6 @@ class PinnedGrant(Granted, frozen=True, tag="pinned"):
 
     def answers(self, demand: LeaseRequest, pools: Iterable[Pool]) -> bool:
         """Whether it grants what was asked for, no more and nothing else."""
-        from spool.core.pinning import cpus_in  # only a machine with `cpu_pinning` needs it
-
         return super().answers(demand, pools) and len(cpus_in(self.cpu_list)) == demand.cpus
 
 

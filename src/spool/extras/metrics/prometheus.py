@@ -13,8 +13,8 @@ from msgspec import Struct, field
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from spool.core.metrics import Histogram, RunUsage, Sums
 from spool.core.model import OUTCOMES, SECOND_NS, State
+from spool.extras.metrics.sums import Histogram, RunUsage, Sums
 from spool.formats.state import GpuView, MachineView, PassesView, StateView
 from spool.version import __version__
 

@@ -1,4 +1,4 @@
-"""`spool top`: a live screen of the queue, the runs and the machine."""
+"""`spool top`: a live screen of the queue, the runs and the machine. Here is its command."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def command(root: str, theme: str | None) -> int:
         why = "the terminal cannot move its cursor (TERM=dumb)"
         raise SpoolError(cannot(*what, why, remedy="`spool ls --watch` works there"))
     try:
-        from spool.cli.tui.app import Top
+        from spool.extras.top.app import Top
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "textual":
             raise

@@ -26,7 +26,7 @@ from spool.core.model import ALIVE, SECOND_NS, ForeignProcess, State
 from spool.core.reasons import count_of, ranges_of
 from spool.core.timeleft import Basis
 from spool.core.units import show_duration, show_percent, show_size
-from spool.page.content import Day, PageContent, RunShown
+from spool.extras.page.content import Day, PageContent, RunShown
 from spool.query.rows import JobRow
 from spool.query.shared import lease_words, pools_of
 from spool.query.timeline import LaneBar, Timeline, TimelineRow

@@ -11,8 +11,8 @@ from spool.core import layout
 from spool.core.eventnames import EventName
 from spool.core.events import Event
 from spool.core.layout import Layout
-from spool.core.metrics import COUNTED, RunUsage, Sums
 from spool.core.model import ALIVE, SECOND_NS, Jid
+from spool.extras.metrics.sums import COUNTED, RunUsage, Sums
 from spool.formats.config import Config
 from spool.formats.state import StateView, parse_state
 from spool.listeners.base import MESSAGES, Listener
@@ -68,12 +68,12 @@ class Metrics(Listener):
         self._write(up=False)
 
     def _write(self, *, up: bool = True) -> None:
-        stated = self._config().metrics
+        stated = self._config().part("metrics")
         if stated is None:
             return
         path = os.path.expanduser(stated)
         try:
-            from spool.listeners.prometheus import Numbers, render
+            from spool.extras.metrics.prometheus import Numbers, render
         except ImportError:
             self._complain(NOT_INSTALLED)
             return

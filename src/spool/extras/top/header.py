@@ -15,7 +15,7 @@ from spool.core.model import ALIVE, Gpu, State
 from spool.core.reasons import count_of
 from spool.core.recent import in_cells
 from spool.core.units import show_duration, show_size
-from spool.query.overview import GpuGlance, Overview
+from spool.extras.top.reading import GpuGlance, Overview
 from spool.query.rows import JobRow
 from spool.query.shared import UserShare, in_words
 

@@ -22,15 +22,24 @@ from textual.widgets import Footer, Input, Static
 from spool.cli import control, group, ls, render
 from spool.cli.attach import attach_command
 from spool.cli.edit import change_keys
-from spool.cli.tui import header
-from spool.cli.tui.background import WAITING, PaneSubject, Repeater, SubjectReader, in_thread, quietly
-from spool.cli.tui.widgets import Choices, Help, ListColumn, Prompt, Question, RowList, TextPane
 from spool.client import autostart
 from spool.client.requests import Change, Requests, told
 from spool.core.errors import SpoolError, shown
 from spool.core.model import ALIVE, SECOND_NS
 from spool.core.names import is_pattern
-from spool.query.overview import GpuGlance, Overview, OverviewReader
+from spool.extras.top import header
+from spool.extras.top.reading import (
+    WAITING,
+    GpuGlance,
+    Overview,
+    OverviewReader,
+    PaneSubject,
+    Repeater,
+    SubjectReader,
+    in_thread,
+    quietly,
+)
+from spool.extras.top.widgets import Choices, Help, ListColumn, Prompt, Question, RowList, TextPane
 from spool.query.rows import ORDERS, JobRow
 from spool.query.tasks import ListedJob
 from spool.store.ownership import this_user

@@ -14,11 +14,11 @@ from spool.core.eventnames import EventName
 from spool.core.events import Event
 from spool.core.layout import STAGING
 from spool.core.model import SECOND_NS
+from spool.extras.page import page_path
+from spool.extras.page.content import ContentReader
+from spool.extras.page.document import render
 from spool.formats.config import Config
 from spool.listeners.base import Listener
-from spool.listeners.discovery import page_path
-from spool.page.content import ContentReader
-from spool.page.document import render
 from spool.store.disk import Disk
 
 log = logging.getLogger(__name__)

@@ -1,1 +1,0 @@
-"""The screen of `spool top`: its background reading, its widgets, and its keys."""
