@@ -27,7 +27,6 @@ if (Path(__file__).parent / "plugins" / "fake_nvml.py").exists():
     pytest_plugins = [
         "plugins.commands",
         "plugins.fake_nvml",
-        "plugins.fake_rocm",
         "plugins.receiving",
         "plugins.serving",
         "plugins.variants",

@@ -32,7 +32,7 @@ LAYERS: dict[str, set[str]] = {
         "core": "",
         "formats": "core",
         "store": "formats core",
-        "machine": "core",
+        "machine": "formats core",
         "executors": "machine formats core",
         "listeners": "machine store formats core",
         "client": "store formats core",
@@ -123,6 +123,7 @@ LONG_FUNCTIONS: dict[str, str] = {"cli.simulate.command": "its options and its h
 MANY_PARAMETERS: dict[str, str] = {
     "core.Capability.__init__": "a row of a table has many columns, most of them empty",
     "core.DependencyResolver.__init__": "what a name does stands in that many places",
+    "core.GpuVendor.__init__": "a part of such a row",
     "core.FreeResources.__init__": "all facts of one instant; tests give those that they need",
     "formats.Key.__init__": "a row of a table has many columns, most of them empty",
     "formats.job_environment": "a job finds that much in its environment",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from spool.cli import gpus, render, reserve, wait
+from spool.cli import info, render, reserve, wait
 from spool.core.model import OUTCOMES, State
 from spool.query.machine import GpuState
 from spool.query.reservations import ReservationState
@@ -18,7 +18,7 @@ def test_every_state_is_drawn_and_every_end_has_an_exit_code() -> None:
     """No member of State is without a style and an exit code, nor an outcome without a colour of its own."""
     assert [state for state in State if not render.style_of(state)] == [State.QUEUED]
     assert set(reserve._STYLES) == set(ReservationState)
-    assert set(gpus._STYLES) == set(GpuState)
+    assert set(info._GPU_STYLES) == set(GpuState)
     assert len({render.colour_of(state) for state in OUTCOMES}) == len(OUTCOMES)
     assert render.colour_of("a word of a later version") == render.GREY
     assert [state for state in State if wait.code_of(state, None) == 0] == [State.FINISHED]

@@ -319,7 +319,7 @@ def test_a_waiting_job_for_a_large_gpu_keeps_others_off_it():
 
 def of_amd(*indices: int) -> tuple[Gpu, ...]:
     """Return GPUs of AMD of these indices."""
-    return tuple(Gpu(f"GPU-{index:016x}", index, "AMD Instinct MI210", CARD, CARD) for index in indices)
+    return tuple(Gpu(f"GPU-{index:016x}", index, "AMD Instinct MI210", CARD, CARD, vendor="AMD") for index in indices)
 
 
 def test_gpus_of_two_vendors_are_never_mixed_up():

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,6 @@ import pytest
 
 from end_to_end.hooking import hook
 from plugins.fake_nvml import GIB, FakeNvml
-from plugins.fake_rocm import FakeRocm
 from served import Served, overlap, pids_in
 from support import wait_for
 
@@ -65,32 +61,6 @@ def test_a_job_finds_its_gpus_by_index_if_so_configured(gpus: Served) -> None:
     assert gpus.run() == 0
     assert gpus.log("two") == "1,3 PCI_BUS_ID 1,3\n"
     assert gpus.log("none") == "[] unset\n"
-
-
-@pytest.mark.executors("process", "tmux")
-def test_gpus_of_amd_beside_gpus_of_nvidia(
-    fake_nvml: FakeNvml, fake_rocm: FakeRocm, tmp_path: Path, executor: str
-) -> None:
-    """A job finds those of AMD in ROCR_VISIBLE_DEVICES and sees no other; `spool gpus` shows both vendors."""
-    fake_nvml.gpu(_uuid(0), name="NVIDIA A100")
-    for at in (1, 2):
-        fake_rocm.gpu(at, bus=at)
-    echo = 'echo "[$CUDA_VISIBLE_DEVICES] [${ROCR_VISIBLE_DEVICES-unset}] $SPOOL_GPUS"'
-    variables = {**fake_nvml.variables, **fake_rocm.variables}
-    with Served(tmp_path / "spool", variables, executor) as spool:
-        spool.drop("amd", echo, gpus=2, gpu_type="MI210")
-        spool.drop("any", echo, gpus=1)
-        spool.drop("none", echo)
-        spool.drop("own", echo, env={"ROCR_VISIBLE_DEVICES": "3"})
-        assert spool.run() == 0
-        assert spool.log("amd") == "[] [GPU-0000000000000001,GPU-0000000000000002] 2\n"
-        assert spool.log("any") == f"[{_uuid(0)}] [] 1\n"
-        assert (spool.log("none"), spool.log("own")) == ("[] [] 0\n", "[] [3] 0\n")
-        words = [sys.executable, "-m", "spool", "--spool", str(spool.root), "gpus", "--json"]
-        told = json.loads(
-            subprocess.run(words, env={**os.environ, **variables}, capture_output=True, check=True).stdout
-        )
-        assert [gpu["vendor"] for gpu in told["gpus"]] == ["NVIDIA", "AMD", "AMD"]
 
 
 def test_short_jobs_share_four_gpus(gpus: Served) -> None:

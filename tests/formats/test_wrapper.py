@@ -691,7 +691,6 @@ def test_a_run_finds_who_it_is_and_what_it_was_given() -> None:
         (("GPU-a-1", "GPU-b-1"), "uuid", "GPU-a-1,GPU-b-1"),
         (("GPU-a-1", "GPU-b-1"), "index", "0,3"),
         (("MIG-a",), "index", "MIG-a"),
-        (("GPU-0123456789abcdef",), "index", ""),
     ],
 )
 def test_the_indices_of_gpus_are_there_for_programs_that_take_no_uuids(

@@ -69,7 +69,7 @@ OF_THE_MACHINE = {
 OF_A_GPU = {
     "uuid": True, "index": True, "name": True, "memory_total_bytes": True, "memory_free_bytes": True, "foreign": True,
     "problem": True, "taken_bytes": True, "mig": True, "utilisation_percent": False,
-    "memory_utilisation_percent": False, "work": False, "node": True, "links": True,
+    "memory_utilisation_percent": False, "work": False, "node": True, "links": True, "vendor": True,
 }  # fmt: skip
 
 

@@ -69,7 +69,6 @@ def attach_command(spool: Spool, name: str, run: int | None = None, *, read_only
 
 
 def _check_lives(spool: Spool, name: str, run: int) -> None:
-    """Raise SpoolError if the run has ended."""
     proof = spool.load(name, run, MachineProber()).proof
     if proof.verdict is Verdict.ENDED:
         why, remedy = f"run {run} has ended ({proof.outcome})", f"`spool log {name}` shows its output"

@@ -1,4 +1,4 @@
-"""`spool dispatch`: run the dispatcher in the foreground."""
+"""`spool init` and `spool dispatch`: create a spool, and run its dispatcher in the foreground."""
 
 from __future__ import annotations
 
@@ -7,12 +7,39 @@ import os
 
 import click
 
+from spool.cli import render
 from spool.cli.common import value_of
 from spool.cli.group import Verb
 from spool.cli.telling import made
-from spool.core.errors import LockHeld, UsageError
+from spool.client.submit import make_spool, was_spool
+from spool.core.errors import LockHeld, SpoolUnusable, UsageError, cannot
 from spool.core.names import without_here
 from spool.core.units import parse_duration
+from spool.store.disk import remedy_for
+
+
+@click.command("init", cls=Verb)
+@click.argument("directory", required=False)
+@click.pass_obj
+def init(root: str, directory: str | None) -> int:
+    """Create a spool.
+
+    It goes to DIRECTORY, or to --spool, $SPOOL_DIR or ~/.spool. Existing files stay unchanged. Other commands create
+    the spool themselves when they need it.
+
+    By hand:
+      mkdir -m 700 ~/.spool && cd ~/.spool
+      mkdir -m 700 queued held running done jobs reservations .tmp
+    """
+    where = os.path.abspath(directory) if directory else root
+    try:
+        new = make_spool(where)
+    except OSError as error:
+        at = error.filename or where
+        why = error.strerror or str(error)
+        raise SpoolUnusable(cannot("make", "a spool", why, where=at, remedy=remedy_for(error))) from None
+    render.say(f"created a spool in {where}" if new else f"a spool already exists in {where}")
+    return 0
 
 
 @click.command(cls=Verb)
@@ -33,7 +60,6 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
 
     check_owner(root)  # checked before any file is created or opened there
     from spool.client.inherited import begin_as_after_login
-    from spool.client.submit import was_spool
     from spool.dispatcher.service import serve
     from spool.listeners.logformat import set_up_logging
     from spool.machine import descriptors

@@ -1,4 +1,4 @@
-"""`spool edit`: change a waiting or running job."""
+"""`spool edit` and `spool move`: change a waiting or running job, and its place among the jobs of its user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from msgspec.structs import replace
 
 from spool.cli import joboptions, render
-from spool.cli.common import SpelledOption, name_argument, one_job, own
+from spool.cli.common import SpelledOption, for_each, name_argument, named, names_argument, one_job, opened, own
 from spool.cli.group import Verb
 from spool.cli.joboptions import COMMON_TITLE, key_options, values_of
 from spool.cli.telling import tell
@@ -25,6 +25,7 @@ from spool.core.names import ENGINES, engine_title
 from spool.core.units import show_duration
 from spool.formats import jobfile, slurm
 from spool.formats.jobfile import edited
+from spool.query.selection import priorities_to_move
 from spool.store.glance import defaults_of
 from spool.store.ownership import this_user
 from spool.store.reading import is_too_long
@@ -211,3 +212,51 @@ def _keep(name: str, text: bytes) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(text)
     tell(f"your text is saved in {path}")
+
+
+@click.command("move", cls=Verb)
+@names_argument
+@click.option("--first", is_flag=True, help="Move it before the user's other waiting jobs.")
+@click.option("--last", is_flag=True, help="Move it after them.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
+@click.pass_obj
+def move(root: str, /, names: tuple[str, ...], first: bool, last: bool, dry_run: bool) -> int:
+    """Put a waiting job before your other jobs, or after them.
+
+    This changes the job's priority: to one above the highest of its user's other waiting jobs, or one below the lowest.
+    Priority counts across users, so the job also passes other users' jobs of a lower priority. Several jobs keep the
+    order in which you name them. A job that goes first still waits for room, and smaller jobs can start before it.
+
+      spool move train --first
+      spool move 'sweep_*' --last
+
+    By hand: set priority = 11 in queued/train.toml
+    """
+    if first == last or not names:
+        raise click.UsageError("name jobs, and give either --first or --last")
+    where = "first" if first else "last"
+    spool = opened(root)
+    requests = Requests(spool, this_user())
+    chosen = named(spool, names, (QUEUED,))
+    moved = priorities_to_move(spool, chosen, first=first)
+
+    def act(name: str) -> str:
+        text = spool.job_text(QUEUED, name)
+        if text is None:
+            if not spool.places(name) and not spool.runs(name):
+                raise spool.no_such_job("move", f"job {name}", name)
+            raise SpoolError(
+                cannot("move", f"job {name}", "it is not waiting", remedy=f"`spool show {name}` says more")
+            )
+        priority = moved.get(name)
+        if priority is None:
+            raise SpoolError(cannot("move", f"job {name}", "its file is not valid", remedy=f"`spool edit {name}`"))
+        new = edited(text, {"priority": priority}, name=name)
+        if new == text:
+            return f"{name} is already {where}: priority {priority}"
+        if dry_run:
+            return f"{name} would go {where}: priority {priority}"
+        requests.replace(name, QUEUED, text, new)
+        return f"{name} goes {where}: priority {priority}"
+
+    return for_each(chosen, act)

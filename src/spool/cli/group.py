@@ -93,11 +93,11 @@ SECTIONS = tuple((title, _with_contributed(title, verbs)) for title, verbs in _S
 """The verbs in sections, with their lines of help."""
 
 VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
-_CONTROL = {  # similar, so in one module
-    **{verb: verb for verb in ("cancel", "hold", "release", "requeue", "suspend", "pause", "resume")},
-    "continue": "go_on",
-}
-_MODULES = {"import": "importing", "signal": "signals"}  # a Python keyword cannot name a module, or a function
+_COMMANDS = {  # where a verb is the `command` of no module of its own
+    **{verb: f"control:{verb}" for verb in ("cancel", "hold", "release", "requeue", "suspend", "pause", "resume")},
+    "continue": "control:go_on", "gpus": "info:gpus", "import": "importing:command", "init": "dispatch:init",
+    "move": "edit:move", "signal": "signals:command",
+}  # fmt: skip
 _ELSEWHERE = {
     "sbatch": "submit", "gbatch": "submit", "add": "submit", "srun": "run", "salloc": "run --here", "sprio": "why",
     "squeue": "ls", "gqueue": "ls", "queue": "ls", "list": "ls", "status": "ls", "ps": "ls",
@@ -238,10 +238,8 @@ class Verbs(click.Group):
             return None
         if cmd_name in _CONTRIBUTED:
             command = loaded(_CONTRIBUTED[cmd_name].command)
-        elif cmd_name in _CONTROL:
-            command = loaded(f"spool.cli.control:{_CONTROL[cmd_name]}")
         else:
-            command = loaded(f"spool.cli.{_MODULES.get(cmd_name, cmd_name)}:command")
+            command = loaded(f"spool.cli.{_COMMANDS.get(cmd_name, f'{cmd_name}:command')}")
         assert isinstance(command, click.Command)
         command.short_help = VERBS[cmd_name]  # shown by a shell beside the verb; click would truncate a longer text
         return command

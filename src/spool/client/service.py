@@ -220,7 +220,6 @@ def _ask(*words: str) -> None:
 
 
 def _systemctl(words: Sequence[str]) -> tuple[int, str]:
-    """Return the exit code of `systemctl --user`, and the last line of its output."""
     code, said = answer_of(("systemctl", "--user", *words))
     return code, said.rpartition("\n")[2].strip()
 

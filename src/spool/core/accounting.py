@@ -355,7 +355,6 @@ class GroupSums:
 
 
 def _quantiles(times: array[int]) -> tuple[int | None, int | None]:
-    """Return the median and the 90th percentile."""
     ordered = sorted(times)
     return nearest_rank(ordered, 50), nearest_rank(ordered, 90)
 

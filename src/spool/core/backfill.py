@@ -21,7 +21,6 @@ from spool.core.model import SECOND_NS, Grant, Running, Waiting
 from spool.core.reasons import Reason, instant
 from spool.core.resources import FreeResources
 from spool.core.runtimes import RunTimes
-from spool.core.timing import opens_at_ns, waited_ns
 
 FULL = frozenset({"memory", "cpus", "resources", "gpus", "reserved"})
 """Reasons that mean a lack of room: only holding other jobs back helps."""
@@ -51,7 +50,7 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
     if new:
         ends = merge(ends, sorted((now_ns + run_times.of_run(run).ns, run.name) for run in room.started))
     next_end = next(ends, None)
-    opens = opens_at_ns(job)
+    opens = job.opens_at_ns
     not_before = now_ns if opens is None else max(opens, now_ns)
     then = room.then()
     moments = [not_before] if not_before > now_ns else []
@@ -206,7 +205,7 @@ def exhausted_at_ns(budget_s: float, rate: float, part: float, now_ns: int) -> i
 
 
 def _left_for(job: Waiting, now_ns: int) -> Reason:
-    return Reason("left", f"kept free for {job.name} (waiting since {instant(now_ns - waited_ns(job, now_ns))})")
+    return Reason("left", f"kept free for {job.name} (waiting since {instant(now_ns - job.waited_ns(now_ns))})")
 
 
 def as_run(job: Waiting, grant: Grant, now_ns: int) -> Running:

@@ -25,6 +25,36 @@ class ContributedVerb:
         self.after = after
 
 
+class GpuVendor:
+    """GPUs that NVML does not list, which are asked for beside it where they may be.
+
+    * `name`: the vendor, as in `Gpu.vendor`; the names of its GPUs begin with it, for `gpu_type`.
+    * `signs`: paths, or variables of the environment as "$NAME". Nothing of this is loaded unless one of them exists.
+    * `source`: a class; its `beside(Sample) -> Sample` adds the GPUs to an answer of NVML (`machine.nvml`).
+    * `visible`: `(Grant, Mapping) -> Mapping`: the variables by which a run sees its GPUs and no others, to be
+      changed in those that it has.
+    * `tool`: the vendor's command that shows them.
+    * `on_the_bus`: the vendor's number on the PCI bus, the classes of its cards, and the library that lists them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        signs: tuple[str, ...],
+        source: str,
+        visible: str,
+        tool: str,
+        on_the_bus: tuple[str, tuple[str, ...], str],
+    ) -> None:
+        self.name = name
+        self.signs = signs
+        self.source = source
+        self.visible = visible
+        self.tool = tool
+        self.on_the_bus = on_the_bus
+
+
 class Capability:
     """What one capability contributes. Each text names "module:attribute"; "" contributes nothing.
 
@@ -43,6 +73,7 @@ class Capability:
     * `verbs`: its verbs, by name.
     * `told`: `(RunDetails) -> Iterable[tuple[str, str]]`: its lines of `spool show`, title and text.
     * `on_info`: `(MachineSharing, now_ns) -> None`: prints the other users of a shared machine for `spool info`.
+    * `gpus`: the `GpuVendor` whose GPUs it finds.
     * `checks`: a tuple of `doctor.checks.Check` of the machine.
     * `public`: the names that `spool` itself offers -> their modules.
     """
@@ -69,6 +100,7 @@ class Capability:
         verbs: Mapping[str, ContributedVerb] | None = None,
         told: str = "",
         on_info: str = "",
+        gpus: GpuVendor | None = None,
         checks: str = "",
         public: Mapping[str, str] | None = None,
     ) -> None:
@@ -91,5 +123,6 @@ class Capability:
         self.verbs = verbs or {}
         self.told = told
         self.on_info = on_info
+        self.gpus = gpus
         self.checks = checks
         self.public = public or {}

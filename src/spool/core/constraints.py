@@ -11,7 +11,6 @@ from spool.core.model import NoLeases, Policy, Waiting
 from spool.core.queue import WaitingQueue
 from spool.core.reasons import Reason, count_of, instant
 from spool.core.resources import FreeResources
-from spool.core.timing import begins_at_ns, deadline_ns, opens_at_ns, waited_ns
 from spool.core.units import show_duration, show_size
 
 _BEFORE_QUEUED_QUOTA = frozenset({"group", "array"})
@@ -58,7 +57,7 @@ class Constraints:
             return False
         if self.room.machine.no_leases is not None and job.elsewhere is None:
             return False
-        opens = opens_at_ns(job)
+        opens = job.opens_at_ns
         if opens is not None and opens > self.now_ns:
             return False
         if job.spec.depends_on is not None and self._names.resolution(job).verdict is not DependencyStatus.SATISFIED:
@@ -70,22 +69,22 @@ class Constraints:
         now_ns = self.now_ns
         if self._paused:
             yield Reason("paused", "spool paused")
-        deadline = deadline_ns(job)
+        deadline = job.deadline_ns
         task = job.spec.task
         stands = self._paused or (task is not None and task.array in self.room.limits.held)
         if deadline is not None and now_ns > deadline and not stands:
             allowed = show_duration(job.spec.scheduling_timeout_ns or 0)
-            waited = show_duration(waited_ns(job, now_ns))
+            waited = show_duration(job.waited_ns(now_ns))
             yield Reason("scheduling_timeout", f"scheduling timeout: waited {waited}, the limit is {allowed}")
         refusal = self._refusal(job)
         if refusal:
             yield Reason("refused", f"refused: {refusal}")
         if (no_leases := self.room.machine.no_leases) is not None and job.elsewhere is None:
             yield Reason("machine", f"machine: {why_no_leases(no_leases)}")
-        opens = opens_at_ns(job)
+        opens = job.opens_at_ns
         if opens is not None and opens > now_ns:
             retry_ns = job.not_before_ns
-            begins = begins_at_ns(job)
+            begins = job.begins_at_ns
             if begins is not None and begins > now_ns:
                 yield Reason("begins", f"begins at {instant(begins)}")
             if retry_ns is not None and retry_ns > now_ns and not job.refused:

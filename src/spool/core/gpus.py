@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from spool.core.model import ForeignProcess, Gpu, Grant, Machine, Policy, Request, Running, is_amd
+from spool.core.model import NVIDIA, ForeignProcess, Gpu, Grant, Machine, Policy, Request, Running
 from spool.core.names import ANY_GPU_TYPE
 from spool.core.reasons import count_of, some_of
 from spool.core.units import show_size
@@ -82,7 +83,7 @@ class GpuSlots:
         self.strategy = policy.gpu_strategy
         self.cards = [GpuSlot(gpu, given=chosen(gpu, policy.gpu_use)) for gpu in machine.gpus]
         self.by_uuid = {card.gpu.uuid: card for card in self.cards}
-        self._mixed = len({is_amd(card.gpu.uuid) for card in self.cards if card.given}) > 1
+        self._mixed = len({card.gpu.vendor for card in self.cards if card.given}) > 1
         self._suitable: dict[_Need, list[GpuSlot]] = {}
         self._open: dict[_Need, list[GpuSlot]] = {}
 
@@ -130,8 +131,8 @@ class GpuSlots:
         """Return the GPUs that could serve *request* if they were idle.
 
         A job with several GPUs gets whole ones only: CUDA shows a process one MIG instance and nothing beside it, so
-        the others would lie idle. On a machine with GPUs of two vendors, those of AMD are for jobs that name their
-        type, and several GPUs are of one vendor: no program uses both.
+        the others would lie idle. On a machine with GPUs of several vendors, NVIDIA's are for any job and the others
+        for jobs that name their type, and several GPUs are of one vendor: no program uses two.
         """
         need = request.gpu_memory_bytes
         kind = kind_of(request)
@@ -148,15 +149,15 @@ class GpuSlots:
                 and self._is_meant(card, kind)
             ]
             if self._mixed and request.gpus > 1:
-                amd = [card for card in found if is_amd(card.gpu.uuid)]
-                nvidia = [card for card in found if not is_amd(card.gpu.uuid)]
-                found = self._suitable[asked] = max(nvidia, amd, key=len)
+                vendors = sorted({card.gpu.vendor for card in found}, key=lambda vendor: (vendor != NVIDIA, vendor))
+                of_one = ([card for card in found if card.gpu.vendor == vendor] for vendor in vendors)
+                found = self._suitable[asked] = max(of_one, key=len, default=[])
         return found
 
     def _is_meant(self, card: GpuSlot, kind: Kind) -> bool:
         """Tell whether a job that names that *kind* can use the vendor's programs: NVIDIA's, if it names no type."""
         types = kind[0]
-        return not (self._mixed and is_amd(card.gpu.uuid)) or bool(types and types != (ANY_GPU_TYPE,))
+        return not self._mixed or card.gpu.vendor == NVIDIA or bool(types and types != (ANY_GPU_TYPE,))
 
     def _instances(self, request: Request) -> str:
         """Return a note about the MIG instances that *request* cannot have, "" if there are none."""
@@ -203,9 +204,12 @@ class GpuSlots:
             unused = f" that may be used ({len(self.cards)} in all)" if self.cards else ""
             return f"needs {wanted}, the machine has none{unused}"
         whole = [card for card in given if not card.gpu.mig or request.gpus == 1]
-        others = len(usable) - len(given)
-        vendor = f'{count_of(others, "GPU")} of AMD not counted: gpu_type = "AMD" asks for them' if others else ""
-        beside = "".join(f"; {note}" for note in (self._instances(request), vendor) if note)
+        others = Counter(card.gpu.vendor for card in usable if card not in given)
+        notes = [
+            f'{count_of(number, "GPU")} of {vendor} not counted: gpu_type = "{vendor}" asks for them'
+            for vendor, number in sorted(others.items())
+        ]
+        beside = "".join(f"; {note}" for note in (self._instances(request), *notes) if note)
         if len(whole) < request.gpus:
             return f"needs {wanted}, the machine has {len(whole)}{beside}"
         types, least = kind_of(request)

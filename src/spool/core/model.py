@@ -388,6 +388,10 @@ class GpuWork(Struct, frozen=True):
     sharers: int = 1  # our runs on it
 
 
+NVIDIA = "NVIDIA"
+"""The vendor of the GPUs that NVML lists."""
+
+
 class Gpu(Struct, frozen=True):
     """One GPU or MIG instance as the machine shows it. None is unknown, and unknown is not free."""
 
@@ -405,19 +409,7 @@ class Gpu(Struct, frozen=True):
     work: tuple[GpuWork, ...] = ()  # the activity of each of our runs that was there all the time
     node: int | None = None  # its NUMA node, on a spool with `cpu_pinning`
     links: tuple[tuple[str, int], ...] = ()  # likewise: (UUID of another GPU, NVLinks to it)
-
-    @property
-    def vendor(self) -> str:
-        """Who made it: "NVIDIA" or "AMD"."""
-        return "AMD" if is_amd(self.uuid) else "NVIDIA"
-
-
-_AMD_UUID_LENGTH = 20
-
-
-def is_amd(uuid: str) -> bool:
-    """Whether that is the UUID of a GPU of AMD: `GPU-` and a unique ID of 16 digits. NVIDIA's are longer."""
-    return len(uuid) == _AMD_UUID_LENGTH and uuid.startswith("GPU-")
+    vendor: str = NVIDIA  # who made it
 
 
 class ForeignProcess(Struct, frozen=True):
@@ -522,6 +514,42 @@ class Waiting(Struct, frozen=True):
     def request(self) -> Request:
         """The resources that its next run requests."""
         return self.spec.request if self.sized is None else self.sized.request
+
+    @property
+    def begins_at_ns(self) -> int | None:
+        """The earliest start as set in its file; None: not set."""
+        begins = self.spec.start_after_ns
+        delay = self.spec.start_delay_ns
+        if delay is None:
+            return begins
+        delayed = self.arrived_at_ns + delay
+        return delayed if begins is None or delayed > begins else begins
+
+    @property
+    def opens_at_ns(self) -> int | None:
+        """The earliest start: from its file, or after a retry's delay. None: not limited."""
+        begins = self.begins_at_ns
+        retry = self.not_before_ns
+        if retry is None or begins is None:
+            return begins if retry is None else retry
+        return max(begins, retry)
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """The last instant at which it has not yet waited longer than its scheduling timeout, or None.
+
+        None without a timeout (0 means none), and while its clock is stopped.
+        """
+        timeout = self.spec.scheduling_timeout_ns
+        if not timeout or self.clock_at_ns is None:
+            return None
+        return self.clock_at_ns + timeout - self.waited_ns_before
+
+    def waited_ns(self, now_ns: int) -> int:
+        """Return how long it has waited since it was (re)queued; held and paused time does not count."""
+        if self.clock_at_ns is None:
+            return self.waited_ns_before
+        return self.waited_ns_before + max(now_ns - self.clock_at_ns, 0)
 
 
 class Suspension(Struct, frozen=True):

@@ -20,7 +20,6 @@ from spool.core.model import Request, Waiting
 from spool.core.ordered import Ordered
 from spool.core.quotas import Lowest, count
 from spool.core.runtimes import stem
-from spool.core.timing import deadline_ns, opens_at_ns
 
 _NEVER = -(1 << 63)
 _FEW = 64  # shapes, or jobs that depend on others: more of them make a pass long
@@ -165,7 +164,7 @@ class WaitingQueue(Mapping[str, Waiting]):
             if arrivals is not None:
                 arrivals.add((job.arrived_at_ns, name))
         closed = 0
-        opens = opens_at_ns(job)
+        opens = job.opens_at_ns
         if opens is not None:
             self._times.add((opens, name))
             closed = _TIME if opens > self._ripe_ns else 0
@@ -176,7 +175,7 @@ class WaitingQueue(Mapping[str, Waiting]):
             self._closed[name] = closed
         else:
             self._add(shape, place(job))
-        deadline = deadline_ns(job)
+        deadline = job.deadline_ns
         if deadline is not None:
             self._deadlines.add((deadline, name))
         self.watch.changed(name)
@@ -232,12 +231,12 @@ class WaitingQueue(Mapping[str, Waiting]):
                 del self._demands[at]
                 self._count_demand(demand, -1)
             self._state(key, self.group_limits.discard, self.array_limits.discard)
-        opens = opens_at_ns(job)
+        opens = job.opens_at_ns
         if opens is not None:
             self._times.discard((opens, name))
         if job.spec.depends_on is not None:
             self.watch.discard(name)
-        deadline = deadline_ns(job)
+        deadline = job.deadline_ns
         if deadline is not None:
             self._deadlines.discard((deadline, name))
         self._count(job, -1)

@@ -430,7 +430,6 @@ class ArrayFiles:
         return RUNNING if array.held_since_ns is None else HELD
 
     def _regular(self, place: str, name: str) -> int | None:
-        """Return the inode of a job file, None if it does not exist."""
         status = status_of(self._spool.layout.job_file(place, name))
         return status.st_ino if status is not None and stat.S_ISREG(status.st_mode) else None
 

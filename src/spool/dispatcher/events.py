@@ -182,7 +182,6 @@ class EventRecorder:
             self._timer.set(self.client.next_due_ns())
 
     def _cut(self) -> None:
-        """Keep `events.jsonl` short."""
         lost = self._logs.events.cut()
         if lost:
             log.error("listeners have not read events for too long: %s of events are dropped", show_size(lost))

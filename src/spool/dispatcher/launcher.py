@@ -28,12 +28,11 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.planner import Shortage
 from spool.executors import Executor, Launch
 from spool.formats import journal, run_records, wrapper
-from spool.formats.capabilities import contributed
+from spool.formats.capabilities import contributed, loaded
 from spool.formats.config import Config
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
-from spool.machine.host import expanded
-from spool.machine.nvml import has_rocm
+from spool.machine.host import expanded, vendors_here
 from spool.state.run import ActiveRun
 from spool.state.submission import JobFileVersion
 from spool.state.table import JobEntry
@@ -435,7 +434,7 @@ class WrapperWriter:
     def __init__(self, spool: Spool, settings: Settings) -> None:
         self._spool = spool
         self._settings = settings
-        self._has_rocm = has_rocm()
+        self._visible = [loaded(vendor.visible) for vendor in vendors_here()]
 
     def render(
         self, live: ActiveRun, executor: Executor, texts: Answer | None = None, group: RunGroup | None = None
@@ -449,29 +448,14 @@ class WrapperWriter:
         if spec.script is not None:
             command = (f"{metadir}/{layout.SCRIPT}", *command[1:])
         command = wrapper.with_setup(spec.setup, command, spec.shell)
-        environment = wrapper.job_environment(
-            spec,
-            live.grant,
-            spool_dir=self._spool.root,
-            job=live.name,
-            run=live.run,
-            attempt=live.attempts.attempt,
-            metadir=metadir,
-            has_rocm=self._has_rocm and live.elsewhere is None,
-            gpu_names=self._settings.config.gpu_names,
-        )
-        if live.elsewhere is not None:  # its engine chooses its GPUs
-            environment |= {"SPOOL_GPUS": str(spec.request.gpus)}
-            for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
-                environment.pop(name, None)
-        environment = wrapper.with_references(environment, spec.env)
+        environment, by_vendor = self._environment(live, metadir)
         if texts is not None:
             environment |= dict(texts.env)
         if spec.terminal is not None:
             from spool.executors import holder  # imported here, because most jobs have no terminal
 
             own = dict(texts.env) if texts is not None else {}
-            kept = own.keys() | {"ROCR_VISIBLE_DEVICES"} & environment.keys()
+            kept = own.keys() | by_vendor.keys()
             words = wrapper.words_of(command, spec.shell)
             command = (*holder.PROGRAM, spec.terminal, ",".join(sorted(kept)), *words)
         written = wrapper.Assignments(
@@ -497,6 +481,30 @@ class WrapperWriter:
             if spec.part(capability.name) is not None:
                 written = launched(spec, written, live)
         return wrapper.render(written)
+
+    def _environment(self, live: ActiveRun, metadir: str) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the variables of a run, and those among them that are for GPUs of vendors beside NVIDIA."""
+        spec = live.spec
+        environment = wrapper.job_environment(
+            spec,
+            live.grant,
+            spool_dir=self._spool.root,
+            job=live.name,
+            run=live.run,
+            attempt=live.attempts.attempt,
+            metadir=metadir,
+            gpu_names=self._settings.config.gpu_names,
+        )
+        by_vendor: dict[str, str] = {}
+        if live.elsewhere is None:
+            for visible in self._visible:
+                by_vendor |= visible(live.grant, environment)
+            environment |= by_vendor
+        else:  # its engine chooses its GPUs
+            environment |= {"SPOOL_GPUS": str(spec.request.gpus)}
+            for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+                environment.pop(name, None)
+        return wrapper.with_references(environment, spec.env), by_vendor
 
 
 def workdir_of(spec: Spec) -> str:

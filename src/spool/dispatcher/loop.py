@@ -163,7 +163,6 @@ class Dispatcher:
         )
 
     def _reading_outcome(self, name: str) -> Piece:
-        """Return the boundary around reading the end of a job."""
         return self.confinement.of(Thing.of_job(name), "read the outcome of")
 
     def _matters(self, name: str) -> bool:

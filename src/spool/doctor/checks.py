@@ -36,7 +36,14 @@ from spool.formats.state import parse_state
 from spool.listeners.discovery import find_hooks
 from spool.listeners.notifications import readable_by_others, why_undelivered
 from spool.listeners.sending import masked
-from spool.machine.host import NO_CARD, file_system_of, is_mounted_noexec, is_shared_between_hosts, unlisted_cards
+from spool.machine.host import (
+    NO_CARD,
+    file_system_of,
+    is_mounted_noexec,
+    is_shared_between_hosts,
+    unlisted_cards,
+    vendors_here,
+)
 from spool.machine.marks import MachineProber
 from spool.query import ignored
 from spool.query.jobs import JobLister
@@ -560,8 +567,8 @@ def _systemd(subject: Subject) -> Findings:
 def _gpus(subject: Subject) -> Findings:
     machine = machine_now(subject.spool.strict, time.time_ns())  # as for every other command
     if machine.gpu_problem is not None:
-        tool = "rocm-smi" if machine.gpu_problem.startswith("ROCm") else "nvidia-smi"
-        yield fail(machine.gpu_problem, f"check whether {tool} works")
+        tools = ("nvidia-smi", *(vendor.tool for vendor in vendors_here()))
+        yield fail(machine.gpu_problem, f"check whether {' and '.join(tools)} work{'s' if len(tools) == 1 else ''}")
         return
     names = sorted({gpu.name for gpu in machine.gpus})
     if names:

@@ -205,7 +205,6 @@ def _pairs(environment: Mapping[str, str]) -> Iterable[str]:
 
 
 def _not_started(launch: Launch, program: str, error: OSError) -> SpoolError:
-    """Return the error for a *program* that could not be started."""
     if refused(error):
         return StartRefused(f"{program} was not started: {error.strerror}")
     return SpoolError(cannot("start", f"job {launch.job}", error.strerror or str(error), where=program))

@@ -6,9 +6,21 @@ A folder can be deleted: its row in this table then counts for nothing. A row sa
 
 from __future__ import annotations
 
-from spool.core.capability import Capability, ContributedVerb
+from spool.core.capability import Capability, ContributedVerb, GpuVendor
 
 TABLE = (
+    Capability(
+        "amd",
+        "Grants the GPUs of AMD, as the library of ROCm shows them.",
+        gpus=GpuVendor(
+            "AMD",
+            signs=("/dev/kfd", "$ROCM_PATH"),
+            source="spool.extras.amd.rocm:Rocm",
+            visible="spool.extras.amd:visible",
+            tool="rocm-smi",
+            on_the_bus=("0x1002", ("0x0380", "0x1200"), "the library of ROCm, librocm_smi64.so"),
+        ),
+    ),
     Capability(
         "containers",
         "Runs the command of a job in a container of podman, docker or apptainer.",

@@ -13,7 +13,7 @@ from msgspec import DecodeError, Raw, Struct, convert, field, json, to_builtins
 from msgspec.structs import asdict, replace
 
 from spool.core.gpuuse import GpuWatch
-from spool.core.model import ForeignProcess, Gpu, GpuUse, Pool
+from spool.core.model import NVIDIA, ForeignProcess, Gpu, GpuUse, Pool
 from spool.core.recent import RecentUse
 
 
@@ -102,6 +102,7 @@ class GpuView(Struct, frozen=True, kw_only=True):
     foreign_processes: tuple[ForeignProcess, ...] = ()
     node: int | None = None
     links: tuple[tuple[str, int], ...] = ()
+    vendor: str = NVIDIA
 
     @staticmethod
     def of(gpu: Gpu, jobs: Iterable[str]) -> GpuView:
@@ -121,6 +122,7 @@ class GpuView(Struct, frozen=True, kw_only=True):
             foreign_processes=gpu.foreign,
             node=gpu.node,
             links=gpu.links,
+            vendor=gpu.vendor,
         )
 
     def gpu(self) -> Gpu:
@@ -139,6 +141,7 @@ class GpuView(Struct, frozen=True, kw_only=True):
             foreign=self.foreign_processes,
             node=self.node,
             links=self.links,
+            vendor=self.vendor,
         )
 
 

@@ -41,7 +41,7 @@ from msgspec import Struct, field
 from spool.core import layout
 from spool.core.errors import InvalidValue, cannot
 from spool.core.layout import JOB_LOG
-from spool.core.model import Grant, Spec, is_amd
+from spool.core.model import Grant, Spec
 from spool.core.names import LIMITS, UMASK
 from spool.formats.values import SET_BY_SPOOL, resource_variable, takes_setup
 
@@ -142,17 +142,14 @@ def job_environment(
     run: int,
     attempt: int,
     metadir: str,
-    has_rocm: bool = False,
     gpu_names: str = "uuid",
 ) -> dict[str, str]:
     """Return the variables that a run gets on top of the common ones: docs/FORMAT.md, "Environment".
 
     The `env` table comes first and cannot override the variables for the run's identity and its GPUs. `SPOOL_GPUS` is
-    the number of GPUs, `SPOOL_MEMORY_MB` the memory in whole MiB; it is absent if no memory was requested. *has_rocm*:
-    the machine may have GPUs of AMD, which a job without them is not to see. *gpu_names*: "index" for the indices of
-    GPUs of NVIDIA instead of their UUIDs.
+    the number of GPUs, `SPOOL_MEMORY_MB` the memory in whole MiB; it is absent if no memory was requested.
+    *gpu_names*: "index" for the indices of GPUs instead of their UUIDs.
     """
-    amd = [uuid for uuid in grant.gpu_uuids if is_amd(uuid)]
     environment = {"OMP_NUM_THREADS": str(grant.cpus)} if grant.cpus else {}
     environment |= dict(spec.env)
     environment |= {
@@ -163,18 +160,14 @@ def job_environment(
         "SPOOL_METADIR": metadir,
         "SPOOL_CPUS": str(grant.cpus),
         "SPOOL_GPUS": str(len(grant.gpu_uuids)),
-        "CUDA_VISIBLE_DEVICES": ",".join(uuid for uuid in grant.gpu_uuids if uuid not in amd),
+        "CUDA_VISIBLE_DEVICES": ",".join(grant.gpu_uuids),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     if grant.gpu_indices:
         indices = ",".join(map(str, grant.gpu_indices))
         environment["SPOOL_GPU_INDICES"] = indices
-        if gpu_names == "index" and not amd and not any(uuid.startswith("MIG-") for uuid in grant.gpu_uuids):
+        if gpu_names == "index" and not any(uuid.startswith("MIG-") for uuid in grant.gpu_uuids):
             environment["CUDA_VISIBLE_DEVICES"] = indices
-    if amd:
-        environment["ROCR_VISIBLE_DEVICES"] = ",".join(amd)
-    elif has_rocm:
-        environment.setdefault("ROCR_VISIBLE_DEVICES", "")
     if grant.memory_bytes is not None:
         environment["SPOOL_MEMORY_MB"] = str(grant.memory_bytes // _MEBIBYTE)
     if grant.cpu_list:

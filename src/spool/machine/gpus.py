@@ -33,7 +33,8 @@ from msgspec.structs import replace
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu, GpuWork
 from spool.machine import identity
 from spool.machine.child_process import ChildProcess, import_path
-from spool.machine.nvml import IDLE_SECONDS, WHERE, Device, Sample, has_rocm
+from spool.machine.host import vendors_here
+from spool.machine.nvml import IDLE_SECONDS, WHERE, Device, Sample
 
 QUIET_BYTES = 256 << 20
 """Unaccounted memory above this counts as in use: drivers and displays always hold a little."""
@@ -346,6 +347,7 @@ class Roster:
             work=use.work,
             node=device.node,
             links=device.links,
+            vendor=device.vendor,
         )
 
     def _free_index(self, wanted: int) -> int:
@@ -357,7 +359,7 @@ class Roster:
 def _blind(known: _Known, problem: str) -> _Known:
     was = known.gpu
     gpu = Gpu(was.uuid, was.index, was.name, was.memory_total_bytes, None, problem=problem, mig=was.mig)
-    gpu = replace(gpu, node=was.node, links=was.links)
+    gpu = replace(gpu, node=was.node, links=was.links, vendor=was.vendor)
     return replace(known, gpu=gpu)
 
 
@@ -371,8 +373,8 @@ class NvmlHelper:
     def __init__(self, environment: Mapping[str, str] | None = None, idle_seconds: float = IDLE_SECONDS) -> None:
         """Start nothing yet. *environment* is the helper's; None means this process's own."""
         self._environment = environment
-        module = "spool.machine.amd" if has_rocm(environment) else "spool.machine.nvml"
-        arguments = (module, str(idle_seconds))
+        others = (vendor.source for vendor in vendors_here(environment))
+        arguments = ("spool.machine.nvml", str(idle_seconds), *others)
         self._child = ChildProcess(arguments, self._child_environment, answers_on_stdout=True)
         self._where = False  # whether the question is also for the nodes and the links of the GPUs
         self._again = False  # whether the open question may be repeated

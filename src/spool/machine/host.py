@@ -22,16 +22,17 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from spool.core.capability import GpuVendor
 from spool.core.errors import shown
-from spool.core.model import Core
+from spool.core.model import NVIDIA, Core
 from spool.core.pinning import cpus_in
+from spool.formats.capabilities import capabilities
 from spool.machine import cgroups
 
 PCI = "/sys/bus/pci/devices"
 NO_CARD = "this machine has no NVIDIA card"
-_NVIDIA, _AMD = "0x10de", "0x1002"
-_DISPLAY = "0x03"  # the class of display controllers: a card's audio and USB are devices of their own
-_COMPUTING = ("0x0380", "0x1200")  # the classes of AMD's cards without a display: a processor's graphics do not count
+_DISPLAY = ("0x03",)  # the class of display controllers: a card's audio and USB are devices of their own
+_OF_NVIDIA = (NVIDIA, "0x10de", _DISPLAY, "the driver's library, libnvidia-ml.so.1")
 _SHARED = ("nfs", "cifs", "smb", "9p", "lustre", "ceph", "gluster", "beegfs", "gpfs", "afs", "fuse.")
 
 
@@ -315,22 +316,31 @@ def unlisted_cards(pci: str = PCI, *, listed: Collection[str] = ()) -> str:
 
     *listed* are the vendors whose driver lists GPUs.
     """
-    cards = amd = 0
     try:
         devices = os.listdir(pci)
     except OSError:
         return ""
-    for device in devices:
-        if _text_of(f"{pci}/{device}/vendor") == _NVIDIA and _text_of(f"{pci}/{device}/class").startswith(_DISPLAY):
-            cards += 1
-        amd += _text_of(f"{pci}/{device}/vendor") == _AMD and _text_of(f"{pci}/{device}/class").startswith(_COMPUTING)
-    if amd and (not cards or "NVIDIA" in listed) and "AMD" not in listed:
-        they = "1 AMD card is" if amd == 1 else f"{amd} AMD cards are"
-        return f"{they} on the PCI bus, but the library of ROCm, librocm_smi64.so, is missing or lists none"
-    if not cards or "NVIDIA" in listed:
-        return ""
-    they = "1 NVIDIA card is" if cards == 1 else f"{cards} NVIDIA cards are"
-    return f"{they} on the PCI bus, but the driver's library, libnvidia-ml.so.1, is missing or lists none"
+    found = [(_text_of(f"{pci}/{device}/vendor"), _text_of(f"{pci}/{device}/class")) for device in devices]
+    for name, number, classes, library in (_OF_NVIDIA, *((each.name, *each.on_the_bus) for each in _vendors())):
+        cards = sum(vendor == number and kind.startswith(classes) for vendor, kind in found)
+        if cards and name not in listed:
+            they = f"1 {name} card is" if cards == 1 else f"{cards} {name} cards are"
+            return f"{they} on the PCI bus, but {library}, is missing or lists none"
+    return ""
+
+
+def vendors_here(environment: Mapping[str, str] | None = None) -> tuple[GpuVendor, ...]:
+    """Return the vendors beside NVIDIA whose GPUs may be here: one of their signs is."""
+    variables = os.environ if environment is None else environment
+    return tuple(
+        vendor
+        for vendor in _vendors()
+        if any(sign[1:] in variables if sign.startswith("$") else os.path.exists(sign) for sign in vendor.signs)
+    )
+
+
+def _vendors() -> list[GpuVendor]:
+    return [capability.gpus for capability in capabilities() if capability.gpus is not None]
 
 
 def _text_of(path: str) -> str:

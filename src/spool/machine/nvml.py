@@ -3,10 +3,11 @@
 A separate process, because a call into a hanging driver cannot be interrupted. A stuck thread would keep the dispatcher
 from ending, and the kernel from releasing its lock; a child is killed, or waits for the driver alone. It answers one
 line of JSON for each line that it reads, and exits when it is idle, so that an idle spool keeps no GPU awake. A user
-may be waiting for its start, so this module imports little. Where AMD's driver is loaded,
-`amd` is the helper, and adds its GPUs.
+may be waiting for its start, so this module imports little. Where another vendor's driver is loaded, the helper also
+asks that one's library (`core.capability.GpuVendor`).
 
-`python -m spool.machine.nvml` is the helper; `echo | python -m spool.machine.nvml` shows one answer.
+`python -m spool.machine.nvml IDLE_SECONDS SOURCE…` is the helper; `echo | python -m spool.machine.nvml` shows one
+answer.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct, json
 from msgspec.structs import replace
+
+from spool.formats.capabilities import loaded
 
 IDLE_SECONDS = 60
 """The helper exits after this time without a question."""
@@ -57,6 +60,7 @@ class Device(Struct, frozen=True):
     problem: str | None = None
     node: int | None = None  # its NUMA node
     links: tuple[tuple[str, int], ...] = ()  # (UUID of another GPU, NVLinks to it)
+    vendor: str = "NVIDIA"  # as in `core.model`, which takes longer to import than all else here
 
 
 class Sample(Struct, frozen=True):
@@ -78,11 +82,6 @@ class Sample(Struct, frozen=True):
     def from_json(line: bytes | str) -> Sample:
         """Return the sample in *line*. Raises ValueError if there is none."""
         return json.decode(line, type=Sample)
-
-
-def has_rocm(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether the kernel driver by which AMD's GPUs compute is loaded, or *environment* says where ROCm is."""
-    return "ROCM_PATH" in (os.environ if environment is None else environment) or os.path.exists("/dev/kfd")
 
 
 class _Nvml:
@@ -178,7 +177,6 @@ class _Nvml:
         )
 
     def _problem_so_far(self) -> str | None:
-        """Return the first error since the last call, and clear it."""
         problem, self._problem = self._problem, None
         return problem
 
@@ -351,18 +349,19 @@ def _bytes(value: int | None) -> int | None:
     return None if value is None or value == _NOT_AVAILABLE else int(value)
 
 
-def main(idle_seconds: float = IDLE_SECONDS, beside: Callable[[Sample], Sample] | None = None) -> int:
+def main(idle_seconds: float = IDLE_SECONDS, sources: Sequence[str] = ()) -> int:
     """Answer until *idle_seconds* have passed, the other end is closed, or NVML must be restarted.
 
-    *beside* adds the GPUs of another library to each answer.
+    *sources* name what adds the GPUs of other libraries to each answer (`core.capability.GpuVendor`).
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # output of the library must not mix with the answers
     nvml: _Nvml | None = None
+    others = [loaded(source)() for source in sources]
     while select.select([0], [], [], idle_seconds)[0] and (asked := os.read(0, 4096)):
         sample, nvml = _answer(nvml, where=asked.endswith(WHERE))
-        if beside is not None:
-            sample = beside(sample)
+        for other in others:
+            sample = other.beside(sample)
         print(sample.to_json(), file=answers, flush=True)
         if sample.leaving:
             break
@@ -370,4 +369,4 @@ def main(idle_seconds: float = IDLE_SECONDS, beside: Callable[[Sample], Sample] 
 
 
 if __name__ == "__main__":
-    sys.exit(main(float(next(iter(sys.argv[1:2]), IDLE_SECONDS))))
+    sys.exit(main(float(next(iter(sys.argv[1:2]), IDLE_SECONDS)), sys.argv[2:]))

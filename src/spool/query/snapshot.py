@@ -276,7 +276,6 @@ def _load_refusals(table: SchedulerState, said: StateView | None) -> str:
 
 
 def _arbiter(said: StateView | None) -> SharedView | None:
-    """Return what the dispatcher has of the arbiter of a shared machine."""
     return said.machine.shared if said is not None and said.machine is not None else None
 
 

@@ -68,6 +68,5 @@ def dataframe(rows: Sequence[Any]) -> Any:
 
 
 def _tables(row: Any) -> dict[str, str]:
-    """Return the parameters and the metrics of a row by the names of their columns."""
     found = {f"parameters.{key}": value for key, value in row.parameters}
     return found | {f"metrics.{key}": value for key, value in row.metrics}

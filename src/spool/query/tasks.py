@@ -246,6 +246,5 @@ def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None
 
 
 def _index(row: JobRow) -> str:
-    """Return the number at the end of a task's name, "" if there is none."""
     text = row.name.rpartition("_")[2]
     return text if text.isascii() and text.isdigit() else ""

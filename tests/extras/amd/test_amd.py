@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from ctypes import CDLL
+from pathlib import Path
 
 import pytest
 
+from extras.amd.conftest import FakeRocm
 from plugins.fake_nvml import FakeNvml
-from plugins.fake_rocm import FakeRocm
-from spool.core.model import SECOND_NS, Gpu
+from served import Served
+from spool.core.model import SECOND_NS, Gpu, Grant
+from spool.extras.amd import visible
 from spool.machine.gpus import GpuLook, GpuWatcher, Ours, UseReader
+from spool.machine.host import unlisted_cards
 from spool.machine.nvml import Sample
 from support import PATIENCE_S, ROOT
 
 GIB = 1 << 30
+_OF_NVIDIA = "GPU-11111111-1111-1111-1111-111111111111"
 LONG_NS = int(PATIENCE_S) * SECOND_NS
 Look = Callable[..., GpuLook]
 
@@ -55,7 +61,7 @@ def test_a_machine_with_gpus_of_amd_alone(fake_rocm: FakeRocm, look: Look) -> No
 
 def test_both_vendors_in_one_machine(fake_rocm: FakeRocm, fake_nvml: FakeNvml, look: Look) -> None:
     """The indices of AMD's follow NVIDIA's; the order is that of the bus; foreign processes count on both."""
-    fake_nvml.gpu("GPU-11111111-1111-1111-1111-111111111111", bus=5)
+    fake_nvml.gpu(_OF_NVIDIA, bus=5)
     fake_rocm.gpu(0xA, bus=1)
     fake_rocm.process(77, 0)
     found = look({**fake_nvml.variables, **fake_rocm.variables})
@@ -77,7 +83,7 @@ def test_a_gpu_that_no_variable_can_name_is_not_there(
     found = look(fake_rocm.variables)
     assert [gpu.uuid for gpu in found.gpus] == ["GPU-000000000000000b"]
     assert why in found.notes[0]
-    words = [sys.executable, "-m", "spool.machine.amd"]
+    words = [sys.executable, "-m", "spool.machine.nvml", "60", "spool.extras.amd.rocm:Rocm"]
     environment = {**fake_rocm.environment, "PYTHONPATH": str(ROOT / "src")}
     told = subprocess.run(words, input=b"\n", capture_output=True, check=True, env=environment).stdout
     assert not Sample.from_json(told).leaving  # it is no fault that another start would mend
@@ -88,7 +94,9 @@ def test_what_the_library_withholds_is_unknown(fake_rocm: FakeRocm, look: Look) 
     fake_rocm.gpu(0xA)
     for call in ("rsmi_dev_memory_usage_get", "rsmi_dev_busy_percent_get", "rsmi_dev_energy_count_get"):
         fake_rocm.error(call, 2)
-    assert look(fake_rocm.variables).gpus == (Gpu("GPU-000000000000000a", 0, "AMD Instinct MI210", 64 * GIB, None),)
+    assert look(fake_rocm.variables).gpus == (
+        Gpu("GPU-000000000000000a", 0, "AMD Instinct MI210", 64 * GIB, None, vendor="AMD"),
+    )
 
 
 def test_an_error_of_one_gpu_is_its_problem_and_a_failure_that_of_all(fake_rocm: FakeRocm, look: Look) -> None:
@@ -106,7 +114,7 @@ def test_an_error_of_one_gpu_is_its_problem_and_a_failure_that_of_all(fake_rocm:
 def test_one_vendors_trouble_is_its_own(fake_rocm: FakeRocm, fake_nvml: FakeNvml, look: Look, broken: str) -> None:
     """While one library fails, its GPUs have that problem, and the other's are given as ever; both come back."""
     both = {**fake_nvml.variables, **fake_rocm.variables}
-    fake_nvml.gpu("GPU-11111111-1111-1111-1111-111111111111")
+    fake_nvml.gpu(_OF_NVIDIA)
     fake_rocm.gpu(0xA, bus=1)
     assert [gpu.problem for gpu in look(both, again=True).gpus] == [None, None]
     if broken == "AMD":
@@ -135,8 +143,54 @@ def _rocm_of_this_machine() -> bool:
 def test_rocm_without_a_card_or_a_library_changes_nothing(fake_rocm: FakeRocm, fake_nvml: FakeNvml, look: Look) -> None:
     """A machine that has only the directory of ROCm, or a library that cannot start: its NVIDIA cards are seen."""
     assert look(fake_rocm.variables).gpus == ()
-    fake_nvml.gpu("GPU-11111111-1111-1111-1111-111111111111")
+    fake_nvml.gpu(_OF_NVIDIA)
     fake_rocm.error("rsmi_init", 8)
     for place in (fake_rocm.variables["ROCM_PATH"], "/nowhere")[: 1 if _rocm_of_this_machine() else 2]:
         found = look({**fake_nvml.variables, **fake_rocm.variables, "ROCM_PATH": place})
         assert ([gpu.vendor for gpu in found.gpus], found.problem) == (["NVIDIA"], None)
+
+
+@pytest.mark.executors("process", "tmux")
+def test_gpus_of_amd_beside_gpus_of_nvidia(
+    fake_nvml: FakeNvml, fake_rocm: FakeRocm, tmp_path: Path, executor: str
+) -> None:
+    """A job finds those of AMD in ROCR_VISIBLE_DEVICES and sees no other; `spool gpus` shows both vendors."""
+    fake_nvml.gpu(_OF_NVIDIA, name="NVIDIA A100")
+    for at in (1, 2):
+        fake_rocm.gpu(at, bus=at)
+    echo = 'echo "[$CUDA_VISIBLE_DEVICES] [${ROCR_VISIBLE_DEVICES-unset}] $SPOOL_GPUS"'
+    variables = {**fake_nvml.variables, **fake_rocm.variables}
+    with Served(tmp_path / "spool", variables, executor) as spool:
+        spool.drop("amd", echo, gpus=2, gpu_type="MI210")
+        spool.drop("any", echo, gpus=1)
+        spool.drop("none", echo)
+        spool.drop("own", echo, env={"ROCR_VISIBLE_DEVICES": "3"})
+        assert spool.run() == 0
+        assert spool.log("amd") == "[] [GPU-0000000000000001,GPU-0000000000000002] 2\n"
+        assert spool.log("any") == f"[{_OF_NVIDIA}] [] 1\n"
+        assert (spool.log("none"), spool.log("own")) == ("[] [] 0\n", "[] [3] 0\n")
+        words = [sys.executable, "-m", "spool", "--spool", str(spool.root), "gpus", "--json"]
+        told = json.loads(
+            subprocess.run(words, env={**os.environ, **variables}, capture_output=True, check=True).stdout
+        )
+        assert [gpu["vendor"] for gpu in told["gpus"]] == ["NVIDIA", "AMD", "AMD"]
+
+
+def test_cards_that_rocm_does_not_list_are_told_of(tmp_path: Path) -> None:
+    """Cards for computing on the PCI bus count, graphics of a processor do not, and their trouble hides no other."""
+    for number, kind in enumerate(["0x030000", "0x038000"]):
+        (device := tmp_path / str(number)).mkdir()
+        (device / "vendor").write_text("0x1002\n")
+        (device / "class").write_text(f"{kind}\n")
+    assert unlisted_cards(str(tmp_path), listed=["NVIDIA"]).startswith("1 AMD card is on the PCI bus, but the library")
+    assert unlisted_cards(str(tmp_path), listed=["NVIDIA", "AMD"]) == ""
+
+
+def test_a_run_sees_its_gpus_of_amd_alone() -> None:
+    """They are for ROCm by UUID and none is for CUDA, which would count other cards by their indices."""
+    theirs = Grant(1, None, ("GPU-0123456789abcdef",), (0,))
+    assert visible(theirs, {"CUDA_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "3"}) == {
+        "CUDA_VISIBLE_DEVICES": "",
+        "ROCR_VISIBLE_DEVICES": "GPU-0123456789abcdef",
+    }
+    assert visible(Grant(1, None, (_OF_NVIDIA,), (0,)), {}) == {"ROCR_VISIBLE_DEVICES": ""}

@@ -112,7 +112,9 @@ def test_gpus_of_amd_are_passed_as_devices(place: Path, name: str) -> None:
     """Which of them is the run's, `ROCR_VISIBLE_DEVICES` says, which goes along; none is asked of NVIDIA's toolkit."""
     install(place, name)
     grant = Grant(cpus=1, gpu_uuids=("GPU-0123456789abcdef",), gpu_indices=(0,))
-    words = contained(Container("x"), ("a",), inside(grant, environment={"ROCR_VISIBLE_DEVICES": "x"})).command
+    words = contained(
+        Container("x"), ("a",), inside(grant, environment={"ROCR_VISIBLE_DEVICES": grant.gpu_uuids[0]})
+    ).command
     if name == "apptainer":
         assert ("--rocm" in words, "--nv" in words) == (True, False)
     else:

@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core.layout import ENVIRONMENT, STOP
-from spool.core.model import Grant, Spec, is_amd
+from spool.core.model import Grant, Spec
 from spool.extras.containers import RUNTIMES
 from spool.formats import engines, wrapper
 from spool.formats.freetext import one_line
@@ -200,13 +200,13 @@ def _engine(name: str, inside: Inside) -> tuple[str, ...]:
         options.append(f"--memory={grant.memory_bytes}b")
     if grant.cpu_list and (name == "docker" or not uid):  # else its processes inherit the affinity of the run
         options.append(f"--cpuset-cpus={grant.cpu_list}")
-    if any(map(is_amd, grant.gpu_uuids)):  # ROCR_VISIBLE_DEVICES, which goes along, says which of these
+    if _has_amd(inside):  # ROCR_VISIBLE_DEVICES, which goes along, says which of these
         options += [*(f"--device={path}" for path in _OF_AMD), f"--group-add={_group_of_amd(name)}"]
     elif grant.gpu_uuids and name == "docker":
         options.append(f'--gpus="device={",".join(grant.gpu_uuids)}"')
     elif grant.gpu_uuids:
         options += [f"--device=nvidia.com/gpu={uuid}" for uuid in grant.gpu_uuids]
-    if not grant.gpu_uuids or any(map(is_amd, grant.gpu_uuids)):
+    if not grant.gpu_uuids or _has_amd(inside):
         options.append("--env=NVIDIA_VISIBLE_DEVICES=void")  # where the runtime gives all GPUs to images that ask
     options += _mounts(inside)
     options.append(f"--env-file={inside.metadir}/{ENVIRONMENT}")  # what texts before the command have added
@@ -214,6 +214,12 @@ def _engine(name: str, inside: Inside) -> tuple[str, ...]:
     if inside.environment.get("CUDA_VISIBLE_DEVICES", "")[:1].isdecimal():  # it has only these GPUs, and counts them
         variables.append(f"--env=CUDA_VISIBLE_DEVICES={','.join(map(str, range(len(grant.gpu_uuids))))}")
     return (*options, *variables)
+
+
+def _has_amd(inside: Inside) -> bool:
+    """Whether the granted GPUs are of AMD: their variable names them."""
+    uuids = inside.grant.gpu_uuids
+    return bool(uuids) and inside.environment.get("ROCR_VISIBLE_DEVICES") == ",".join(uuids)
 
 
 def _group_of_amd(runtime: str) -> str:
@@ -227,8 +233,7 @@ def _group_of_amd(runtime: str) -> str:
 
 def _apptainer(inside: Inside) -> tuple[str, ...]:
     """Return the options of apptainer, which passes on the environment and stays within the run and its limits."""
-    uuids = inside.grant.gpu_uuids
-    gpus = [] if not uuids else ["--rocm"] if any(map(is_amd, uuids)) else ["--nv"]
+    gpus = [] if not inside.grant.gpu_uuids else ["--rocm"] if _has_amd(inside) else ["--nv"]
     return (f"--pwd={inside.workdir}", *_mounts(inside), *gpus)
 
 

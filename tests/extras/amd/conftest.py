@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parent.parent / "fake_rocm" / "rocm_smi.c"
+SOURCE = Path(__file__).resolve().parent / "rocm_smi.c"
 
 
 class FakeRocm:

@@ -1,16 +1,15 @@
 """AMD's GPUs as the ROCm SMI library shows them, in the values of `nvml`.
 
-Where AMD's driver for computing is loaded, this is the helper process instead of `nvml`, and answers for both. A GPU is
-known by its unique ID, as `ROCR_VISIBLE_DEVICES` takes it.
+Where AMD's driver for computing is loaded, the helper process of `nvml` asks for these too. A GPU is known by its
+unique ID, as `ROCR_VISIBLE_DEVICES` takes it.
 
-`echo | python -m spool.machine.amd` shows one answer.
+`echo | python -m spool.machine.nvml 60 spool.extras.amd.rocm:Rocm` shows one answer.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from ctypes import byref, c_char_p, c_float, c_uint32, c_uint64, create_string_buffer
@@ -18,7 +17,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from spool.machine.nvml import IDLE_SECONDS, Device, Sample, main
+from spool.machine.nvml import Device, Sample
 
 _NAMES = ("librocm_smi64.so.1", "librocm_smi64.so.7", "librocm_smi64.so.6", "librocm_smi64.so.5")
 _PLACE = "lib/librocm_smi64.so"
@@ -127,6 +126,7 @@ class Rocm:
             computing=_computing(users, busy),
             energy_mj=self._energy_mj(at),
             problem=self._problem,
+            vendor="AMD",
         )
 
     def _number(self, call: str, at: int, *kinds: int, kind: type[c_uint32] | type[c_uint64] = c_uint64) -> int | None:
@@ -211,7 +211,3 @@ def _words(library: Any, status: int) -> str:
     if library.rsmi_status_string(status, byref(text)) or text.value is None:
         return f"status {status}"
     return text.value.decode("utf-8", "replace")
-
-
-if __name__ == "__main__":
-    sys.exit(main(float(next(iter(sys.argv[1:2]), IDLE_SECONDS)), Rocm().beside))
