@@ -218,7 +218,7 @@ class SharedMachine:
         assert self.leases() == set()
         begun = self.replay()
         for user in self.users:
-            assert {job: begun[job] for job in user.jobs} == dict.fromkeys(user.jobs, 1)
+            assert {job: begun[job] for job in user.jobs} == dict.fromkeys(user.jobs, 1), logs(self)
             wait_for(lambda user=user: not marked(user.root), what="the end of all processes")  # type: ignore[misc]
             outcomes = {job: [user.outcome(job, run) for run in user.runs(job)] for job in user.jobs}
             assert {job: ended for job, ended in outcomes.items() if ended[-1:] != ["finished"]} == {}
