@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from spool.doctor.checks import OF_THE_MACHINE, OF_THE_SPOOL, Check, Finding, Level, Subject, examine
+from spool.doctor.checks import OF_THE_SPOOL, Check, Finding, Level, Subject, examine, of_the_machine
 from spool.store.ownership import Origin, Ownership, this_user
-from support import ROOT
+from support import ROOT, WHOLE
 
 
+@WHOLE
 def test_the_checks_are_those_of_the_page() -> None:
     """OPERATIONS has a row for each check, in the order in which they are made."""
     page = (ROOT / "docs" / "OPERATIONS.md").read_text()
     table = page.partition("| check | what it looks at |\n|---|---|\n")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| (.+) \| (.+) \|$", table, re.MULTILINE)
-    assert rows == [(check.name, check.looks_at) for check in (*OF_THE_SPOOL, *OF_THE_MACHINE)]
+    assert rows == [(check.name, check.looks_at) for check in (*OF_THE_SPOOL, *of_the_machine())]
 
 
 def test_a_finding_bears_the_name_of_its_check_or_of_a_part_of_it(spool_root: Path) -> None:

@@ -61,7 +61,7 @@ def started(runs: Runs) -> Iterator[list[Terminal]]:
 
 
 def _start(runs: Runs, started: list[Terminal], command: str, **values: str) -> tuple[Run, Terminal]:
-    run = runs.make(command, replace(surroundings(), stdin=None, terminal=True), **values)
+    run = runs.make(command, replace(surroundings(), stdin=None, terminal="own"), **values)
     started.append(Terminal(run))
     return run, started[-1]
 
@@ -102,7 +102,7 @@ def test_keys_and_a_hangup_that_somebody_sends_end_the_command(
 
 def test_the_end_waits_for_the_viewer(runs: Runs, started: list[Terminal]) -> None:
     """The wrapper tells its viewer by closing a descriptor, and ends when the viewer has closed the other."""
-    run = runs.make("true", replace(surroundings(), stdin=None, terminal=True))
+    run = runs.make("true", replace(surroundings(), stdin=None, terminal="own"))
     told, to_viewer = os.pipe()
     from_viewer, shown = os.pipe()
     ends = fcntl.fcntl(to_viewer, fcntl.F_DUPFD, 20), fcntl.fcntl(from_viewer, fcntl.F_DUPFD, 20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from inspect import cleandoc
 from typing import Any
 
@@ -12,8 +12,9 @@ import click
 
 from spool.cli.telling import code_of, tell
 from spool.client import submit
+from spool.core.capability import ContributedVerb
 from spool.core.errors import ExitCode, UsageError
-from spool.formats.capabilities import capabilities, loaded
+from spool.formats.capabilities import capabilities, loaded, search
 from spool.version import __version__
 
 _SECTIONS = (
@@ -71,26 +72,25 @@ _SECTIONS = (
         },
     ),
 )
-_CONTRIBUTED = {verb: each for one in capabilities() for verb, each in one.verbs.items()}
 
 
-def _with_contributed(title: str, verbs: Mapping[str, str]) -> dict[str, str]:
-    """Return the verbs of a section with those of capabilities, each behind the one after which it stands."""
-    found = dict(verbs)
-    for verb, each in _CONTRIBUTED.items():
-        if each.section == title:
-            names = [*found]
-            at = names.index(each.after) + 1 if each.after in names else len(names)
-            found = {
-                **{name: found[name] for name in names[:at]},
-                verb: each.about,
-                **{name: found[name] for name in names[at:]},
-            }
+def _contributed() -> dict[str, ContributedVerb]:
+    return {verb: each for one in capabilities() for verb, each in one.verbs.items()}
+
+
+def sections() -> dict[str, dict[str, str]]:
+    """Return the verbs by section of the help, each with its line there; one that is contributed is behind another."""
+    found = {title: dict(verbs) for title, verbs in _SECTIONS}
+    for verb, each in _contributed().items():
+        verbs = found.setdefault(each.section, {})
+        at = [*verbs].index(each.after) + 1 if each.after in verbs else len(verbs)
+        rows = [*verbs.items()]
+        found[each.section] = dict([*rows[:at], (verb, each.about), *rows[at:]])
     return found
 
 
-SECTIONS = tuple((title, _with_contributed(title, verbs)) for title, verbs in _SECTIONS)
-"""The verbs in sections, with their lines of help."""
+SECTIONS = tuple(sections().items())
+"""The verbs that come with spool."""
 
 VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
 _COMMANDS = {  # where a verb is the `command` of no module of its own
@@ -125,6 +125,11 @@ LAST = "@"
 
 _MOST_MEANT = 3  # options suggested in a message
 _FLAGS = 26  # cells at most for the options in a help with sections
+
+
+def _is_verb(word: str) -> bool:
+    """Whether there is such a verb, if need be in an installed package."""
+    return word in VERBS or (search() and word in _contributed())
 
 
 class Verb(click.Command):
@@ -234,14 +239,15 @@ class Verbs(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the verb's command, None if there is none."""
-        if cmd_name not in VERBS:
+        if not _is_verb(cmd_name):
             return None
-        if cmd_name in _CONTRIBUTED:
-            command = loaded(_CONTRIBUTED[cmd_name].command)
+        short = VERBS.get(cmd_name, "")
+        if (contributed := _contributed().get(cmd_name)) is not None:
+            command, short = loaded(contributed.command), contributed.about
         else:
             command = loaded(f"spool.cli.{_COMMANDS.get(cmd_name, f'{cmd_name}:command')}")
         assert isinstance(command, click.Command)
-        command.short_help = VERBS[cmd_name]  # shown by a shell beside the verb; click would truncate a longer text
+        command.short_help = short  # shown by a shell beside the verb; click would truncate a longer text
         return command
 
     def resolve_command(
@@ -251,7 +257,7 @@ class Verbs(click.Group):
         verb = args[0]
         if verb == "help":
             return self.resolve_command(ctx, [*args[1:2], "--help"])
-        if verb not in VERBS and not verb.startswith("-"):
+        if not verb.startswith("-") and not _is_verb(verb):
             import difflib
 
             low = verb.lower()
@@ -263,7 +269,8 @@ class Verbs(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the verbs by section, without importing them."""
-        for title, verbs in SECTIONS:
+        search()  # the help lists those of installed packages too
+        for title, verbs in sections().items():
             with formatter.section(title):
                 formatter.write_dl(list(verbs.items()))
 

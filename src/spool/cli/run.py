@@ -10,6 +10,7 @@ import sys
 import termios
 import time
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import click
@@ -32,10 +33,12 @@ from spool.client import submit as submitting
 from spool.client.output import Follower, OutputPiece, Stream
 from spool.client.requests import Requests
 from spool.core import layout
-from spool.core.errors import ExitCode, SpoolError, SpoolUnusable, UsageError, cannot
+from spool.core.errors import ExitCode, SpoolError, SpoolUnusable, cannot
 from spool.core.model import State
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
+
+_HERE = "spool.extras.here.command"  # imported for --here: it needs half of the program
 
 
 @click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
@@ -57,13 +60,6 @@ from spool.store.spool import Spool
     help="Run it in this terminal once it is its turn; without a command, open a shell.",
 )
 @partial(key_options, alone={"shell": "Alone: open a shell here."})
-@click.option(
-    "--nohup",
-    cls=SpelledOption,
-    section="How it runs",
-    is_flag=True,
-    help="With --here: let the command go on when this terminal closes. The job's log then has its output.",
-)
 @export_option
 @replace_option
 @strict_option
@@ -79,7 +75,6 @@ def command(
     quiet: bool,
     strict: bool,
     here: bool,
-    nohup: bool,
     export: tuple[str, ...],
     words: tuple[str, ...],
     **_: Any,
@@ -96,19 +91,17 @@ def command(
       spool run -g 1 -- python train.py
       spool run -c 'make -j4 && make check' --cpus 4
 
-    With --here the command runs in this terminal, with its input, its colours and your whole environment, and Ctrl-C
-    and Ctrl-Z reach it. It waits its turn as any job does, and ends with the terminal. Inside a job, it just runs.
+    With --here the command runs in this terminal, as if the shell had started it: with its input, its colours, your
+    whole environment, and Ctrl-C and Ctrl-Z. What it prints is in no log. It waits its turn as any job does, and ends
+    with the terminal. Inside a job, it just runs.
 
       spool run --here -g 1 -- python train.py
       spool run --here -g 1 -t 2h           a shell with a GPU
     """
     request = asked(ctx, words, name, shell_command)
     if here or request.values.get("shell") == [""]:
-        from spool.cli.here import Manner, run_here  # imported here: it needs half of the program
-
-        return run_here(ctx.obj, request, Manner(nohup=nohup, quiet=quiet, strict=strict, replace=replace))
-    if nohup:
-        raise UsageError("--nohup goes with --here; a job that does not run here never ends with the terminal")
+        code: int = import_module(_HERE).run_here(ctx.obj, request, quiet=quiet, strict=strict, replaces=replace)
+        return code
     _check_readable(ctx.obj)
     draft = draft_of(request, ctx.obj, stderr_apart=not _one_output())
     job = draft.name

@@ -74,6 +74,7 @@ class Capability:
     * `told`: `(RunDetails) -> Iterable[tuple[str, str]]`: its lines of `spool show`, title and text.
     * `on_info`: `(MachineSharing, now_ns) -> None`: prints the other users of a shared machine for `spool info`.
     * `gpus`: the `GpuVendor` whose GPUs it finds.
+    * `value`: `(Spool, str, End) -> Any`: what the function of a job that has ended returned; raises what it raised.
     * `checks`: a tuple of `doctor.checks.Check` of the machine.
     * `public`: the names that `spool` itself offers -> their modules.
     """
@@ -101,6 +102,7 @@ class Capability:
         told: str = "",
         on_info: str = "",
         gpus: GpuVendor | None = None,
+        value: str = "",
         checks: str = "",
         public: Mapping[str, str] | None = None,
     ) -> None:
@@ -124,5 +126,6 @@ class Capability:
         self.told = told
         self.on_info = on_info
         self.gpus = gpus
+        self.value = value
         self.checks = checks
         self.public = public or {}

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from importlib import import_module
 
 from msgspec import Struct
 
@@ -46,6 +47,7 @@ log = logging.getLogger(__name__)
 
 _LOAD_AGAIN_NS = SECOND_NS  # for an executor that could not be imported
 
+_HERE = "spool.extras.here.launching"  # imported for the first job in a terminal
 IN_THE_WAY = "running/ already has a file with its name that belongs to no run: move that file away"
 SILENT_NS = 30_000_000_000  # how long a launched wrapper may take to write its jid
 
@@ -271,6 +273,8 @@ class Launcher:
     def _write(self, live: ActiveRun, texts: Answer | None) -> tuple[bytes, RunGroup | None]:
         """Write the wrapper of a run, and create the control group that limits its memory and CPUs, if possible."""
         groups, group, grant = self._executors.groups(live.executor), None, live.grant
+        if live.spec.terminal is not None:  # its wrapper comes from a session that may not enter our groups
+            groups = None
         if groups is not None and (grant.memory_bytes is not None or (grant.cpu_list and groups.binds_cpus())):
             group = groups.create(live.name, live.run, grant.memory_bytes, grant.cpu_list)
         try:
@@ -325,7 +329,10 @@ class Launcher:
             at_once=self._at_once(live.spec),
         )
         try:
-            handle = self._executors[live.executor].start(launch)
+            if live.spec.terminal is None:
+                handle = self._executors[live.executor].start(launch)
+            else:
+                handle = import_module(_HERE).start(launch, self._executors.local)
         except StartRefused as error:
             live.taken_back(str(error))
             self._shortage.refused(live, str(error), now_ns)
@@ -448,16 +455,9 @@ class WrapperWriter:
         if spec.script is not None:
             command = (f"{metadir}/{layout.SCRIPT}", *command[1:])
         command = wrapper.with_setup(spec.setup, command, spec.shell)
-        environment, by_vendor = self._environment(live, metadir)
+        environment = self._environment(live, metadir)
         if texts is not None:
             environment |= dict(texts.env)
-        if spec.terminal is not None:
-            from spool.executors import holder  # imported here, because most jobs have no terminal
-
-            own = dict(texts.env) if texts is not None else {}
-            kept = own.keys() | by_vendor.keys()
-            words = wrapper.words_of(command, spec.shell)
-            command = (*holder.PROGRAM, spec.terminal, ",".join(sorted(kept)), *words)
         written = wrapper.Assignments(
             metadir=metadir,
             command=command,
@@ -477,13 +477,15 @@ class WrapperWriter:
             nicer=0 if spec.nice is None else spec.nice - os.getpriority(os.PRIO_PROCESS, 0),
             cgroup=str(group.procs) if group is not None else None,
         )
+        if spec.terminal is not None:
+            written = import_module(_HERE).in_terminal(written, spec)
         for capability, launched in contributed("launch") if spec.parts else ():
             if spec.part(capability.name) is not None:
                 written = launched(spec, written, live)
         return wrapper.render(written)
 
-    def _environment(self, live: ActiveRun, metadir: str) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the variables of a run, and those among them that are for GPUs of vendors beside NVIDIA."""
+    def _environment(self, live: ActiveRun, metadir: str) -> dict[str, str]:
+        """Return the variables of a run."""
         spec = live.spec
         environment = wrapper.job_environment(
             spec,
@@ -495,16 +497,14 @@ class WrapperWriter:
             metadir=metadir,
             gpu_names=self._settings.config.gpu_names,
         )
-        by_vendor: dict[str, str] = {}
         if live.elsewhere is None:
             for visible in self._visible:
-                by_vendor |= visible(live.grant, environment)
-            environment |= by_vendor
+                environment |= visible(live.grant, environment)
         else:  # its engine chooses its GPUs
             environment |= {"SPOOL_GPUS": str(spec.request.gpus)}
             for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
                 environment.pop(name, None)
-        return wrapper.with_references(environment, spec.env), by_vendor
+        return wrapper.with_references(environment, spec.env)
 
 
 def workdir_of(spec: Spec) -> str:

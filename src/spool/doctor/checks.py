@@ -645,9 +645,14 @@ OF_THE_MACHINE = (
     Check("systemd", "what starts dispatchers, and whether jobs survive a logout", _systemd),
     Check("GPUs", "which GPUs there are, and what is wrong with them", _gpus),
     Check("notify", "whether the recipients in the configuration are valid", _notify),
-    *(check for _, checks in contributed("checks") for check in checks),
     Check("hooks", "which hooks run, and what is wrong with the others", _hooks),
 )
+
+
+def of_the_machine() -> tuple[Check, ...]:
+    """Return the checks of the machine, those of capabilities before the last one."""
+    contributions = (check for _, checks in contributed("checks") for check in checks)
+    return (*OF_THE_MACHINE[:-1], *contributions, OF_THE_MACHINE[-1])
 
 
 _BEFORE_A_SPOOL = ("clock", "wrapper", "systemd", "GPUs")
@@ -659,7 +664,7 @@ def examine(root: str, *, fix: bool = False, checks: Sequence[Check] | None = No
     With *fix*, make safe fixes.
     """
     if checks is None:
-        machine: Sequence[Check] = OF_THE_MACHINE if os.path.isdir(root) else ()
+        machine: Sequence[Check] = of_the_machine() if os.path.isdir(root) else ()
         if is_yet_to_be_made(root):
             machine = [check for check in OF_THE_MACHINE if check.name in _BEFORE_A_SPOOL]
         checks = (*OF_THE_SPOOL, *machine)

@@ -100,7 +100,7 @@ class TmuxExecutor:
 
     def surroundings(self) -> Surroundings:
         """Return what the wrapper's text needs to know: its stdin is the terminal, its outputs are the job's."""
-        return replace(self._process.surroundings(), stdin=None, terminal=True)
+        return replace(self._process.surroundings(), stdin=None, terminal="own")
 
     def start(self, launch: Launch) -> LocalRun | None:
         """Start the wrapper as the first process of a session; a session kept from an earlier run is closed.

@@ -72,4 +72,16 @@ TABLE = (
             )
         },
     ),
+    Capability(
+        "functions",
+        "Makes each call of a Python function a job.",
+        value="spool.extras.functions.results:result_of",
+        public={
+            **dict.fromkeys(("Executor", "Future"), "spool.extras.functions.executor"),
+            **dict.fromkeys(
+                ("Cancelled", "JobFailed", "Lost", "OutOfMemory", "RemoteError", "TimedOut"),
+                "spool.extras.functions.results",
+            ),
+        },
+    ),
 )

@@ -43,16 +43,39 @@ def search() -> bool:
     """Look once for capabilities of installed packages; return whether there are any. Broken ones are left out."""
     global _outside
     if _outside is None:
-        from importlib import metadata
-
         found = []
-        for entry in metadata.entry_points(group=GROUP):
+        for entry in _imported("importlib.metadata").entry_points(group=GROUP) if is_offered(GROUP) else ():
             try:
                 found.append(entry.load())
             except Exception as error:  # foreign code
                 sys.stderr.write(f"spool: {entry.value}: {type(error).__name__}: {error}\n")
         _outside = tuple(found)
     return bool(_outside)
+
+
+def is_offered(group: str) -> bool:
+    """Whether a distribution that this process can import has an entry point of that group.
+
+    The files are read directly, since `importlib.metadata` costs as much as a pass or two.
+    """
+    for place in sys.path:
+        try:
+            names = os.listdir(place or ".")
+        except OSError:
+            continue
+        for name in names:
+            stated = f"{place or '.'}/{name}/entry_points.txt"
+            if name.endswith((".dist-info", ".egg-info")) and _names_group(stated, f"[{group}]".encode()):
+                return True
+    return False
+
+
+def _names_group(path: str, header: bytes) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return any(line.strip() == header for line in file)
+    except OSError:
+        return False
 
 
 def loaded(target: str) -> Any:

@@ -115,7 +115,7 @@ def _applicable(defaults: JobDefaults, document: Mapping[str, Any]) -> Mapping[s
     if isinstance(executor, str) and engine_of(executor) is not None:
         without = (*without, "gpu_idle", "gpu_idle_action")
     if "terminal" in document:
-        without = (*without, "retry", "preemptible")
+        without = (*without, "retry", "preemptible", "stdout", "stderr")
     return {key: value for key, value in defaults.keys.items() if key not in without} if without else defaults.keys
 
 
@@ -339,10 +339,13 @@ def _check_together(reading: Reading) -> None:
 
 
 def _check_terminal(reading: Reading) -> None:
-    """Add the keys that would give a job in a terminal more than one run."""
+    """Add the keys that would give a job in a terminal more than one run, or take it from there."""
     for key in ("array", "matrix", "rows", "retry", "preemptible"):
         if reading.document.get(key):
             reading.problems.add((key,), 'does not go with "terminal": such a job has one run, in one terminal')
+    for key in ("stdout", "stderr"):
+        if reading.document.get(key):
+            reading.problems.add((key,), 'does not go with "terminal": it prints there; redirect it as in any shell')
     if reading.document.get("container"):
         why = 'does not go with "terminal": start it by its runtime, as in `spool run --here -- podman run -it IMAGE`'
         reading.problems.add(("container",), why)

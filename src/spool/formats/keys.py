@@ -48,7 +48,7 @@ NOTIFY = KeyTable(
     "NotifyTable",
     "Where to send notifications about the job, and for which events.",
     addresses := Key("to", "addresses",
-        "Recipients: mail addresses, URLs of webhooks and services, names from `contacts` in the configuration, or "
+        "Recipients: mail addresses, URLs of services, names from `contacts` in the configuration, or "
         "whatever its `notifier` understands.", default=(), option="--notify ADDRESS,…"),
     Key("on", "events",
         '"ended" (any outcome), an outcome such as "failed" or "timeout", or another job event such as "started", '
@@ -261,8 +261,8 @@ _RUNNING = with_parts("job", (
         "Whether to keep the job's tmux session open after it ends. Default: from the configuration.",
         option="--keep-session --no-keep-session"),
     Key("terminal", "label",
-        "The terminal in which the command runs: the socket of the `spool run --here` that waits for the job, and that "
-        "writes this key. Once it is gone, the job fails. Not for arrays, nor with `retry` or `preemptible`."),
+        "The terminal in which the command runs: the process of the `spool run --here` that writes this key and waits "
+        "for the job. Once it is gone, the job fails. Not for arrays, nor with `retry`, `preemptible` or outputs."),
 ))
 
 _PEOPLE = with_parts("job", (

@@ -18,8 +18,8 @@ The steps of the script, in order, and its records (docs/FORMAT.md has their gra
 * HUP, INT, QUIT, TERM, USR1 and USR2 go on to the child that runs at that moment. After one of the first four,
   or once the record `stop` is there, no prolog or command is started any more. `signal` names the last of
   those four that the wrapper was sent.
-* In a terminal of its own, INT and QUIT are not passed on, because the terminal's keys send them to the child as
-  well; and after a HUP with which the terminal has gone the wrapper ends at once, without `rc`.
+* In a terminal INT and QUIT are not passed on, because the terminal's keys send them to the child as well. After a HUP
+  with which a terminal of its own has gone the wrapper ends at once, without `rc`; a shared one's keys do not stop it.
 * On an engine that cannot signal it, the wrapper reads the record `signals`, a name a line, and signals itself.
 * `status`, then `usage`: the resource use of the command and the texts around it, as far as it is known here.
 * `rc` as the last thing: the command's exit code, 128+n for signal n. While the disk is
@@ -106,7 +106,7 @@ class Surroundings(Struct, frozen=True):
     env_program: str = "env"
     reset: str | None = None  # the option of env that undoes ignored SIGINT and SIGQUIT
     become: str = ""  # the program of ours to use instead of env while it exists; it needs a boot_id
-    terminal: bool = False  # stdin is a terminal of the run's own
+    terminal: str = ""  # "own": stdin is a terminal of the run's own; "shared": it runs in that of its submitter
     open_files: int | None = None  # the run's limit of open files; None: that of the wrapper
     engine: EngineSurroundings | None = None  # of a run on a cluster
 
@@ -295,7 +295,7 @@ def _hole(a: Assignments) -> str:
         "env": around.env_program,
         "reset": around.reset or "",
         "become": around.become,
-        "terminal": "yes" if around.terminal else "",
+        "terminal": around.terminal,
         "files": "" if around.open_files is None else str(around.open_files),
     }
     values |= {

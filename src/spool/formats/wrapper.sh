@@ -26,7 +26,7 @@ spool_cgroup='' # the cgroup.procs file to enter, if any
 spool_env='env' # the program, and the option with which it undoes that SIGINT and SIGQUIT are ignored
 spool_reset=''
 spool_become='' # a program of spool's own that does this too, in a tenth of the time, if it is still there
-spool_terminal='' # yes: stdin is a terminal of this run's own
+spool_terminal='' # own: stdin is a terminal of this run's own; shared: it runs in the terminal of who submitted it
 spool_umask=''    # of the command, where the records would be writable by others under it
 spool_limits=''   # soft limits of the command: LETTER=NUMBER, as ulimit takes them
 spool_nicer=''    # its niceness, less that of this script
@@ -97,7 +97,7 @@ spool_fail() {
 # terminal's keys raise, it has sent to the child already, and a second one would break off what that cleans up.
 spool_signal() {
     spool_interrupted=yes
-    if [ "$1" = HUP ] && [ -n "$spool_terminal" ] && [ ! -t 0 ]; then
+    if [ "$1" = HUP ] && [ "$spool_terminal" = own ] && [ ! -t 0 ]; then
         trap - EXIT
         exit "$2"
     fi
@@ -110,7 +110,7 @@ spool_signal() {
     if [ -n "$spool_child" ]; then
         spool_pending=''
         case $spool_terminal$1 in
-        yesINT | yesQUIT) ;;
+        ?*INT | ?*QUIT) ;;
         *) kill -s "$1" "$spool_child" ;;
         esac
     fi
@@ -645,7 +645,7 @@ spool_finish() {
     if [ -n "$spool_left" ]; then spool_note leftovers; fi
     # A viewer that copies the outputs to the terminal has the other ends of 6 and 7. It is told of the end, and says
     # when it has shown the last of them; the terminal goes with this process.
-    if [ -n "$spool_terminal" ]; then
+    if [ "$spool_terminal" = own ]; then
         exec 6>&-
         read -r spool_line <&7
     fi
@@ -668,6 +668,8 @@ trap 'spool_signal QUIT 131' QUIT
 trap 'spool_signal TERM 143' TERM
 trap 'spool_signal USR1 0' USR1
 trap 'spool_signal USR2 0' USR2
+# What the keys of a shared terminal stop is the command: this only waits, and would be taken for stopped by mistake.
+if [ "$spool_terminal" = shared ]; then trap 'spool_interrupted=yes' TSTP TTIN TTOU; fi
 
 # The wrapper that creates the jid has the run; a later one exits at once: 17, or 73 if none could create it.
 spool_identify || exit 73

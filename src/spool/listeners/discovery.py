@@ -10,8 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import stat
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -20,7 +19,7 @@ from msgspec import Struct, field
 from spool.core import layout
 from spool.core.eventnames import EventName
 from spool.core.layout import CURSORS, Layout
-from spool.formats.capabilities import contributed
+from spool.formats.capabilities import contributed, is_offered
 from spool.formats.config import Config
 from spool.store.disk import Disk
 from spool.store.ownership import others_write, why_not_obeyed
@@ -40,8 +39,6 @@ _DROPPINGS = ("~", ".swp", ".swo", ".bak", ".orig", ".rej", ".tmp", ".new", ".dp
 
 GROUP = "spool"
 """The entry point group of plugins."""
-
-_GROUP_HEADER = f"[{GROUP}]".encode()
 
 _MOST_LOADS = 3
 _LOADING = f"{CURSORS}/.loading"  # how often loading was begun and not completed
@@ -164,32 +161,8 @@ def _not_trusted(root: str, status: os.stat_result) -> str:
 
 @cache
 def plugins_installed() -> bool:
-    """Whether a distribution that this process can import has an entry point of our group.
-
-    The files are read directly, since `importlib.metadata` costs as much as a pass or two.
-    """
-    return plugins_in(sys.path)
-
-
-def plugins_in(places: Iterable[str]) -> bool:
-    """Whether a distribution in one of the directories *places* has an entry point of our group."""
-    for place in places:
-        try:
-            names = os.listdir(place or ".")
-        except OSError:
-            continue
-        for name in names:
-            if name.endswith((".dist-info", ".egg-info")) and _names_group(f"{place or '.'}/{name}/entry_points.txt"):
-                return True
-    return False
-
-
-def _names_group(path: str) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return any(line.strip() == _GROUP_HEADER for line in file)
-    except OSError:
-        return False
+    """Whether a distribution that this process can import has an entry point of our group."""
+    return is_offered(GROUP)
 
 
 @contextmanager

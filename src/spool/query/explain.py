@@ -21,7 +21,7 @@ from spool.core.queue import ShapeKey, shape_key
 from spool.core.scheduler import Ending, Plan
 from spool.query.details import FAILURES, job_details
 from spool.query.jobs import JobLister
-from spool.query.rows import in_words
+from spool.query.rows import JobRow, in_words
 from spool.query.shared import MachineSharing
 from spool.query.snapshot import IN_EDITOR, Snapshot, snapshot
 from spool.store.spool import Spool
@@ -182,8 +182,10 @@ def _elsewhere(spool: Spool, name: str, places: Collection[str]) -> Explanation 
 
     Raises NoSuchJob.
     """
-    if RUNNING in places or spool.is_stopping(name):
-        return _submitted(spool, name) or _started(spool, name)
+    lister = JobLister(spool)
+    row = lister.row(name)
+    if row is not None and row.place == RUNNING:
+        return _submitted(spool, lister, row) or _started(spool, name)
     if DONE in places or spool.runs(name):
         return _ended(spool, name)
     if not spool.places(array_of(name)):  # nor is it a task that waits to be issued
@@ -216,15 +218,13 @@ def _forecast(seen: Snapshot, names: Collection[str] | None = None) -> Mapping[s
     }
 
 
-def _submitted(spool: Spool, name: str) -> Explanation | None:
+def _submitted(spool: Spool, lister: JobLister, row: JobRow) -> Explanation | None:
     """Return why a job waits on its engine, which alone decides its start; None if it does not wait there."""
-    lister = JobLister(spool)
-    row = lister.row(name)
-    if row is None or row.state is not State.SUBMITTED or row.run is None:
+    if row.state is not State.SUBMITTED or row.run is None:
         return None
-    grant, known = spool.grant(name, row.run), spool.engine(name, row.run)
+    grant, known = spool.grant(row.name, row.run), spool.engine(row.name, row.run)
     return replace(
-        _without_a_plan(lister, name, RUNNING, (PendingReason("submitted", row.reason),)),
+        _without_a_plan(lister, row.name, RUNNING, (PendingReason("submitted", row.reason),)),
         last_said=row.reason,
         engine=grant.executor if grant is not None else None,
         engine_id=known[2] if known is not None else None,

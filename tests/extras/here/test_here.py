@@ -23,12 +23,13 @@ import pytest
 
 import spool
 from plugins.fake_nvml import FakeNvml
-from served import Served, alive
+from served import Served
 from support import PATIENCE_S, wait_for
 
-EXECUTORS = ("process", "sh", "tmux")
+EXECUTORS = ("process", "sh")
 
 _CTRL_C, _CTRL_D, _CTRL_Z = b"\x03", b"\x04", b"\x1a"
+_LOG = "spool: what this run prints is in the terminal of its `spool run --here`\n"
 _UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
 
 
@@ -174,7 +175,7 @@ def test_a_pipe_gets_the_command_s_own_bytes_and_code(desk: Desk) -> None:
     assert done.stderr == b"spool: job three\nbad\n"
     result = desk.served.wait_done("three")
     assert (result["outcome"], result["exit_code"]) == ("failed", 3)
-    assert desk.served.log("three") == ""
+    assert desk.served.log("three") == _LOG
 
 
 def test_much_data_passes_unchanged(desk: Desk) -> None:
@@ -194,7 +195,7 @@ def test_a_reader_sees_the_end_of_the_output_with_the_command(desk: Desk) -> Non
 
 
 def test_signals_reach_the_command(desk: Desk) -> None:
-    """INT, TERM and USR1 that this process gets go to the command, which decides; here it takes them as an order."""
+    """USR1 that this process gets goes to the command, as do TERM and USR2."""
     text = "trap 'echo told; exit 7' USR1; echo ready; while :; do sleep 0.02; done"
     process = subprocess.Popen(
         desk.words("-q", "-c", text),
@@ -214,17 +215,17 @@ def test_signals_reach_the_command(desk: Desk) -> None:
 
 
 def test_the_command_has_the_terminal(desk: Desk) -> None:
-    """It has a terminal of that size, its kind, and what is typed; the log has what the screen shows, as of any job."""
+    """It has the very terminal, with its size, its kind and what is typed; the log says where its output is."""
     text = 'test -t 0 && test -t 1 && test -t 2 && stty size; echo $TERM; read -r name < /dev/tty; echo "hello $name"'
     terminal = desk.terminal("-n", "ask", "-c", text)
     terminal.shows("24 80\r\nxterm-256color\r\n")
-    assert terminal.is_raw()
+    assert not terminal.is_raw()
     terminal.type("J. Doe\r")
     terminal.shows("hello J. Doe\r\n")
     assert terminal.ends() == 0
-    assert not terminal.is_raw()
+    assert "submitting" not in terminal.screen()
     desk.served.wait_done("ask")
-    assert desk.served.log("ask").endswith("hello J. Doe\n")
+    assert desk.served.log("ask") == _LOG
 
 
 def test_the_whole_environment_is_there_and_in_no_file(desk: Desk) -> None:
@@ -255,8 +256,8 @@ def test_ctrl_c_goes_to_the_command(desk: Desk) -> None:
     terminal.shows("not yet")
     terminal.type("now\r")
     assert terminal.ends() in (0, 130)
-    other = desk.terminal("-n", "sleep", "sleep", "1000")
-    once(lambda: desk.served.record("sleep", "jid") and other.is_raw(), "the run")
+    other = desk.terminal("-n", "sleep", "-c", "echo ready; exec sleep 1000")
+    other.shows("ready")
     other.type(_CTRL_C)
     assert other.ends() == 130
 
@@ -278,54 +279,26 @@ def test_ctrl_z_stops_it_and_fg_continues_it(desk: Desk) -> None:
     shell = desk.open(["bash", "--norc", "--noprofile", "--noediting", "-i"])
     words = " ".join(desk.words("-q", "-n", "cat", "cat"))
     shell.type(f"PS1='ready> '\r{words}\r")
-    once(lambda: desk.served.record("cat", "jid") and shell.is_raw(), "the run")
+    desk.served.until(lambda: "cat" in _commands(desk.served, "cat"), "the command")
     shell.type("one\r")
     shell.shows("one\r\none\r\n")
     shell.type(_CTRL_Z)
     shell.shows("Stopped")
     shell.type("echo in the $((1 + 1))nd shell\r")
     shell.shows("in the 2nd shell")
-    assert not shell.is_raw()
     shell.type("fg\r")
-    once(shell.is_raw, "the terminal of the command")
+    once(lambda: "-n cat" in shell.screen().rpartition("in the 2nd shell\r\n")[2], "what `fg` prints")
     shell.type("two\r")
     shell.shows("two\r\ntwo\r\n")
     shell.type(_CTRL_D)
-    once(lambda: not shell.is_raw(), "the shell's terminal")
     shell.type("echo it gave $?\r")
     shell.shows("it gave 0")
     shell.type("exit\r")
     assert shell.ends() == 0
 
 
-def test_after_fg_the_terminal_is_as_it_was_before_the_command(desk: Desk) -> None:
-    """Whether the command goes on, or its job has ended while it was stopped. bash sets it itself; dash does not."""
-    if shutil.which("dash") is None:
-        pytest.skip("dash is not installed")
-    shell = desk.open(["dash", "-i"])
-    for name, keys in (("one", _CTRL_D), ("two", b"")):
-        words = " ".join(desk.words("-q", "-n", name, "cat"))
-        shell.type(f"{words}\r")
-        once(lambda: desk.served.record(name, "jid") and shell.is_raw(), "the run")  # noqa: B023
-        shell.type("on\r")
-        shell.shows("on\r\non\r\n")
-        shell.type(_CTRL_Z)
-        once(lambda: not shell.is_raw(), "the shell's terminal")
-        if not keys:
-            desk.served.path("running", name).unlink()
-            desk.served.wait_done(name)
-        shell.type("fg; echo it gave $?\r")
-        if keys:
-            once(shell.is_raw, "the terminal of the command")
-            shell.type(keys)
-        shell.shows("it gave 0" if keys else "it gave 130")
-        assert not shell.is_raw()
-    shell.type("exit\r")
-    assert shell.ends() == 0
-
-
 def test_in_the_background_it_runs_and_gets_the_terminal_with_fg(desk: Desk) -> None:
-    """Started with `&` it leaves the terminal to the shell; after `fg` it is the command's, with usual settings."""
+    """Started with `&` it leaves the terminal to the shell, and stops to read from it; `fg` gives it to the command."""
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
     shell = desk.open(["bash", "--norc", "--noprofile", "-i"])
@@ -333,9 +306,9 @@ def test_in_the_background_it_runs_and_gets_the_terminal_with_fg(desk: Desk) -> 
     shell.shows("ready 2")
     shell.type("echo in the $((1 + 1))nd shell\r")
     shell.shows("in the 2nd shell")
+    once(lambda: shell.type("\r") or "Stopped" in shell.screen(), "what the shell says at a prompt")
     shell.type("fg\r")
-    # What was typed is wrapped at the width of the terminal, but not what `fg` prints.
-    once(lambda: "-n later" in shell.screen().rpartition("fg")[2], "the shell's word that it is in the foreground")
+    once(lambda: shell.screen().rpartition("Stopped")[2].count("-n later") == 2, "what `fg` prints")
     shell.type("word\r")
     shell.shows("\ngot word\r\n")
     desk.served.wait_done("later")
@@ -352,17 +325,15 @@ def test_a_pipeline_reads_what_a_command_in_the_terminal_prints(desk: Desk) -> N
 
 
 def test_a_shell_is_opened(desk: Desk) -> None:
-    """`--shell`, or no command, opens the user's shell; what is done there is in no log."""
+    """`--shell`, or no command, opens the user's shell."""
     desk.environment["SHELL"] = "/bin/sh"
     for option in ((), ("--shell",)):
         name = f"shell{len(option)}"
         terminal = desk.terminal("-n", name, *option)
-        once(terminal.is_raw, "the shell")
+        desk.served.until(lambda name=name: "sh" in _commands(desk.served, name), "the shell")  # type: ignore[misc]
         terminal.type("echo $SPOOL_JOB $((40 + 2)); exit 5\r")
         terminal.shows(f"{name} 42")
         assert terminal.ends() == 5
-        desk.served.wait_done(name)
-        assert desk.served.log(name) == ""
 
 
 # The end of the terminal.
@@ -393,25 +364,13 @@ def test_without_a_terminal_it_ends_with_its_caller(desk: Desk) -> None:
     assert desk.served.wait_done("long")["exit_code"] == 129
 
 
-def test_nohup_goes_on_without_the_terminal(desk: Desk) -> None:
-    """With --nohup it goes on, and its log has all of its output."""
-    terminal = desk.terminal("--nohup", "-n", "on", "-c", f"echo ready; {_UNTIL_GO}; echo still there")
-    terminal.shows("ready")
-    terminal.close()
-    once(lambda: not alive(terminal.pid), "the end of the terminal's program")
-    assert desk.served.places("on") == ["running"]
-    (desk.home / "go").touch()
-    assert desk.served.wait_done("on")["outcome"] == "finished"
-    assert desk.served.log("on") == "ready\nstill there\n"  # as read, with line breaks of any kind
-
-
 def test_who_has_no_terminal_any_more_is_told(desk: Desk) -> None:
     """A job that is run again finds no terminal: it fails at once, and its log says why."""
     assert desk.piped("-n", "again", "true").returncode == 0
     desk.served.wait_done("again")
     desk.served.move("again", "done", "queued")
     assert desk.served.wait_outcome("again", run=2) == "failed"
-    assert "the terminal of this job is gone" in desk.served.log("again", run=2)
+    assert "the terminal of this job is gone" in desk.served.spool("why", "again").stdout
 
 
 # As any job.
@@ -460,11 +419,11 @@ def test_a_list_says_that_it_is_in_a_terminal(desk: Desk) -> None:
 
 
 def test_a_time_limit_and_a_cancel_end_it(desk: Desk) -> None:
-    """The outcome is the job's, and so are the words and the exit code of the command."""
+    """The outcome is the job's, and so are the words and the exit code; the terminal has its settings again."""
     limited = desk.terminal("-t", "1s", "-n", "limited", "sleep", "1000")
     assert limited.ends() == 124
     assert "job limited: timeout" in limited.screen()
-    terminal = desk.terminal("-n", "cancelled", "-c", "echo ready; exec sleep 1000")
+    terminal = desk.terminal("-n", "cancelled", "-c", "stty raw -echo; echo ready; exec sleep 1000")
     terminal.shows("ready")
     desk.served.spool("cancel", "cancelled")
     assert terminal.ends() == 130
@@ -564,12 +523,11 @@ def _commands(served: Served, name: str) -> list[str]:
         (("--executor", "slurm"), "`srun --pty COMMAND` runs it in this terminal, and `salloc` opens a shell"),
         (("--executor", "sge"), "`qrsh COMMAND`"),
         (("--executor", "nowhere"), "nowhere"),
-        (("--array", "1-3"), "cannot run it here with an array: it has one run, in this terminal"),
-        (("--retry-max", "2"), "with retries"),
+        (("--array", "1-3"), "such a job has one run, in one terminal"),
+        (("--retry-max", "2"), "such a job has one run, in one terminal"),
         (("--requeue",), "with a requeue"),
-        (("--preemptible",), "with preemption"),
+        (("--output", "out"), "it prints there; redirect it as in any shell"),
         (("--container", "img"), "start it by its runtime, as in `spool run --here -- podman run -it IMAGE`"),
-        (("--container-runtime", "docker"), "start it by its runtime"),
         (("--shell",), "--shell alone opens a shell, and there is a command too"),
     ],
 )
@@ -587,8 +545,6 @@ def test_a_configured_engine_is_refused_too(served: Served) -> None:
     (served.root / "config.toml").write_text('executor = "slurm"\n')
     done = served.spool("run", "--here", "--", "true")
     assert (done.returncode, "its executor is slurm" in done.stderr) == (2, True)
-    nohup = served.spool("run", "--nohup", "--", "true")
-    assert (nohup.returncode, "--nohup goes with --here" in nohup.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("executor", [None], indirect=True)
@@ -614,25 +570,19 @@ def test_retries_of_the_defaults_are_for_other_jobs(served: Served) -> None:
 # GPUs.
 
 
-def test_idle_gpus_are_told_of_and_taken_back(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    """The terminal says so in time, then the job is cancelled; another, that is only warned, goes on."""
+def test_idle_gpus_are_taken_back(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """As those of any job: the terminal says why its job was ended."""
     uuid = "GPU-11111111-1111-1111-1111-111111111111"
     fake_nvml.gpu(uuid, bus=0)
     fake_nvml.busy(uuid, 0, 0)
     with Served(tmp_path / "spool", fake_nvml.variables) as served:
         served.serves('cpus = 4\ngpu.poll = "100ms"\n')
         desk = Desk(served)
-        idle = ("-g", "1", "--gpu-idle", "16s", "--gpu-idle-action")
+        idle = ("-g", "1", "--gpu-idle", "1s", "--gpu-idle-action")
         terminal = desk.terminal("-n", "idle", *idle, "stop", "-c", "echo on $CUDA_VISIBLE_DEVICES; exec sleep 1000")
         terminal.shows(f"on {uuid}")
-        terminal.shows("spool ends job idle and takes it back\r\n")
-        assert served.places("idle") == ["running"]
         assert terminal.ends() == 130
         assert "its GPU has been idle for" in terminal.screen()
-        warned = desk.terminal("-n", "warned", "-g", "1", "--gpu-idle", "1s", "sleep", "1000")
-        warned.shows("and others may wait for it: exit if you are done\r\n")
-        served.spool("cancel", "warned")
-        assert warned.ends() == 130
         desk.leave()
 
 

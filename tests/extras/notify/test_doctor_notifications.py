@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spool.doctor.checks import OF_THE_MACHINE, Level, examine
+from spool.doctor.checks import Level, examine, of_the_machine
 
 SECRET = "s3cr3t-t0ken-of-mine"
 
@@ -17,7 +17,7 @@ def found(root: Path, text: str, mode: int = 0o600) -> list[tuple[str, Level, st
     path = root / "config.toml"
     path.write_text(text)
     path.chmod(mode)
-    checks = [check for check in OF_THE_MACHINE if check.name == "notify"]
+    checks = [check for check in of_the_machine() if check.name == "notify"]
     return [(finding.check, finding.level, finding.text) for finding in examine(str(root), checks=checks)]
 
 

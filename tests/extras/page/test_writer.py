@@ -14,7 +14,7 @@ import pytest
 
 from extras.page.pages import a_view, a_waiting_job, an_end, busy_view, lay
 from spool.core.model import State
-from spool.doctor.checks import OF_THE_MACHINE, examine
+from spool.doctor.checks import examine, of_the_machine
 from spool.extras.page import writer
 from spool.extras.page.writer import PageWriter
 from spool.formats import config
@@ -235,7 +235,7 @@ def test_the_doctor_tells_whether_it_can_be_written(spool_root: Path, stated: st
     (spool_root / "taken.html").mkdir()
     if stated is not None:
         (spool_root / "config.toml").write_text(f'status_page = "{stated.format(root=spool_root)}"\n')
-    check = [check for check in OF_THE_MACHINE if check.name == "status page"]
+    check = [check for check in of_the_machine() if check.name == "status page"]
     found = [finding.text for finding in examine(str(spool_root), checks=check)]
     assert found == ([told.format(root=spool_root)] if told is not None else [])
 

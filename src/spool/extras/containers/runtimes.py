@@ -156,7 +156,7 @@ def launched(spec: Spec, written: Assignments, live: ActiveRun) -> Assignments:
         workdir=written.workdir,
         grant=live.grant,
         environment=written.environment,
-        terminal=written.surroundings.terminal,
+        terminal=bool(written.surroundings.terminal),
     )
     made = contained(spec.part("containers"), wrapper.words_of(written.command, written.shell), inside)
     prep, end = wrapper.both(written.prep, made.before), wrapper.both(made.after, written.end)

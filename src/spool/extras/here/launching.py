@@ -1,0 +1,63 @@
+"""The dispatcher's side: what differs in the wrapper of a run in a terminal, and how its start is told."""
+
+from __future__ import annotations
+
+import os
+
+from msgspec.structs import replace
+
+from spool.core import layout
+from spool.core.errors import InvalidRecord, SpoolError, StartRefused, cannot
+from spool.core.lifecycle import Liveness
+from spool.core.model import Jid, Spec
+from spool.executors.base import Launch, refused
+from spool.executors.local import LocalProcesses, LocalRun
+from spool.formats.run_records import parse_jid, render_jid
+from spool.formats.wrapper import Assignments
+from spool.machine import identity
+
+_LOG = "spool: what this run prints is in the terminal of its `spool run --here`\n"
+
+
+def terminal_of(pid: int) -> str:
+    """Return the `terminal` of a job: the process that becomes its wrapper. Its host is not asked from elsewhere."""
+    found = identity.of_process(pid)
+    assert found is not None
+    return render_jid(replace(found, host="-")).decode().strip()
+
+
+def in_terminal(written: Assignments, spec: Spec) -> Assignments:
+    """Return what is written for a run that has stdin, outputs and limits from the child in its terminal.
+
+    Raises SpoolError if that is gone.
+    """
+    around = replace(written.surroundings, stdin=None, inherit_outputs=True, terminal="shared", open_files=None)
+    before = os.getpriority(os.PRIO_PROCESS, _waiting(spec).pid)
+    return replace(written, surroundings=around, nicer=0 if spec.nice is None else spec.nice - before)
+
+
+def start(launch: Launch, processes: LocalProcesses) -> LocalRun:
+    """Tell the terminal of a run to start it. Raises SpoolError if it is gone."""
+    assert launch.spec is not None
+    wrapper = _waiting(launch.spec)
+    try:
+        for record, text in ((layout.JOB_LOG, _LOG), (layout.LAUNCH, launch.spec.terminal)):
+            with open(f"{launch.metadir}/{record}", "x", encoding="utf-8") as file:
+                file.write(text or "")
+    except OSError as error:
+        if refused(error):
+            raise StartRefused(f"its terminal was not told: {error.strerror}") from error
+        raise SpoolError(cannot("start", f"job {launch.job}", error.strerror or str(error))) from error
+    return processes.no_child(launch.job, launch.run, wrapper)
+
+
+def _waiting(spec: Spec) -> Jid:
+    """Return the process that is to become the wrapper. Raises SpoolError if it has ended."""
+    try:
+        found = parse_jid(f"{spec.terminal}\n".encode())
+    except InvalidRecord:
+        found = None
+    if found is None or identity.liveness(found) is not Liveness.ALIVE:
+        remedy = "run its command with `spool run --here` again"
+        raise SpoolError(cannot("start", "the command", "the terminal of this job is gone", remedy=remedy))
+    return found
