@@ -92,7 +92,7 @@ HOMES = {
 }
 VALUES = {"msgspec.Struct", "msgspec.field", "msgspec.structs"}  # what the values of all layers are made of
 ABROAD = {
-    ("listeners/sending.py", "apprise"): "an extra that only those who want to be told of things need",
+    ("extras/notify/sending.py", "apprise"): "an extra that only those who want to be told of things need",
     ("extras/metrics/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
     ("extras/functions/calls.py", "cloudpickle"): "an extra for functions that no module has",
     ("extras/top/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
@@ -161,7 +161,6 @@ LOOKS = {
     "spool.client.autostart.is_starting": "whether a dispatcher was started moments ago",
     "spool.client.autostart.outlook": "what will start the next dispatcher",
     "spool.client.submit.is_spool": "whether a directory is a spool",
-    "spool.listeners.sending.masked": "a text",
     "spool.store.disk.remedy_for": "a text",
 }
 PRINTS = {

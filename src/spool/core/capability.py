@@ -63,6 +63,7 @@ class Capability:
     * `only_here`: why a job of an engine elsewhere cannot have its keys, and what to do; `{}` is the engine's name.
     * `by_others`: whether processes of such a run may be started by others than its wrapper, as those of a daemon are.
     * `problem`: `(Spec) -> str | None`: why a job that has its keys cannot start on this machine; None if it can.
+    * `doubts`: `(Spec, Config) -> Iterable[str]`: what of its keys in a job will not work; told at submission.
     * `launch`: `(Spec, Assignments, ActiveRun) -> Assignments`: changes what is written for the wrapper of such a run.
     * `files`: a tuple of `formats.validation.FileKind`: the files that are its own, for `spool check` and the schemas.
     * `leases`: the class of the `dispatcher.leases.Leases` by which a dispatcher starts jobs on a shared machine.
@@ -71,6 +72,7 @@ class Capability:
     * `listener`: the class of a `Listener`, whose kind is the capability's name; it runs once `listens`,
       `(Config) -> bool`, or at the request of a job if `for_jobs`.
     * `verbs`: its verbs, by name.
+    * `completions`: for an option, by its name in Python, `(Spool) -> Iterable[str]`: the words that a shell offers.
     * `told`: `(RunDetails) -> Iterable[tuple[str, str]]`: its lines of `spool show`, title and text.
     * `on_info`: `(MachineSharing, now_ns) -> None`: prints the other users of a shared machine for `spool info`.
     * `gpus`: the `GpuVendor` whose GPUs it finds.
@@ -89,6 +91,7 @@ class Capability:
         only_here: str = "",
         by_others: bool = False,
         problem: str = "",
+        doubts: str = "",
         launch: str = "",
         files: str = "",
         leases: str = "",
@@ -99,6 +102,7 @@ class Capability:
         listens: str = "",
         for_jobs: bool = False,
         verbs: Mapping[str, ContributedVerb] | None = None,
+        completions: Mapping[str, str] | None = None,
         told: str = "",
         on_info: str = "",
         gpus: GpuVendor | None = None,
@@ -113,6 +117,7 @@ class Capability:
         self.only_here = only_here
         self.by_others = by_others
         self.problem = problem
+        self.doubts = doubts
         self.launch = launch
         self.files = files
         self.leases = leases
@@ -123,6 +128,7 @@ class Capability:
         self.listens = listens
         self.for_jobs = for_jobs
         self.verbs = verbs or {}
+        self.completions = completions or {}
         self.told = told
         self.on_info = on_info
         self.gpus = gpus
