@@ -15,7 +15,6 @@ from functools import cache
 from itertools import count
 
 from msgspec.structs import replace
-from spool.dispatcher.share import AHEAD
 
 from spool.core.model import Grant, Machine, Policy, Result, Running, State, Waiting
 from spool.core.playback import Playback
@@ -23,10 +22,11 @@ from spool.core.priority import Past
 from spool.core.runs import Runs
 from spool.core.runtimes import stem
 from spool.core.scheduler import Plan, Start, View
-from spool.core.simulation import Outcome, SimulatedJob, figures, simulate
+from spool.extras.machine.asking import AHEAD
 from spool.extras.machine.ledger import Holder, Lease, LeaseLedger, OpenAsk
 from spool.extras.machine.protocol import MOST_ASKS, LeaseRequest
-from spool.query.whatif import Scenario, of_file, prepare
+from spool.extras.simulate.simulation import Outcome, SimulatedJob, figures, simulate
+from spool.extras.simulate.whatif import Scenario, of_file, prepare
 
 
 class ImaginedSpool:

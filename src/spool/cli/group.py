@@ -54,7 +54,6 @@ _SECTIONS = (
             "plan": "Show what would start now, what waits, and why.",
             "stats": "Show wait times, run times and usage of ended runs.",
             "plot": "Plot what ran when and where, in the terminal or to a file.",
-            "simulate": "Simulate a workload and compare policies.",
         },
     ),
     (

@@ -88,6 +88,18 @@ TABLE = (
         },
     ),
     Capability(
+        "simulate",
+        "Simulates how policies would schedule a workload.",
+        verbs={
+            "simulate": ContributedVerb(
+                "The machine",
+                "spool.extras.simulate.verb:command",
+                "Simulate a workload and compare policies.",
+                after="plot",
+            )
+        },
+    ),
+    Capability(
         "functions",
         "Makes each call of a Python function a job.",
         value="spool.extras.functions.results:result_of",
