@@ -55,6 +55,23 @@ TABLE = (
         search="spool.extras.engines.settings:offered",
     ),
     Capability(
+        "machine",
+        "Lets users who do not trust each other share the machine: an arbiter gives their spools turns.",
+        files="spool.extras.machine.machinefile:FILES",
+        leases="spool.extras.machine.asking:ArbiterLeases",
+        sharing="spool.extras.machine.status:sharing",
+        verbs={
+            "machine": ContributedVerb(
+                "The machine",
+                "spool.extras.machine.verb:command",
+                "Share the machine among several users.",
+                after="gpus",
+            )
+        },
+        on_info="spool.extras.machine.verb:print_shared",
+        checks="spool.extras.machine.checks:CHECKS",
+    ),
+    Capability(
         "page",
         "Writes a web page that shows the spool.",
         config="spool.extras.page:CONFIG",
