@@ -52,7 +52,7 @@ TABLE = (
                 still_ends="spool.extras.engines.sge:still_ends",
             ),
         },
-        search="spool.extras.engines.settings:offered",
+        search="spool.extras.engines:offered",
     ),
     Capability(
         "machine",

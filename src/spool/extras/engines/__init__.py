@@ -5,7 +5,17 @@ Here are the keys of job files and of config.toml that say how.
 
 from __future__ import annotations
 
+from spool.core.capability import Capability, EngineOffer
+from spool.core.names import LOCAL_EXECUTORS
+from spool.formats.capabilities import is_offered
 from spool.formats.key import SHORTEST_NS, Key, KeyTable, Part
+
+TYPE_CHECKING = False  # that of `typing`, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GROUP = "spool.engines"
+"""The entry point group of the engines that installed packages offer."""
 
 # A row stays a row of a table.
 # fmt: off
@@ -92,3 +102,17 @@ CONFIG = Part(
     after="preemption",
     reader="spool.extras.engines.settings:CONFIG_READER",
 )
+
+# fmt: on
+
+
+def offered() -> Iterator[Capability]:
+    """Yield the engines that installed packages offer, whether they can be loaded or not."""
+    if not is_offered(GROUP):
+        return
+    from importlib import metadata  # on this call, because it is slow to import
+
+    taken = {*LOCAL_EXECUTORS, *(key.name for key in CONFIG.keys if key.table is not None)}
+    for name in sorted({entry.name for entry in metadata.entry_points(group=GROUP)} - taken):
+        offer = EngineOffer(name, "spool.extras.engines.engine:executor")
+        yield Capability(name, f"Hands jobs to {name}.", engines={name: offer})

@@ -29,10 +29,11 @@ from spool.core.units import whole_words
 from spool.executors import why_not_imported
 from spool.executors.base import Home, Launch
 from spool.executors.process import reset_of_ignored_signals
+from spool.extras.engines import GROUP
 from spool.extras.engines.handover import HandOver, Portion, Siblings
 from spool.extras.engines.language import ArrayRefused, Language, Sighting
 from spool.extras.engines.run import GRACE_NS, ClusterRun, LookAnswer, Phase, mark_of
-from spool.extras.engines.settings import GROUP, settings_of
+from spool.extras.engines.settings import settings_of
 from spool.formats.capabilities import loaded
 from spool.formats.config import Config
 from spool.formats.freetext import MOST_READ

@@ -1,7 +1,4 @@
-"""What users write about engines: the tables of config.toml, the options of a job, and the keys that an engine lacks.
-
-Packages offer engines by entry points of the group `spool.engines`.
-"""
+"""What users write about engines: the tables of config.toml, the options of a job, and the keys that an engine lacks."""
 
 from __future__ import annotations
 
@@ -12,23 +9,17 @@ from typing import Any
 
 from msgspec import Struct
 
-from spool.core.capability import Capability, EngineOffer
 from spool.core.errors import InvalidConfig, InvalidValue, SpoolError, cannot
 from spool.core.model import SECOND_NS, Spec
 from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.core.units import parse_duration
 from spool.extras.engines import ENGINE
 from spool.formats import toml
-from spool.formats.capabilities import is_offered
 from spool.formats.config import Config
 from spool.formats.toml import Path
 from spool.formats.validation import Format, PartReader, Reading
 from spool.formats.values import KINDS, option_name
 
-GROUP = "spool.engines"
-"""The entry point group of engines."""
-
-_MADE_BY = "spool.extras.engines.engine:executor"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}", re.ASCII)
 
 
@@ -256,16 +247,3 @@ def check_gpus(name: str, spec: Spec, engine: str) -> None:
     if found is not None:
         _, why, remedy = found
         raise SpoolError(cannot("hand", f"job {name} to {engine_title(engine)}", why, remedy=remedy))
-
-
-# Packages.
-
-
-def offered() -> Iterator[Capability]:
-    """Yield the engines that installed packages offer, whether they can be loaded or not."""
-    if not is_offered(GROUP):
-        return
-    from importlib import metadata  # on this call, because it is slow to import
-
-    for name in sorted({entry.name for entry in metadata.entry_points(group=GROUP)} - {*LOCAL_EXECUTORS, *_RULES}):
-        yield Capability(name, f"Hands jobs to {name}.", engines={name: EngineOffer(name, _MADE_BY)})
