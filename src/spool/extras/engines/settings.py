@@ -1,4 +1,4 @@
-"""What users write about engines: the tables of config.toml, the options of a job, and the keys that an engine lacks."""
+"""What users write about engines: tables of config.toml, options of a job, and the keys that an engine lacks."""
 
 from __future__ import annotations
 
