@@ -14,18 +14,18 @@ from spool.core.errors import SpoolError as SpoolError
 from spool.core.errors import SpoolUnusable as SpoolUnusable
 from spool.core.errors import UsageError as UsageError
 from spool.core.model import State as State
+from spool.extras.functions.executor import Executor as Executor  # type: ignore[import-not-found, unused-ignore]
+from spool.extras.functions.executor import Future as Future  # type: ignore[import-not-found, unused-ignore]
+from spool.extras.functions.results import Cancelled as Cancelled  # type: ignore[import-not-found, unused-ignore]
+from spool.extras.functions.results import JobFailed as JobFailed  # type: ignore[import-not-found, unused-ignore]
+from spool.extras.functions.results import Lost as Lost  # type: ignore[import-not-found, unused-ignore]
+from spool.extras.functions.results import OutOfMemory as OutOfMemory  # type: ignore[import-not-found, unused-ignore]
+from spool.extras.functions.results import RemoteError as RemoteError  # type: ignore[import-not-found, unused-ignore]
+from spool.extras.functions.results import TimedOut as TimedOut  # type: ignore[import-not-found, unused-ignore]
 from spool.python.asynchronous import AsyncClient as AsyncClient
 from spool.python.client import Client as Client
 from spool.python.client import job as job
-from spool.python.executor import Executor as Executor
-from spool.python.executor import Future as Future
 from spool.python.job import Job as Job
-from spool.python.results import Cancelled as Cancelled
-from spool.python.results import JobFailed as JobFailed
-from spool.python.results import Lost as Lost
-from spool.python.results import OutOfMemory as OutOfMemory
-from spool.python.results import RemoteError as RemoteError
-from spool.python.results import TimedOut as TimedOut
 from spool.python.waiting import WaitedJobs as WaitedJobs
 from spool.python.waiting import as_completed as as_completed
 from spool.python.waiting import wait_all as wait_all

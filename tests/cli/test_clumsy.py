@@ -123,7 +123,6 @@ def test_an_unknown_job_is_answered_with_the_likely_one(spool: Command, spool_ro
         (["--gpu-memory", "1G"], "--gpu-memory: needs --gpus"),
         (["--max-running", "3"], "--max-running: needs --array, --matrix or --param-file"),
         (["--retry-memory-factor", "2", "-m", "1G"], "--retry-memory-factor: needs --retry-max"),
-        (["--notify-on", "failed"], "--notify: has no recipients"),
         (["-d", ""], "--depends-on: is an empty list"),
         (["--tag", "hold,hold"], '--tag: names "hold" twice'),
     ],

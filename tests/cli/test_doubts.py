@@ -1,4 +1,4 @@
-"""What is told of a job before it is submitted: it never fits, a message cannot arrive, a dependency is not there."""
+"""What is told of a job before it is submitted: it never fits, or a dependency is not there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ NEVER = [
     (("--gpus", "1"), "never fits: needs 1 GPU, the machine has none"),
     (("--resource", "licence=1"), "never fits: "),
     (("--executor", "slurm"), "cannot start: Slurm is not installed here: no no-such-sbatch in PATH"),
-    (("--notify", "someone"), "cannot send anything to someone: it is no URL"),
     (("--workdir", "/nowhere/at/all"), "cannot start until its workdir exists: /nowhere/at/all"),
     (("--depends-on", "nosuch"), "depends on nosuch, which does not exist"),
 ]
@@ -154,17 +153,6 @@ def test_a_thousand_dependencies_that_are_not_there_are_told_in_a_few_lines(
     assert said.code == 0
     assert len(said.err.splitlines()) == 21
     assert "depends on 980 more jobs" in said.err
-
-
-def test_a_message_that_needs_apprise_is_told_where_it_is_missing(
-    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An address that only Apprise understands is a warning without it, with its secrets masked."""
-    monkeypatch.setattr("spool.listeners.sending.find_spec", lambda name: None)
-    said = spool("submit", "--name", "a", "--notify", "mailto://me:secret@example.org", "--", "true")
-    assert said.code == 0
-    assert "Apprise is not installed" in said.err
-    assert "secret" not in said.err
 
 
 def test_a_plain_job_asks_for_nothing(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

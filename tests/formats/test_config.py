@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from formats.wrong_values import texts_of
 from spool.core.errors import InvalidConfig, InvalidReservation
-from spool.core.events import NotifyRule
 from spool.core.model import JobDefaults, Limits, Policy, Pool, Reservation
 from spool.formats import config, reservation, toml
 from spool.formats.config import Config, GcConfig, GpuConfig, Reserve
@@ -25,7 +24,6 @@ DEFAULTS = {
     "cpus": 2,
     "time_limit": "12h",
     "retry": {"max": 1},
-    "notify": "team",
     "env": {"PATH": "/opt/bin:/usr/bin:/bin"},
 }
 EXPECTED = {
@@ -64,22 +62,6 @@ EXPECTED = {
         max_requeues=1,
         prolog="ulimit -c 0",
         epilog="sync",
-        notifier='mail -s "$2" "$1"',
-        contacts={
-            "alice": ("mailto://alice:secret@mail.example.org",),
-            "team": ("https://hooks.example.org/team", "alice"),
-        },
-        notify=(
-            NotifyRule(to=("team",)),
-            NotifyRule(
-                to=("ops@example.org",),
-                on=("failed", "dispatcher_stopped", "gpu_free"),
-                users=("bob",),
-                projects=("vision", "nlp-*"),
-                names=("train-*",),
-                log_lines=20,
-            ),
-        ),
         log_level="debug",
         other_hosts_gone=("oldbox",),
         gpu=GpuConfig(2 * S, frozenset({"Xorg"}), frozenset({"gdm"}), 600 << 20),
@@ -153,9 +135,6 @@ gpu.ignore_processes.below: 600
 gpu.use: ["01"] | [1, '1'] | [-1] | ["all"]
 gpu.strategy: "pack"
 gpu.poll: "0s"
-contacts: { me = "x " } | { "json://x" = "y" } | { me = [] } | { me = 1 }
-notify: [{ to = ["me", "me"] }] | 'me' | ['me'] | [{ on = "failed" }] | [{ to = "me", log_lines = -1 }]
-notify: [{ to = "me", on = "fialed" }] | [{ to = "me", on = "polling" }]
 gc.max_runs: 0
 gc.max_age: 30
 quotas.users.alice.max_running_jobs: "many" | -1
@@ -165,7 +144,6 @@ export: "PATH" | [1] | ["A B"] | ["A=1"] | [""] | [" A"] | ["A", "A"]
 defaults.cpus: -1
 defaults.time_limit: "5"
 defaults.retry: { on = ["finished"] }
-defaults.notify: { to = "x@y.example", on = ["gpu_free"] }
 defaults.env: { SPOOL_JOB = "x" }
 defaults.command: "x"
 defaults.gpus: 1
@@ -197,8 +175,6 @@ def test_what_was_meant_is_told() -> None:
         ("slurm.max_in_flght = 1", "slurm.max_in_flight"),
         ('gpu.strategy = "pack"', "packed"),
         ("quotas.users.alice.max_running_job = 1", "quotas.users.alice.max_running_jobs"),
-        ('notify = [{ to = "me", on = "fialed" }]', "failed"),
-        ('notify = [{ to = "me", user = "bob" }]', "notify[0].users"),
     ]:
         with pytest.raises(InvalidConfig, match=re.escape(f'did you mean "{meant}"?')):
             config.parse(line.encode())

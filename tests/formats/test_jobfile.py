@@ -17,7 +17,6 @@ from spool.core.model import (
     ArrayTask,
     Dependencies,
     JobDefaults,
-    Notify,
     Request,
     Retry,
     Spec,
@@ -61,7 +60,6 @@ EXPECTED = {
         project="llm",
         tags=("paper", "ablation"),
         comment="Überprüfung\tnach dem Umzug",
-        notify=Notify(("alice@example.org",), ("started", "failed")),
     ),
     "slurm": Spec(
         command="python train.py",
@@ -73,7 +71,6 @@ EXPECTED = {
         command=("python", "-c", 'print("a b", "$HOME")', ""),
         depends_on=Dependencies(all=("prepare",)),
         start_delay_ns=5400 * S,
-        notify=Notify(("alice@example.org",), ("ended",)),
     ),
     "array": Spec(
         command="./step $SPOOL_ARRAY_INDEX",
@@ -268,8 +265,6 @@ executor = "tmux" & executor_options: ["--constraint=ib"]
 tags: [1] | ["a", "b", "a"] | [" a"]
 project: "a\n"
 resources: 2 | { licence = 0 } | { a = 1, licence = '2' } | { Licence = 1 } | { cpus = 1 }
-notify: ['a '] | ['a', 'a'] | { to = 'a', on = [] } | [] | { to = "a", on = ["end"] } | { to = "a", on = "gpu_free" }
-notify: { to = "a", log_lines = 201 }
 task: { array = 'a' } | { array = 'a', index = -1 }
 """)
 REFUSED += [
@@ -304,7 +299,6 @@ def test_a_value_that_cannot_be_meant_is_refused_with_its_key_and_line(key: str,
         ('retry = { on = ["time_out"] }', "timeout"),
         ('executor = "slum"', "slurm"),
         ('container = { image = "x", runtime = "dokcer" }', "docker"),
-        ('notify = { to = "a", on = ["end"] }', "ended"),
     ],
 )
 def test_what_was_meant_is_told(text: str, meant: str) -> None:
@@ -329,8 +323,6 @@ NAMES = [f'"n{at}"' for at in range(1001)]
         ("depends_on = { all = […] }", "depends_on.all"),
         ("depends_on = { any = […], ended = ['x'] }", "depends_on.any"),
         ("tags = […]", "tags"),
-        ("notify = […]", "notify"),
-        ("notify = { to = 'me', on = […] }", "notify.on"),
         ("retry = { on = […] }", "retry.on"),
     ],
 )
@@ -400,7 +392,7 @@ def test_a_hundred_mistakes_are_told_and_the_others_counted(monkeypatch: pytest.
 def test_mistakes_within_tables_are_counted_alike() -> None:
     """Each table of a list that does not fit is one more, once a hundred mistakes are told."""
     with pytest.raises(InvalidConfig) as error:
-        config.parse(b"[[notify]]\nto = 'me'\nx = 1\n" * 700)
+        config.parse("".join(f"[quotas.users.u{at}]\nx = 1\n" for at in range(700)).encode())
     assert error.value.problems[100].message == "and 600 more"
 
 
@@ -553,14 +545,11 @@ def defaults(text: str) -> JobDefaults:
 def test_defaults_fill_what_a_file_leaves_open() -> None:
     """Each key that the file does not state, and of `env` each variable; what it states is its own, whole."""
     given = defaults(
-        'cpus = 3\nmemory = "2G"\ntime_limit = "1h"\nretry = { max = 4, delay = "5s" }\nnotify = "a@b.example"\n'
-        'env = { A = "1", B = "2" }\n'
+        'cpus = 3\nmemory = "2G"\ntime_limit = "1h"\nretry = { max = 4, delay = "5s" }\nenv = { A = "1", B = "2" }\n'
     )
     bare = jobfile.parse(b'command = "x"', name="a", defaults=given)
     assert (bare.request, bare.time_limit_ns) == (Request(cpus=3, memory_bytes=2 << 30), 3600 * S)
     assert (bare.retry.max, bare.retry.delay_ns) == (4, 5 * S)
-    assert bare.notify is not None
-    assert bare.notify.to == ("a@b.example",)
     assert dict(bare.env) == {"A": "1", "B": "2"}
     own = jobfile.parse(
         b'command = "x"\ncpus = 1\ntime_limit = "1s"\nretry = { max = 1 }\nenv = { B = "own" }',
@@ -593,7 +582,7 @@ def test_what_comes_from_the_defaults_can_be_told() -> None:
 
 def test_defaults_of_a_run_are_read_again() -> None:
     """What the metadir has is what the configuration had; a damaged one counts as none."""
-    given = defaults('time_limit = "1m"\nnotify = { to = "a@b.example", on = ["failed"] }')
+    given = defaults('time_limit = "1m"\nretry = { max = 2, on = ["failed"] }')
     spec = jobfile.parse(b'command = "x"', name="a", defaults=given)
     again = jobfile.recorded_defaults(spec.defaults_text.encode(), given.kill_grace_ns)
     assert jobfile.parse(b'command = "x"', name="a", defaults=again) == spec

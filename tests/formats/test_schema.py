@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from spool.core.eventnames import JOB_WORDS
 from spool.core.model import (
     ArrayTask,
     Dependencies,
     Limits,
-    Notify,
     Policy,
     Request,
     Retry,
@@ -27,7 +27,6 @@ from spool.formats import capabilities, config, engines, jobfile, keys, machinef
 from spool.formats.jobfile import FORMAT
 from spool.formats.key import REQUIRED, KeyTable
 from spool.formats.validation import Format
-from spool.formats.values import NOTIFY_EVENTS
 from support import ROOT
 
 
@@ -51,7 +50,7 @@ def test_every_key_is_described(kind: str) -> None:
 
 def test_the_schema_of_a_job_is_strict() -> None:
     """Editors underline an unknown key and a missing command, as spool will; every outcome can be told of."""
-    assert {state for state in State if state.ended} < set(NOTIFY_EVENTS)
+    assert {state for state in State if state.ended} < set(JOB_WORDS)
     made = schema.schema("job")
     assert made["required"] == ["command"]
     assert made["additionalProperties"] is False
@@ -108,11 +107,10 @@ def test_the_defaults_on_the_pages_are_those_of_the_model() -> None:
     assert config.parse(toml.write(stated)) == config.Config()
     machine = _stated(machinefile.FORMAT, machinefile.MACHINE)
     assert machinefile.parse(toml.write(machine)) == machinefile.MachineConfig()
-    short = {"command": "x", "notify": {"to": "me"}, "retry": {}}
-    notify = {**_stated(FORMAT, keys.NOTIFY), "to": "me"}
+    short = {"command": "x", "retry": {}}
     retry = _stated(FORMAT, keys.RETRY)
     assert retry["on"] == ("failed",)
-    long = {"command": "x", **_stated(FORMAT, keys.JOB), "notify": notify, "retry": retry}
+    long = {"command": "x", **_stated(FORMAT, keys.JOB), "retry": retry}
     assert jobfile.parse(toml.write(long), name="a") == jobfile.parse(toml.write(short), name="a")
     assert jobfile.parse(b'command = "x"', name="a") == Spec(command="x")
 
@@ -132,7 +130,6 @@ JOB_PARTS = {
     "": Spec,
     "request": Request,
     "retry": Retry,
-    "notify": Notify,
     "task": ArrayTask,
     "depends_on": Dependencies,
 }

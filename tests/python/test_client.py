@@ -161,7 +161,7 @@ def test_many_jobs_are_submitted_by_one_sync_of_the_directory(
     [
         (["true", {"command": "true", "cpuz": 1}], spool.InvalidJob, "cpuz"),
         (["true", {"name": "x"}], spool.InvalidValue, "its command is NoneType"),
-        (["true", {"command": lambda: 1}], spool.InvalidValue, "its command is function.*spool.Executor"),
+        (["true", {"command": lambda: 1}], spool.InvalidValue, "its command is function.*docs/PYTHON.md"),
         (["true", {"command": "true", "name": "-x"}], spool.InvalidValue, "begins with a letter"),
         ([{"command": "true", "name": "x"}] * 2, spool.InvalidValue, "two of the jobs have that name"),
         (["true", {"command": "true", "name": "taken"}], spool.SpoolError, "a job of that name is in queued/"),

@@ -134,10 +134,17 @@ def _what_to_run(asked: Asked, root: str) -> scripts.Script:
 
 
 def _sends_to(root: str, address: str) -> bool:
+    """Whether a job can have messages sent to *address*."""
+    from spool.core.errors import InvalidJob
+    from spool.formats import jobfile
     from spool.formats.config import Config
-    from spool.listeners.notifications import why_undelivered
+    from spool.query.foresight import doubts_of_parts
 
-    return why_undelivered(address, config_if(root, b"notifier", b"contacts") or Config()) is None
+    try:
+        spec = jobfile.parse(jobfile.dump({"command": "true", "notify": address}), name="a")
+    except InvalidJob:  # also where nothing sends messages
+        return False
+    return not any(doubts_of_parts(spec, config_if(root, b"notifier", b"contacts") or Config()))
 
 
 def _free_name(root: str, name: str, source: scripts.ScriptText | None) -> str:
@@ -310,7 +317,8 @@ def publish(root: str, jobs: Sequence[Draft], *, held: bool, replace: bool) -> N
     def counted() -> Iterator[tuple[str, bytes]]:
         nonlocal done
         for done, job in enumerate(jobs):
-            step(done, len(jobs))
+            if len(jobs) > 1:
+                step(done, len(jobs))
             yield job.name, job.text()
 
     try:

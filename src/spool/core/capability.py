@@ -63,13 +63,16 @@ class Capability:
     * `only_here`: why a job of an engine elsewhere cannot have its keys, and what to do; `{}` is the engine's name.
     * `by_others`: whether processes of such a run may be started by others than its wrapper, as those of a daemon are.
     * `problem`: `(Spec) -> str | None`: why a job that has its keys cannot start on this machine; None if it can.
+    * `doubts`: `(Spec, Config) -> Iterable[str]`: what of its keys in a job will not work; told at submission.
     * `launch`: `(Spec, Assignments, ActiveRun) -> Assignments`: changes what is written for the wrapper of such a run.
     * `steps`: `(Context) -> dispatcher.steps.Steps`: its steps of a pass; made once `wanted`, `(Config) -> bool`.
     * `listener`: the class of a `Listener`, whose kind is the capability's name; it runs once `listens`,
       `(Config) -> bool`, or at the request of a job if `for_jobs`.
     * `verbs`: its verbs, by name.
+    * `completions`: for an option, by its name in Python, `(Spool) -> Iterable[str]`: the words that a shell offers.
     * `told`: `(RunDetails) -> Iterable[tuple[str, str]]`: its lines of `spool show`, title and text.
     * `gpus`: the `GpuVendor` whose GPUs it finds.
+    * `value`: `(Spool, str, End) -> Any`: what the function of a job that has ended returned; raises what it raised.
     * `checks`: a tuple of `doctor.checks.Check` of the machine.
     * `public`: the names that `spool` itself offers -> their modules.
     """
@@ -84,6 +87,7 @@ class Capability:
         only_here: str = "",
         by_others: bool = False,
         problem: str = "",
+        doubts: str = "",
         launch: str = "",
         steps: str = "",
         wanted: str = "",
@@ -91,8 +95,10 @@ class Capability:
         listens: str = "",
         for_jobs: bool = False,
         verbs: Mapping[str, ContributedVerb] | None = None,
+        completions: Mapping[str, str] | None = None,
         told: str = "",
         gpus: GpuVendor | None = None,
+        value: str = "",
         checks: str = "",
         public: Mapping[str, str] | None = None,
     ) -> None:
@@ -103,6 +109,7 @@ class Capability:
         self.only_here = only_here
         self.by_others = by_others
         self.problem = problem
+        self.doubts = doubts
         self.launch = launch
         self.steps = steps
         self.wanted = wanted
@@ -110,7 +117,9 @@ class Capability:
         self.listens = listens
         self.for_jobs = for_jobs
         self.verbs = verbs or {}
+        self.completions = completions or {}
         self.told = told
         self.gpus = gpus
+        self.value = value
         self.checks = checks
         self.public = public or {}

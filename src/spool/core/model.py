@@ -163,14 +163,6 @@ class ArrayTask(Struct, frozen=True):
     max_running: int | None = None
 
 
-class Notify(Struct, frozen=True):
-    """Where to send notifications about the job, and for which events."""
-
-    to: tuple[str, ...]
-    on: tuple[str, ...] = ("ended",)
-    log_lines: int = 0  # lines from the end of the job's log
-
-
 DEFAULT_KILL_GRACE_NS = 10 * SECOND_NS
 DEFAULT_PRIORITY = 10
 
@@ -221,7 +213,6 @@ class Spec(Struct, frozen=True):
     project: str | None = None
     tags: tuple[str, ...] = ()
     comment: str | None = None
-    notify: Notify | None = None
     parts: Parts = ()
     defaults_text: str = ""  # text of the configured defaults in force when it was read
 

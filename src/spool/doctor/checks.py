@@ -34,8 +34,6 @@ from spool.formats.capabilities import contributed
 from spool.formats.config import Config
 from spool.formats.state import parse_state
 from spool.listeners.discovery import find_hooks
-from spool.listeners.notifications import readable_by_others, why_undelivered
-from spool.listeners.sending import masked
 from spool.machine import shared
 from spool.machine.host import (
     NO_CARD,
@@ -602,23 +600,6 @@ def _shared(subject: Subject) -> Findings:
         )
 
 
-def _notify(subject: Subject) -> Findings:
-    config = subject.config
-    named = dict.fromkeys([*config.contacts, *(to for rule in config.notify for to in rule.to)])
-    if not named:
-        return
-    fine = True
-    for name in named:
-        if (why := why_undelivered(name, config, thoroughly=True)) is not None:
-            fine = False
-            yield warn(f"{masked(name)}: {why}", "fix `contacts` or `notify` in config.toml")
-    for path in readable_by_others(subject.root, config):
-        fine = False
-        yield warn(f"{path} holds secrets and is readable by others", f"chmod 600 {path}")
-    if fine:
-        yield good(f"{len(named)} recipients are valid; only a real message shows whether they answer")
-
-
 def _hooks(subject: Subject) -> Findings:
     hooks = find_hooks(subject.root)
     for problem in hooks.problems:
@@ -663,7 +644,6 @@ OF_THE_MACHINE = (
     Check("systemd", "what starts dispatchers, and whether jobs survive a logout", _systemd),
     Check("GPUs", "which GPUs there are, and what is wrong with them", _gpus),
     Check("shared machine", "whether the arbiter answers, and is served by an account that may", _shared),
-    Check("notify", "whether the recipients in the configuration are valid", _notify),
     Check("hooks", "which hooks run, and what is wrong with the others", _hooks),
 )
 

@@ -47,12 +47,39 @@ TABLE = (
         checks="spool.extras.metrics.checks:CHECKS",
     ),
     Capability(
+        "notify",
+        "Sends messages about jobs by mail, chat or web hook.",
+        job="spool.extras.notify:JOB",
+        config="spool.extras.notify:CONFIG",
+        doubts="spool.extras.notify.addresses:doubts",
+        listener="spool.extras.notify.listener:Notifier",
+        listens="spool.extras.notify.settings:listens",
+        for_jobs=True,
+        completions={
+            "notify_to": "spool.extras.notify.addresses:contacts",
+            "notify_on": "spool.extras.notify.addresses:events",
+        },
+        checks="spool.extras.notify.checks:CHECKS",
+    ),
+    Capability(
         "top",
         "Shows the queue, the runs and the machine on a live screen.",
         verbs={
             "top": ContributedVerb(
                 "Jobs", "spool.extras.top:command", "Watch and manage jobs and GPUs on a live screen.", after="ls"
             )
+        },
+    ),
+    Capability(
+        "functions",
+        "Makes each call of a Python function a job.",
+        value="spool.extras.functions.results:result_of",
+        public={
+            **dict.fromkeys(("Executor", "Future"), "spool.extras.functions.executor"),
+            **dict.fromkeys(
+                ("Cancelled", "JobFailed", "Lost", "OutOfMemory", "RemoteError", "TimedOut"),
+                "spool.extras.functions.results",
+            ),
         },
     ),
 )

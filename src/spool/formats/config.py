@@ -15,27 +15,23 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from spool.core.errors import InvalidConfig, InvalidValue
-from spool.core.eventnames import EVENT_WORDS
-from spool.core.events import NotifyRule
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Parts, Policy, Pool
 from spool.core.names import EXECUTORS, EXPORTED
 from spool.core.units import parse_size
-from spool.formats import engines, jobfile, slurm, toml, values
+from spool.formats import engines, jobfile, slurm, toml
 from spool.formats.capabilities import with_parts
 from spool.formats.engines import SgeConfig
-from spool.formats.key import MOST_LOG_LINES, REQUIRED, Key, KeyTable
+from spool.formats.key import REQUIRED, Key, KeyTable
+from spool.formats.keys import DEFAULTS
 from spool.formats.slurm import SlurmConfig
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Duration, Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import (
     KINDS,
-    Names,
     Text,
     different,
-    one_of,
     resource_name,
     resource_variable,
-    several,
     trimmed,
     words,
 )
@@ -130,18 +126,6 @@ _RESOURCE = KeyTable(
         "The indices of the units. Each unit belongs to one run at a time; the first free ones are given first.",
         default=REQUIRED),
     short=Key("total", "count", "How many units there are.", least=1),
-)
-
-_RULE = KeyTable(
-    "NotifyRuleTable",
-    'Notifications about all jobs. Filters are lists of patterns such as "train-*"; one of them must match.',
-    Key("to", "addresses", "Recipients, as in a job file.", default=()),
-    Key("on", "events", 'Events, as in a job file; or GPU events such as "gpu_free".'),
-    Key("users", "patterns", "Only for jobs of these users.", default=()),
-    Key("projects", "patterns", "Only for jobs of these projects.", default=()),
-    Key("names", "patterns", "Only for jobs with these names.", default=()),
-    Key("log_lines", "count", "Number of lines to include from the end of the job's log.",
-        most=MOST_LOG_LINES),
 )
 
 def _of_all(engine: str, command: str) -> tuple[Key, ...]:
@@ -264,12 +248,6 @@ CONFIG = KeyTable(
     Key("hook_time_limit", "duration",
         "Maximum run time of a hook; after that it is killed with everything it started, and counts as a veto.",
         least=SHORTEST_NS),
-    Key("notifier", "script",
-        "Shell code that sends a message to an address that is neither a URL nor a name in `contacts`, instead of "
-        "`sendmail`: `$1` is the address, `$2` the event, and standard input has the text."),
-    Key("contacts", "contacts", "Names for addresses, so that jobs use the names and secrets stay in this file.",
-        default={}),
-    Key("notify", _RULE, "Notifications about all jobs: `[[notify]]`.", many="list", default=()),
     Key("log_level", "word", "Level of detail in the dispatcher's log.", words=("debug", "info", "warning", "error")),
     Key("other_hosts_gone", "words",
         "Hosts that no longer exist: their runs count as lost. Name a host only if it is really off.", default=()),
@@ -299,9 +277,8 @@ CONFIG = KeyTable(
         "Whether jobs without a time limit may start on GPUs that are reserved for later.",
         field="policy.reservation_allows_unlimited"),
     Key("defaults", "defaults of jobs",
-        "Defaults for keys that a job file does not set: `cpus`, `memory`, `time_limit`, `gpu_idle`, "
-        "`gpu_idle_action`, `retry`, `notify`, `setup`, `env`, `umask`, `limits` and `nice`. Job files stay unchanged, "
-        "and running jobs keep what they started with.", default={}),
+        f"Defaults for keys that a job file does not set: {', '.join(f'`{key.name}`' for key in DEFAULTS.keys)}. "
+        "Job files stay unchanged, and running jobs keep what they started with.", default={}),
     Key("preemption", _PREEMPTION, "Which preemptible runs are stopped for short jobs.", default={}),
     Key("slurm", _SLURM, "How to hand jobs to Slurm.", default={}),
     Key("sge", _SGE, "How to hand jobs to Grid Engine.", default={}),
@@ -400,9 +377,6 @@ class Config(Capacity, frozen=True):
     prolog: str | None = None
     epilog: str | None = None
     hook_time_limit_ns: int = 10 * SECOND_NS
-    notifier: str | None = None
-    contacts: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    notify: tuple[NotifyRule, ...] = ()
     log_level: str = "info"
     other_hosts_gone: tuple[str, ...] = ()
     defaults: JobDefaults = jobfile.NO_DEFAULTS
@@ -433,14 +407,10 @@ def parse(data: bytes) -> Config:
     reading = FORMAT.read(data, WHAT)
     found = reading.found
     config = capacity_of(reading)
-    for at, rule in enumerate(config.get("notify", ())):
-        if "to" not in rule:
-            reading.problems.add(("notify", at), values.NO_ADDRESS)
     config["parts"] = FORMAT.read_parts(reading)
     FORMAT.judge(reading, data, WHAT)
     grace_ns = config.get("kill_grace_ns", DEFAULT_KILL_GRACE_NS)
     config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
-    config["notify"] = tuple(NotifyRule(**rule) for rule in config.get("notify", ()))
     config["slurm"] = SlurmConfig(**found["slurm"])
     config["sge"] = SgeConfig(**found["sge"])
     config["gc"] = GcConfig(**found["gc"])
@@ -497,33 +467,6 @@ def _gpus(listed: tuple[int | str, ...], path: Path, reading: Reading) -> tuple[
     used = tuple(str(gpu) for gpu in listed)
     reading.problems.value(path, different, used, None)
     return used
-
-
-def _contacts(tables: dict[str, Names], path: Path, reading: Reading) -> dict[str, tuple[str, ...]]:
-    contacts = {name: several(to) for name, to in tables.items()}
-    for name, addresses in contacts.items():
-        here = (*path, name)
-        if not name or "://" in name:
-            reading.problems.add(here, "is an address itself and would never be looked up")
-        if not addresses or not all(address.strip() for address in addresses):
-            reading.problems.add(here, "needs an address")
-        reading.problems.value(here, words, addresses, None)
-    return contacts
-
-
-def _addresses(stated: Names, path: Path, reading: Reading) -> tuple[str, ...]:
-    addresses = several(stated)
-    if not addresses or not all(address.strip() for address in addresses):
-        reading.problems.add(path[:-1], values.NO_ADDRESS)
-    reading.problems.value(path, words, addresses, None)
-    return addresses
-
-
-def _events(stated: Names, path: Path, reading: Reading) -> tuple[str, ...]:
-    events = several(stated)
-    for event in events:
-        reading.problems.value(path, lambda word: one_of(word, EVENT_WORDS), event, "")
-    return events
 
 
 def _defaults(stated: dict[str, Any], path: Path, reading: Reading) -> JobDefaults:
@@ -617,14 +560,10 @@ _KINDS: Kinds = {
     "size limit": lambda key: Kind(Text, _size_limit),
     "words": lambda key: Kind(tuple[str, ...], words),
     "set of words": lambda key: Kind(tuple[str, ...], lambda stated: frozenset(words(stated))),
-    "contacts": lambda key: Kind(dict[str, Names], read=_contacts),
-    "addresses": lambda key: Kind(Names, read=_addresses),
-    "events": lambda key: Kind(Names, read=_events),
     "accounts": lambda key: Kind(tuple[str, ...], accounts),
     "account": lambda key: Kind(Text, _account),
     "machine": lambda key: Kind(Text, _machine),
     "exports": lambda key: Kind(tuple[str, ...], _exports),
-    "patterns": lambda key: Kind(Names, lambda stated: words(several(stated))),
     "word of Slurm": lambda key: Kind(Text, slurm.word),
     "word of an engine": lambda key: Kind(Text, engines.word),
     "words of an engine": lambda key: Kind(
@@ -640,5 +579,5 @@ _KINDS: Kinds = {
     "any table": lambda key: Kind(dict[str, Any]),
 }
 
-FORMAT = Format(CONFIG, {**KINDS, **_KINDS}, InvalidConfig, Config(notify=(NotifyRule(to=()),)), "config")
+FORMAT = Format(CONFIG, {**KINDS, **_KINDS}, InvalidConfig, Config(), "config")
 """The reader of the configuration."""

@@ -23,7 +23,6 @@ from spool.core.model import (
     ArrayTask,
     Dependencies,
     JobDefaults,
-    Notify,
     Parts,
     Problem,
     Request,
@@ -248,8 +247,6 @@ def _spec(reading: Reading, defaults: JobDefaults, parts: Parts) -> Spec:
         spec["retry"] = _shared(_retry(Retry(**found["retry"])))
     if "depends_on" in found:
         spec["depends_on"] = Dependencies(**found["depends_on"])
-    if "notify" in found:
-        spec["notify"] = Notify(**found["notify"])
     if "task" in found:
         spec["task"] = ArrayTask(**found["task"])
     if "start_after" in spec:
@@ -329,8 +326,6 @@ def _check_together(reading: Reading) -> None:
         problems.add(("retry", "memory_factor"), 'needs "memory": what it multiplies')
     if factor is not None and not found["retry"].get("max"):
         problems.add(("retry", "memory_factor"), 'needs "retry.max": how many times to try again')
-    if "notify" in document and "to" not in found["notify"]:
-        problems.add(("notify",), values.NO_ADDRESS)
     if "array" in document or "matrix" in document or "rows" in document:
         _check_array(reading)
     elif "max_running" in document:
@@ -514,25 +509,6 @@ def _output(path: str, at: Path, reading: Reading) -> str:
     return reading.problems.value(at, values.output_path, path, "")
 
 
-def _addresses(stated: Names, at: Path, reading: Reading) -> tuple[str, ...]:
-    addresses = values.several(stated)
-    if not addresses or not all(address.strip() for address in addresses):
-        reading.problems.add(at[:1], values.NO_ADDRESS)
-    else:
-        reading.problems.value(at[:1], values.words, addresses, None)
-    return addresses
-
-
-def _events(stated: Names, at: Path, reading: Reading) -> tuple[str, ...]:
-    events = values.several(stated)
-    if not events:
-        reading.problems.add(at, "is an empty list, so nothing would be sent; name events, or leave it out")
-    reading.problems.value(at, values.different, events, None)
-    for event in events:
-        reading.problems.value(at, lambda word: values.one_of(word, values.NOTIFY_EVENTS), event, "")
-    return events
-
-
 _KINDS: Kinds = {
     "command": lambda key: Kind(Names, values.command, any_length=True),
     "program": lambda key: Kind(str, lambda text: intern(values.program(text))),
@@ -555,11 +531,9 @@ _KINDS: Kinds = {
     "ends": lambda key: Kind(tuple[str | int, ...], values.retry_on, written=tuple),
     "output": lambda key: Kind(Text, read=_output),
     "labels": lambda key: Kind(tuple[Text, ...], read=_tags),
-    "addresses": lambda key: Kind(Names, read=_addresses),
-    "events": lambda key: Kind(Names, read=_events),
 }
 
-_SHORTEST = Spec(command="", notify=Notify(to=()))  # every other field has its default
+_SHORTEST = Spec(command="")  # every other field has its default
 
 FORMAT = Format(keys.JOB, {**values.KINDS, **_KINDS}, InvalidJob, _SHORTEST, "job")
 """The reader of job files."""
@@ -633,8 +607,8 @@ class TaskFiles:
 def edited(data: bytes, changes: Mapping[str, object], unset: Iterable[str] = (), *, name: str) -> bytes:
     """Return the job file *data* with the keys of *changes* set and those of *unset* (dotted) removed.
 
-    `env`, `resources`, `retry`, `notify` and `container` in *changes* are merged with the existing ones, also where one
-    of the two is the short form. Raises InvalidJob if *data* cannot be read, InvalidValue for a key of *unset* that it
+    Tables, such as `env` and `retry`, in *changes* are merged with the existing ones, also where one of the two is the
+    short form. Raises InvalidJob if *data* cannot be read, InvalidValue for a key of *unset* that it
     does not have. The result is not validated.
     """
     import tomlkit  # imported here, because only `spool edit` needs it

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 MOST = 1_000_000
 """The largest count in any file."""
 
-MOST_LOG_LINES = 200
-"""The most lines of a log in a message."""
-
 MAX_INDEX = 9_999_999
 """The largest index of an array."""
 
@@ -47,6 +44,7 @@ class Key:
     * `words`: the allowed ones. `least`, `most`: its bounds. `examples`: for editors.
     * `needs`: another key, and why this one is meaningless without it.
     * `array_only`: for the array file only, not for its tasks.
+    * `in_defaults`: it may also stand in `[defaults]` of config.toml.
     * `many`: "list" for a list of such tables, "named" for a table of them by names that the user chooses.
     """
 
@@ -68,6 +66,7 @@ class Key:
         examples: Iterable[object] = (),
         needs: str = "",
         array_only: bool = False,
+        in_defaults: bool = False,
         many: str = "",
     ) -> None:
         self.name = name
@@ -86,6 +85,7 @@ class Key:
         self.examples = examples
         self.needs = needs
         self.array_only = array_only
+        self.in_defaults = in_defaults
         self.many = many
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from spool.core.names import EXECUTORS
 from spool.formats.capabilities import with_parts
-from spool.formats.key import MAX_INDEX, MOST_LOG_LINES, REQUIRED, Key, KeyTable
+from spool.formats.key import MAX_INDEX, REQUIRED, Key, KeyTable
 
 # A row stays a row of a table.
 # fmt: off
@@ -42,20 +42,6 @@ RETRY = KeyTable(
         "After `out_of_memory` the next run requests that many times the memory, never more than the machine has, and "
         "later runs of the name do too. Adds `out_of_memory` to `on`.", least=1, most=1000,
         option="--retry-memory-factor N", help="After out_of_memory, N times the memory."),
-)
-
-NOTIFY = KeyTable(
-    "NotifyTable",
-    "Where to send notifications about the job, and for which events.",
-    addresses := Key("to", "addresses",
-        "Recipients: mail addresses, URLs of services, names from `contacts` in the configuration, or "
-        "whatever its `notifier` understands.", default=(), option="--notify ADDRESS,…"),
-    Key("on", "events",
-        '"ended" (any outcome), an outcome such as "failed" or "timeout", or another job event such as "started", '
-        '"retrying" or "held".', option="--notify-on EVENT,…"),
-    Key("log_lines", "count", "Number of lines to include from the end of the job's log.",
-        most=MOST_LOG_LINES, option="--notify-log-lines N"),
-    short=addresses,
 )
 
 TASK = KeyTable(
@@ -269,9 +255,6 @@ _PEOPLE = with_parts("job", (
     Key("project", "label", "Project name, for filters and quotas.", option="--project NAME"),
     Key("tags", "labels", "Tags, for filters.", default=(), option="--tag --tags TAG,…"),
     Key("comment", "text", "Free-text comment.", option="--comment TEXT"),
-    Key("notify", NOTIFY,
-        "Where to send notifications about the job, and for which events. A string or a list gives the recipients; "
-        "the event is then `ended`."),
 ))
 
 JOB = KeyTable(
@@ -284,8 +267,8 @@ JOB = KeyTable(
 DEFAULTS = KeyTable(
     "DefaultsTable",
     "Defaults for keys that a job file does not set.",
-    *(key for key in JOB.keys if key.name in (
-        "cpus", "memory", "time_limit", "gpu_idle", "gpu_idle_action", "retry", "notify", "env",
+    *(key for key in JOB.keys if key.in_defaults or key.name in (
+        "cpus", "memory", "time_limit", "gpu_idle", "gpu_idle_action", "retry", "env",
         "setup", "umask", "limits", "nice",
     )),
 )

@@ -18,7 +18,6 @@ from msgspec import Meta
 
 from spool.core.arrays import INDEX
 from spool.core.errors import InvalidValue
-from spool.core.eventnames import JOB_WORDS
 from spool.core.model import ArraySpec, WarningSignal
 from spool.core.names import why_not_name
 from spool.core.units import format_duration, format_size, parse_duration, parse_size
@@ -46,8 +45,6 @@ WARNING_SIGNALS = ("USR1", "USR2", "TERM", "INT", "HUP", "QUIT", "ALRM", "CONT",
 DEFAULT_WARNING_NS = 60_000_000_000
 
 RETRY_OUTCOMES = ("failed", "timeout", "out_of_memory")
-NOTIFY_EVENTS = JOB_WORDS
-NO_ADDRESS = 'has no recipients; set "to"'
 
 OWN_VARIABLES = (
     "SPOOL_DIR",

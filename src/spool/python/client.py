@@ -302,7 +302,7 @@ def _command_of(command: object) -> str | list[str]:
         return [*command]
     remedy = "give a text for the shell, or a sequence of a program and its arguments"
     if callable(command):
-        remedy += "; spool.Executor runs a function"
+        remedy += "; docs/PYTHON.md has what runs a function"
     raise InvalidValue(cannot("submit", "a job", f"its command is {type(command).__name__}", remedy=remedy))
 
 

@@ -13,9 +13,10 @@ from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests
 from spool.client.waiting import End
 from spool.client.watch import EndWatch
 from spool.core.arrays import array_of
-from spool.core.errors import SpoolError
+from spool.core.errors import SpoolError, cannot
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import Result, State
+from spool.formats.capabilities import contributed
 from spool.query.jobs import JobLister, with_parameters
 from spool.query.parameters import Parameters, tasks_in
 from spool.query.rows import JobRow, row_of_result
@@ -80,15 +81,15 @@ class Job:
     def result(self, *, timeout_s: float | None = None) -> Any:
         """Wait until the job has ended and return what its Python function returned; for an array a list of all.
 
-        That is for jobs of an `Executor`, of this process or another. Raises what the function has raised, a JobFailed
-        if the job ended without a result, and TimeoutError.
+        The function may have been submitted by another process. Raises what it has raised, a SpoolError if the job
+        ended without a result, and TimeoutError.
         """
-        from spool.python.results import result_of
-
         end = self.wait(timeout_s=timeout_s)
         if end is None:
             raise TimeoutError
-        return result_of(self._spool, self.name, end)
+        for _, value_of in contributed("value"):
+            return value_of(self._spool, self.name, end)
+        raise SpoolError(cannot("read", f"the result of job {self.name}", "this installation cannot call functions"))
 
     def output(self, run: int | None = None) -> bytes:
         """Return the output so far: of the newest run, or of *run*; for an array that of each task."""

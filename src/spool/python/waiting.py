@@ -83,7 +83,7 @@ class WaitedJobs:
 def as_completed(jobs: Iterable[_T], *, timeout_s: float | None = None, progress: Progress = False) -> Iterator[_T]:
     """Yield each of *jobs* when it has ended, whatever its outcome. Raises NoSuchJob, and TimeoutError.
 
-    *jobs* are Jobs, or objects with a Job as their attribute `job`, such as the futures of an Executor. *progress*:
+    *jobs* are Jobs, or objects with a Job as their attribute `job`, such as the futures of calls. *progress*:
     show how many have ended, by tqdm if that is installed, else on a terminal by a line on stderr; or a function that
     is called with the number of ended jobs and that of all.
     """

@@ -27,11 +27,11 @@ from spool.client.waiting import End
 from spool.client.watch import EndWatch
 from spool.core.errors import InvalidJob, InvalidRecord, InvalidValue, SpoolError, SpoolUnusable
 from spool.core.model import State
+from spool.extras.functions import calls
+from spool.extras.functions.executor import Executor, Future
+from spool.extras.functions.results import CallResult, Cancelled, JobFailed, Lost, OutOfMemory, RemoteError, TimedOut
 from spool.formats import keys
-from spool.python import calls
-from spool.python.executor import Executor, Future
 from spool.python.keys import CallKeys, JobKeys
-from spool.python.results import CallResult, Cancelled, JobFailed, Lost, OutOfMemory, RemoteError, TimedOut
 from spool.store.disk import Disk
 from spool.store.spool import Spool
 from support import PATIENCE_S, ROOT, wait_for
@@ -684,7 +684,7 @@ def test_a_module_that_the_caller_has_for_one_of_the_library_is_the_callers(serv
     (tmp_path / "code.py").write_text("def answer(): return 42\n")
     program = tmp_path / "program.py"
     program.write_text(
-        "import code, sys\nfrom spool.python.executor import Executor\n"
+        "import code, sys\nfrom spool.extras.functions.executor import Executor\n"
         "with Executor(sys.argv[1]) as made: print(made.submit(code.answer).result(60))\n"
     )
     command = [sys.executable, program, served.root]
@@ -810,6 +810,15 @@ def test_a_full_disk_leaves_no_call_without_a_job(alone: Executor, monkeypatch: 
     assert len(os.listdir(f"{alone.root}/calls")) == 1
 
 
+def test_a_job_file_of_an_earlier_version_runs_its_call(alone: Executor, tmp_path: Path) -> None:
+    """Its command has the name that the worker had in spool 0.1."""
+    name = alone.submit(called.double, 21).name
+    environment = {**os.environ, "SPOOL_DIR": alone.root, "SPOOL_METADIR": str(tmp_path)}
+    words = [sys.executable, "-P", "-m", "spool.python.worker", name]
+    subprocess.run(words, check=True, env=environment, cwd=tmp_path)
+    assert b'"error": null' in (tmp_path / "return").read_bytes()
+
+
 def test_a_worker_without_its_call_says_so(alone: Executor) -> None:
     """Its file was removed, or its name was never one of a call."""
     with pytest.raises(SpoolError, match=r"cannot run the call: .*/calls/none: it is not there"):
@@ -846,7 +855,7 @@ def test_packages_of_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -
 
 _CALLER = """
 import sys, time
-from spool.python.executor import Executor
+from spool.extras.functions.executor import Executor
 import called
 import spool
 made = Executor(sys.argv[1], name="orphan")

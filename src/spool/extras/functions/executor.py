@@ -35,9 +35,9 @@ from spool.core.errors import SHORTAGES, InvalidValue, SpoolError, cannot
 from spool.core.layout import QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.names import why_not_name
-from spool.python import calls
+from spool.extras.functions import calls
+from spool.extras.functions.results import CallResult
 from spool.python.job import Job
-from spool.python.results import CallResult
 from spool.query.foresight import doubts
 from spool.store.disk import Disk
 from spool.store.ownership import check_owner, this_user
@@ -478,7 +478,9 @@ class Executor(concurrent.futures.Executor):
     def _draft(self, name: str, more: Mapping[str, object]) -> Draft:
         keys = {**self._keys, **more, **(self._of_arrays if more else {})}
         known = placeholders(keys)
-        command = [escaped(word, known) for word in (sys.executable, "-u", "-P", "-m", "spool.python.worker", name)]
+        command = [
+            escaped(word, known) for word in (sys.executable, "-u", "-P", "-m", "spool.extras.functions.worker", name)
+        ]
         exported = exports(self._spool.root, self._export or ())
         if self._export is None:
             own = _set_by_this_program()

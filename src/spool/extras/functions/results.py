@@ -13,8 +13,8 @@ from spool.client.output import read_output
 from spool.client.waiting import End, task_names
 from spool.core.errors import SpoolError, cannot
 from spool.core.model import State
-from spool.python import calls
-from spool.python.calls import Return
+from spool.extras.functions import calls
+from spool.extras.functions.calls import Return
 from spool.store.spool import Spool
 
 _MOST_LINES = 10
