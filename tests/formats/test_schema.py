@@ -23,7 +23,7 @@ from spool.core.model import (
 )
 from spool.core.names import EXECUTORS
 from spool.core.units import format_duration
-from spool.formats import capabilities, config, engines, jobfile, keys, machinefile, schema, slurm, toml
+from spool.formats import capabilities, config, engines, jobfile, keys, schema, slurm, toml
 from spool.formats.jobfile import FORMAT
 from spool.formats.key import REQUIRED, KeyTable
 from spool.formats.validation import Format
@@ -33,7 +33,8 @@ from support import ROOT
 @pytest.mark.parametrize("kind", schema.KINDS)
 def test_the_shipped_schema_is_up_to_date(kind: str) -> None:
     """Run `python -m spool.formats.schema --write` after changing a key."""
-    shipped = resources.files("spool.formats").joinpath(f"{kind}.schema.json").read_text(encoding="utf-8")
+    folder = resources.files("spool").joinpath(schema.FOLDERS.get(kind, "formats"))
+    shipped = folder.joinpath(f"{kind}.schema.json").read_text(encoding="utf-8")
     assert shipped == schema.render(kind)
 
 
@@ -71,7 +72,9 @@ def test_the_generator_prints_one_kind(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_one_command_writes_what_is_made_of_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--write` puts the schemas and the pages' tables into a checkout, and leaves the rest of the page as it is."""
-    (tmp_path / "src" / "spool" / "formats").mkdir(parents=True)
+    places = {kind: f"src/spool/{schema.FOLDERS.get(kind, 'formats')}" for kind in schema.KINDS}
+    for folder in places.values():
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     (tmp_path / "docs").mkdir()
     (tmp_path / "examples").mkdir()
     page = tmp_path / "docs" / "FORMAT.md"
@@ -84,7 +87,7 @@ def test_one_command_writes_what_is_made_of_the_tables(tmp_path: Path, monkeypat
     ]
     assert page.read_text(encoding="utf-8") == "a\n" + "".join(tables)
     for kind in schema.KINDS:
-        assert (tmp_path / f"src/spool/formats/{kind}.schema.json").read_text(encoding="utf-8") == schema.render(kind)
+        assert (tmp_path / places[kind] / f"{kind}.schema.json").read_text(encoding="utf-8") == schema.render(kind)
         copy = tmp_path / f"examples/{kind}.schema.json"
         if copy.exists():
             assert copy.read_text(encoding="utf-8") == schema.render(kind)
@@ -105,8 +108,8 @@ def test_the_defaults_on_the_pages_are_those_of_the_model() -> None:
     stated = _stated(config.FORMAT, config.CONFIG)
     assert stated["look_every"] == format_duration(config.Config().look_every_ns)
     assert config.parse(toml.write(stated)) == config.Config()
-    machine = _stated(machinefile.FORMAT, machinefile.MACHINE)
-    assert machinefile.parse(toml.write(machine)) == machinefile.MachineConfig()
+    for kind in (kind for _, kinds in capabilities.contributed("files") for kind in kinds):
+        assert kind.parse(toml.write(_stated(kind.format, kind.format.table))) == kind.parse(b"")
     short = {"command": "x", "retry": {}}
     retry = _stated(FORMAT, keys.RETRY)
     assert retry["on"] == ("failed",)

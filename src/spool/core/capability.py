@@ -65,12 +65,16 @@ class Capability:
     * `problem`: `(Spec) -> str | None`: why a job that has its keys cannot start on this machine; None if it can.
     * `doubts`: `(Spec, Config) -> Iterable[str]`: what of its keys in a job will not work; told at submission.
     * `launch`: `(Spec, Assignments, ActiveRun) -> Assignments`: changes what is written for the wrapper of such a run.
+    * `files`: a tuple of `formats.validation.FileKind`: the files that are its own, for `spool check` and the schemas.
+    * `leases`: the class of the `dispatcher.leases.Leases` by which a dispatcher starts jobs on a shared machine.
+    * `sharing`: `(directory, owner, uid, now_ns) -> query.shared.MachineSharing`: what the users of one have of it.
     * `steps`: `(Context) -> dispatcher.steps.Steps`: its steps of a pass; made once `wanted`, `(Config) -> bool`.
     * `listener`: the class of a `Listener`, whose kind is the capability's name; it runs once `listens`,
       `(Config) -> bool`, or at the request of a job if `for_jobs`.
     * `verbs`: its verbs, by name.
     * `completions`: for an option, by its name in Python, `(Spool) -> Iterable[str]`: the words that a shell offers.
     * `told`: `(RunDetails) -> Iterable[tuple[str, str]]`: its lines of `spool show`, title and text.
+    * `on_info`: `(MachineSharing, now_ns) -> None`: prints the other users of a shared machine for `spool info`.
     * `gpus`: the `GpuVendor` whose GPUs it finds.
     * `value`: `(Spool, str, End) -> Any`: what the function of a job that has ended returned; raises what it raised.
     * `checks`: a tuple of `doctor.checks.Check` of the machine.
@@ -89,6 +93,9 @@ class Capability:
         problem: str = "",
         doubts: str = "",
         launch: str = "",
+        files: str = "",
+        leases: str = "",
+        sharing: str = "",
         steps: str = "",
         wanted: str = "",
         listener: str = "",
@@ -97,6 +104,7 @@ class Capability:
         verbs: Mapping[str, ContributedVerb] | None = None,
         completions: Mapping[str, str] | None = None,
         told: str = "",
+        on_info: str = "",
         gpus: GpuVendor | None = None,
         value: str = "",
         checks: str = "",
@@ -111,6 +119,9 @@ class Capability:
         self.problem = problem
         self.doubts = doubts
         self.launch = launch
+        self.files = files
+        self.leases = leases
+        self.sharing = sharing
         self.steps = steps
         self.wanted = wanted
         self.listener = listener
@@ -119,6 +130,7 @@ class Capability:
         self.verbs = verbs or {}
         self.completions = completions or {}
         self.told = told
+        self.on_info = on_info
         self.gpus = gpus
         self.value = value
         self.checks = checks

@@ -31,6 +31,23 @@ TABLE = (
         launch="spool.extras.containers.runtimes:launched",
     ),
     Capability(
+        "machine",
+        "Lets users who do not trust each other share the machine: an arbiter gives their spools turns.",
+        files="spool.extras.machine.machinefile:FILES",
+        leases="spool.extras.machine.asking:ArbiterLeases",
+        sharing="spool.extras.machine.status:sharing",
+        verbs={
+            "machine": ContributedVerb(
+                "The machine",
+                "spool.extras.machine.verb:command",
+                "Share the machine among several users.",
+                after="gpus",
+            )
+        },
+        on_info="spool.extras.machine.verb:print_shared",
+        checks="spool.extras.machine.checks:CHECKS",
+    ),
+    Capability(
         "page",
         "Writes a web page that shows the spool.",
         config="spool.extras.page:CONFIG",
@@ -67,6 +84,18 @@ TABLE = (
         verbs={
             "top": ContributedVerb(
                 "Jobs", "spool.extras.top:command", "Watch and manage jobs and GPUs on a live screen.", after="ls"
+            )
+        },
+    ),
+    Capability(
+        "simulate",
+        "Simulates how policies would schedule a workload.",
+        verbs={
+            "simulate": ContributedVerb(
+                "The machine",
+                "spool.extras.simulate.verb:command",
+                "Simulate a workload and compare policies.",
+                after="plot",
             )
         },
     ),

@@ -96,6 +96,11 @@ def contributed(column: str) -> Iterator[tuple[Capability, Any]]:
             yield capability, loaded(target)
 
 
+def only(column: str) -> Any | None:
+    """Return the object of the one capability that has something in that column; None if there is none."""
+    return next((found for _, found in contributed(column)), None)
+
+
 def parts(column: str) -> dict[str, Part]:
     """Return the parts of one kind of file, "job" or "config", by the names of their capabilities."""
     return {capability.name: part for capability, part in contributed(column)}

@@ -1,4 +1,4 @@
-"""`spool machine`: share the machine among several users.
+"""`spool machine`: share the machine among several users; and their part of `spool info`.
 
 What only `status` needs is imported when it is used: an arbiter keeps what it has imported.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import stat
 import time
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,19 +15,32 @@ from spool.cli import render
 from spool.cli.common import json_option
 from spool.cli.group import Subverbs, Verb, unfilled
 from spool.cli.telling import tell
-from spool.client import machine_service, service
+from spool.client import service
 from spool.core.errors import ExitCode, InvalidConfig, SpoolUnusable, UsageError, cannot
-from spool.core.model import Machine
+from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
-from spool.formats import config, machinefile
+from spool.extras.machine import ACCOUNT, install_steps, machinefile
+from spool.extras.machine.machinefile import MachineConfig
+from spool.extras.machine.status import sharing
+from spool.formats import config
 from spool.formats.config import Config
-from spool.formats.machinefile import MachineConfig
 from spool.machine import shared
+from spool.query.shared import MachineSharing, MachineUse, UserShare, pools_of
 from spool.store.disk import Disk, read_file
 from spool.store.glance import read_config
 
-if TYPE_CHECKING:
-    from spool.query.shared import MachineSharing
+_SHARES = (
+    render.Column("USER", cut="middle"),
+    render.Column("LEASES", right=True),
+    render.Column("CPU", right=True),
+    render.Column("MEM", right=True, drop=2),
+    render.Column("GPU", right=True),
+    render.Column("RESOURCES", cut="words", drop=1),
+    render.Column("WAITING", right=True),
+)
+_FIXED = 3  # columns that are there even if they are empty
+_MOST_USERS = 50
+
 
 _HELP = unfilled("""
 Share the machine among several users, each with a spool of their own.
@@ -58,11 +70,10 @@ def status(root: str, as_json: bool) -> int:
     By hand: cat /run/spool/machine.json
     """
     from spool.cli import publicjson
-    from spool.query import shared as sharing
 
     settings, now_ns = _config_of(root), time.time_ns()
-    place = shared.find(settings.machine, settings.machine_owner)
-    found = sharing.read(place, os.geteuid(), now_ns) if place is not None else None
+    place = shared.directory(settings.machine)
+    found = sharing(place, settings.machine_owner, os.geteuid(), now_ns) if place is not None else None
     if as_json:
         render.as_json({"version": 1, "machine": publicjson.plain(found)})
     elif found is None:
@@ -86,7 +97,7 @@ def serve(directory: str | None) -> int:
 
     Such an arbiter gives turns to users who trust you with turns; it does not protect them from each other.
     """
-    from spool.arbiter.server import Arbiter
+    from spool.extras.machine.arbiter import Arbiter
     from spool.listeners.logformat import set_up_logging
 
     path = os.path.abspath(directory) if directory is not None else shared.DIRECTORY
@@ -95,7 +106,7 @@ def serve(directory: str | None) -> int:
             why = f"{shared.MACHINE_FILE} does not exist, so no dispatcher asks there"
             raise SpoolUnusable(cannot("serve", path, why, remedy="`spool machine install` writes one"))
         settings = _configuration(shared.MACHINE_FILE)
-        state = machine_service.STATE_DIRECTORY
+        state = install_steps.STATE_DIRECTORY
     else:
         _make_directory(path)
         settings = _configuration(f"{path}/machine.toml")
@@ -129,14 +140,14 @@ def install(force: bool, prints: bool) -> int:
       spool machine install --print
       sudo spool machine install
     """
-    program, whole = service.program(), _whole()
+    program, whole = service.program(), install_steps.whole()
     if prints:
-        render.say_text(machine_service.script(machine_service.steps(program, shared.MACHINE_FILE, whole, force=force)))
+        render.say_text(install_steps.script(install_steps.steps(program, shared.MACHINE_FILE, whole, force=force)))
         return 0
     try:
-        machine_service.require_manager()
+        install_steps.require_manager()
     except service.NoServiceManager as error:
-        script = machine_service.by_hand(program, shared.ACCOUNT, shared.DIRECTORY, shared.MACHINE_FILE, whole)
+        script = install_steps.by_hand(program, ACCOUNT, shared.DIRECTORY, shared.MACHINE_FILE, whole)
         tell(f"{error}; as root, at every boot:")
         render.say_text(script)
         return int(error.exit_code)
@@ -144,25 +155,12 @@ def install(force: bool, prints: bool) -> int:
         raise UsageError(
             cannot("install", "the service", "only root can", remedy="`spool machine install --print` shows the steps")
         )
-    for step in machine_service.steps(program, shared.MACHINE_FILE, whole, force=force):
-        render.say(machine_service.carry_out(step))
+    for step in install_steps.steps(program, shared.MACHINE_FILE, whole, force=force):
+        render.say(install_steps.carry_out(step))
     render.say(
         f"the machine is shared: {shared.MACHINE_FILE} names the users, and `spool machine status` shows what each has"
     )
     return 0
-
-
-def _whole() -> Machine:
-    """Return what this machine has for jobs. GPUs that cannot be seen now are left out."""
-    from spool.machine.gpus import LIMIT_NS, GpuWatcher
-    from spool.machine.host import Host
-
-    host, watcher = Host(), GpuWatcher()
-    try:
-        gpus = watcher.look(time.time_ns(), patience_ns=LIMIT_NS).gpus
-    finally:
-        watcher.close()
-    return Machine(host.cpus(), MachineConfig().memory_of(host.memory().total_bytes), gpus=gpus)
 
 
 def _configuration(path: str) -> MachineConfig:
@@ -208,8 +206,6 @@ def _why_not_shared(settings: Config) -> str:
 
 
 def _print(found: MachineSharing, now_ns: int) -> None:
-    from spool.cli.info import print_users
-
     use = found.use
     if found.problem:
         render.prose(f"problem: {found.problem}; {found.remedy}. Until then running jobs continue, and nothing starts")
@@ -241,4 +237,44 @@ def _print(found: MachineSharing, now_ns: int) -> None:
     if own is None and not use.others:
         render.say("no user has or waits for a lease")
     else:
-        print_users(use, own, " (you)")
+        _print_users(use, own, " (you)")
+
+
+def print_shared(shared: MachineSharing, now_ns: int) -> None:
+    """Print the totals of a shared machine, and a line for each of its users."""
+    render.say()
+    use = shared.use
+    if use is None:
+        render.prose(f"shared machine: {shared.problem}")
+        return
+    totals = [f"{use.cpus_granted} of {count_of(use.cpus, 'CPU')}"]
+    totals.append(f"{show_size(use.memory_granted_bytes)} of {show_size(use.memory_bytes)}")
+    totals += [f"{use.gpus_granted} of {count_of(use.gpus, 'GPU')}"] if use.gpus else []
+    totals += [f"{pool.granted} of {pool.total} {name}" for name, pool in use.resources.items()]
+    told = f"{shared.problem}; granted then" if shared.problem else f"arbiter pid {use.arbiter}; granted"
+    render.prose(f"shared machine ({shared.directory}): {told}: {', '.join(totals)}")
+    if use.gpu_problem is not None:
+        render.prose(f"its GPUs are unknown: {use.gpu_problem}")
+    _print_users(use, use.own, " (this spool)")
+
+
+def _print_users(use: MachineUse, own: UserShare | None, remark: str) -> None:
+    """Print a line for each user of a shared machine, first *own* with a *remark* on whose it is."""
+    rows = [_share(own, remark)] if own is not None else []
+    rows += [_share(each) for each in use.others[:_MOST_USERS]]
+    kept = [at for at, column in enumerate(_SHARES) if at < _FIXED or any(row[at] for row in rows)]
+    render.table([_SHARES[at] for at in kept], [[row[at] for at in kept] for row in rows])
+    if len(use.others) > _MOST_USERS:
+        render.prose(f"and {len(use.others) - _MOST_USERS} more users")
+
+
+def _share(share: UserShare, remark: str = "") -> list[str]:
+    return [
+        f"{share.user}{remark}",
+        str(share.leases),
+        str(share.cpus),
+        render.size(share.memory_bytes) if share.memory_bytes else "",
+        str(share.gpus or ""),
+        pools_of(share),
+        str(share.asks or ""),
+    ]

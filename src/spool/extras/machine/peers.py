@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from spool.arbiter.ledger import Holder
-from spool.formats import arbiter_protocol as protocol
+from spool.extras.machine import protocol
+from spool.extras.machine.ledger import Holder
 
 FIRST_UID = 1000
 """Accounts of people begin here (login.defs); those below it are served only if they are named."""

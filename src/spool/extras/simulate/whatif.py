@@ -20,7 +20,8 @@ from spool.core.errors import InvalidFile, InvalidValue, SpoolError, UsageError,
 from spool.core.model import Gpu, Machine, Policy, Problem, Request, Result, Spec
 from spool.core.reasons import count_of
 from spool.core.resources import could_run
-from spool.core.simulation import (
+from spool.core.units import parse_size, show_size
+from spool.extras.simulate.simulation import (
     Curve,
     Figures,
     Outcome,
@@ -34,11 +35,9 @@ from spool.core.simulation import (
     simulate,
     span,
 )
-from spool.core.units import parse_size, show_size
-from spool.formats import csvtrace, swf
+from spool.extras.simulate.traces import UNKNOWN_USER, UniqueNames, parse
 from spool.formats.config import Config
 from spool.formats.history import parse_history_line
-from spool.formats.swf import UNKNOWN_USER, UniqueNames
 from spool.machine.host import Host
 from spool.store.reading import read_whole
 from spool.store.spool import Spool
@@ -149,7 +148,6 @@ def of_file(path: str) -> Workload:
         lines = [line for line in data.split(b"\n") if line.strip()]
         return _of_history(path, lines, Spool(root) if is_spool(root) else None)
     text = data.decode("utf-8", "replace").removeprefix("\ufeff")
-    parse = csvtrace.parse if csvtrace.is_header(text.partition("\n")[0]) else swf.parse
     trace = parse(text, f"the trace {path}")
     return Workload(
         path, trace.coming, trace.cpus, trace.incomplete, warnings=trace.warnings, counts_cpus=trace.counts_cpus

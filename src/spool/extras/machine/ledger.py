@@ -36,8 +36,7 @@ from spool.core.reasons import Reason
 from spool.core.runs import Runs
 from spool.core.scheduler import Plan, View, decide
 from spool.core.units import show_size
-from spool.formats.arbiter_protocol import MOST_ASKS, MOST_LEASES, Claim, LeaseRequest
-from spool.formats.machine_status import UserLine
+from spool.extras.machine.protocol import MOST_ASKS, MOST_LEASES, Claim, LeaseRequest
 
 K = TypeVar("K")
 L = TypeVar("L")
@@ -101,6 +100,16 @@ class Lease(Struct, eq=False):
     def name(self) -> str:
         """Return its name for `decide`."""
         return _name(self.holder, self.demand, self.number)
+
+
+class UserLine(Struct, array_like=True, frozen=True, tag="user"):
+    """The past of a user, for fair share and for guesses of run times."""
+
+    user: str
+    used: float  # up to `at_ns`, decayed, by the leases of then too; in GPU seconds, CPUs with their weight
+    at_ns: int
+    ran_ns: tuple[int, ...] = ()  # how long the last leases were held
+    kept: int | None = None  # leases in a row that kept their limits, of a user whose limits do not count
 
 
 class LeaseLedger:

@@ -20,22 +20,19 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from spool.arbiter.accounts import MOST_CONNECTIONS, Account, Accounts, Allowance, Allowances, Connection, peer_of
-from spool.arbiter.hardware import Hardware
-from spool.arbiter.journal import LeaseJournal
-from spool.arbiter.ledger import Decision, Holder, Lease, LeaseLedger, OpenAsk
 from spool.core.errors import SpoolUnusable, cannot, shown
 from spool.core.model import SECOND_NS, Machine
-from spool.formats import arbiter_protocol as protocol
-from spool.formats import machine_status
-from spool.formats.machine_status import GpuShare, MachineShares, UserShare
-from spool.formats.machinefile import MachineConfig
+from spool.extras.machine import SOCKET, STATUS, protocol
+from spool.extras.machine.hardware import Hardware, gpu_shares, user_shares
+from spool.extras.machine.journal import LeaseJournal
+from spool.extras.machine.ledger import Decision, Holder, Lease, LeaseLedger, OpenAsk
+from spool.extras.machine.machinefile import MachineConfig
+from spool.extras.machine.peers import MOST_CONNECTIONS, Account, Accounts, Allowance, Allowances, Connection, peer_of
+from spool.extras.machine.status import MachineShares, render
 from spool.machine import descriptors, identity
 from spool.store.disk import Disk
 
 log = logging.getLogger(__name__)
-
-SOCKET, STATUS = "socket", "machine.json"
 
 LAPSE_NS = 30 * SECOND_NS
 """A lease that its dispatcher does not begin to use lapses after this time."""
@@ -603,12 +600,12 @@ class Arbiter:
             cpus=machine.cpus,
             memory_bytes=machine.memory_bytes,
             resources={pool.name: pool.total for pool in machine.resources},
-            users=tuple(shares(ledger)),
+            users=tuple(user_shares(ledger)),
             gpus=tuple(gpu_shares(machine, ledger)),
             gpu_problem=problem,
         )
         try:
-            self._disk.put(os.path.join(self._directory, STATUS), machine_status.render(status), mode=0o644)
+            self._disk.put(os.path.join(self._directory, STATUS), render(status), mode=0o644)
         except OSError as error:
             log.error("cannot write %s: %s", STATUS, error)
             self._published = -1
@@ -629,51 +626,3 @@ def _lives(lease: Lease, processes: list[identity.Stat]) -> bool:
         return identity.session_lives(lease.pid, lease.ticks, processes)
     oldest = (lease.since_boot_ns - SECOND_NS) // identity.TICK_NS  # it is unknown whether it was begun
     return any(stat.start_ticks >= oldest for stat in processes)
-
-
-def shares(ledger: LeaseLedger) -> list[UserShare]:
-    """Return what each user has, and how many asks of each wait."""
-    leases: dict[str, list[Lease]] = {}
-    asks: dict[str, int] = {}
-    for lease in ledger.leases.values():
-        leases.setdefault(lease.holder.user, []).append(lease)
-    for ask in ledger.asks:
-        asks[ask.holder.user] = asks.get(ask.holder.user, 0) + 1
-    found = []
-    for user in sorted(leases.keys() | asks.keys() | ledger.squatters.keys()):
-        held, resources = leases.get(user, []), dict[str, int]()
-        for lease in held:
-            for name, count in lease.grant.resources:
-                resources[name] = resources.get(name, 0) + count
-        found.append(
-            UserShare(
-                user=user,
-                leases=len(held),
-                cpus=sum(lease.grant.cpus for lease in held),
-                memory_bytes=sum(lease.grant.memory_bytes or 0 for lease in held),
-                gpus=len(ledger.squatters.get(user, frozenset()).union(*(lease.grant.gpu_uuids for lease in held))),
-                resources=resources,
-                asks=asks.get(user, 0),
-            )
-        )
-    return found
-
-
-def gpu_shares(machine: Machine, ledger: LeaseLedger) -> list[GpuShare]:
-    """Return which users have each GPU."""
-    users: dict[str, dict[str, int | None]] = {}
-    for lease in ledger.leases.values():
-        for uuid in lease.grant.gpu_uuids:
-            on, granted = users.setdefault(uuid, {}), lease.grant.gpu_memory_bytes
-            before = on.get(lease.holder.user, 0)
-            on[lease.holder.user] = None if granted is None or before is None else before + granted
-    return [
-        GpuShare(
-            uuid=gpu.uuid,
-            index=gpu.index,
-            users=tuple(sorted(users.get(gpu.uuid, {}).items())),
-            without_lease=tuple(sorted(user for user, uuids in ledger.squatters.items() if gpu.uuid in uuids)),
-            problem=gpu.problem,
-        )
-        for gpu in machine.gpus
-    ]

@@ -1,37 +1,43 @@
-"""Workload traces in the Standard Workload Format of the Parallel Workloads Archive: text to jobs of the future.
+"""Workload traces, text to jobs of the future: the Standard Workload Format, and CSV, which has GPUs and names too.
 
 Chapin et al. 1999, "Benchmarks and Standards for the Evaluation of Parallel Job Schedulers"; version 2.2 of the format.
-A file has lines of `;` with facts about the machine, and lines of 18 numbers, one a job; -1 is unknown.
+A file has lines of `;` with facts about the machine, and lines of 18 numbers, one a job; -1 is unknown. In a CSV a
+header line names the columns, in any order; `submit` and `run_time` are required. docs/SCHEDULING.md, clause 11,
+describes each column.
 """
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 
 from msgspec import Struct, field
 
-from spool.core.errors import InvalidFile
+from spool.core.errors import InvalidFile, InvalidValue
 from spool.core.model import SECOND_NS, Problem, Request, Spec
-from spool.core.simulation import SimulatedJob
+from spool.core.units import parse_duration, parse_size
+from spool.extras.simulate.simulation import SimulatedJob
+from spool.formats.timestamps import parse_instant
 
-COLUMNS = 18
+_COLUMNS = (
+    "submit", "run_time", "cpus", "gpus", "gpu_type", "gpu_min_memory", "memory", "time_limit", "user", "name",
+)  # fmt: skip
+_REQUIRED = _COLUMNS[:2]
+_NUMBERS = 18
 # Columns of a job's line, from 0.
 _JOB, _SUBMIT, _RUN_TIME, _PROCESSORS, _MEMORY = 0, 1, 3, 4, 6
 _WANTED_PROCESSORS, _WANTED_TIME, _WANTED_MEMORY, _STATUS, _USER = 7, 8, 9, 10, 11
 _READ = 12  # columns after these are not used
 _PARTIAL = frozenset({2, 3, 4})  # part of a job that also has a line of status 0 or 1
 _KIB = 1024
-_MISSING = ["-1"] * COLUMNS
+_MISSING = ["-1"] * _NUMBERS
 
-LARGEST = 1 << 50
-"""The largest number in a trace; products of two of them in ns or bytes stay reasonable."""
-
+_LARGEST = 1 << 50  # number in a trace; products of two of them in ns or bytes stay reasonable
+_MOST_PROBLEMS = 5  # this many wrong lines show that the file is not a trace
 UNKNOWN_USER = "user"
 """The user of a job whose user is unknown."""
-
-MOST_PROBLEMS = 5
-"""This many wrong lines show that the file is not a trace."""
 
 _LABEL = re.compile(r";\s*([A-Za-z][A-Za-z ]*?)\s*:\s*(.*)")
 
@@ -51,7 +57,7 @@ class Trace(Struct, frozen=True):
     counts_cpus: bool = True
 
 
-class OddLines(Struct):
+class _OddLines(Struct):
     """Counts lines with more or fewer columns than the format has: missing ones are unknown, extra ones ignored."""
 
     columns: int
@@ -74,7 +80,7 @@ class OddLines(Struct):
         )
 
 
-class Specs(Struct):
+class _Specs(Struct):
     """Shares one spec among all jobs with the same request: few shapes save time and memory."""
 
     _known: dict[tuple[object, ...], Spec] = field(default_factory=dict)
@@ -114,6 +120,15 @@ class UniqueNames:
 def parse(text: str, what: str) -> Trace:
     """Return the trace *text*; *what* names it in errors. Raises InvalidFile, with the lines that are wrong.
 
+    It is a CSV if its first line names at least one of the columns.
+    """
+    names = _names(text.partition("\n")[0])
+    return _of_csv(text, what) if any(name in _COLUMNS for name in names) else _of_numbers(text, what)
+
+
+def _of_numbers(text: str, what: str) -> Trace:
+    """Return a trace in the Standard Workload Format.
+
     A job requests the requested processors and memory; if one is unknown, the amount that it used. Memory is per
     processor. An unknown requested time means no limit. If a trace has no requested times at all (synthetic ones do
     not), the run times replace them, as is usual in comparisons of schedulers.
@@ -121,8 +136,8 @@ def parse(text: str, what: str) -> Trace:
     header: dict[str, str] = {}
     jobs: list[tuple[int, int, int, int, Spec]] = []  # number, submission, run time, user
     problems: list[Problem] = []
-    odd = OddLines(COLUMNS)
-    specs = Specs()
+    odd = _OddLines(_NUMBERS)
+    specs = _Specs()
     incomplete = 0
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -133,13 +148,13 @@ def parse(text: str, what: str) -> Trace:
             if label is not None:
                 header.setdefault(label[1], label[2].strip())
             continue
-        if len(words) != COLUMNS:
+        if len(words) != _NUMBERS:
             odd.see(number)
             words += _MISSING
         fields = _fields(words[:_READ])
         if isinstance(fields, str):
             problems.append(Problem(None, number, f"line {number}: {fields}"))
-            if len(problems) == MOST_PROBLEMS:
+            if len(problems) == _MOST_PROBLEMS:
                 break
             continue
         submit, run_time = fields[_SUBMIT], fields[_RUN_TIME]
@@ -148,7 +163,7 @@ def parse(text: str, what: str) -> Trace:
             incomplete += 1
         else:
             jobs.append((fields[_JOB], submit, run_time, fields[_USER], spec))
-    require_jobs(what, problems, len(jobs), odd)
+    _require_jobs(what, problems, len(jobs), odd)
     warnings = odd.warnings()
     if all(spec.time_limit_ns is None for *_, spec in jobs):
         jobs = [(job, at, ran, user, specs.exact(spec, ran)) for job, at, ran, user, spec in jobs]
@@ -159,7 +174,7 @@ def parse(text: str, what: str) -> Trace:
     return Trace(_comings(jobs), _cpus(header), incomplete, warnings)
 
 
-def require_jobs(what: str, problems: Sequence[Problem], jobs: int, odd: OddLines) -> None:
+def _require_jobs(what: str, problems: Sequence[Problem], jobs: int, odd: _OddLines) -> None:
     """Raise InvalidFile if lines were wrong, or if there is no job."""
     if problems:
         raise InvalidFile(what, problems)
@@ -176,12 +191,12 @@ def _fields(words: Sequence[str]) -> list[int] | str:
             fields = [int(float(word)) for word in words]  # some archives write fractions of seconds
         except (ValueError, OverflowError):
             return "contains something that is not a number"
-    if max(fields) > LARGEST or min(fields) < -LARGEST:
+    if max(fields) > _LARGEST or min(fields) < -_LARGEST:
         return "contains a number that is too large"
     return fields
 
 
-def _spec(fields: Sequence[int], specs: Specs) -> Spec | None:
+def _spec(fields: Sequence[int], specs: _Specs) -> Spec | None:
     """Return the spec of a line; None if it is part of a job, or has no processors."""
     cpus = fields[_WANTED_PROCESSORS]
     if cpus <= 0:  # zero or less cannot be requested
@@ -214,3 +229,142 @@ def _cpus(header: Mapping[str, str]) -> int | None:
         if number is not None and int(number.group()) > 0:
             return int(number.group())
     return None
+
+
+def _of_csv(text: str, what: str) -> Trace:
+    """Return a trace with columns.
+
+    An empty or negative field is unknown. A job without a run time is skipped; by default a job has no limit and
+    requests one processor, no GPU and no memory.
+    """
+    lines = text.splitlines()
+    names = _names(lines[0]) if lines else []
+    warnings = _judge(names, what)
+    places = [names.index(name) if name in names else None for name in _COLUMNS]
+    specs, unique = _Specs(), UniqueNames()
+    odd = _OddLines(len(names))
+    coming: list[SimulatedJob] = []
+    problems: list[Problem] = []
+    incomplete = 0
+    for number, row in _rows(lines, what):
+        if len(row) != len(names):
+            odd.see(number)
+            row += [""] * len(names)
+        cells = ["" if place is None else row[place].strip() for place in places]
+        try:
+            job = _coming(cells, specs, unique)
+        except InvalidValue as error:
+            problems.append(Problem(None, number, f"line {number}: {error}"))
+            if len(problems) == _MOST_PROBLEMS:
+                break
+            continue
+        if job is None:
+            incomplete += 1
+        else:
+            coming.append(job)
+    _require_jobs(what, problems, len(coming), odd)
+    return Trace(tuple(coming), None, incomplete, (*warnings, *odd.warnings()), counts_cpus="cpus" in names)
+
+
+def _names(line: str) -> list[str]:
+    try:
+        return [name.strip().lower() for name in next(csv.reader([line.lstrip("\ufeff")]), [])]
+    except csv.Error:
+        return []
+
+
+def _rows(lines: Sequence[str], what: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows after the header that are not empty, each with the number of its line."""
+    rows = csv.reader(lines)
+    try:
+        next(rows, None)
+        for row in rows:
+            if any(row):
+                yield rows.line_num, row
+    except csv.Error as error:
+        raise InvalidFile(what, [Problem(None, rows.line_num, f"line {rows.line_num}: {error}")]) from None
+
+
+def _judge(names: Sequence[str], what: str) -> tuple[str, ...]:
+    """Return a warning about unknown columns. Raises InvalidFile if a column is missing or there twice."""
+    for name in _REQUIRED:
+        if name not in names:
+            why = f"line 1: has no column {name}; the header names the columns: {','.join(_COLUMNS)}"
+            raise InvalidFile(what, [Problem(None, 1, why)])
+    for name in _COLUMNS:
+        if names.count(name) > 1:
+            raise InvalidFile(what, [Problem(None, 1, f"line 1: names the column {name} twice")])
+    strange = [name for name in names if name not in _COLUMNS]
+    if not strange:
+        return ()
+    meant = get_close_matches(strange[0], _COLUMNS, 1)
+    asked = f" (did you mean {meant[0]}?)" if meant else ""
+    return (f"columns that mean nothing here are ignored: {', '.join(strange)}{asked}",)
+
+
+def _coming(cells: Sequence[str], specs: _Specs, unique: UniqueNames) -> SimulatedJob | None:
+    """Return the job of a line, None if it never ran. Raises InvalidValue."""
+    submit, run_time, cpus, gpus, gpu_type, least, memory, limit, user, name = cells
+    submit_at = _read("submit", submit, _instant)
+    ran = _read("run_time", run_time, _duration)
+    if submit_at is None or ran is None:
+        return None
+    wanted = _read("cpus", cpus, _number)
+    request = Request(
+        1 if wanted is None else wanted,
+        _read("memory", memory, _size) or None,
+        _read("gpus", gpus, _number) or 0,
+        gpu_types=tuple(filter(None, map(str.strip, gpu_type.split("|")))),
+        gpu_min_memory_bytes=_read("gpu_min_memory", least, _size) or None,
+    )
+    spec = specs.of(request, _read("time_limit", limit, _duration) or None)
+    return SimulatedJob(unique.of(name), spec, submit_at, ran, user or UNKNOWN_USER)
+
+
+def _read(column: str, cell: str, parse: Callable[[str], int]) -> int | None:
+    """Return the value of a cell, None if it is unknown (empty or negative)."""
+    if not cell:
+        return None
+    try:
+        value = parse(cell)
+    except (ValueError, OverflowError) as error:
+        why = str(error) if isinstance(error, InvalidValue) else f"{cell[:40]!r} is not a number"
+        raise InvalidValue(f"{column}: {why}") from None
+    return value if value >= 0 else None
+
+
+def _number(cell: str) -> int:
+    """Return a number, its fraction cut off."""
+    number = int(cell) if cell.isdecimal() else int(float(cell))
+    if abs(number) > _LARGEST:
+        raise InvalidValue(f"{cell[:40]} is too large")
+    return number
+
+
+def _plain(cell: str) -> bool:
+    """Whether a cell is a bare number, without a unit or a colon."""
+    return cell[-1].isdecimal() and ":" not in cell
+
+
+def _duration(cell: str) -> int:
+    """Return a number of seconds, or a duration as in job files, in ns."""
+    if not _plain(cell):
+        return parse_duration(cell)
+    if cell.isdecimal():
+        return _number(cell) * SECOND_NS
+    return _number(str(float(cell) * 1000)) * (SECOND_NS // 1000)
+
+
+def _instant(cell: str) -> int:
+    """Return a number of seconds since any epoch, or a date and time as in job files, in ns."""
+    if _plain(cell):
+        return _duration(cell)
+    instant = parse_instant(cell)
+    if instant is None:
+        raise InvalidValue(f"{cell[:40]!r} is neither a number of seconds nor a time as in 2026-01-31T14:00:00Z")
+    return instant
+
+
+def _size(cell: str) -> int:
+    """Return a number of bytes, or a size as in job files."""
+    return _number(cell) if _plain(cell) else parse_size(cell)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
@@ -14,11 +15,15 @@ from msgspec import Struct
 from spool.client.service import BY_ROOT, NoServiceManager, Unit, UnitState, answer_of, marked, refuse, shipped, word
 from spool.core.errors import SpoolError, cannot
 from spool.core.model import Machine
+from spool.extras.machine.machinefile import MachineConfig
+from spool.machine.gpus import LIMIT_NS, GpuWatcher
+from spool.machine.host import Host
 from spool.store.disk import Disk, read_file
 
 UNIT = "spool-machine.service"
 STATE_DIRECTORY = "/var/lib/spool-machine"
 
+_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "units")
 _UNITS = "/etc/systemd/system"
 _ACCOUNT = "/etc/sysusers.d/spool-machine.conf"
 _PROGRAM = "/usr/bin/spool"
@@ -54,13 +59,14 @@ def steps(program: Sequence[str], machine_file: str, whole: Machine, *, force: b
         why = f"{hidden} is in a home directory, which the service cannot see, and its owner could change it"
         remedy = "install spool for all users, as with `sudo pipx install --global spool`, and call that"
         raise SpoolError(cannot("install", UNIT, why, remedy=remedy))
-    text = shipped(UNIT).decode().replace(f"ExecStart={_PROGRAM} ", f"ExecStart={' '.join(map(word, program))} ")
-    unit = Unit(UNIT, f"{_UNITS}/{UNIT}", marked(text.encode(), BY_ROOT))
+    started = f"ExecStart={' '.join(map(word, program))} "
+    text = shipped(UNIT, _FOLDER).decode().replace(f"ExecStart={_PROGRAM} ", started)
+    unit = Unit(UNIT, f"{_UNITS}/{UNIT}", marked(text.encode(), BY_ROOT), _FOLDER)
     if not force:
         refuse([unit], BY_ROOT)
     restart = [RunStep(("systemctl", "try-restart", UNIT))] if unit.state is not UnitState.ABSENT else []
     return [
-        WriteStep(_ACCOUNT, shipped("spool-machine.conf")),
+        WriteStep(_ACCOUNT, shipped("spool-machine.conf", _FOLDER)),
         RunStep(("systemd-sysusers", _ACCOUNT)),
         WriteStep(unit.path, unit.text),
         WriteStep(machine_file, _quotas(whole), ours=False),
@@ -68,6 +74,16 @@ def steps(program: Sequence[str], machine_file: str, whole: Machine, *, force: b
         RunStep(("systemctl", "enable", "--now", UNIT)),
         *restart,
     ]
+
+
+def whole() -> Machine:
+    """Return what this machine has for jobs. GPUs that cannot be seen now are left out."""
+    host, watcher = Host(), GpuWatcher()
+    try:
+        gpus = watcher.look(time.time_ns(), patience_ns=LIMIT_NS).gpus
+    finally:
+        watcher.close()
+    return Machine(host.cpus(), MachineConfig().memory_of(host.memory().total_bytes), gpus=gpus)
 
 
 def require_manager() -> None:
@@ -126,7 +142,7 @@ def _quotas(whole: Machine) -> bytes:
     lines = ["", "[quotas.default_user]", f"max_running_cpus = {_part(whole.cpus)}"]
     lines.append(f'max_running_memory = "{_part(whole.memory_bytes >> 20)}M"')
     lines += [f"max_running_gpus = {_part(len(whole.gpus))}"] if whole.gpus else []
-    return shipped("machine.toml") + "\n".join([*lines, ""]).encode()
+    return shipped("machine.toml", _FOLDER) + "\n".join([*lines, ""]).encode()
 
 
 def _part(whole: int) -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from core.planning import GIB, NOW, S, gpus, machine, spec
 from spool.core.model import Machine, Policy, Request, Spec
-from spool.core.simulation import Outcome, Pass, SimulatedJob, Simulation, simulate
+from spool.extras.simulate.simulation import Outcome, Pass, SimulatedJob, Simulation, simulate
 
 HOUR = 3600 * S
 DAY = 24 * HOUR

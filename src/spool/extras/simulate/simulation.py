@@ -10,17 +10,15 @@ The quality of a schedule: how long jobs waited, how much of the machine was use
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from heapq import nsmallest
-from itertools import accumulate, pairwise
-from operator import mul, sub
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
-from spool.core.accounting import nearest_rank
+from spool.core.accounting import StepFunction, nearest_rank
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Reservation, Result, Running, Spec, State, Waiting
 from spool.core.playback import Playback
 from spool.core.preemption import preempt
@@ -275,6 +273,10 @@ class WaitSummary(Struct, frozen=True):
     mean_bounded_slowdown: float | None
     utilisation: float | None
     gpu_utilisation: float | None
+    PUBLIC: ClassVar[str] = """
+        jobs left mean_wait_ns median_wait_ns wait_95_ns wait_99_ns longest_wait_ns mean_bounded_slowdown
+        utilisation gpu_utilisation
+    """
 
 
 class Figures(WaitSummary, frozen=True):
@@ -285,6 +287,10 @@ class Figures(WaitSummary, frozen=True):
     makespan_ns: int
     preemptions: int
     repeated: float  # work that was done again after preemptions, as a share of all work of CPUs or GPUs
+    PUBLIC: ClassVar[str] = """
+        jobs left mean_wait_ns median_wait_ns wait_95_ns wait_99_ns longest_wait_ns mean_bounded_slowdown
+        utilisation gpu_utilisation max_queue mean_queue makespan_ns preemptions repeated
+    """
 
 
 class Curve(Struct, frozen=True):
@@ -409,7 +415,7 @@ def _waits(outcomes: Sequence[Outcome], room: int, gpu_room: int) -> WaitSummary
     )
 
 
-def _usage(outcomes: Iterable[Outcome], what: Callable[[Outcome], int]) -> Steps:
+def _usage(outcomes: Iterable[Outcome], what: Callable[[Outcome], int]) -> StepFunction:
     changes: dict[int, int] = {}
     for each in outcomes:
         began, ended = each.started_at_ns, each.ended_at_ns
@@ -419,10 +425,10 @@ def _usage(outcomes: Iterable[Outcome], what: Callable[[Outcome], int]) -> Steps
             for since, until in each.pauses:
                 changes[since] = changes.get(since, 0) - held
                 changes[until] = changes.get(until, 0) + held
-    return Steps(changes)
+    return StepFunction(changes)
 
 
-def _queue(outcomes: Iterable[Outcome], last_at_ns: int) -> Steps:
+def _queue(outcomes: Iterable[Outcome], last_at_ns: int) -> StepFunction:
     """Return the number of waiting jobs over time. Without a start a job waits until its own end, or the last end."""
     changes: dict[int, int] = {}
     for each in outcomes:
@@ -435,24 +441,4 @@ def _queue(outcomes: Iterable[Outcome], last_at_ns: int) -> Steps:
         for since, again in each.pauses:
             changes[since] = changes.get(since, 0) + 1
             changes[again] = changes.get(again, 0) - 1
-    return Steps(changes)
-
-
-class Steps:
-    """A step function over time; changes that cancel out at the same instant leave no step."""
-
-    def __init__(self, changes: Mapping[int, int]) -> None:
-        self._at = sorted(changes)
-        self._level = list(accumulate(map(changes.__getitem__, self._at)))
-        # The sum times ns up to each of the instants.
-        self._area = list(accumulate(map(mul, self._level, map(sub, self._at[1:], self._at)), initial=0))
-        self.highest = max(self._level, default=0)
-
-    def areas(self, edges: Sequence[int]) -> list[int]:
-        """Return the integral of the sum between neighbouring *edges*, which ascend."""
-        upto = [self._upto(edge) for edge in edges]
-        return [after - before for before, after in pairwise(upto)]
-
-    def _upto(self, at: int) -> int:
-        place = bisect_right(self._at, at) - 1
-        return 0 if place < 0 else self._area[place] + self._level[place] * (at - self._at[place])
+    return StepFunction(changes)

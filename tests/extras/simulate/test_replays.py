@@ -11,7 +11,7 @@ import pytest
 from core.planning import GIB, NOW, S, at, machine, spec
 from spool.core.model import Limits, Policy, Reservation
 from spool.core.reasons import in_words
-from spool.core.simulation import Pass, SimulatedJob, Simulation
+from spool.extras.simulate.simulation import Pass, SimulatedJob, Simulation
 
 PAGES = Path(__file__).parent / "golden"
 MINUTE = 60 * S

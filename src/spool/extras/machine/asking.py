@@ -1,10 +1,8 @@
-"""The gate between plan and launch on a machine that several users share: a start needs a lease (FORMAT 17).
+"""What a dispatcher on a shared machine says to the arbiter: a start needs a lease (FORMAT 17).
 
 The plan is made as if the machine were this spool's alone. A lease is for a demand, not for a job. What the plan would
 start is asked for; a granted start happens in the same pass if the answer comes at once, and the others stay in the
 plan, where they keep their room. A run has its lease on the disk before the arbiter hears that it begins.
-
-On a machine that is not shared nothing here does anything.
 """
 
 from __future__ import annotations
@@ -28,18 +26,16 @@ from spool.core.model import SECOND_NS, Gpu, Grant, Jid, Machine, Pool
 from spool.core.reasons import count_of
 from spool.core.runtimes import stem
 from spool.core.scheduler import Plan, Start
-from spool.dispatcher.timers import Timers, boot_clock
+from spool.dispatcher.leases import Leases
+from spool.dispatcher.timers import Timer, boot_clock
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors import RunHandle
-from spool.formats import arbiter_protocol as protocol
-from spool.formats.arbiter_protocol import LeaseRequest
+from spool.extras.machine import SharedMachine, protocol, served_in
+from spool.extras.machine.protocol import LeaseRequest
 from spool.formats.freetext import one_line
 from spool.formats.state import SharedView
-from spool.machine import shared
-from spool.machine.shared import SharedMachine
 from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
-from spool.state.world import as_if_alone, on_shared
 from spool.store.config import Settings
 from spool.store.locked_spool import LockedSpool
 from spool.store.ownership import name_of
@@ -101,23 +97,20 @@ class SentAsk(Struct):
     reason: str = ""  # why it must wait; "": there is no answer
 
 
-class MachineShare:
-    """The leases of this spool's runs, and the connection to the arbiter.
+class ArbiterLeases(Leases):
+    """The leases of this spool's runs, and the connection to the arbiter that grants them."""
 
-    `news` says that a lease came since the plan was carried out; `view` is what is known of the arbiter.
-    """
+    asks = True
 
     def __init__(
-        self, spool: LockedSpool, settings: Settings, state: SchedulerState, timers: Timers, wakeup: Wakeup
+        self, spool: LockedSpool, settings: Settings, state: SchedulerState, timer: Timer, wakeup: Wakeup
     ) -> None:
         """Look at nothing yet."""
+        super().__init__(settings, state)
         self._spool = spool
         self._name = hashlib.sha256(spool.root.encode(errors="surrogateescape")).hexdigest()[:32]
-        self._settings = settings
-        self._state = state
         self._wakeup = wakeup
-        self._timer = timers.timer("machine", always=True)
-        self._place: tuple[str | None, ...] = ()  # what the last look has found, before it asked for accounts
+        self._timer = timer
         self._shared: SharedMachine | None = None
         self._sock: socket.socket | None = None
         self._poll = select.poll()
@@ -137,32 +130,21 @@ class MachineShare:
         self._words_changed = False
         self._line: list[str] = []  # the next in line, as of a moment ago
         self._line_until_ns = 0  # monotonic
-        self.news = False
-        self.jumped = False
-        self.view: SharedView | None = None  # None: the machine is not shared
 
     # Life.
 
-    def look(self, *, anew: bool = False) -> None:
-        """Find out whether the machine is shared: at the start, and when that may have changed. *anew*: ask for all."""
-        config = self._settings.config
-        place = config.machine, config.machine_owner, shared.directory(config.machine)
-        if place == self._place and not anew:
-            return
-        self._place = place
-        found = shared.find(config.machine, config.machine_owner)
+    def look(self, directory: str) -> None:
+        """Find out who may be asked in *directory*: at first, and when that may have changed."""
+        found = served_in(directory, self._settings.config.machine_owner)
         if found == self._shared:
             return
         self._disconnect()
-        self._shared, self._next_ns, self._pause_ns, self.view = found, 0, _FIRST_PAUSE_NS, None
+        self._shared, self._next_ns, self._pause_ns = found, 0, _FIRST_PAUSE_NS
         self._unbegun.clear()
         self._state.changed()
-        if found is None:
-            self._timer.set(None)
-            return
-        log.info("this machine is shared; its arbiter is in %s", found.directory)
+        log.info("this machine is shared; its arbiter is in %s", directory)
         self.view = SharedView(
-            directory=found.directory, problem=SILENT, problem_since_ns=time.time_ns(), remedy=found.remedy
+            directory=directory, problem=SILENT, problem_since_ns=time.time_ns(), remedy=found.remedy
         )
         self._connect()
         self._await(_WELCOME_NS, lambda: not self._answers)
@@ -187,14 +169,13 @@ class MachineShare:
     def work(self) -> bool:
         """Send every message that waits, and stay connected; return whether the reasons of jobs have changed."""
         self._end_over()
-        if self._shared is not None:
-            if (asked_ns := self._unanswered_since_ns()) and time.monotonic_ns() - asked_ns >= _SILENT_NS:
-                self._lost()
-            self._connect()
-            if self._unbegun and time.monotonic_ns() >= self._begun_ns:
-                self._tell_begun()
-            self._flush()
-            self._set_timer()
+        if (asked_ns := self._unanswered_since_ns()) and time.monotonic_ns() - asked_ns >= _SILENT_NS:
+            self._lost()
+        self._connect()
+        if self._unbegun and time.monotonic_ns() >= self._begun_ns:
+            self._tell_begun()
+        self._flush()
+        self._set_timer()
         changed, self._words_changed = self._words_changed, False
         return changed
 
@@ -208,19 +189,10 @@ class MachineShare:
 
     # What a pass asks.
 
-    def machine(self, machine: Machine) -> Machine:
-        """Return *machine* with the totals of the arbiter, and with why it grants nothing."""
-        return machine if self.view is None else on_shared(machine, self._settings.config, self.view)
-
     def planned(self, machine: Machine) -> Machine:
         """Return *machine* as it is planned on: the other users, and their processes, are the arbiter's to judge."""
         self._gpus = {gpu.uuid: gpu for gpu in machine.gpus}
-        return machine if self.view is None else as_if_alone(machine)
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether a start needs a lease."""
-        return self._shared is not None
+        return super().planned(machine)
 
     @property
     def holds_more(self) -> bool:
@@ -234,8 +206,6 @@ class MachineShare:
         counts; at most one such job starts in a pass (`jumped`), as the plan says nothing about two. What was asked or
         granted for anything else is given back.
         """
-        if self._shared is None:
-            return list(starts)
         self.news = self.jumped = False
         self._end_over()
         wanted = {start.name: demand for start in starts if (demand := self._demand(start.name)) is not None}

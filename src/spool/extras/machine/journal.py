@@ -13,10 +13,12 @@ import logging
 import os
 import time
 
-from spool.arbiter.ledger import Holder, Lease, LeaseLedger
+from msgspec import DecodeError, Struct, json
+
 from spool.core.errors import LockHeld, cannot
 from spool.core.model import Grant
-from spool.formats.machine_status import BeganLine, Boot, EndLine, LeaseLine, UseLine, UserLine, parse_line, render_line
+from spool.extras.machine.ledger import Holder, Lease, LeaseLedger, UserLine
+from spool.extras.machine.protocol import LeaseRequest
 from spool.store.disk import Disk, open_log, read_file
 
 log = logging.getLogger(__name__)
@@ -26,6 +28,78 @@ _MOST_BYTES = 256 << 20  # of a journal; a line has some 200, at most 2,000
 _COMPACT_AFTER = 20_000  # lines
 _COMPACT_AGAIN_S = 10.0  # after an error
 _SAVE_EVERY_S = 10.0  # what an arbiter that is killed forgets of the past
+
+
+# One JSON array a line, its word first.
+
+
+class Boot(Struct, array_like=True, frozen=True, tag="boot"):
+    """The first line: leases of another boot are over."""
+
+    boot_id: str
+    next_lease: int = 0  # every lease before this line has a lower number
+
+
+class LeaseLine(Struct, array_like=True, frozen=True, tag="grant"):
+    """A lease was granted. It is on the disk before the dispatcher hears of it."""
+
+    lease: int
+    uid: int
+    user: str
+    spool: str
+    demand: LeaseRequest
+    gpu_uuids: tuple[str, ...]
+    gpu_indices: tuple[int, ...]
+    pool_indices: tuple[tuple[str, tuple[int, ...]], ...]
+    asked_at_ns: int
+    at_ns: int
+    since_boot_ns: int  # `at_ns` on a clock that cannot be set
+    cpu_list: str = ""  # the CPUs that its run is pinned to
+    claimed: bool = False  # its run began without a lease
+
+
+class BeganLine(Struct, array_like=True, frozen=True, tag="began"):
+    """Which wrapper uses a lease."""
+
+    lease: int
+    pid: int
+    ticks: int
+
+
+class EndLine(Struct, array_like=True, frozen=True, tag="end"):
+    """A lease is over."""
+
+    lease: int
+
+
+class UseLine(Struct, array_like=True, frozen=True, tag="use"):
+    """A lease that is over, as spool 0.1 wrote it."""
+
+    user: str
+    uid: int
+    demand: LeaseRequest
+    gpus: int
+    asked_at_ns: int
+    at_ns: int
+    until_ns: int
+
+
+Line = Boot | LeaseLine | BeganLine | EndLine | UserLine | UseLine
+
+_decoder: json.Decoder[Line] = json.Decoder(Line)
+
+
+def render_line(line: Line) -> bytes:
+    """Return a line with its newline."""
+    return json.encode(line) + b"\n"
+
+
+def parse_line(text: bytes) -> Line | None:
+    """Return what a line says; None if it cannot be one, as a line that a crash cut off."""
+    try:
+        return _decoder.decode(text)
+    except (DecodeError, RecursionError, UnicodeDecodeError):
+        return None
 
 
 class LeaseJournal:

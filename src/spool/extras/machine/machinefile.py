@@ -17,7 +17,8 @@ from spool.formats import config, reservation, toml
 from spool.formats.config import CONFIG, QUOTA, Capacity
 from spool.formats.key import REQUIRED, Key, KeyTable
 from spool.formats.reservation import RESERVATION
-from spool.formats.validation import Format, Kind, Kinds, Reading
+from spool.formats.validation import FileKind, Format, Kind, Kinds, Reading
+from spool.machine.shared import MACHINE_FILE
 
 WHAT = "the configuration of the shared machine"
 
@@ -125,3 +126,6 @@ _KINDS: Kinds = {"served users": lambda key: Kind(tuple[int | str, ...], _users)
 
 FORMAT = Format(MACHINE, {**config.FORMAT.kinds, **reservation.FORMAT.kinds, **_KINDS}, InvalidConfig, MachineConfig())
 """The reader of the configuration of a shared machine."""
+
+FILES = (FileKind("machine", "the configuration of a machine that users share", FORMAT, parse, MACHINE_FILE),)
+"""The file, for `spool check` and the schemas."""

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from calling import Command, asked, put_job
-from extras.page.pages import a_machine, a_view, lay
 from plugins.fake_nvml import GIB, FakeNvml
 from served import Served
 from spool.core.model import ForeignProcess, Gpu
-from spool.formats.state import GpuView
+from spool.formats.state import GpuView, MachineView, StateView, render_state
 from spool.machine.host import unlisted_cards
 from spool.store.locked_spool import LockedSpool
 
@@ -114,9 +113,11 @@ def test_every_command_says_of_the_gpus_what_the_dispatcher_says(
         Gpu("GPU-0", 0, "A100", 80 * GIB, 68 * GIB, foreign=(ForeignProcess(4711, "gone", 12 * GIB),)),
         Gpu("GPU-9", 9, "A100", 80 * GIB, None, problem="NVML no longer lists it"),
     )
-    machine = a_machine(8, GIB, gpus=tuple(GpuView.of(card, ()) for card in cards), gpus_at_ns=1)
+    gpus = tuple(GpuView.of(card, ()) for card in cards)
+    machine = MachineView(cpus=8, cpus_free=8, memory_bytes=GIB, memory_free_bytes=GIB, gpus=gpus, gpus_at_ns=1)
     put(spool_root, "waits", gpus=1)
-    lay(spool_root, a_view(1, machine=machine))
+    view = StateView(version=1, at_ns=1, pid=1, host="box", machine=machine)
+    (spool_root / "state.json").write_bytes(render_state(view))
     assert set(by_index(asked(spool, "gpus"))) == {0, 1, 2, 3}  # nobody lives: NVML is asked
     lock = LockedSpool(str(spool_root))
     try:

@@ -1,4 +1,4 @@
-"""What the machine has for everyone: its CPUs and memory, its pools, and its GPUs as NVML shows them.
+"""What the machine has for everyone, its CPUs, memory, pools, and GPUs as NVML shows them, and who has how much of it.
 
 A process on a GPU belongs to a lease if its user has a lease on that GPU, so that no environment of another user's
 process is read. All other processes are foreign, and keep that GPU from being granted; they count for their users.
@@ -10,12 +10,13 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from spool.arbiter.ledger import Lease
 from spool.core.model import SECOND_NS, Core, Gpu, Grant, Machine, cpus_of
-from spool.formats.machinefile import MachineConfig
+from spool.extras.machine.ledger import Lease, LeaseLedger
+from spool.extras.machine.machinefile import MachineConfig
 from spool.machine import identity
 from spool.machine.gpus import GpuWatcher, Ignore, Ours
 from spool.machine.host import Host
+from spool.query.shared import GpuShare, UserShare
 
 _TOTALS_EVERY_NS = 10 * SECOND_NS
 _AVAILABLE_EVERY_NS = SECOND_NS // 4
@@ -93,16 +94,13 @@ class Hardware:
             gpu = self._config.gpu
             self._watcher.ignoring(Ignore(gpu.ignore_names, gpu.ignore_users, gpu.ignore_below_bytes))
             self._watcher.asking_where(on=self._config.cpu_pinning)
-        on: dict[str, dict[str, int | None]] = {}  # GPU, user, bytes
-        users: dict[int, str] = {}
         held: dict[str, list[Lease]] = {}
+        users: dict[int, str] = {}
         for lease in leases:
             for uuid in lease.grant.gpu_uuids:
-                users[lease.holder.uid] = user = lease.holder.user
-                granted = lease.grant.gpu_memory_bytes
-                before = on.setdefault(uuid, {}).get(user, 0)
-                on[uuid][user] = None if granted is None or before is None else before + granted
+                users[lease.holder.uid] = lease.holder.user
                 held.setdefault(uuid, []).append(lease)
+        on = {uuid: _granted(each) for uuid, each in held.items()}
         self._ours = Ours(lambda pid: users.get(identity.owner_of(pid)), on)
         age_ns = self._config.gpu.poll_ns if self._seen_at_ns is not None else 0
         look = self._watcher.look(now_ns, self._ours, max_age_ns=age_ns, patience_ns=0)
@@ -128,3 +126,55 @@ def _by_lease(gpu: Gpu, leases: list[Lease]) -> tuple[tuple[str, int], ...]:
         left[lease.holder.user] = rest - part
         taken.append((lease.name, part))
     return tuple(sorted(taken))
+
+
+def _granted(leases: Iterable[Lease]) -> dict[str, int | None]:
+    """Return what users were granted of the memory of one GPU by its *leases*; None: all of it."""
+    found: dict[str, int | None] = {}
+    for lease in leases:
+        granted, before = lease.grant.gpu_memory_bytes, found.get(lease.holder.user, 0)
+        found[lease.holder.user] = None if granted is None or before is None else before + granted
+    return found
+
+
+def user_shares(ledger: LeaseLedger) -> list[UserShare]:
+    """Return what each user has, and how many asks of each wait."""
+    leases: dict[str, list[Lease]] = {}
+    asks: dict[str, int] = {}
+    for lease in ledger.leases.values():
+        leases.setdefault(lease.holder.user, []).append(lease)
+    for ask in ledger.asks:
+        asks[ask.holder.user] = asks.get(ask.holder.user, 0) + 1
+    found = []
+    for user in sorted(leases.keys() | asks.keys() | ledger.squatters.keys()):
+        held, resources = leases.get(user, []), dict[str, int]()
+        for lease in held:
+            for name, count in lease.grant.resources:
+                resources[name] = resources.get(name, 0) + count
+        found.append(
+            UserShare(
+                user=user,
+                leases=len(held),
+                cpus=sum(lease.grant.cpus for lease in held),
+                memory_bytes=sum(lease.grant.memory_bytes or 0 for lease in held),
+                gpus=len(ledger.squatters.get(user, frozenset()).union(*(lease.grant.gpu_uuids for lease in held))),
+                resources=resources,
+                asks=asks.get(user, 0),
+            )
+        )
+    return found
+
+
+def gpu_shares(machine: Machine, ledger: LeaseLedger) -> list[GpuShare]:
+    """Return which users have each GPU."""
+    leases = ledger.leases.values()
+    return [
+        GpuShare(
+            uuid=gpu.uuid,
+            index=gpu.index,
+            users=tuple(sorted(_granted(each for each in leases if gpu.uuid in each.grant.gpu_uuids).items())),
+            without_lease=tuple(sorted(user for user, uuids in ledger.squatters.items() if gpu.uuid in uuids)),
+            problem=gpu.problem,
+        )
+        for gpu in machine.gpus
+    ]

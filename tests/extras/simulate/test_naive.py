@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.naive import HOUR, Job, Naive
 from core.planning import NOW, S, machine
+from extras.simulate.naive import HOUR, Job, Naive
 from spool.core.model import Policy
-from spool.core.simulation import SimulatedPolicy, simulate
+from spool.extras.simulate.simulation import SimulatedPolicy, simulate
 
 JOBS = st.lists(
     st.builds(

@@ -13,7 +13,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from core.planning import S, spec
-from spool.core.simulation import SimulatedJob
+from spool.extras.simulate.simulation import SimulatedJob
 
 HOUR = 3600 * S
 WEEK = 7 * 24 * HOUR
