@@ -124,6 +124,7 @@ MANY_PARAMETERS: dict[str, str] = {
     "core.Capability.__init__": "a row of a table has many columns, most of them empty",
     "core.DependencyResolver.__init__": "what a name does stands in that many places",
     "core.GpuVendor.__init__": "a part of such a row",
+    "core.EngineOffer.__init__": "likewise",
     "core.FreeResources.__init__": "all facts of one instant; tests give those that they need",
     "formats.Key.__init__": "a row of a table has many columns, most of them empty",
     "formats.job_environment": "a job finds that much in its environment",
@@ -135,7 +136,6 @@ SMALL_MODULES: dict[str, str] = {
     "formats/schema.py": "`python -m spool.formats.schema --write` makes the schemas and the tables of keys",
     "dispatcher/capture_worker.py": "a program of its own, which no dispatcher loads",
     "python/worker.py": "what job files of spool 0.1 start",
-    "testing/batch.py": "an executor that only the tests name; that it is short is its point",
     "query/vocabulary.py": "answers while a shell waits, so it stands apart from what is slow to import",
 }
 SAME_NAMES: dict[str, str] = {

@@ -25,6 +25,38 @@ class ContributedVerb:
         self.after = after
 
 
+class EngineOffer:
+    """An engine that a capability offers: a place elsewhere where jobs run whose `executor` has its name.
+
+    Each text but the first and the last names "module:attribute"; "" offers nothing.
+
+    * `title`: its usual name for users.
+    * `executor`: `(name, Callable[[], Config], Home | None) -> executors.base.Executor`.
+    * `check`: `(Reading) -> None`: adds the problems of a job file that names it.
+    * `still_ends`: `(id, asked_ns, limit_ns) -> str`: how it ends a run by the time limit that it was asked for, though
+      the job has a later one now, or none.
+    * `checks`: a tuple of `doctor.checks.Check` of it, which `spool doctor --NAME` makes.
+    * `shortcut`: the help of an option `--NAME`, which stands for `--executor NAME`; "" if there is none.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        executor: str,
+        *,
+        check: str = "",
+        still_ends: str = "",
+        checks: str = "",
+        shortcut: str = "",
+    ) -> None:
+        self.title = title
+        self.executor = executor
+        self.check = check
+        self.still_ends = still_ends
+        self.checks = checks
+        self.shortcut = shortcut
+
+
 class GpuVendor:
     """GPUs that NVML does not list, which are asked for beside it where they may be.
 
@@ -61,6 +93,9 @@ class Capability:
     * `job`: a `formats.key.Part` of the job file: its keys, and how their values become `Spec.parts[name]`.
     * `config`: likewise of config.toml, for `Config.parts[name]`.
     * `only_here`: why a job of an engine elsewhere cannot have its keys, and what to do; `{}` is the engine's name.
+    * `only_elsewhere`: why a job of this machine cannot have its keys; `{}` is the name of its executor.
+    * `engines`: the engines that it offers, by the names that `executor` has in job files.
+    * `search`: `() -> Iterable[Capability]`: further capabilities that installed packages offer, in a way of its own.
     * `by_others`: whether processes of such a run may be started by others than its wrapper, as those of a daemon are.
     * `problem`: `(Spec) -> str | None`: why a job that has its keys cannot start on this machine; None if it can.
     * `doubts`: `(Spec, Config) -> Iterable[str]`: what of its keys in a job will not work; told at submission.
@@ -89,6 +124,9 @@ class Capability:
         job: str = "",
         config: str = "",
         only_here: str = "",
+        only_elsewhere: str = "",
+        engines: Mapping[str, EngineOffer] | None = None,
+        search: str = "",
         by_others: bool = False,
         problem: str = "",
         doubts: str = "",
@@ -115,6 +153,9 @@ class Capability:
         self.job = job
         self.config = config
         self.only_here = only_here
+        self.only_elsewhere = only_elsewhere
+        self.engines = engines or {}
+        self.search = search
         self.by_others = by_others
         self.problem = problem
         self.doubts = doubts

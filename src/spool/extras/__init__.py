@@ -6,7 +6,7 @@ A folder can be deleted: its row in this table then counts for nothing. A row sa
 
 from __future__ import annotations
 
-from spool.core.capability import Capability, ContributedVerb, GpuVendor
+from spool.core.capability import Capability, ContributedVerb, EngineOffer, GpuVendor
 
 TABLE = (
     Capability(
@@ -29,6 +29,30 @@ TABLE = (
         by_others=True,
         problem="spool.extras.containers.runtimes:problem",
         launch="spool.extras.containers.runtimes:launched",
+    ),
+    Capability(
+        "engines",
+        "Hands jobs to Slurm, to Grid Engine, or to another cluster that an installed package can talk to.",
+        job="spool.extras.engines:JOB",
+        config="spool.extras.engines:CONFIG",
+        only_elsewhere="are for the command of an engine such as Slurm, and the job's executor is {}",
+        engines={
+            "slurm": EngineOffer(
+                "Slurm",
+                "spool.extras.engines.engine:executor",
+                check="spool.extras.engines.settings:check",
+                still_ends="spool.extras.engines.slurm:still_ends",
+                checks="spool.extras.engines.probe:OF_SLURM",
+                shortcut="Hand it to Slurm: the same as --executor slurm.",
+            ),
+            "sge": EngineOffer(
+                "Grid Engine",
+                "spool.extras.engines.engine:executor",
+                check="spool.extras.engines.settings:check",
+                still_ends="spool.extras.engines.sge:still_ends",
+            ),
+        },
+        search="spool.extras.engines:offered",
     ),
     Capability(
         "machine",
