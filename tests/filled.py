@@ -23,4 +23,4 @@ def filled(kind: Any, **stated: Any) -> Any:
     if issubclass(kind, Struct):
         types = get_type_hints(kind)
         return kind(**{name: stated[name] if name in stated else filled(of) for name, of in types.items()})
-    return list(kind)[-1] if issubclass(kind, Enum) else {int: 7_000_000, float: 7.0, str: "x", bool: True}[kind]
+    return list(kind)[-1] if issubclass(kind, Enum) else {int: 7_000_000, float: 7.0, bool: True}.get(kind, "x")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 
 from spool.core.model import SECOND_NS, Machine, Policy, Request, Spec
-from spool.core.simulation import Outcome, SimulatedJob, SimulatedPolicy, simulate
-from spool.query.whatif import gpus_like
+from spool.extras.simulate.simulation import Outcome, SimulatedJob, SimulatedPolicy, simulate
+from spool.extras.simulate.whatif import gpus_like
 
 GPUS, CPUS, LOAD = 8, 64, 0.85
 DAYS = 60

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from spool.core.errors import SpoolError
 from spool.core.model import SECOND_NS, Machine, Policy
-from spool.core.simulation import Figures, SimulatedPolicy
 from spool.core.units import show_duration
-from spool.query.whatif import Scenario, Workload, gpus_like, of_file, prepare, simulate_policy
+from spool.extras.simulate.simulation import Figures, SimulatedPolicy
+from spool.extras.simulate.whatif import Scenario, Workload, gpus_like, of_file, prepare, simulate_policy
 from spoolbench import box
 
 SUFFIXES = (".swf", ".swf.gz", ".csv", ".csv.gz")

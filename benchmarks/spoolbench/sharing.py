@@ -16,17 +16,17 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from spool.arbiter.ledger import Holder, Lease, LeaseLedger, OpenAsk
 from spool.core.model import Grant, Machine, Policy, Result, Running, State, Waiting
 from spool.core.playback import Playback
 from spool.core.priority import Past
 from spool.core.runs import Runs
 from spool.core.runtimes import stem
 from spool.core.scheduler import Plan, Start, View
-from spool.core.simulation import Outcome, SimulatedJob, figures, simulate
-from spool.dispatcher.share import AHEAD
-from spool.formats.arbiter_protocol import MOST_ASKS, LeaseRequest
-from spool.query.whatif import Scenario, of_file, prepare
+from spool.extras.machine.asking import AHEAD
+from spool.extras.machine.ledger import Holder, Lease, LeaseLedger, OpenAsk
+from spool.extras.machine.protocol import MOST_ASKS, LeaseRequest
+from spool.extras.simulate.simulation import Outcome, SimulatedJob, figures, simulate
+from spool.extras.simulate.whatif import Scenario, of_file, prepare
 
 
 class ImaginedSpool:

@@ -103,9 +103,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _decisions(times: int, kinds: int = 4, *, full: bool = False) -> list[float]:
     """Return the milliseconds of decisions over asks of many users, of *kinds* each; *full*: with too little free."""
-    from spool.arbiter.ledger import Holder, LeaseLedger
     from spool.core.model import SECOND_NS, Machine, Policy
-    from spool.formats.arbiter_protocol import LeaseRequest
+    from spool.extras.machine.ledger import Holder, LeaseLedger
+    from spool.extras.machine.protocol import LeaseRequest
 
     random, numbers, now_ns = Random(1), count(1), 1_700_000_000 * SECOND_NS
     ledger = LeaseLedger(Policy(), (), 1)
@@ -148,7 +148,7 @@ class _Peer:
     """What a dispatcher says, without the dispatcher."""
 
     def __init__(self, directory: Path, spool: str) -> None:
-        from spool.formats import arbiter_protocol as protocol
+        from spool.extras.machine import protocol
 
         self._protocol = protocol
         self._numbers = count(1)

@@ -44,8 +44,6 @@ def test_help_takes_a_command(spool: Command) -> None:
     [
         (["ls", "-n", "x"], "-n must be a whole number of at least 0, not 'x'"),
         (["log", "a", "--run", "last"], "--run must be a whole number, not 'last'"),
-        (["simulate", "--history", "--limits", "7"], "--limits must be a number from 0 to 1, not 7"),
-        (["simulate", "--history", "--scale-load", "0"], "--scale-load must be a number above 0, not 0"),
     ],
 )
 def test_a_wrong_number_is_answered_with_the_numbers_that_are_right(
@@ -123,7 +121,6 @@ def test_an_unknown_job_is_answered_with_the_likely_one(spool: Command, spool_ro
         (["--gpu-memory", "1G"], "--gpu-memory: needs --gpus"),
         (["--max-running", "3"], "--max-running: needs --array, --matrix or --param-file"),
         (["--retry-memory-factor", "2", "-m", "1G"], "--retry-memory-factor: needs --retry-max"),
-        (["--notify-on", "failed"], "--notify: has no recipients"),
         (["-d", ""], "--depends-on: is an empty list"),
         (["--tag", "hold,hold"], '--tag: names "hold" twice'),
     ],
@@ -148,9 +145,7 @@ def test_edit_and_requeue_name_the_option_too(spool: Command, spool_root: Path) 
     assert "job c: --with memory: " in spool("requeue", "c", "--with", "memory=10").err
 
 
-@pytest.mark.parametrize(
-    "words", ["wait a --timeout 5", "gc --older-than 5", "gc --max-size 5", "simulate --history --memory 5"]
-)
+@pytest.mark.parametrize("words", ["wait a --timeout 5", "gc --older-than 5", "gc --max-size 5"])
 def test_an_amount_without_a_unit_is_answered_with_its_option(spool: Command, spool_root: Path, words: str) -> None:
     """The message names the option, and the units that it takes."""
     put_job(spool_root, "a", place="held")

@@ -77,9 +77,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     put_job(found.spool, "old-1", place="done")
     (found.spool / "jobs" / "ran-1" / "1").mkdir(parents=True)
     (found.spool / "reservations" / "demo.toml").write_text("")
-    (found.spool / "config.toml").write_text(
-        'resources = { licence = 2 }\ncontacts = { team = "https://example.org/x" }\n[quotas.projects.quoted]\n'
-    )
+    (found.spool / "config.toml").write_text("resources = { licence = 2 }\n[quotas.projects.quoted]\n")
     return found
 
 
@@ -109,7 +107,6 @@ def terminal(request: pytest.FixtureRequest, home: Home) -> Iterator[Terminal]:
         ("spool ls --columns name,pri", "spool ls --columns name,priority "),
         ("spool submit -d any:tr", "spool submit -d any:train-1 "),
         ("spool submit --resource li", "spool submit --resource licence "),
-        ("spool submit --notify te", "spool submit --notify team "),
         ("spool submit --retry-on fa", "spool submit --retry-on failed "),
         ("spool submit --signal USR1", "spool submit --signal USR1@60s "),
         ("spool requeue --with prio", "spool requeue --with priority="),

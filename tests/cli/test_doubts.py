@@ -1,4 +1,4 @@
-"""What is told of a job before it is submitted: it never fits, a message cannot arrive, a dependency is not there."""
+"""What is told of a job before it is submitted: it never fits, or a dependency is not there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from calling import Command, put_job, spawned
 from spool.cli import fastsubmit
-from spool.executors import slurm
 from spool.machine.identity import boot_id
 from spool.store.glance import machine_line
 
@@ -21,8 +20,6 @@ NEVER = [
     (("--memory", "1T"), "never fits: needs 1 TiB, the machine has 8 GiB"),
     (("--gpus", "1"), "never fits: needs 1 GPU, the machine has none"),
     (("--resource", "licence=1"), "never fits: "),
-    (("--executor", "slurm"), "cannot start: Slurm is not installed here: no no-such-sbatch in PATH"),
-    (("--notify", "someone"), "cannot send anything to someone: it is no URL"),
     (("--workdir", "/nowhere/at/all"), "cannot start until its workdir exists: /nowhere/at/all"),
     (("--depends-on", "nosuch"), "depends on nosuch, which does not exist"),
 ]
@@ -30,10 +27,9 @@ NEVER = [
 
 @pytest.mark.parametrize(("words", "why"), NEVER)
 def test_what_can_never_be_is_told_at_submission(
-    spool: Command, spool_root: Path, words: tuple[str, ...], why: str, monkeypatch: pytest.MonkeyPatch
+    spool: Command, spool_root: Path, words: tuple[str, ...], why: str
 ) -> None:
     """A warning with the numbers comes on stderr, and the job is submitted all the same; `--strict` submits nothing."""
-    monkeypatch.setattr(slurm, "_PROGRAMS", ("no-such-sbatch",))
     (spool_root / "config.toml").write_text('autostart = false\ncpus = 4\nmemory = "8G"\n')
     for strict, code, out in ((("--strict",), 1, ""), ((), 0, "a\n")):
         said = spool("submit", *strict, "--name", "a", *words, "--", "true")
@@ -154,17 +150,6 @@ def test_a_thousand_dependencies_that_are_not_there_are_told_in_a_few_lines(
     assert said.code == 0
     assert len(said.err.splitlines()) == 21
     assert "depends on 980 more jobs" in said.err
-
-
-def test_a_message_that_needs_apprise_is_told_where_it_is_missing(
-    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An address that only Apprise understands is a warning without it, with its secrets masked."""
-    monkeypatch.setattr("spool.listeners.sending.find_spec", lambda name: None)
-    said = spool("submit", "--name", "a", "--notify", "mailto://me:secret@example.org", "--", "true")
-    assert said.code == 0
-    assert "Apprise is not installed" in said.err
-    assert "secret" not in said.err
 
 
 def test_a_plain_job_asks_for_nothing(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,13 +53,11 @@ def test_resources_are_changed_one_by_one(spool: Command, spool_root: Path) -> N
 
 
 def test_a_short_form_becomes_a_table_and_stays_in_it(spool: Command, spool_root: Path) -> None:
-    """An option of a container keeps its image, and another image its options; so it is with messages."""
-    path = put_job(spool_root, "a", 'command = "true"\ncontainer = "x:1"\nnotify = "me"\ncpus = 2\n', "held")
-    assert spool("edit", "a", "--container-option=--volume=/a:/b", "--notify-on", "failed").code == 0
+    """An option of a container keeps its image, and another image its options."""
+    path = put_job(spool_root, "a", 'command = "true"\ncontainer = "x:1"\ncpus = 2\n', "held")
+    assert spool("edit", "a", "--container-option=--volume=/a:/b").code == 0
     spec = jobfile.parse(path.read_bytes(), name="a")
     assert (spec.part("containers"), spec.request.cpus) == (Container("x:1", None, ("--volume=/a:/b",)), 2)
-    assert spec.notify is not None
-    assert spec.notify.to == ("me",)
     assert spool("edit", "a", "--container", "x:2").code == 0
     assert jobfile.parse(path.read_bytes(), name="a").part("containers") == Container("x:2", None, ("--volume=/a:/b",))
     assert spool("edit", "a", "--unset", "container.options").code == 0

@@ -27,8 +27,6 @@ import pytest
 from calling import Command, no_hang, spawned
 from spool.cli import main
 from spool.client import autostart
-from spool.core.errors import SpoolError
-from spool.formats import machine_status, machinefile
 from spool.listeners.logformat import set_up_logging
 from spool.machine.gpus import GpuLook
 from spool.machine.marks import MachineProber
@@ -116,9 +114,6 @@ tags = ["a", "b"]\narray = "0-9%2"\ngroup = "g"\n[env]\nA = "1"\n[retry]\nmax = 
     b"2 3 0 10 4 -1 100 4 20 -1 1 1 1 1 1 -1 -1 -1\n",
     "trace.csv": (b"submit,run_time,gpus,cpus,user,name\n" b"0,100,1,2,ann,a\n5,7,0,1,bob,b\n"),
 }  # fmt: skip
-MACHINE = (
-    b'{"written_at":"2026-01-01T00:00:00Z","since":"2026-01-01T00:00:00Z","pid":7,"cpus":8,"memory_bytes":1,"users":[]}'
-)
 OTHERS = (
     b"NaN", b"-1", b"1e999", b"9" * 40, b"0", b'""', b"[]", b"{}", b"true", b"null", b"2026-13-45", b"1h", b"'''",
     b"\xff",
@@ -339,16 +334,6 @@ def restored(lived: Path, root: Path) -> None:
         os.makedirs(root / os.path.dirname(name), exist_ok=True)
         if not (root / name).exists():
             shutil.copy2(lived / name, root / name)
-
-
-def test_no_text_of_a_shared_machine_ends_in_a_traceback() -> None:
-    """Seeded variants of `machine.toml` and of what an arbiter writes, by what reads them."""
-    dice, told = random.Random(f"{SEED} machine"), (ROOT / "examples" / "machine.toml").read_bytes()
-    for _ in range(MANY):
-        with contextlib.suppress(SpoolError):
-            machinefile.parse(variant(told, dice)[0])
-        machine_status.parse(variant(MACHINE, dice)[0])
-        machine_status.parse_line(variant(MACHINE, dice)[0])
 
 
 def test_an_output_without_an_end_is_none(lived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

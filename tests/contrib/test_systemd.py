@@ -1,4 +1,4 @@
-"""The systemd units: systemd accepts them; those of users do not end jobs, that of a shared machine may do little."""
+"""The systemd units: systemd accepts them; those of users do not end jobs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from spool.client import machine_service
-from spool.core.errors import ExitCode
-from spool.machine import shared
 from support import ROOT
 
 UNITS = ROOT / "contrib" / "systemd"
-MACHINE = "spool-machine.service"
 NAMES = ["spool.service", "spool-once.service", "spool-once.path", "spool-once.timer"]
 
 
@@ -62,9 +58,9 @@ def test_systemd_accepts_every_unit(installed: Path) -> None:
 def test_these_are_all_units() -> None:
     """No unit lies in the folder that the tests, or the page beside it, do not know."""
     text = (UNITS / "README.md").read_text()
-    assert [name for name in [*NAMES, MACHINE] if name not in text] == []
+    assert [name for name in NAMES if name not in text] == []
     assert sorted(path.name for path in UNITS.iterdir() if path.suffix and path.suffix != ".md") == sorted(
-        [*NAMES, MACHINE, "sysusers.d", "user-.slice.d"]
+        [*NAMES, "spool-machine.service", "sysusers.d", "user-.slice.d"]
     )
 
 
@@ -100,61 +96,6 @@ def test_the_units_start_the_dispatcher_and_come_back(unit: str, section: str, v
 def test_the_path_unit_cannot_loop() -> None:
     """It waits for changes, not for a directory that is not empty."""
     assert set(read("spool-once.path")["Path"]) == {"PathChanged", "Unit", "TriggerLimitIntervalSec"}
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_accepts_the_unit_of_a_shared_machine(tmp_path: Path) -> None:
-    """`systemd-analyze verify` finds nothing wrong but keys that only a newer systemd knows, and which it ignores."""
-    program = shutil.which("true")
-    unit = tmp_path / MACHINE
-    unit.write_text((UNITS / MACHINE).read_text().replace("/usr/bin/spool machine serve", str(program)))
-    verified = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False
-    )
-    said = [line for line in verified.stderr.splitlines() if MACHINE in line]
-    assert said == [], verified.stderr
-
-
-@pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="systemd-sysusers is not installed")
-def test_systemd_makes_the_account_of_a_shared_machine(tmp_path: Path) -> None:
-    """It has no password, no home and no shell, and is the one that dispatchers trust."""
-    (tmp_path / "etc").mkdir()
-    conf = (UNITS / "sysusers.d" / "spool-machine.conf").read_bytes()
-    subprocess.run(["systemd-sysusers", f"--root={tmp_path}", "-"], input=conf, check=True, capture_output=True)
-    (line,) = [line for line in (tmp_path / "etc/passwd").read_text().splitlines() if "spool" in line]
-    name, _, uid, _, _, home, shell = line.split(":")
-    assert (name, home, int(uid) < 1000) == (shared.ACCOUNT, "/", True)
-    assert shell.endswith("/nologin")
-
-
-def test_the_arbiter_has_no_privilege() -> None:
-    """It runs as its own account, without a capability, a network or a home, with nothing to write but its own."""
-    service = read(MACHINE)["Service"]
-    assert (service["User"], service["Group"]) == (shared.ACCOUNT, shared.ACCOUNT)
-    assert (service["CapabilityBoundingSet"], service["AmbientCapabilities"]) == ("", "")
-    assert service["RestrictAddressFamilies"] == "AF_UNIX"
-    assert service["ProtectSystem"] == "strict"
-    assert {service[key] for key in ("NoNewPrivileges", "ProtectHome", "PrivateNetwork", "PrivateTmp")} == {"yes"}
-    assert "ReadWritePaths" not in service
-    # Behind these it would take all its peers for nobody, or their processes for gone.
-    assert not {"PrivateUsers", "ProtectProc", "ProcSubset"} & set(service)
-
-
-def test_the_arbiter_serves_where_dispatchers_ask() -> None:
-    """Its directories are those of the program, and stay over a restart, for the journal of the leases is there."""
-    service = read(MACHINE)["Service"]
-    assert f"/run/{service['RuntimeDirectory']}" == shared.DIRECTORY
-    assert (service["RuntimeDirectoryMode"], service["RuntimeDirectoryPreserve"]) == ("0755", "yes")
-    assert f"/var/lib/{service['StateDirectory']}" == machine_service.STATE_DIRECTORY
-    assert service["ExecStart"].split()[1:] == ["machine", "serve"]
-
-
-def test_the_arbiter_comes_back() -> None:
-    """After any end but that of a mistake, at once, without a limit to the number of times."""
-    unit = read(MACHINE)
-    assert (unit["Service"]["Restart"], unit["Unit"]["StartLimitIntervalSec"]) == ("always", "0")
-    mistakes = (ExitCode.USAGE, ExitCode.INVALID_FILE)
-    assert unit["Service"]["RestartPreventExitStatus"] == " ".join(str(int(code)) for code in mistakes)
 
 
 def test_the_slice_limits_each_user() -> None:

@@ -16,14 +16,13 @@ from msgspec.structs import replace
 
 import spool.core
 from core.planning import GIB, NOW, S, gpus, job, machine, plan, run, started, view
-from core.worlds import BOX, POLICIES, comings, over_committed, waiting
-from extras.engines.test_decisions import THERE, far_job, far_run
+from core.test_elsewhere import THERE, far_job, far_run
+from core.worlds import BOX, POLICIES, over_committed, waiting
 from spool.core.backfill import as_run
 from spool.core.forecast import StartForecast, forecast
 from spool.core.model import Dependencies, Grant, Limits, Machine, NoLeases, Policy, Pool, Reservation, State, Waiting
 from spool.core.reasons import CODES
 from spool.core.scheduler import Plan, decide
-from spool.core.simulation import Outcome, Pass, Simulation
 
 HOUR = 3600 * S
 
@@ -262,32 +261,6 @@ def test_no_reason_is_forgotten():
 
 
 # Over random worlds.
-
-
-@st.composite
-def exact(draw: st.DrawFn) -> list[Any]:
-    """Draw jobs that state how long they run, and run as long."""
-    return [
-        replace(each, spec=replace(each.spec, time_limit_ns=each.duration_ns))
-        for each in draw(comings())
-    ]  # fmt: skip
-
-
-@given(exact(), POLICIES)
-def test_the_plan_is_what_then_happens(jobs, policy):
-    """With exact limits, from the moment when the last job has come every start is the one that was foretold."""
-    foretold: list[dict[str, int]] = []
-    came: dict[str, int] = {}
-    last_ns = max(each.submit_at_ns for each in jobs)
-    for step in Simulation(jobs, BOX, policy).steps():
-        if isinstance(step, Pass) and step.now_ns >= last_ns:
-            foretold.append({name: told.at_ns for name, told in forecast(step.plan).items() if told.at_ns is not None})
-            assert not any(told.guessed for told in forecast(step.plan).values())
-        elif isinstance(step, Outcome) and step.started_at_ns is not None:
-            came[step.job.name] = step.started_at_ns
-    waited = [{name: at_ns for name, at_ns in came.items() if name in each} for each in foretold]
-    assert foretold == waited
-    assert all(came.keys() - each.keys() <= came.keys() - foretold[-1].keys() for each in foretold)
 
 
 @given(st.lists(waiting(), max_size=8, unique_by=lambda each: each.name), POLICIES, st.integers(0, 3))

@@ -7,10 +7,9 @@ from hypothesis import given as given_by
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from core.planning import GIB, NOW, S, code, foretold, gpus, job, machine, plan, run, spec, started, why
+from core.planning import GIB, NOW, code, foretold, gpus, job, machine, plan, run, started, why
 from spool.core.gpus import is_of_type, unknown_gpus
 from spool.core.model import ForeignProcess, Gpu, Policy
-from spool.core.simulation import SimulatedJob, simulate
 
 CARD = 80 * GIB
 
@@ -405,22 +404,6 @@ def test_no_gpu_that_is_wanted_less_is_left_idle(kinds, names, number, busy):
     )
     found = given(plan(asked, *waiting, on=box, running=runs))
     assert found == ({} if len(idle) < number else {"j": tuple(sorted(index for *_, index in order[:number]))})
-
-
-def test_a_wanted_gpu_is_free_when_it_is_asked_for():
-    """In a simulated box of both, the jobs for an H100 no longer wait for jobs that would run on any GPU."""
-    box = machine(cpus=64, gpus=mixed("H100", "RTX 4090"))
-    coming = [
-        SimulatedJob(f"{kind}{at}", spec(gpus=1, gpu_type=kind, time_limit_ns=3600 * S), at * 3600 * S + late, 3599 * S)
-        for at in range(20)
-        for kind, late in ((None, 0), ("H100", S))
-    ]
-    waits = {}
-    for strategy in ("sequential", None):
-        ended = list(simulate(coming, box, Policy(gpu_strategy=strategy)))
-        waits[strategy] = max(each.waited_ns for each in ended if each.job.spec.request.gpu_types == ("H100",))
-    assert waits["sequential"] > 3000 * S
-    assert waits[None] <= S
 
 
 def test_random_is_seeded_by_the_pass():

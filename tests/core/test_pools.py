@@ -9,12 +9,11 @@ from msgspec.structs import replace
 
 from core.planning import NOW, S, code, foretold, job, machine, plan, run, started, why
 from spool.core.backfill import as_run
-from spool.core.model import Grant, Machine, Policy, Pool, Request, Running, Spec, Waiting
+from spool.core.model import Grant, Policy, Pool, Running, Waiting
 from spool.core.queue import WaitingQueue
 from spool.core.resources import FreeResources, could_run
 from spool.core.runs import Runs
 from spool.core.scheduler import View, decide
-from spool.core.simulation import Pass, SimulatedJob, Simulation, simulate
 
 LICENCE = Pool("licence", 3)
 TPU = Pool("tpu", 4, (0, 1, 2, 5))
@@ -165,19 +164,6 @@ def test_a_full_spool_takes_no_room_from_who_is_first():
     assert started(plan(wide, small, on=BOX, policy=FULL)) == ["wide"]
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 50)), min_size=1, max_size=12), st.integers(1, 3))
-def test_a_full_spool_starves_nobody(asked, most):
-    """With finite jobs every one of them starts, and never more than the limit run."""
-    coming = [
-        SimulatedJob(f"j{at}", job("x", cpus=cpus).spec, NOW, seconds * S) for at, (cpus, seconds) in enumerate(asked)
-    ]
-    for step in Simulation(coming, machine(cpus=4), Policy(max_running=most)).steps():
-        if isinstance(step, Pass):
-            assert len(step.view.running) + len(step.plan.starts) <= most
-    done = list(simulate(coming, machine(cpus=4), Policy(max_running=most)))
-    assert all(each.started_at_ns is not None for each in done)
-
-
 INDICES = st.lists(st.integers(0, 5), min_size=2, max_size=6, unique=True)
 POOLS = st.tuples(
     st.integers(1, 4).map(lambda total: Pool("licence", total)),
@@ -223,29 +209,3 @@ def test_no_index_is_ever_granted_twice(pools, steps):
         listed = [index for each in runs.values() for _, some in each.grant.resource_indices for index in some]
         assert len(listed) == len(set(listed))
         assert runs.counts.named == Runs(runs.values()).counts.named
-
-
-@pytest.mark.parametrize(
-    ("policy", "small", "wide"),
-    [
-        (Policy(), (("licence", 1),), (("licence", 2),)),
-        (Policy(max_running=2), (), ()),
-    ],
-    ids=["named", "max_running"],
-)
-def test_nobody_is_passed_for_ever_by_those_who_want_the_same(
-    policy: Policy, small: tuple[tuple[str, int], ...], wide: tuple[tuple[str, int], ...]
-) -> None:
-    """Later arrivals may have the whole of it for 8 hours; then who waits for it goes first."""
-
-    def coming(name: str, wants: tuple[tuple[str, int], ...], limit_s: int, at_s: int) -> SimulatedJob:
-        spec = Spec(command="x", request=Request(cpus=1, resources=wants), time_limit_ns=limit_s * S)
-        return SimulatedJob(name, spec, at_s * S, 600 * S)
-
-    stream = [coming(f"s{at:03}", small, 600, at * 240) for at in range(300)]
-    machine = Machine(50, 1 << 40, resources=(Pool("licence", 2),))
-    ended = {each.job.name: each for each in simulate([*stream, coming("wide", wide, 7200, 300)], machine, policy)}
-    waited_ns = ended["wide"].waited_ns
-    assert waited_ns is not None
-    assert waited_ns <= 9 * 3600 * S
-    assert max(each.ended_at_ns or 0 for each in ended.values()) > 20 * 3600 * S, "the stream goes on for long enough"

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from core.planning import NOW, S, gpus, job, machine, run, spec, started, view
+from core.planning import NOW, S, gpus, job, machine, run, started, view
 from spool.core.model import Policy, Running, Waiting
 from spool.core.preemption import Preemption, preempt, preemptible_at_ns
 from spool.core.scheduler import decide
-from spool.core.simulation import Outcome, SimulatedJob, SimulatedPolicy, figures, simulate
 
 HOUR = 3600
 BOX = machine(cpus=4)
@@ -220,32 +219,3 @@ def test_a_look_changes_no_plan():
     assert [str(after.reason(name)) for name in ("s", "after")] == [str(before.reason(name)) for name in ("s", "after")]
     assert after.endings == ()
     assert list(seen.running) == ["l"]
-
-
-def simulated(*coming: SimulatedJob, **values) -> dict[str, Outcome]:
-    """Return what became of each job on a machine with four processors."""
-    return {each.job.name: each for each in simulate(coming, BOX, Policy(), **values)}
-
-
-def test_a_simulated_job_continues_from_its_last_checkpoint():
-    """It waits again, repeats what it did since the last quarter of an hour, and needs a minute to begin."""
-    victim = SimulatedJob("l", spec(cpus=4, time_limit_ns=24 * HOUR * S, preemptible=True), 0, 10 * HOUR * S)
-    other = SimulatedJob("s", spec(cpus=2, time_limit_ns=HOUR * S), 4000 * S, 1800 * S)
-    ends = simulated(victim, other)
-    assert ends["s"].started_at_ns == 4000 * S
-    assert ends["l"].pauses == ((4000 * S, 5800 * S),)
-    assert ends["l"].repeated_ns == (4000 - 3600 + 60) * S
-    assert (ends["l"].waited_ns, ends["l"].ran_ns) == (1800 * S, (10 * HOUR + 460) * S)
-    found = figures(list(ends.values()), 4)
-    assert (found.preemptions, found.mean_wait_ns) == (1, 900 * S)
-    assert found.repeated == pytest.approx(4 * 460 / (4 * (10 * HOUR + 460) + 2 * 1800))
-    assert found.utilisation == pytest.approx((4 * (10 * HOUR + 460) + 2 * 1800) / (4 * found.makespan_ns / S))
-    assert found.max_queue == 1
-
-
-def test_other_policies_preempt_nothing():
-    """They are compared with as they are known."""
-    victim = SimulatedJob("l", spec(cpus=4, time_limit_ns=24 * HOUR * S, preemptible=True), 0, 10 * HOUR * S)
-    other = SimulatedJob("s", spec(cpus=2, time_limit_ns=HOUR * S), 4000 * S, 1800 * S)
-    for discipline in set(SimulatedPolicy) - {SimulatedPolicy.SPOOL}:
-        assert simulated(victim, other, discipline=discipline)["l"].pauses == ()

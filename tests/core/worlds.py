@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from core.planning import GIB, NOW, S, gpus, machine
 from spool.core.model import ArrayTask, Dependencies, Limits, Machine, Policy, Request, Running, Spec, Waiting
-from spool.core.simulation import SimulatedJob
 
 BOX = machine(cpus=4, memory=8 * GIB, gpus=gpus(4, total=8 * GIB))
 
@@ -77,26 +76,6 @@ def waiting(draw: st.DrawFn, names: list[str] = NAMES) -> Waiting:
         not_before_ns=draw(st.sampled_from([None, None, NOW + 3])),
         executor_problem=draw(st.sampled_from([None, None, None, "no tmux"])),
     )
-
-
-@st.composite
-def comings(draw: st.DrawFn, **fixed: object) -> list[SimulatedJob]:
-    """Draw jobs that come over an hour and end within their limits."""
-    jobs = []
-    for number in range(draw(st.integers(1, 12))):
-        spec = replace(draw(SPECS), **fixed)
-        limit = spec.time_limit_ns
-        duration = draw(st.integers(1, 900)) * S
-        jobs.append(
-            SimulatedJob(
-                f"j{number:02}",
-                spec,
-                NOW + draw(st.sampled_from([0, 0, 5, 60, 700, 3600])) * S,
-                duration if limit is None else min(duration, limit),
-                draw(st.sampled_from(["alice", "bob"])),
-            )
-        )
-    return jobs
 
 
 def over_committed(box: Machine, runs: list[Running], policy: Policy, waiting_specs: list[Spec]) -> list[str]:

@@ -312,7 +312,7 @@ def dispatcher(world: World, disk: Disk | None = None) -> Dispatcher:
 def abandon(made: Dispatcher) -> None:
     """Take away what a killed process would have lost: its descriptors and its lock. The disk stays as it is."""
     made.watcher.close()
-    made.share._disconnect()
+    getattr(made.gate.leases, "_disconnect", lambda: None)()
     made.wakeup.close()
     made.executors.local.close()
     made.logs.events.close()

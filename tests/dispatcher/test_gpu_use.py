@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from crash.world import Session
 from spool.core import layout
-from spool.core.model import SECOND_NS, GpuWork, Machine, Notify, StopKind
+from spool.core.eventnames import EventName
+from spool.core.model import SECOND_NS, GpuWork, Machine, StopKind
 from spool.dispatcher.limits import GpuUseRecorder
 from spool.state.run import ActiveRun
 from spool.store.disk import SpoolTrouble
@@ -34,7 +35,7 @@ class Looks:
         live = self.dispatcher.state.jobs["train"].live
         self.live: ActiveRun = live
         live.grant = replace(live.grant, gpu_uuids=("GPU-0",))
-        live.spec = replace(live.spec, notify=Notify(("me",)))  # only now, so that no process of the listeners starts
+        self.dispatcher.events.wanted = frozenset(EventName)  # only now, so that no process of the listeners starts
         self.dispatcher.state.recount(live)
         self.at_ns = live.started_at_ns
         self.recorder = self.new_recorder()

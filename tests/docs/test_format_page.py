@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import get_args
 
 import msgspec
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from spool.core import errors, layout
 from spool.core.eventnames import EventName
 from spool.core.model import OUTCOMES, State, StopKind
-from spool.formats import journal, machine_status, schema
+from spool.formats import journal, schema
 from spool.formats.history import HistoryLine
 from spool.formats.state import JobView, StateView
 from spool.formats.values import OWN_VARIABLES, SET_BY_SPOOL, WARNING_SIGNALS
@@ -99,20 +98,6 @@ def test_the_journal_s_lines_are_the_page_s() -> None:
     found = {word: rest.count(",") for word, rest in re.findall(r'`\["(\w+)"(.*?)\]`', clause("1.10"))}
     kinds = (journal.Waits, journal.Left, journal.Added, journal.Started, journal.Stopping, journal.Over, journal.Told)
     assert found == {str(kind.__struct_config__.tag): len(kind.__struct_fields__) for kind in kinds}
-
-
-def test_the_arbiter_s_lines_are_the_page_s() -> None:
-    """Clauses 17.5 and 17.6 have each kind of line with as many words as the arbiter writes."""
-    found = {word: rest.count(",") for word, rest in re.findall(r'`\["(\w+)"(.*?)\]`', clause("17.5") + clause("17.6"))}
-    kinds = get_args(machine_status.Line)
-    assert found == {str(kind.__struct_config__.tag): len(kind.__struct_fields__) for kind in kinds}
-
-
-def test_the_machine_s_view_has_the_fields_of_the_page() -> None:
-    """What tools read from machine.json is on the page."""
-    for view in (machine_status.MachineShares, machine_status.UserShare, machine_status.GpuShare):
-        for field in msgspec.structs.fields(view):
-            assert f"`{field.name}`" in clause("17.3"), field.name
 
 
 def test_exit_codes_are_the_page_s() -> None:

@@ -13,7 +13,8 @@ from shell import Home, home_of_test
 from spool.cli import main, submit
 from spool.core.errors import InvalidFile
 from spool.core.units import format_duration, parse_duration, parse_size
-from spool.formats import config, jobfile, keys, machinefile, reservation, schema
+from spool.formats import config, jobfile, keys, reservation, schema
+from spool.formats.capabilities import contributed
 from support import ROOT
 from test_readme import calls, end_dispatcher
 
@@ -89,7 +90,8 @@ def test_every_table_of_the_pages_is_valid(page: str, text: str) -> None:
     tomllib.loads(text)
     wrong = []
     of_job, of_time = partial(jobfile.parse, name="job"), partial(reservation.parse, name="demo", created_at_ns=0)
-    for parse in (of_job, config.parse, machinefile.parse, of_time):
+    others = [kind.parse for _, kinds in contributed("files") for kind in kinds]
+    for parse in (of_job, config.parse, of_time, *others):
         try:
             parse(text.encode())
         except InvalidFile as error:

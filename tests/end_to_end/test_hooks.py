@@ -168,10 +168,10 @@ def test_an_array_is_told_of_with_its_tasks(served: Served) -> None:
 # --- what a hook is given ---------------------------------------------------------------------------------------
 
 
-def test_a_hook_is_given_the_facts_and_no_address(served: Served) -> None:
-    """On its standard input a JSON object, in its environment the same; whom to notify is in neither."""
+def test_a_hook_is_given_the_facts(served: Served) -> None:
+    """On its standard input a JSON object, in its environment the same."""
     hook(served, "finished", "cat > facts; env > variables; pwd > where")
-    served.drop("x", ["/bin/true"], project="p", tags=["t"], notify={"to": "json://secret", "on": "lost"}, cpus=2)
+    served.drop("x", ["/bin/true"], project="p", tags=["t"], cpus=2)
     assert served.run() == 0
     facts = json.loads((served.root / "facts").read_text())
     assert (facts["event"], facts["job"], facts["run"], facts["outcome"]) == ("finished", "x", 1, "finished")
@@ -180,7 +180,6 @@ def test_a_hook_is_given_the_facts_and_no_address(served: Served) -> None:
     variables = (served.root / "variables").read_text()
     for line in (f"SPOOL_DIR={served.root}", "SPOOL_JOB=x", "SPOOL_RUN=1", "SPOOL_EXIT_CODE=0", "SPOOL_CPUS=2"):
         assert f"{line}\n" in variables
-    assert "secret" not in variables + json.dumps(facts)
     assert (served.root / "where").read_text() == f"{served.root}\n"
     assert (served.root / "events.jsonl").stat().st_mode & 0o777 == 0o600
 

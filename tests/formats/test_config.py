@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from formats.wrong_values import texts_of
 from spool.core.errors import InvalidConfig, InvalidReservation
-from spool.core.events import NotifyRule
 from spool.core.model import JobDefaults, Limits, Policy, Pool, Reservation
 from spool.formats import config, reservation, toml
 from spool.formats.config import Config, GcConfig, GpuConfig, Reserve
-from spool.formats.slurm import SlurmConfig
 
 GOLDEN = Path(__file__).parent / "golden" / "configs"
 S = 1_000_000_000
@@ -25,7 +23,6 @@ DEFAULTS = {
     "cpus": 2,
     "time_limit": "12h",
     "retry": {"max": 1},
-    "notify": "team",
     "env": {"PATH": "/opt/bin:/usr/bin:/bin"},
 }
 EXPECTED = {
@@ -64,22 +61,6 @@ EXPECTED = {
         max_requeues=1,
         prolog="ulimit -c 0",
         epilog="sync",
-        notifier='mail -s "$2" "$1"',
-        contacts={
-            "alice": ("mailto://alice:secret@mail.example.org",),
-            "team": ("https://hooks.example.org/team", "alice"),
-        },
-        notify=(
-            NotifyRule(to=("team",)),
-            NotifyRule(
-                to=("ops@example.org",),
-                on=("failed", "dispatcher_stopped", "gpu_free"),
-                users=("bob",),
-                projects=("vision", "nlp-*"),
-                names=("train-*",),
-                log_lines=20,
-            ),
-        ),
         log_level="debug",
         other_hosts_gone=("oldbox",),
         gpu=GpuConfig(2 * S, frozenset({"Xorg"}), frozenset({"gdm"}), 600 << 20),
@@ -93,21 +74,6 @@ EXPECTED = {
             preempt_long_ns=12 * 3600 * S,
             preempt_short_ns=1800 * S,
             preempt_every_ns=3 * 3600 * S,
-        ),
-        slurm=SlurmConfig(qos="normal", preemptible_qos="scavenger"),
-    ),
-    "slurm": Config(
-        executor="slurm",
-        slurm=SlurmConfig(
-            partition="gpu",
-            account="vision",
-            qos="long",
-            max_in_flight=50,
-            poll_ns=5 * S,
-            submit_per_second=2.5,
-            gpus={"A100": "gpu:a100", "H100": "gpu:h100"},
-            gpu_memory="shard",
-            options=("--constraint=ib", "--mail-type=FAIL"),
         ),
     ),
 }
@@ -129,14 +95,6 @@ resources.tpu: { indices = [] } | { indices = [1, 1] } | { indices = [-1] } | { 
 resources.tpu: { count = 3, indices = [1] }
 max_running: 0
 executor: "tmx"
-slurm.max_in_flight: 0
-slurm.poll: "1ms"
-slurm.submit_per_second: 0
-slurm.partition: "a b"
-slurm.account: "--uid=0"
-slurm.gpus: { A100 = "gpu a100" }
-slurm.gpu_memory: "share"
-slurm.options: ["--time=1"]
 durability: "none"
 cpus: true
 memory: 100 | "8G\n"
@@ -153,9 +111,6 @@ gpu.ignore_processes.below: 600
 gpu.use: ["01"] | [1, '1'] | [-1] | ["all"]
 gpu.strategy: "pack"
 gpu.poll: "0s"
-contacts: { me = "x " } | { "json://x" = "y" } | { me = [] } | { me = 1 }
-notify: [{ to = ["me", "me"] }] | 'me' | ['me'] | [{ on = "failed" }] | [{ to = "me", log_lines = -1 }]
-notify: [{ to = "me", on = "fialed" }] | [{ to = "me", on = "polling" }]
 gc.max_runs: 0
 gc.max_age: 30
 quotas.users.alice.max_running_jobs: "many" | -1
@@ -165,7 +120,6 @@ export: "PATH" | [1] | ["A B"] | ["A=1"] | [""] | [" A"] | ["A", "A"]
 defaults.cpus: -1
 defaults.time_limit: "5"
 defaults.retry: { on = ["finished"] }
-defaults.notify: { to = "x@y.example", on = ["gpu_free"] }
 defaults.env: { SPOOL_JOB = "x" }
 defaults.command: "x"
 defaults.gpus: 1
@@ -193,12 +147,8 @@ def test_what_was_meant_is_told() -> None:
     for line, meant in [
         ('executer = "tmux"', "executor"),
         ('executor = "tmx"', "tmux"),
-        ('slurm.gpu_memory = "share"', "shard"),
-        ("slurm.max_in_flght = 1", "slurm.max_in_flight"),
         ('gpu.strategy = "pack"', "packed"),
         ("quotas.users.alice.max_running_job = 1", "quotas.users.alice.max_running_jobs"),
-        ('notify = [{ to = "me", on = "fialed" }]', "failed"),
-        ('notify = [{ to = "me", user = "bob" }]', "notify[0].users"),
     ]:
         with pytest.raises(InvalidConfig, match=re.escape(f'did you mean "{meant}"?')):
             config.parse(line.encode())

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from spool.core.eventnames import EventName
 from spool.core.events import Event
-from spool.core.model import Grant, Notify, Request, Result, State
+from spool.core.model import Grant, Request, Result, State
 from spool.formats.events import facts, render_facts, variables
 
 EVENT = Event(
@@ -29,7 +29,7 @@ EVENT = Event(
     result=Result(
         "train", 3, 2, State.FAILED, "exit code 130", submitted_at_ns=0, exit_code=130, cpu_time_ns=5_000_000
     ),
-    notify=Notify(("https://user:secret@example.org",), ("ended",)),
+    wishes={"notify": {"to": ["https://user:secret@example.org"], "on": ["ended"], "log_lines": 0}},
 )
 
 

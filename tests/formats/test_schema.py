@@ -9,32 +9,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from spool.core.eventnames import JOB_WORDS
 from spool.core.model import (
     ArrayTask,
     Dependencies,
     Limits,
-    Notify,
     Policy,
     Request,
     Retry,
     Spec,
     State,
 )
-from spool.core.names import EXECUTORS
 from spool.core.units import format_duration
-from spool.formats import capabilities, config, engines, jobfile, keys, machinefile, schema, slurm, toml
+from spool.formats import capabilities, config, jobfile, keys, schema, toml
 from spool.formats.jobfile import FORMAT
 from spool.formats.key import REQUIRED, KeyTable
 from spool.formats.validation import Format
-from spool.formats.values import NOTIFY_EVENTS
 from support import ROOT
 
 
 @pytest.mark.parametrize("kind", schema.KINDS)
 def test_the_shipped_schema_is_up_to_date(kind: str) -> None:
     """Run `python -m spool.formats.schema --write` after changing a key."""
-    shipped = resources.files("spool.formats").joinpath(f"{kind}.schema.json").read_text(encoding="utf-8")
+    folder = resources.files("spool").joinpath(schema.FOLDERS.get(kind, "formats"))
+    shipped = folder.joinpath(f"{kind}.schema.json").read_text(encoding="utf-8")
     assert shipped == schema.render(kind)
 
 
@@ -51,12 +51,12 @@ def test_every_key_is_described(kind: str) -> None:
 
 def test_the_schema_of_a_job_is_strict() -> None:
     """Editors underline an unknown key and a missing command, as spool will; every outcome can be told of."""
-    assert {state for state in State if state.ended} < set(NOTIFY_EVENTS)
+    assert {state for state in State if state.ended} < set(JOB_WORDS)
     made = schema.schema("job")
     assert made["required"] == ["command"]
     assert made["additionalProperties"] is False
     assert set(made["properties"]) == set(FORMAT.struct.__struct_fields__)
-    assert made["properties"]["executor"]["examples"] == list(EXECUTORS)  # packages offer others
+    assert made["properties"]["executor"]["examples"] == list(capabilities.executors())  # packages offer others
     assert all(table["additionalProperties"] is False for table in made["$defs"].values())
 
 
@@ -72,7 +72,9 @@ def test_the_generator_prints_one_kind(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_one_command_writes_what_is_made_of_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--write` puts the schemas and the pages' tables into a checkout, and leaves the rest of the page as it is."""
-    (tmp_path / "src" / "spool" / "formats").mkdir(parents=True)
+    places = {kind: f"src/spool/{schema.FOLDERS.get(kind, 'formats')}" for kind in schema.KINDS}
+    for folder in places.values():
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     (tmp_path / "docs").mkdir()
     (tmp_path / "examples").mkdir()
     page = tmp_path / "docs" / "FORMAT.md"
@@ -85,7 +87,7 @@ def test_one_command_writes_what_is_made_of_the_tables(tmp_path: Path, monkeypat
     ]
     assert page.read_text(encoding="utf-8") == "a\n" + "".join(tables)
     for kind in schema.KINDS:
-        assert (tmp_path / f"src/spool/formats/{kind}.schema.json").read_text(encoding="utf-8") == schema.render(kind)
+        assert (tmp_path / places[kind] / f"{kind}.schema.json").read_text(encoding="utf-8") == schema.render(kind)
         copy = tmp_path / f"examples/{kind}.schema.json"
         if copy.exists():
             assert copy.read_text(encoding="utf-8") == schema.render(kind)
@@ -105,15 +107,14 @@ def test_the_defaults_on_the_pages_are_those_of_the_model() -> None:
     """To state the default of a key, as the pages have it, is to leave the key out."""
     stated = _stated(config.FORMAT, config.CONFIG)
     assert stated["look_every"] == format_duration(config.Config().look_every_ns)
-    assert config.parse(toml.write(stated)) == config.Config()
-    machine = _stated(machinefile.FORMAT, machinefile.MACHINE)
-    assert machinefile.parse(toml.write(machine)) == machinefile.MachineConfig()
-    short = {"command": "x", "notify": {"to": "me"}, "retry": {}}
-    notify = {**_stated(FORMAT, keys.NOTIFY), "to": "me"}
+    assert replace(config.parse(toml.write(stated)), parts=()) == config.Config()
+    for kind in (kind for _, kinds in capabilities.contributed("files") for kind in kinds):
+        assert kind.parse(toml.write(_stated(kind.format, kind.format.table))) == kind.parse(b"")
+    short = {"command": "x", "retry": {}}
     retry = _stated(FORMAT, keys.RETRY)
     assert retry["on"] == ("failed",)
-    long = {"command": "x", **_stated(FORMAT, keys.JOB), "notify": notify, "retry": retry}
-    assert jobfile.parse(toml.write(long), name="a") == jobfile.parse(toml.write(short), name="a")
+    long = {"command": "x", **_stated(FORMAT, keys.JOB), "retry": retry}
+    assert replace(jobfile.parse(toml.write(long), name="a"), parts=()) == jobfile.parse(toml.write(short), name="a")
     assert jobfile.parse(b'command = "x"', name="a") == Spec(command="x")
 
 
@@ -132,7 +133,6 @@ JOB_PARTS = {
     "": Spec,
     "request": Request,
     "retry": Retry,
-    "notify": Notify,
     "task": ArrayTask,
     "depends_on": Dependencies,
 }
@@ -142,8 +142,6 @@ CONFIG_PARTS = {
     "gpu": config.GpuConfig,
     "gc": config.GcConfig,
     "capture": config.CaptureConfig,
-    "slurm": slurm.SlurmConfig,
-    "sge": engines.SgeConfig,
     "policy.default_user_limits": Limits,
     "policy.default_project_limits": Limits,
 }

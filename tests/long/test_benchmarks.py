@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from spool.core.model import SECOND_NS, Machine, Policy, Request, Spec
-from spool.core.simulation import SimulatedJob, figures, simulate
+from spool.extras.simulate.simulation import SimulatedJob, figures, simulate
 from support import PATIENCE_S, ROOT
 
 SCRIPT = ROOT / "benchmarks" / "policies"

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from spool.core import layout
 from spool.core.eventnames import EventName
 from spool.core.events import Event
-from spool.core.model import Grant, Notify, Request, Result, State
+from spool.core.model import Grant, Request, Result, State
 from spool.formats.events import parse_event, render_event
 from spool.store import eventlog
 from spool.store.disk import Disk
@@ -79,7 +79,7 @@ def test_an_event_comes_back_as_it_was() -> None:
         request=Request(cpus=2, gpus=1, gpu_types=("A",)),
         grant=Grant(cpus=2, gpu_uuids=("u",), gpu_indices=(3,)),
         result=Result("j", 1, 2, State.FAILED, "exit code 3", exit_code=3, again="retry", tags=("t",)),
-        notify=Notify(("json://x",), ("ended",), 5),
+        wishes={"notify": {"to": ["json://x"], "on": ["ended"], "log_lines": 5}},
     )
     line = render_event(whole)
     assert line.count(b"\n") == 1

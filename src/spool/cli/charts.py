@@ -1,20 +1,18 @@
-"""Charts: of runs, reservations and simulated schedules, drawn with characters for a terminal or as SVG.
+"""Charts: of runs, reservations and curves, drawn with characters for a terminal.
 
 On the terminal a curve is a row, an interval of time a column.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from msgspec import Struct
 
-from spool.cli import render, svg
+from spool.cli import render
 from spool.core.model import SECOND_NS, Result, State
-from spool.core.simulation import Curve, SimulatedPolicy
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _ASCII = " .:-=+*%#"
@@ -219,61 +217,3 @@ TICKS = (  # s
     (30 * 86_400, "30d"),
     (365 * 86_400, "1 a"),
 )
-_UNITS = (("days", 86_400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
-_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
-_SHARES = [(at / 4, f"{25 * at}%") for at in range(5)]
-_PANEL = 150  # pixels
-
-
-def plot(
-    path: str,
-    waits: Mapping[SimulatedPolicy, Sequence[tuple[int, float]]],
-    curves: Mapping[SimulatedPolicy, Curve],
-    title: str,
-) -> None:
-    """Draw the distribution of waits, use and queue length as SVG, a line for each policy. Raises SpoolError."""
-    diagram = svg.Diagram(title, [(_colour(policy), policy.value) for policy in waits])
-    _plot_waits(diagram, waits)
-    length = max((each.step_ns * len(each.queue) for each in curves.values()), default=0) / SECOND_NS
-    unit, factor = next((each for each in _UNITS if length >= 2 * each[1]), _UNITS[-1])
-    ends = length / factor or 1
-    apart = next((each for each in _STEPS if ends / each <= 10), _STEPS[-1])
-    across = [(at * apart / ends, str(at * apart)) for at in range(int(ends / apart) + 1)]
-    shares: list[tuple[str, dict[SimulatedPolicy, Sequence[float]]]] = [
-        ("processors in use", {policy: each.utilisation for policy, each in curves.items()})
-    ]
-    if any(each.gpu_utilisation is not None for each in curves.values()):
-        shares.append(("GPUs in use", {policy: each.gpu_utilisation or () for policy, each in curves.items()}))
-    highest = max((max(each.queue, default=0) for each in curves.values()), default=0) or 1
-    queues: dict[SimulatedPolicy, Sequence[float]] = {
-        policy: [number / highest for number in each.queue] for policy, each in curves.items()
-    }
-    panels = [(what, lines, _SHARES) for what, lines in shares]
-    for what, lines, ticks in [*panels, ("waiting jobs", queues, [(0.0, "0"), (1.0, f"{highest:.0f}")])]:
-        panel = diagram.panel(f"{what}, {unit} since the first submission", _PANEL, across)
-        panel.scale(ticks)
-        for policy, values in lines.items():
-            panel.steps(values, _colour(policy), width=curves[policy].step_ns * len(values) / SECOND_NS / length)
-    diagram.save(path)
-
-
-def _colour(policy: SimulatedPolicy) -> str:
-    return COLOURS[list(SimulatedPolicy).index(policy) % len(COLOURS)]
-
-
-def _plot_waits(diagram: svg.Diagram, waits: Mapping[SimulatedPolicy, Sequence[tuple[int, float]]]) -> None:
-    """Draw the share of jobs that waited at most a given time; a wait below a second counts as zero."""
-    longest = max((points[-1][0] for points in waits.values() if points), default=0) / SECOND_NS
-    end = math.log10(max(longest, 10.0))
-    ticks = [(math.log10(at) / end, word) for at, word in TICKS if at <= 10**end]
-    panel = diagram.panel("share of jobs that waited at most", _PANEL, ticks)
-    panel.scale(_SHARES)
-    for policy, points in waits.items():
-        level = max((part for wait, part in points if wait <= SECOND_NS), default=0.0)
-        line = [(0.0, level)]
-        for wait, part in points:
-            if wait > SECOND_NS:
-                at = math.log10(wait / SECOND_NS) / end
-                line += [(at, level), (at, part)]
-                level = part
-        panel.line([*line, (1.0, level)], _colour(policy))

@@ -23,6 +23,7 @@ from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.names import natural
+from spool.formats.capabilities import capabilities, loaded
 from spool.query import vocabulary
 from spool.store.tolerant import TolerantSpool
 
@@ -296,12 +297,6 @@ def _states(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[st
     return State
 
 
-def _events(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
-    from spool.core.eventnames import JOB_WORDS
-
-    return JOB_WORDS
-
-
 def _signals(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
     from spool.formats.values import WARNING_SIGNALS
 
@@ -318,6 +313,10 @@ def _variables(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[str
     return [name for name in _exports(ctx, spool, typed)[2:] for name in (name, f"{name}=")]
 
 
+def _contributed(target: str) -> _Words:
+    return _listed(lambda ctx, spool, typed: loaded(target)(spool))
+
+
 _KEYS = sorted({option.key for option in OPTIONS})
 
 _ARGUMENTS: Mapping[str, _Words | str] = {
@@ -330,6 +329,7 @@ _ARGUMENTS: Mapping[str, _Words | str] = {
 }
 _OPTIONS: Mapping[str, _Words | str] = {
     **{option.word: _fixed(option.words) for option in OPTIONS if option.words and not option.value},
+    **{word: _contributed(target) for each in capabilities() for word, target in each.completions.items()},
     "columns": _listed(_columns),
     "depends_on": _dependencies,
     "env": _variables,
@@ -338,8 +338,6 @@ _OPTIONS: Mapping[str, _Words | str] = {
     "gpu_type": _listed(lambda ctx, spool, typed: [*vocabulary.gpu_types(spool), "auto"]),
     "group": _labels("group"),
     "keys": _fixed([f"{key}=" for key in (*_KEYS, "command")]),
-    "notify_on": _listed(_events),
-    "notify_to": _listed(lambda ctx, spool, typed: vocabulary.contacts(spool)),
     "output": "file",
     "panels": _listed(_panels),
     "plot": "file",

@@ -49,12 +49,10 @@ _SECTIONS = (
         {
             "info": "Show the machine, what is in use, and any problems.",
             "gpus": "Show each GPU, who uses it, and why it is unavailable.",
-            "machine": "Share the machine among several users.",
             "reserve": "Reserve GPUs for a user or project.",
             "plan": "Show what would start now, what waits, and why.",
             "stats": "Show wait times, run times and usage of ended runs.",
             "plot": "Plot what ran when and where, in the terminal or to a file.",
-            "simulate": "Simulate a workload and compare policies.",
         },
     ),
     (

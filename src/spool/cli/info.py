@@ -13,10 +13,10 @@ from spool.core.names import engine_title
 from spool.core.pools import in_words
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
-from spool.formats.machine_status import UserShare
+from spool.formats.capabilities import contributed
 from spool.query import machine
 from spool.query.machine import GpuHolder, GpuState, GpuStatus, MachineStatus, RunHere, machine_status
-from spool.query.shared import MachineSharing, MachineUse, lease_words, pools_of
+from spool.query.shared import lease_words
 
 _COLUMNS = (
     render.Column("JOB", cut="middle"),
@@ -29,17 +29,6 @@ _COLUMNS = (
     render.Column(""),
 )
 
-_SHARES = (
-    render.Column("USER", cut="middle"),
-    render.Column("LEASES", right=True),
-    render.Column("CPU", right=True),
-    render.Column("MEM", right=True, drop=2),
-    render.Column("GPU", right=True),
-    render.Column("RESOURCES", cut="words", drop=1),
-    render.Column("WAITING", right=True),
-)
-_FIXED = 3  # columns that are there even if they are empty
-_MOST_USERS = 50
 _GPU_COLUMNS = (
     render.Column("GPU", right=True),
     render.Column("NAME", cut="middle", drop=2),
@@ -105,7 +94,8 @@ def _print(found: MachineStatus, unknown: str) -> None:
     for problem in found.problems:
         render.prose(f"problem: {problem}")
     if found.shared is not None:
-        _print_shared(found.shared, found.at_ns)
+        for _, print_users in contributed("on_info"):
+            print_users(found.shared, found.at_ns)
     if found.runs:
         render.say()
         rows = [_row(each, found.at_ns) for each in found.runs]
@@ -115,46 +105,6 @@ def _print(found: MachineStatus, unknown: str) -> None:
 
 def _elsewhere(found: MachineStatus) -> str:
     return f"{found.cpus_elsewhere} granted to others, " if found.cpus_elsewhere else ""
-
-
-def _print_shared(shared: MachineSharing, now_ns: int) -> None:
-    """Print the totals of a shared machine, and a line for each of its users."""
-    render.say()
-    use = shared.use
-    if use is None:
-        render.prose(f"shared machine: {shared.problem}")
-        return
-    totals = [f"{use.cpus_granted} of {count_of(use.cpus, 'CPU')}"]
-    totals.append(f"{show_size(use.memory_granted_bytes)} of {show_size(use.memory_bytes)}")
-    totals += [f"{use.gpus_granted} of {count_of(use.gpus, 'GPU')}"] if use.gpus else []
-    totals += [f"{pool.granted} of {pool.total} {name}" for name, pool in use.resources.items()]
-    told = f"{shared.problem}; granted then" if shared.problem else f"arbiter pid {use.arbiter}; granted"
-    render.prose(f"shared machine ({shared.directory}): {told}: {', '.join(totals)}")
-    if use.gpu_problem is not None:
-        render.prose(f"its GPUs are unknown: {use.gpu_problem}")
-    print_users(use, use.own, " (this spool)")
-
-
-def print_users(use: MachineUse, own: UserShare | None, remark: str) -> None:
-    """Print a line for each user of a shared machine, first *own* with a *remark* on whose it is."""
-    rows = [_share(own, remark)] if own is not None else []
-    rows += [_share(each) for each in use.others[:_MOST_USERS]]
-    kept = [at for at, column in enumerate(_SHARES) if at < _FIXED or any(row[at] for row in rows)]
-    render.table([_SHARES[at] for at in kept], [[row[at] for at in kept] for row in rows])
-    if len(use.others) > _MOST_USERS:
-        render.prose(f"and {len(use.others) - _MOST_USERS} more users")
-
-
-def _share(share: UserShare, remark: str = "") -> list[str]:
-    return [
-        f"{share.user}{remark}",
-        str(share.leases),
-        str(share.cpus),
-        render.size(share.memory_bytes) if share.memory_bytes else "",
-        str(share.gpus or ""),
-        pools_of(share),
-        str(share.asks or ""),
-    ]
 
 
 def _row(each: RunHere, now_ns: int) -> list[str]:

@@ -223,8 +223,7 @@ _REPEATED: dict[str, Callable[[list[str]], object]] = {
     "events": _names,
     "GPU type": _one_or_several,
     "labels": _names,
-    "options of an engine": list,
-    "options of a runtime": list,
+    "options of a program": list,
     "variables": _variables,
 }
 """The readers of kinds whose options may be repeated; of other options the last one counts."""

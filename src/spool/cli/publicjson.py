@@ -37,10 +37,6 @@ PUBLIC = {
         later_than_at_ns start_unknown start_is_earliest room_of room_is_made preempted_for requests outcome last_lines
         last_lines_of doing run command started_at_ns time_limit_ns left_ns
     """,
-    "Figures": """
-        jobs left mean_wait_ns median_wait_ns wait_95_ns wait_99_ns longest_wait_ns mean_bounded_slowdown
-        utilisation gpu_utilisation max_queue mean_queue makespan_ns preemptions repeated
-    """,
     "Finding": "check level text remedy fixed",
     "ForeignProcess": "pid name memory_bytes user job",
     "GpuHolder": "job=run.name run=run.run user=run.user granted_bytes=run.grant.gpu_memory_bytes taken_bytes",
@@ -144,10 +140,6 @@ PUBLIC = {
     """,
     "UsageCurve": "columns mean highest",
     "UserShare": "user leases cpus memory_bytes gpus resources asks",
-    "WaitSummary": """
-        jobs left mean_wait_ns median_wait_ns wait_95_ns wait_99_ns longest_wait_ns mean_bounded_slowdown
-        utilisation gpu_utilisation
-    """,
     "WaitTimes": "runs median_ns p90_ns longest_ns",
     "WaitingJob": """
         place name=job.name user=job.user priority=job.spec.priority code reason start_at_ns=start.at_ns
@@ -156,13 +148,16 @@ PUBLIC = {
         later_than_at_ns=start.later_than_ns start_unknown=start.unknown
     """,
 }
-"""By class: `name=path` in their order; a bare name is its own path. An instant loses its `_ns`, as everywhere."""
+"""By class: `name=path` in their order; a bare name is its own path. An instant loses its `_ns`, as everywhere.
+
+A class of a capability has its own names in `PUBLIC`.
+"""
 
 
 @cache
 def names_of(kind: type) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
     """Return the public names of a struct, each with what gets its value."""
-    words = PUBLIC.get(kind.__name__)
+    words = PUBLIC.get(kind.__name__) or vars(kind).get("PUBLIC")
     if words is None:
         raise TypeError(f"{kind.__name__} has no public names")
     pairs = (word.partition("=") for word in words.split())

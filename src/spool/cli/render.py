@@ -394,14 +394,14 @@ class StatusLine:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show progress of several things on stderr if it is a terminal; the line disappears at the end."""
+    """Show progress on stderr if it is a terminal; the line disappears at the end."""
     line = StatusLine()
     drawn_ns = 0
 
     def step(done: int, of: int) -> None:
         nonlocal drawn_ns
         now_ns = time.monotonic_ns()
-        if of > 1 and line.lively and (now_ns - drawn_ns >= _REDRAWN_NS or done == of):
+        if line.lively and (now_ns - drawn_ns >= _REDRAWN_NS or done == of):
             drawn_ns = now_ns
             line.draw(f"{what}: {done:,} of {of:,}", part=done / max(1, of))
 

@@ -274,7 +274,8 @@ def publish(root: str, jobs: Sequence[Draft], *, held: bool, replace: bool) -> N
     def counted() -> Iterator[tuple[str, bytes]]:
         nonlocal done
         for done, job in enumerate(jobs):
-            step(done, len(jobs))
+            if len(jobs) > 1:
+                step(done, len(jobs))
             yield job.name, job.text()
 
     try:

@@ -27,6 +27,8 @@ from spool.store.disk import Disk, read_file
 RESIDENT = (UNIT,)
 ONCE = ("spool-once.service", "spool-once.path", "spool-once.timer")
 UNITS = (*RESIDENT, *ONCE)
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "units")
+"""Where the texts of units come with spool."""
 
 _STARTED = {UNIT, "spool-once.path", "spool-once.timer"}  # the others are started by these
 _MARK = re.compile(rb"# Written by `spool (?:service|machine) install` \(([0-9a-f]{16})\).*\n")
@@ -52,16 +54,17 @@ class UnitState(StrEnum):
 
 
 class Unit(Struct, frozen=True):
-    """One unit: the path of its file, and its text."""
+    """One unit: the path of its file, its text, and the folder in which it comes with spool."""
 
     name: str
     path: str
     text: bytes
+    folder: str = FOLDER
 
     @property
     def state(self) -> UnitState:
         """The present state of the file."""
-        return _state_of(self.path)
+        return _state_of(self.path, self.folder)
 
 
 def directory() -> str:
@@ -167,18 +170,18 @@ def refuse(wanted: Iterable[Unit], by: str) -> None:
             raise SpoolError(cannot("install", unit.name, why, where=unit.path, remedy=remedy))
 
 
-def _state_of(path: str) -> UnitState:
+def _state_of(path: str, folder: str = FOLDER) -> UnitState:
     text = read_file(path)
     if text is None:
         return UnitState.ABSENT
     if (mark := _MARK.match(text)) is None:
-        return UnitState.INSTALLED if text == shipped(os.path.basename(path)) else UnitState.FOREIGN
+        return UnitState.INSTALLED if text == shipped(os.path.basename(path), folder) else UnitState.FOREIGN
     return UnitState.INSTALLED if mark[1].decode() == _sum(text[mark.end() :]) else UnitState.EDITED
 
 
-def shipped(name: str) -> bytes:
+def shipped(name: str, folder: str = FOLDER) -> bytes:
     """Return the file *name* as it comes with spool."""
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "units", name), "rb") as file:
+    with open(os.path.join(folder, name), "rb") as file:
         return file.read()
 
 

@@ -25,6 +25,38 @@ class ContributedVerb:
         self.after = after
 
 
+class EngineOffer:
+    """An engine that a capability offers: a place elsewhere where jobs run whose `executor` has its name.
+
+    Each text but the first and the last names "module:attribute"; "" offers nothing.
+
+    * `title`: its usual name for users.
+    * `executor`: `(name, Callable[[], Config], Home | None) -> executors.base.Executor`.
+    * `check`: `(Reading) -> None`: adds the problems of a job file that names it.
+    * `still_ends`: `(id, asked_ns, limit_ns) -> str`: how it ends a run by the time limit that it was asked for, though
+      the job has a later one now, or none.
+    * `checks`: a tuple of `doctor.checks.Check` of it, which `spool doctor --NAME` makes.
+    * `shortcut`: the help of an option `--NAME`, which stands for `--executor NAME`; "" if there is none.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        executor: str,
+        *,
+        check: str = "",
+        still_ends: str = "",
+        checks: str = "",
+        shortcut: str = "",
+    ) -> None:
+        self.title = title
+        self.executor = executor
+        self.check = check
+        self.still_ends = still_ends
+        self.checks = checks
+        self.shortcut = shortcut
+
+
 class GpuVendor:
     """GPUs that NVML does not list, which are asked for beside it where they may be.
 
@@ -61,14 +93,23 @@ class Capability:
     * `job`: a `formats.key.Part` of the job file: its keys, and how their values become `Spec.parts[name]`.
     * `config`: likewise of config.toml, for `Config.parts[name]`.
     * `only_here`: why a job of an engine elsewhere cannot have its keys, and what to do; `{}` is the engine's name.
+    * `only_elsewhere`: why a job of this machine cannot have its keys; `{}` is the name of its executor.
+    * `engines`: the engines that it offers, by the names that `executor` has in job files.
+    * `search`: `() -> Iterable[Capability]`: further capabilities that installed packages offer, in a way of its own.
     * `by_others`: whether processes of such a run may be started by others than its wrapper, as those of a daemon are.
     * `problem`: `(Spec) -> str | None`: why a job that has its keys cannot start on this machine; None if it can.
+    * `doubts`: `(Spec, Config) -> Iterable[str]`: what of its keys in a job will not work; told at submission.
     * `launch`: `(Spec, Assignments, ActiveRun) -> Assignments`: changes what is written for the wrapper of such a run.
+    * `files`: a tuple of `formats.validation.FileKind`: the files that are its own, for `spool check` and the schemas.
+    * `leases`: the class of the `dispatcher.leases.Leases` by which a dispatcher starts jobs on a shared machine.
+    * `sharing`: `(directory, owner, uid, now_ns) -> query.shared.MachineSharing`: what the users of one have of it.
     * `steps`: `(Context) -> dispatcher.steps.Steps`: its steps of a pass; made once `wanted`, `(Config) -> bool`.
     * `listener`: the class of a `Listener`, whose kind is the capability's name; it runs once `listens`,
       `(Config) -> bool`, or at the request of a job if `for_jobs`.
     * `verbs`: its verbs, by name.
+    * `completions`: for an option, by its name in Python, `(Spool) -> Iterable[str]`: the words that a shell offers.
     * `told`: `(RunDetails) -> Iterable[tuple[str, str]]`: its lines of `spool show`, title and text.
+    * `on_info`: `(MachineSharing, now_ns) -> None`: prints the other users of a shared machine for `spool info`.
     * `gpus`: the `GpuVendor` whose GPUs it finds.
     * `value`: `(Spool, str, End) -> Any`: what the function of a job that has ended returned; raises what it raised.
     * `scripts`: the class of a `cli.scripts.OtherScripts`, which reads scripts for other schedulers.
@@ -87,16 +128,25 @@ class Capability:
         job: str = "",
         config: str = "",
         only_here: str = "",
+        only_elsewhere: str = "",
+        engines: Mapping[str, EngineOffer] | None = None,
+        search: str = "",
         by_others: bool = False,
         problem: str = "",
+        doubts: str = "",
         launch: str = "",
+        files: str = "",
+        leases: str = "",
+        sharing: str = "",
         steps: str = "",
         wanted: str = "",
         listener: str = "",
         listens: str = "",
         for_jobs: bool = False,
         verbs: Mapping[str, ContributedVerb] | None = None,
+        completions: Mapping[str, str] | None = None,
         told: str = "",
+        on_info: str = "",
         gpus: GpuVendor | None = None,
         value: str = "",
         scripts: str = "",
@@ -110,16 +160,25 @@ class Capability:
         self.job = job
         self.config = config
         self.only_here = only_here
+        self.only_elsewhere = only_elsewhere
+        self.engines = engines or {}
+        self.search = search
         self.by_others = by_others
         self.problem = problem
+        self.doubts = doubts
         self.launch = launch
+        self.files = files
+        self.leases = leases
+        self.sharing = sharing
         self.steps = steps
         self.wanted = wanted
         self.listener = listener
         self.listens = listens
         self.for_jobs = for_jobs
         self.verbs = verbs or {}
+        self.completions = completions or {}
         self.told = told
+        self.on_info = on_info
         self.gpus = gpus
         self.value = value
         self.scripts = scripts

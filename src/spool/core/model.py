@@ -163,14 +163,6 @@ class ArrayTask(Struct, frozen=True):
     max_running: int | None = None
 
 
-class Notify(Struct, frozen=True):
-    """Where to send notifications about the job, and for which events."""
-
-    to: tuple[str, ...]
-    on: tuple[str, ...] = ("ended",)
-    log_lines: int = 0  # lines from the end of the job's log
-
-
 DEFAULT_KILL_GRACE_NS = 10 * SECOND_NS
 DEFAULT_PRIORITY = 10
 
@@ -215,13 +207,11 @@ class Spec(Struct, frozen=True):
     prolog: str | None = None
     epilog: str | None = None
     executor: str | None = None  # None is the configured default
-    executor_options: tuple[str, ...] = ()  # passed to the engine, for runs elsewhere
     keep_session: bool | None = None  # None is the configured default
     terminal: str | None = None  # the process of `spool run --here` in whose terminal the command runs
     project: str | None = None
     tags: tuple[str, ...] = ()
     comment: str | None = None
-    notify: Notify | None = None
     parts: Parts = ()
     defaults_text: str = ""  # text of the configured defaults in force when it was read
 
@@ -260,7 +250,7 @@ class Jid(Struct, frozen=True):
     boot_id: str
     pid_namespace: str  # "pid:[4026531836]"
     host: str
-    engine: str | None = None  # of a run on a cluster: "slurm:4711", the engine and its id there
+    engine: str | None = None  # of a run on a cluster: "cluster:4711", the engine and its id there
 
     @property
     def node(self) -> str | None:

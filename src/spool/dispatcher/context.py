@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.events import EventRecorder
 from spool.dispatcher.journal import Journal
-from spool.dispatcher.share import MachineShare
+from spool.dispatcher.leases import LeaseGate
 from spool.dispatcher.timers import Clock, Timers
 from spool.executors import Executors
 from spool.state.table import SchedulerState
@@ -29,7 +29,7 @@ class Context(Struct, frozen=True):
     events: EventRecorder
     confinement: Confinement
     timers: Timers
-    share: MachineShare
+    gate: LeaseGate
     clock: Clock  # the wall clock, nanoseconds since the epoch
 
 

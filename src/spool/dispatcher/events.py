@@ -25,9 +25,10 @@ from spool.core.units import show_size
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.listener_client import ListenerClient
 from spool.dispatcher.timers import Timers
+from spool.formats.capabilities import capabilities
 from spool.formats.events import render_event
 from spool.formats.listener_protocol import Ready, Reply
-from spool.listeners.discovery import ASKED_ABOUT, FOR_JOBS, NO_SUBSCRIPTIONS, find_subscriptions, load_again
+from spool.listeners.discovery import ASKED_ABOUT, NO_SUBSCRIPTIONS, find_subscriptions, load_again
 from spool.machine import identity
 from spool.state.run import ActiveRun
 from spool.state.submission import JobFileVersion
@@ -47,7 +48,7 @@ _HEAD = "/"
 _KEY = re.compile(rf"{_HEAD}([a-z]+):(?:(.+):)?(-?[0-9]+)")
 
 # Fields that an event copies from its object.
-_OF_SPEC = ("project", "group", "tags", "executor", "request", "notify", "is_array")
+_OF_SPEC = ("project", "group", "tags", "executor", "request", "is_array")
 _OF_RESULT = (
     *("job", "run", "attempt", "user", "project", "group", "tags", "executor"),
     *("request", "grant", "submitted_at_ns", "started_at_ns"),
@@ -110,7 +111,7 @@ class EventRecorder:
         self.wanted: frozenset[EventName] = frozenset()  # that some listener wants, independent of job files
         self.asked: frozenset[EventName] = frozenset()  # that need a review before they happen
         self._to_begin: set[str] = set()  # kinds of listeners without a cursor yet
-        self._by_jobs = False  # whether a job has requested notifications
+        self._by_jobs: set[str] = set()  # the capabilities whose listeners jobs have asked for
         self.lines: list[bytes] = []
         self.news = False
         self.replies: list[Reply] = []
@@ -149,7 +150,7 @@ class EventRecorder:
 
     def _look(self) -> None:
         config, before = self._settings.config, self._subscriptions
-        found = find_subscriptions(self._spool.root, config, for_jobs=self._by_jobs)
+        found = find_subscriptions(self._spool.root, config, by_jobs=self._by_jobs)
         if found.problems != before.problems:
             for problem in found.problems:
                 log.warning("%s", problem)
@@ -235,7 +236,7 @@ class EventRecorder:
 
     def wants(self, name: EventName, spec: Spec | None = None) -> bool:
         """Whether some listener wants such an event, about a job with that *spec*."""
-        return name in self.wanted or (spec is not None and spec.notify is not None and name is not EventName.POLLING)
+        return name in self.wanted or (spec is not None and name is not EventName.POLLING and bool(_wishes(spec)))
 
     def run(self, name: EventName, live: ActiveRun, at_ns: int, reason: str = "", *, part: str = "") -> None:
         """Record an event about a live run. *part* distinguishes events of the same name in one run."""
@@ -272,9 +273,9 @@ class EventRecorder:
 
     def _record(self, event: Event) -> None:
         """Queue *event* for the next :meth:`flush`."""
-        if event.notify is not None and not self._by_jobs:
-            self._begin({FOR_JOBS})
-            self._by_jobs = True
+        if new := event.wishes.keys() - self._by_jobs:
+            self._begin(new)
+            self._by_jobs |= new
         self.lines.append(render_event(event))
 
     def flush(self) -> None:
@@ -336,6 +337,7 @@ class EventRecorder:
     def _of_run(self, name: EventName, live: ActiveRun, at_ns: int, reason: str, *, part: str = "") -> Event:
         event_id = ":".join(filter(None, (live.name, str(live.run), name, part)))
         facts = _fields(live.spec, _OF_SPEC) | {
+            "wishes": _wishes(live.spec),
             "job": live.name,
             "run": live.run,
             "attempt": live.attempts.attempt,
@@ -356,7 +358,7 @@ class EventRecorder:
             "metadir": self._spool.layout.metadir(result.job, result.run),
         }
         if spec is not None:
-            facts |= _fields(spec, ("notify", "is_array"))
+            facts |= {"is_array": spec.is_array, "wishes": _wishes(spec)}
         event_id = f"{result.job}:{result.run}:{name}"
         return self._event(name, event_id, result.ended_at_ns or 0, result.reason, **facts)
 
@@ -371,7 +373,7 @@ class EventRecorder:
             "submitted_at_ns": job.wait.arrived_at_ns if job.wait is not None else None,
         }
         if (spec := file.spec or file.unfilled) is not None:
-            facts |= _fields(spec, _OF_SPEC)
+            facts |= _fields(spec, _OF_SPEC) | {"wishes": _wishes(spec)}
         return self._event(name, event_id, at_ns, reason, **facts)
 
 
@@ -385,3 +387,9 @@ def _known(names: Iterable[str]) -> frozenset[EventName]:
 
 def _by(stop: Stop) -> str:
     return f"by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
+
+
+def _wishes(spec: Spec) -> dict[str, Any]:
+    """Return what a job asks of listeners, by the names of their capabilities."""
+    asked = [each.name for each in capabilities() if each.for_jobs] if spec.parts else []
+    return {name: wish for name in asked if (wish := spec.part(name)) is not None}

@@ -70,7 +70,7 @@ class Launcher:
         self._keep_capture = keep_capture
         self._confinement = context.confinement
         self._shortage = shortage
-        self._share = context.share
+        self._gate = context.gate
         self._events = context.events
         self._spool = context.spool
         self._state = context.state
@@ -127,7 +127,7 @@ class Launcher:
         finally:  # updates in memory can wait until the wrappers are on their way
             for live in prepared:
                 self._state.claimed(self._state.job(live.name), live, now_ns)
-                self._share.used(live)
+                self._gate.leases.used(live)
         if trouble is None and any(not is_unstartable(live) and not is_on_its_way(live) for live in prepared):
             self.ask_executors_again()  # one of them has started nothing, or could not tell whether it has
         return list(prepared), blocked, trouble
@@ -149,7 +149,7 @@ class Launcher:
                 _remove(group)
             return trouble
         refused = False  # then all others would be refused, too
-        without_lease = self._share.begin(live for live in prepared if not is_unstartable(live))
+        without_lease = self._gate.leases.begin(live for live in prepared if not is_unstartable(live))
         for live, group in prepared.items():
             if not refused and live.key not in without_lease:
                 refused = self._launch(live, group, now_ns)

@@ -31,6 +31,7 @@ from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.inotify import DirectoryWatcher
 from spool.dispatcher.journal import Journal, all_lines
 from spool.dispatcher.launcher import Launcher, is_on_its_way
+from spool.dispatcher.leases import LeaseGate
 from spool.dispatcher.limits import GpuUseRecorder, LimitEnforcer
 from spool.dispatcher.monitor import Monitor
 from spool.dispatcher.observer import Observer, Pause
@@ -38,7 +39,6 @@ from spool.dispatcher.planner import Planner
 from spool.dispatcher.recovery import Recovery
 from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.scanner import Scanner
-from spool.dispatcher.share import MachineShare
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.supervisor import Supervisor
 from spool.dispatcher.terminator import Halt, Preempter, StopOrders, Suspender, Terminator
@@ -108,7 +108,7 @@ class Dispatcher:
         self.events = EventRecorder(spool, self.settings, self.logs, self.confinement, self.timers)
         self.journal = Journal(self.logs, self.events.flush)
         self.watcher, self.wakeup = DirectoryWatcher(), Wakeup()
-        self.share = MachineShare(spool, self.settings, self.state, self.timers, self.wakeup)
+        self.gate = LeaseGate(spool, self.settings, self.state, self.timers, self.wakeup)
         self.context = context = Context(
             spool=spool,
             settings=self.settings,
@@ -119,7 +119,7 @@ class Dispatcher:
             events=self.events,
             confinement=self.confinement,
             timers=self.timers,
-            share=self.share,
+            gate=self.gate,
             clock=clock,
         )
         self.outcomes = OutcomeIndex(spool, self.state, self._reading_outcome, self._matters)
@@ -204,7 +204,7 @@ class Dispatcher:
         gc.enable()
         self.wakeup.look_at_children()
         self._reload()
-        self.share.look()
+        self.gate.look()
         self.filemoves.settle_places()
         self.arrays.count(self.clock())
         with confinement.spool("write", "the journal"):
@@ -214,7 +214,7 @@ class Dispatcher:
 
     def close(self) -> None:
         """Leave; runs go on."""
-        steps = [part.close for part in (self.launcher, self.share, self.watcher, self.world)]
+        steps = [part.close for part in (self.launcher, self.gate.leases, self.watcher, self.world)]
         steps += [self._captures.close] if self._captures is not None else []
         steps += [partial(self.events.close, passing=self._passing), self.logs.close, self.wakeup.close]
         if self.spool.is_ours:  # else another dispatcher may have reported since
@@ -246,7 +246,7 @@ class Dispatcher:
     def asking(self) -> bool:
         """Whether a review of a start or a cancellation, or a question to NVML or for a lease, is open."""
         captures = self._captures is not None and self._captures.waiting
-        return self.admission.waiting or self.planner.awaits_gpus or self.share.asking or captures
+        return self.admission.waiting or self.planner.awaits_gpus or self.gate.leases.asking or captures
 
     @property
     def searching(self) -> bool:
@@ -305,7 +305,7 @@ class Dispatcher:
                  lambda: journal.lines or events.lines or logs.problem or logs.long, of_spool=True),
             Step("listeners", "serve", "the listeners", events.work,
                  lambda: events.news or client.wanted or client.trouble),
-            Step("machine", "speak with", "the arbiter of the machine", self._speak, lambda: self.share.has_work),
+            Step("machine", "speak with", "the arbiter of the machine", self._speak, lambda: self.gate.leases.has_work),
         )  # fmt: skip
 
     def turn(self) -> bool:
@@ -390,7 +390,7 @@ class Dispatcher:
             self.stops.order(live, stop)
 
     def _speak(self) -> None:
-        if self.share.work():
+        if self.gate.work():
             self.status.changed()
 
     def _write_journal(self) -> None:
@@ -429,7 +429,7 @@ class Dispatcher:
 
     def get_ahead(self) -> None:
         """Prepare the probable next start, while there is nothing else to do, and ask for what is next in line."""
-        self.share.line_up(self.planner.plan)
+        self.gate.leases.line_up(self.planner.plan)
         start = None if self.admission.reviews_starts else self.planner.foreseen(paused=self.pause.paused)
         self.launcher.foresee(start, self.clock())
 
@@ -440,7 +440,7 @@ class Dispatcher:
         asked = self.wakeup.reload_asked()
         if self.observer.listen() | asked:
             self._reload()
-            self.share.look(anew=asked)
+            self.gate.look(anew=asked)
         if self.observer.look():
             self.wakeup.look_at_children()
             self.executors.local.wake_wrappers()
@@ -466,7 +466,7 @@ class Dispatcher:
             self.state.changed()
         self.watcher.also(layout.HOOKS, self.spool.layout.at(layout.HOOKS))
         self.events.look()
-        if (unpinned := self.world.why_not_pinned(is_shared=self.share.is_shared)) != self._unpinned:
+        if (unpinned := self.world.why_not_pinned(is_shared=self.gate.is_shared)) != self._unpinned:
             self._unpinned = unpinned
             if unpinned is not None:
                 log.warning("%s", unpinned)  # once: `info` repeats it, and no list does
@@ -516,13 +516,13 @@ class Dispatcher:
         if plan is not None or before is None or machine is None or machine.gpus != before.gpus:
             self.status.changed()
         started = plan is not None and self._carry_out(plan, now)
-        if plan is None and not self.state.queue and self.share.holds_more:
-            self.share.startable(())  # what was asked for is not wanted any more
+        if plan is None and not self.state.queue and self.gate.leases.holds_more:
+            self.gate.leases.startable(())  # what was asked for is not wanted any more
         self._busy |= started
         return started
 
     def _plan_again(self, now: int) -> Plan | None:
-        return None if self.share.is_shared else self.planner.again(now, paused=self.pause.paused)
+        return None if self.gate.is_shared else self.planner.again(now, paused=self.pause.paused)
 
     def _carry_out(self, plan: Plan, now: int) -> bool:
         left = [ending for ending in plan.endings if not self._end(ending, now)]

@@ -67,7 +67,7 @@ class Planner:
         outcomes: OutcomeIndex,
     ) -> None:
         self._context = context
-        self._share = context.share
+        self._gate = context.gate
         self._state = context.state
         self._settings = context.settings
         self._world = world
@@ -92,19 +92,19 @@ class Planner:
         """Whether an input of the plan may have changed."""
         if self._decided is None or self._decided[0] != self._state.decisive or self._world.gpus_matter():
             return True
-        if self._share.news:
+        if self._gate.leases.news:
             return True
         return bool(self._state.executors.engines) or time.monotonic_ns() >= self._planned_ns + _MACHINE_EVERY_NS
 
     def renew(self, now_ns: int, *, paused: bool) -> Plan | None:
         """Return a new plan to carry out; None if none of its inputs has changed."""
         self._planned_ns = time.monotonic_ns()
-        machine = self._share.machine(self._world.machine(now_ns))
+        machine = self._gate.leases.machine(self._world.machine(now_ns))
         if refusal := self.shortage.words(now_ns):
             machine = replace(machine, refusal=refusal)
         self.machine = machine
         self._reservations.machine_has(self._world.gpu_indices)
-        machine = self._planned_on = self._share.planned(machine)
+        machine = self._planned_on = self._gate.leases.planned(machine)
         others = self._others(machine)
         self._made_of = (self._state.decisive, *others)
         plan = self.plan
@@ -114,7 +114,7 @@ class Planner:
             and (plan.next_at_ns is None or now_ns < plan.next_at_ns)
             and not (self._waits_for_gpus and self._world.gpus_are_new)
         ):
-            if not self._share.news:
+            if not self._gate.leases.news:
                 return None
             self._decided = None
             return plan  # nothing else has changed: its starts have leases now
@@ -133,9 +133,9 @@ class Planner:
 
     def startable(self, starts: Sequence[Start], now_ns: int) -> list[Start]:
         """Return the starts that have a lease, or need not wait for NVML to show the users of their GPUs."""
-        if self._share.is_shared:  # the arbiter asks NVML
+        if self._gate.is_shared:  # the arbiter asks NVML
             self._waits_for_gpus = []
-            return self._share.startable(starts, self.plan)
+            return self._gate.leases.startable(starts, self.plan)
         self._waits_for_gpus = [start for start in starts if not self._world.may_start_on(start.grant)]
         if self._waits_for_gpus:
             self._world.ask_gpus_again(now_ns)
@@ -148,7 +148,7 @@ class Planner:
         now.
         """
         self._decided = self._made_of
-        if self._share.jumped:
+        if self._gate.leases.jumped:
             return  # it started more than was decided
         if self.plan is not None and not self.plan.endings and starts == len(self.plan.starts):
             self._decided = (self._state.decisive, *self._made_of[1:])

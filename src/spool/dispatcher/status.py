@@ -59,7 +59,7 @@ class StatusWriter:
         self._watcher = watcher
         self._arrays = arrays
         self._world = machine
-        self._share = context.share
+        self._gate = context.gate
         self.counts = PassCounts()
         self._written_of: tuple[int, ...] = (0, 0, 0)
         self._started_at_ns = time.time_ns()
@@ -210,7 +210,7 @@ class StatusWriter:
         if job.queued is not None and (held_up := self._confinement.held_up()):
             reason = f"refused: {held_up}"  # as in the commands that plan with `refusal`
         else:
-            reason = job.blocked or job.asked or job.hold_reason or reason or self._share.reason(job.name)
+            reason = job.blocked or job.asked or job.hold_reason or reason or self._gate.leases.reason(job.name)
         waiting = self._state.queue.get(job.name) or self._state.held.get(job.name)
         request = waiting.request if waiting is not None else file.spec.request
         return JobView(
@@ -338,7 +338,7 @@ class StatusWriter:
                 for pool in machine.resources
             },
             gpus=tuple(GpuView.of(gpu, on.get(gpu.uuid, ())) for gpu in machine.gpus),
-            shared=self._share.view,
+            shared=self._gate.leases.view,
         )
 
 

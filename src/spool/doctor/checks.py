@@ -34,9 +34,6 @@ from spool.formats.capabilities import contributed
 from spool.formats.config import Config
 from spool.formats.state import parse_state
 from spool.listeners.discovery import find_hooks
-from spool.listeners.notifications import readable_by_others, why_undelivered
-from spool.listeners.sending import masked
-from spool.machine import shared
 from spool.machine.host import (
     NO_CARD,
     file_system_of,
@@ -47,7 +44,6 @@ from spool.machine.host import (
 )
 from spool.machine.marks import MachineProber
 from spool.query import ignored
-from spool.query import shared as sharing
 from spool.query.jobs import JobLister
 from spool.query.last_view import STALE_NS
 from spool.query.rows import in_words
@@ -586,39 +582,6 @@ def _gpus(subject: Subject) -> Findings:
             yield warn(f"GPU {gpu.index} ({gpu.uuid}): {gpu.problem}", "no job starts on it")
 
 
-def _shared(subject: Subject) -> Findings:
-    place = shared.find(subject.config.machine, subject.config.machine_owner)
-    if place is None:
-        if subject.config.machine == "off" and shared.directory("auto") is not None:
-            text = 'the machine is shared, and `machine = "off"` takes no part: jobs start without leases'
-            yield warn(text, "remove the line from config.toml; to other users these jobs are foreign processes")
-        return
-    found = sharing.read(place, owner_of(subject.root), time.time_ns())
-    if found.problem:
-        yield fail(f"{found.problem}; nothing starts on this shared machine", found.remedy)
-    else:
-        yield good(
-            f"an arbiter that is trusted serves {place.directory}; `spool machine status` shows what each user has"
-        )
-
-
-def _notify(subject: Subject) -> Findings:
-    config = subject.config
-    named = dict.fromkeys([*config.contacts, *(to for rule in config.notify for to in rule.to)])
-    if not named:
-        return
-    fine = True
-    for name in named:
-        if (why := why_undelivered(name, config, thoroughly=True)) is not None:
-            fine = False
-            yield warn(f"{masked(name)}: {why}", "fix `contacts` or `notify` in config.toml")
-    for path in readable_by_others(subject.root, config):
-        fine = False
-        yield warn(f"{path} holds secrets and is readable by others", f"chmod 600 {path}")
-    if fine:
-        yield good(f"{len(named)} recipients are valid; only a real message shows whether they answer")
-
-
 def _hooks(subject: Subject) -> Findings:
     hooks = find_hooks(subject.root)
     for problem in hooks.problems:
@@ -662,8 +625,6 @@ OF_THE_MACHINE = (
     Check("wrapper", "whether the compiled wrapper or `sh` runs `run.sh`, and why", _wrapper),
     Check("systemd", "what starts dispatchers, and whether jobs survive a logout", _systemd),
     Check("GPUs", "which GPUs there are, and what is wrong with them", _gpus),
-    Check("shared machine", "whether the arbiter answers, and is served by an account that may", _shared),
-    Check("notify", "whether the recipients in the configuration are valid", _notify),
     Check("hooks", "which hooks run, and what is wrong with the others", _hooks),
 )
 

@@ -6,7 +6,7 @@ A folder can be deleted: its row in this table then counts for nothing. A row sa
 
 from __future__ import annotations
 
-from spool.core.capability import Capability, ContributedVerb, GpuVendor
+from spool.core.capability import Capability, ContributedVerb, EngineOffer, GpuVendor
 
 TABLE = (
     Capability(
@@ -31,6 +31,47 @@ TABLE = (
         launch="spool.extras.containers.runtimes:launched",
     ),
     Capability(
+        "engines",
+        "Hands jobs to Slurm, to Grid Engine, or to another cluster that an installed package can talk to.",
+        job="spool.extras.engines:JOB",
+        config="spool.extras.engines:CONFIG",
+        only_elsewhere="are for the command of an engine such as Slurm, and the job's executor is {}",
+        engines={
+            "slurm": EngineOffer(
+                "Slurm",
+                "spool.extras.engines.engine:executor",
+                check="spool.extras.engines.settings:check",
+                still_ends="spool.extras.engines.slurm:still_ends",
+                checks="spool.extras.engines.probe:OF_SLURM",
+                shortcut="Hand it to Slurm: the same as --executor slurm.",
+            ),
+            "sge": EngineOffer(
+                "Grid Engine",
+                "spool.extras.engines.engine:executor",
+                check="spool.extras.engines.settings:check",
+                still_ends="spool.extras.engines.sge:still_ends",
+            ),
+        },
+        search="spool.extras.engines:offered",
+    ),
+    Capability(
+        "machine",
+        "Lets users who do not trust each other share the machine: an arbiter gives their spools turns.",
+        files="spool.extras.machine.machinefile:FILES",
+        leases="spool.extras.machine.asking:ArbiterLeases",
+        sharing="spool.extras.machine.status:sharing",
+        verbs={
+            "machine": ContributedVerb(
+                "The machine",
+                "spool.extras.machine.verb:command",
+                "Share the machine among several users.",
+                after="gpus",
+            )
+        },
+        on_info="spool.extras.machine.verb:print_shared",
+        checks="spool.extras.machine.checks:CHECKS",
+    ),
+    Capability(
         "page",
         "Writes a web page that shows the spool.",
         config="spool.extras.page:CONFIG",
@@ -47,11 +88,38 @@ TABLE = (
         checks="spool.extras.metrics.checks:CHECKS",
     ),
     Capability(
+        "notify",
+        "Sends messages about jobs by mail, chat or web hook.",
+        job="spool.extras.notify:JOB",
+        config="spool.extras.notify:CONFIG",
+        doubts="spool.extras.notify.addresses:doubts",
+        listener="spool.extras.notify.listener:Notifier",
+        listens="spool.extras.notify.settings:listens",
+        for_jobs=True,
+        completions={
+            "notify_to": "spool.extras.notify.addresses:contacts",
+            "notify_on": "spool.extras.notify.addresses:events",
+        },
+        checks="spool.extras.notify.checks:CHECKS",
+    ),
+    Capability(
         "top",
         "Shows the queue, the runs and the machine on a live screen.",
         verbs={
             "top": ContributedVerb(
                 "Jobs", "spool.extras.top:command", "Watch and manage jobs and GPUs on a live screen.", after="ls"
+            )
+        },
+    ),
+    Capability(
+        "simulate",
+        "Simulates how policies would schedule a workload.",
+        verbs={
+            "simulate": ContributedVerb(
+                "The machine",
+                "spool.extras.simulate.verb:command",
+                "Simulate a workload and compare policies.",
+                after="plot",
             )
         },
     ),

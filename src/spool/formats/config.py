@@ -8,34 +8,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache, partial
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from spool.core.errors import InvalidConfig, InvalidValue
-from spool.core.eventnames import EVENT_WORDS
-from spool.core.events import NotifyRule
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Parts, Policy, Pool
-from spool.core.names import EXECUTORS, EXPORTED
+from spool.core.names import EXPORTED
 from spool.core.units import parse_size
-from spool.formats import engines, jobfile, slurm, toml, values
-from spool.formats.capabilities import with_parts
-from spool.formats.engines import SgeConfig
-from spool.formats.key import MOST_LOG_LINES, REQUIRED, Key, KeyTable
-from spool.formats.slurm import SlurmConfig
+from spool.formats import jobfile, toml
+from spool.formats.capabilities import executors, with_parts
+from spool.formats.key import REQUIRED, SHORTEST_NS, Key, KeyTable
+from spool.formats.keys import DEFAULTS
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Duration, Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import (
     KINDS,
-    Names,
     Text,
     different,
-    one_of,
     resource_name,
     resource_variable,
-    several,
     trimmed,
     words,
 )
@@ -46,7 +39,6 @@ UNLIMITED = 1 << 62
 """The value of "unlimited" in a quota; no amount reaches it."""
 
 MINIMUM_RESERVE_BYTES = 512 << 20
-SHORTEST_NS = SECOND_NS // 10  # the shortest period of anything periodic
 
 _PERCENT = re.compile(r"([0-9]{1,3})(?:\.([0-9]{1,3}))? ?%")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,3}")
@@ -132,69 +124,6 @@ _RESOURCE = KeyTable(
     short=Key("total", "count", "How many units there are.", least=1),
 )
 
-_RULE = KeyTable(
-    "NotifyRuleTable",
-    'Notifications about all jobs. Filters are lists of patterns such as "train-*"; one of them must match.',
-    Key("to", "addresses", "Recipients, as in a job file.", default=()),
-    Key("on", "events", 'Events, as in a job file; or GPU events such as "gpu_free".'),
-    Key("users", "patterns", "Only for jobs of these users.", default=()),
-    Key("projects", "patterns", "Only for jobs of these projects.", default=()),
-    Key("names", "patterns", "Only for jobs with these names.", default=()),
-    Key("log_lines", "count", "Number of lines to include from the end of the job's log.",
-        most=MOST_LOG_LINES),
-)
-
-def _of_all(engine: str, command: str) -> tuple[Key, ...]:
-    """Return the keys that the table of every engine has."""
-    return (
-        Key("max_in_flight", "count", f"How many jobs may be in {engine} at once, waiting there or running.", least=1),
-        Key("max_pending", "count",
-            f"How many jobs and arrays may wait in {engine} for room at once. One that waits for something else, such "
-            "as a drained node, a limit or a licence, does not count.", least=1),
-        Key("poll", "duration", f"The longest time between two questions to {engine} about all jobs.",
-            least=SHORTEST_NS),
-        Key("submit_per_second", "number",
-            "How many jobs a second are handed over on average; more in a short burst.", least=0.1, most=1000),
-        Key("options", f"options of {engine}", f"More options of {command} for every job.", default=()),
-    )
-
-
-_SLURM = KeyTable(
-    "SlurmTable",
-    'How jobs with executor = "slurm" are handed to Slurm.',
-    Key("partition", "word of Slurm", "The partition. If absent, Slurm's default; likewise for the next two."),
-    Key("account", "word of Slurm", "The account that pays."),
-    Key("qos", "word of Slurm", "The quality of service."),
-    Key("preemptible_qos", "word of Slurm",
-        "The quality of service of jobs with `preemptible = true`, which Slurm may stop for others. Default: `qos`."),
-    Key("gpus", "names in Slurm", 'What Slurm calls the GPU types of job files: `A100 = "gpu:a100"`.', default={}),
-    Key("gpu_memory", "word", 'What becomes of jobs that share a GPU: they are held ("refuse"), or ask for as many '
-        'shards as GiB ("shard").', words=("refuse", "shard")),
-    *_of_all("Slurm", "sbatch"),
-)
-
-_SGE = KeyTable(
-    "SgeTable",
-    'How jobs with executor = "sge" are handed to Grid Engine.',
-    Key("queue", "word of an engine", "The queue. If absent, any that fits; likewise for the project."),
-    Key("project", "word of an engine", "The project that pays."),
-    Key("pe", "word of an engine",
-        "The parallel environment of jobs with more than one CPU, all on one host. Without it they are held."),
-    Key("memory", "word of an engine", "The resource that stands for `memory`, such as `mem_free` or `h_vmem`."),
-    Key("memory_per_slot", "flag",
-        "Whether Grid Engine multiplies that by the number of CPUs, as it does for consumables such as `h_vmem`."),
-    Key("gpus", "word of an engine", "The resource that stands for `gpus`. Without it, jobs with GPUs are held."),
-    Key("gpu_types", "words of an engine",
-        'What stands for the GPU types of job files, besides the number: `A100 = "gpu_model=a100"`.', default={}),
-    *_of_all("Grid Engine", "qsub"),
-)
-
-_ENGINE = KeyTable(
-    "EngineTable",
-    "The settings that every engine has.",
-    *_of_all("the engine", "its command"),
-)
-
 _PREEMPTION = KeyTable(
     "PreemptionTable",
     "Which runs of jobs with `preemptible = true` are stopped, and for which jobs.",
@@ -231,7 +160,7 @@ CONFIG = KeyTable(
     Key("max_running", "count", "Maximum number of jobs that run at once in the whole spool.", least=1,
         field="policy.max_running"),
     Key("executor", "executor", "What runs jobs that do not set `executor`: one of these, or an engine that an "
-        "installed package offers.", words=EXECUTORS),
+        "installed package offers.", words=executors()),
     Key("gpu_names", "word",
         "What `CUDA_VISIBLE_DEVICES` of jobs has: UUIDs, or indices for programs that take no UUIDs. A MIG instance "
         "always has its UUID.", words=("uuid", "index")),
@@ -264,12 +193,6 @@ CONFIG = KeyTable(
     Key("hook_time_limit", "duration",
         "Maximum run time of a hook; after that it is killed with everything it started, and counts as a veto.",
         least=SHORTEST_NS),
-    Key("notifier", "script",
-        "Shell code that sends a message to an address that is neither a URL nor a name in `contacts`, instead of "
-        "`sendmail`: `$1` is the address, `$2` the event, and standard input has the text."),
-    Key("contacts", "contacts", "Names for addresses, so that jobs use the names and secrets stay in this file.",
-        default={}),
-    Key("notify", _RULE, "Notifications about all jobs: `[[notify]]`.", many="list", default=()),
     Key("log_level", "word", "Level of detail in the dispatcher's log.", words=("debug", "info", "warning", "error")),
     Key("other_hosts_gone", "words",
         "Hosts that no longer exist: their runs count as lost. Name a host only if it is really off.", default=()),
@@ -299,16 +222,9 @@ CONFIG = KeyTable(
         "Whether jobs without a time limit may start on GPUs that are reserved for later.",
         field="policy.reservation_allows_unlimited"),
     Key("defaults", "defaults of jobs",
-        "Defaults for keys that a job file does not set: `cpus`, `memory`, `time_limit`, `gpu_idle`, "
-        "`gpu_idle_action`, `retry`, `notify`, `setup`, `env`, `umask`, `limits` and `nice`. Job files stay unchanged, "
-        "and running jobs keep what they started with.", default={}),
+        f"Defaults for keys that a job file does not set: {', '.join(f'`{key.name}`' for key in DEFAULTS.keys)}. "
+        "Job files stay unchanged, and running jobs keep what they started with.", default={}),
     Key("preemption", _PREEMPTION, "Which preemptible runs are stopped for short jobs.", default={}),
-    Key("slurm", _SLURM, "How to hand jobs to Slurm.", default={}),
-    Key("sge", _SGE, "How to hand jobs to Grid Engine.", default={}),
-    Key("engines", "settings of engines",
-        "One table per engine that an installed package offers: `[engines.NAME]`. `max_in_flight`, `max_pending`, "
-        "`poll`, `submit_per_second` and `options` mean the same as for Slurm; the engine defines the other keys.",
-        default={}),
     Key("gpu", _GPU, "Which GPUs jobs may use, and how they are chosen.", default={}),
     Key("capture", _CAPTURE, "What to record of the code that a run begins with.", default={}),
     Key("gc", _GC, "Which ended runs `spool gc` removes.", default={}),
@@ -400,15 +316,9 @@ class Config(Capacity, frozen=True):
     prolog: str | None = None
     epilog: str | None = None
     hook_time_limit_ns: int = 10 * SECOND_NS
-    notifier: str | None = None
-    contacts: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    notify: tuple[NotifyRule, ...] = ()
     log_level: str = "info"
     other_hosts_gone: tuple[str, ...] = ()
     defaults: JobDefaults = jobfile.NO_DEFAULTS
-    slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    sge: SgeConfig = field(default_factory=SgeConfig)
-    engines: dict[str, dict[str, Any]] = field(default_factory=dict)  # of installed packages, as written
     gc: GcConfig = GcConfig()
     capture: CaptureConfig = CaptureConfig()
     parts: Parts = ()
@@ -433,16 +343,10 @@ def parse(data: bytes) -> Config:
     reading = FORMAT.read(data, WHAT)
     found = reading.found
     config = capacity_of(reading)
-    for at, rule in enumerate(config.get("notify", ())):
-        if "to" not in rule:
-            reading.problems.add(("notify", at), values.NO_ADDRESS)
     config["parts"] = FORMAT.read_parts(reading)
     FORMAT.judge(reading, data, WHAT)
     grace_ns = config.get("kill_grace_ns", DEFAULT_KILL_GRACE_NS)
     config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
-    config["notify"] = tuple(NotifyRule(**rule) for rule in config.get("notify", ()))
-    config["slurm"] = SlurmConfig(**found["slurm"])
-    config["sge"] = SgeConfig(**found["sge"])
     config["gc"] = GcConfig(**found["gc"])
     config["capture"] = CaptureConfig(**found["capture"])
     advice = tuple(f"{key} has no effect: {why}" for key, why in _GONE.items() if key in found["gone"])
@@ -499,60 +403,10 @@ def _gpus(listed: tuple[int | str, ...], path: Path, reading: Reading) -> tuple[
     return used
 
 
-def _contacts(tables: dict[str, Names], path: Path, reading: Reading) -> dict[str, tuple[str, ...]]:
-    contacts = {name: several(to) for name, to in tables.items()}
-    for name, addresses in contacts.items():
-        here = (*path, name)
-        if not name or "://" in name:
-            reading.problems.add(here, "is an address itself and would never be looked up")
-        if not addresses or not all(address.strip() for address in addresses):
-            reading.problems.add(here, "needs an address")
-        reading.problems.value(here, words, addresses, None)
-    return contacts
-
-
-def _addresses(stated: Names, path: Path, reading: Reading) -> tuple[str, ...]:
-    addresses = several(stated)
-    if not addresses or not all(address.strip() for address in addresses):
-        reading.problems.add(path[:-1], values.NO_ADDRESS)
-    reading.problems.value(path, words, addresses, None)
-    return addresses
-
-
-def _events(stated: Names, path: Path, reading: Reading) -> tuple[str, ...]:
-    events = several(stated)
-    for event in events:
-        reading.problems.value(path, lambda word: one_of(word, EVENT_WORDS), event, "")
-    return events
-
-
 def _defaults(stated: dict[str, Any], path: Path, reading: Reading) -> JobDefaults:
     defaults, problems = jobfile.defaults_of(stated)
     reading.problems.take(problems, path)
     return defaults
-
-
-def _settings_of_engines(stated: dict[str, dict[str, Any]], path: Path, reading: Reading) -> dict[str, dict[str, Any]]:
-    """Return the tables of engines as written. The keys that every engine has are checked, the others are its own."""
-    known = {key.name for key in _ENGINE.keys}
-    for name, table in stated.items():
-        reading.problems.value((*path, name), engines.engine_name, name, "")
-        shared = {key: value for key, value in table.items() if key in known}
-        if shared:
-            reading.problems.take(_engine_format().read(toml.write(shared), WHAT).problems, (*path, name))
-    return stated
-
-
-@cache
-def _engine_format() -> Format:
-    """Return the reader of the keys that every engine has."""
-    return Format(_ENGINE, {**KINDS, **_KINDS}, InvalidConfig, engines.EngineConfig())
-
-
-def _directory(path: str) -> str:
-    if not trimmed(path).startswith("/"):
-        raise InvalidValue(f"{toml.show(path)} must be an absolute path")
-    return path
 
 
 def _exports(listed: tuple[str, ...]) -> tuple[str, ...]:
@@ -617,28 +471,13 @@ _KINDS: Kinds = {
     "size limit": lambda key: Kind(Text, _size_limit),
     "words": lambda key: Kind(tuple[str, ...], words),
     "set of words": lambda key: Kind(tuple[str, ...], lambda stated: frozenset(words(stated))),
-    "contacts": lambda key: Kind(dict[str, Names], read=_contacts),
-    "addresses": lambda key: Kind(Names, read=_addresses),
-    "events": lambda key: Kind(Names, read=_events),
     "accounts": lambda key: Kind(tuple[str, ...], accounts),
     "account": lambda key: Kind(Text, _account),
     "machine": lambda key: Kind(Text, _machine),
     "exports": lambda key: Kind(tuple[str, ...], _exports),
-    "patterns": lambda key: Kind(Names, lambda stated: words(several(stated))),
-    "word of Slurm": lambda key: Kind(Text, slurm.word),
-    "word of an engine": lambda key: Kind(Text, engines.word),
-    "words of an engine": lambda key: Kind(
-        dict[str, str], lambda stated: {t: engines.word(g) for t, g in stated.items()}
-    ),
-    "path of a directory": lambda key: Kind(Text, _directory),
-    "options of Slurm": lambda key: Kind(tuple[str, ...], partial(engines.allowed, "slurm")),
-    "options of Grid Engine": lambda key: Kind(tuple[str, ...], partial(engines.allowed, "sge")),
-    "options of the engine": lambda key: Kind(tuple[str, ...], engines.plausible),
-    "settings of engines": lambda key: Kind(dict[str, dict[str, Any]], read=_settings_of_engines),
-    "names in Slurm": lambda key: Kind(dict[str, str], lambda stated: {t: slurm.word(g) for t, g in stated.items()}),
     "anything": lambda key: Kind(Duration),
     "any table": lambda key: Kind(dict[str, Any]),
 }
 
-FORMAT = Format(CONFIG, {**KINDS, **_KINDS}, InvalidConfig, Config(notify=(NotifyRule(to=()),)), "config")
+FORMAT = Format(CONFIG, {**KINDS, **_KINDS}, InvalidConfig, Config(), "config")
 """The reader of the configuration."""

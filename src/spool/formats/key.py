@@ -7,13 +7,14 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Any
 
 MOST = 1_000_000
 """The largest count in any file."""
 
-MOST_LOG_LINES = 200
-"""The most lines of a log in a message."""
+SHORTEST_NS = 100_000_000
+"""The shortest period of anything periodic."""
 
 MAX_INDEX = 9_999_999
 """The largest index of an array."""
@@ -47,6 +48,7 @@ class Key:
     * `words`: the allowed ones. `least`, `most`: its bounds. `examples`: for editors.
     * `needs`: another key, and why this one is meaningless without it.
     * `array_only`: for the array file only, not for its tasks.
+    * `in_defaults`: it may also stand in `[defaults]` of config.toml.
     * `many`: "list" for a list of such tables, "named" for a table of them by names that the user chooses.
     """
 
@@ -65,9 +67,10 @@ class Key:
         words: tuple[str, ...] = (),
         least: float | None = None,
         most: int = MOST,
-        examples: Iterable[object] = (),
+        examples: Sequence[Any] = (),
         needs: str = "",
         array_only: bool = False,
+        in_defaults: bool = False,
         many: str = "",
     ) -> None:
         self.name = name
@@ -86,6 +89,7 @@ class Key:
         self.examples = examples
         self.needs = needs
         self.array_only = array_only
+        self.in_defaults = in_defaults
         self.many = many
 
 

@@ -9,9 +9,8 @@ the plain case of `spool submit` starts quickly.
 
 from __future__ import annotations
 
-from spool.core.names import EXECUTORS
-from spool.formats.capabilities import with_parts
-from spool.formats.key import MAX_INDEX, MOST_LOG_LINES, REQUIRED, Key, KeyTable
+from spool.formats.capabilities import engines, executors, with_parts
+from spool.formats.key import MAX_INDEX, REQUIRED, Key, KeyTable
 
 # A row stays a row of a table.
 # fmt: off
@@ -42,20 +41,6 @@ RETRY = KeyTable(
         "After `out_of_memory` the next run requests that many times the memory, never more than the machine has, and "
         "later runs of the name do too. Adds `out_of_memory` to `on`.", least=1, most=1000,
         option="--retry-memory-factor N", help="After out_of_memory, N times the memory."),
-)
-
-NOTIFY = KeyTable(
-    "NotifyTable",
-    "Where to send notifications about the job, and for which events.",
-    addresses := Key("to", "addresses",
-        "Recipients: mail addresses, URLs of services, names from `contacts` in the configuration, or "
-        "whatever its `notifier` understands.", default=(), option="--notify ADDRESS,…"),
-    Key("on", "events",
-        '"ended" (any outcome), an outcome such as "failed" or "timeout", or another job event such as "started", '
-        '"retrying" or "held".', option="--notify-on EVENT,…"),
-    Key("log_lines", "count", "Number of lines to include from the end of the job's log.",
-        most=MOST_LOG_LINES, option="--notify-log-lines N"),
-    short=addresses,
 )
 
 TASK = KeyTable(
@@ -245,18 +230,13 @@ _RUNNING = with_parts("job", (
     Key("epilog", "script", "Shell code to run after the command.", option="--epilog SHELL-TEXT"),
     Key("executor", "executor",
         "What runs the job: one of these, or an engine that an installed package offers. Default: from the "
-        "configuration.", words=EXECUTORS,
+        "configuration.", words=executors(),
         help="What runs the job, here or elsewhere. Default: from the configuration.",
         option="--executor NAME",
         shortcuts=(
             ("--tmux", "tmux", "Run it in a terminal that `spool attach` opens: the same as --executor tmux."),
-            ("--slurm", "slurm", "Hand it to Slurm: the same as --executor slurm."),
+            *((f"--{name}", name, offer.shortcut) for name, offer in engines().items() if offer.shortcut),
         )),
-    Key("executor_options", "options of an engine",
-        "More options for the command that submits the job to its engine, such as `--constraint=ib` for sbatch. "
-        "Options that spool sets are refused.",
-        default=(), examples=[["--constraint=ib"]], option="--executor-option OPTION", also="--executor-options",
-        help="One more option for sbatch, qsub or the like, such as --constraint=ib. May be repeated."),
     Key("keep_session", "flag",
         "Whether to keep the job's tmux session open after it ends. Default: from the configuration.",
         option="--keep-session --no-keep-session"),
@@ -269,9 +249,6 @@ _PEOPLE = with_parts("job", (
     Key("project", "label", "Project name, for filters and quotas.", option="--project NAME"),
     Key("tags", "labels", "Tags, for filters.", default=(), option="--tag --tags TAG,…"),
     Key("comment", "text", "Free-text comment.", option="--comment TEXT"),
-    Key("notify", NOTIFY,
-        "Where to send notifications about the job, and for which events. A string or a list gives the recipients; "
-        "the event is then `ended`."),
 ))
 
 JOB = KeyTable(
@@ -284,8 +261,8 @@ JOB = KeyTable(
 DEFAULTS = KeyTable(
     "DefaultsTable",
     "Defaults for keys that a job file does not set.",
-    *(key for key in JOB.keys if key.name in (
-        "cpus", "memory", "time_limit", "gpu_idle", "gpu_idle_action", "retry", "notify", "env",
+    *(key for key in JOB.keys if key.in_defaults or key.name in (
+        "cpus", "memory", "time_limit", "gpu_idle", "gpu_idle_action", "retry", "env",
         "setup", "umask", "limits", "nice",
     )),
 )

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from spool.formats import config, jobfile, machinefile, reservation
+from spool.formats import config, jobfile, reservation
+from spool.formats.capabilities import contributed
 from spool.formats.key import REQUIRED, KeyTable
 from spool.formats.validation import Format
 
@@ -21,8 +22,10 @@ KINDS: dict[str, tuple[str, Format]] = {
     "job": ("a job file of spool", jobfile.FORMAT),
     "config": ("the configuration of spool", config.FORMAT),
     "reservation": ("a reservation of spool", reservation.FORMAT),
-    "machine": ("the configuration of a machine that users share", machinefile.FORMAT),
+    **{kind.name: (kind.title, kind.format) for _, kinds in contributed("files") for kind in kinds},
 }
+FOLDERS = {kind.name: f"extras/{one.name}" for one, kinds in contributed("files") for kind in kinds}
+"""The kinds of files of capabilities, and the folders below src/spool of these; the others are in formats."""
 
 
 def schema(kind: str) -> dict[str, Any]:
@@ -91,7 +94,7 @@ def write(checkout: str) -> None:
     """Write the schemas, with copies beside the examples, and the tables of docs/FORMAT.md into a *checkout*."""
     for kind in KINDS:
         # Copies, not links, because examples are copied elsewhere.
-        for folder in ("src/spool/formats", *(() if kind == "config" else ("examples",))):
+        for folder in (f"src/spool/{FOLDERS.get(kind, 'formats')}", *(() if kind == "config" else ("examples",))):
             with open(f"{checkout}/{folder}/{kind}.schema.json", "w", encoding="utf-8") as file:
                 file.write(render(kind))
     with open(f"{checkout}/docs/FORMAT.md", "r+", encoding="utf-8") as page:

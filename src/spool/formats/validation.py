@@ -238,6 +238,16 @@ class _Row:
         self.short: _Row | None = None
 
 
+class FileKind(Struct, frozen=True):
+    """A kind of file that is a capability's own: the name and the title of its schema, what reads it, and its path."""
+
+    name: str
+    title: str
+    format: Format
+    parse: Callable[[bytes], object]
+    path: str
+
+
 class Format:
     """One kind of file: its table of keys, the kinds of its values, and the error that it raises.
 

@@ -14,7 +14,6 @@ __all__ = ["KINDS", "RUNS_FOREIGN_CODE", "Gate", "Listener", "by_kind"]
 _WHERE = {
     "hooks": "spool.listeners.hooks:Hooks",
     "plugins": "spool.listeners.plugins:Plugins",
-    "notify": "spool.listeners.notifications:Notifier",
 }
 
 _CONTRIBUTED = {each.name: each.listener for each in capabilities() if each.listener}

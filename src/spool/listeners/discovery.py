@@ -1,7 +1,7 @@
 """Discovery of the listeners of a spool, without loading or running any of them.
 
 Hooks are files (`hooks/EVENT` and `hooks/EVENT.d/*`, FORMAT 15), plugins are entry points of installed packages, and
-notifications, metrics and the status page are configured; jobs can request notifications as well. A plugin may crash
+the listeners of capabilities are configured, or requested by a job. A plugin may crash
 the process as it is loaded: after a few such crashes the plugins are left out.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -24,9 +24,6 @@ from spool.formats.config import Config
 from spool.store.disk import Disk
 from spool.store.ownership import others_write, why_not_obeyed
 from spool.store.reading import read_bytes
-
-FOR_JOBS = "notify"
-"""The kind of listener that a job file can request by itself."""
 
 CAN_BE_REFUSED = frozenset({EventName.SUBMITTING, EventName.CANCELLING})
 
@@ -58,16 +55,13 @@ class Subscriptions(Struct, frozen=True):
 NO_SUBSCRIPTIONS = Subscriptions()
 
 
-def find_subscriptions(root: str, config: Config, *, for_jobs: bool) -> Subscriptions:
-    """Return the listeners of the spool *root*; *for_jobs*: some job requests notifications."""
+def find_subscriptions(root: str, config: Config, *, by_jobs: Collection[str] = ()) -> Subscriptions:
+    """Return the listeners of the spool *root*; *by_jobs*: the capabilities whose listeners some job asks for."""
     hooks = find_hooks(root)
     hooked = {EventName(name) for name in hooks.paths}
-    silent = {
-        "plugins": plugins_installed(),
-        FOR_JOBS: bool(config.notify) or for_jobs,
-    }
+    silent = {"plugins": plugins_installed()}
     for capability, listens in contributed("listens"):
-        silent[capability.name] = listens(config) or (for_jobs and capability.for_jobs)
+        silent[capability.name] = listens(config) or capability.name in by_jobs
     others = frozenset(kind for kind, listens in silent.items() if listens)
     return Subscriptions(
         kinds=others | ({"hooks"} if hooked else set()),

@@ -20,6 +20,7 @@ from spool.core.arrays import Substitution, Tasks, array_of
 from spool.core.layout import LAST_RUNS, LOCK, valid_name
 from spool.core.model import SECOND_NS, Machine, Request, Spec, Waiting
 from spool.core.names import LOCAL_EXECUTORS
+from spool.formats.capabilities import contributed
 from spool.store.glance import config_if
 from spool.store.lock import dispatcher_lives
 
@@ -79,11 +80,11 @@ class _Seer:
             yield from self._not_executed(spec)
         yield from self._one_output(name, spec)
         yield from self._not_expanded(spec)
-        yield from self._undelivered(spec)
+        yield from doubts_of_parts(spec, self._config)
         yield from self._unknown(name, spec)
 
     def _executor_problem(self, executor: str, spec: Spec) -> str | None:
-        if executor == "process" and not spec.executor_options and not spec.parts:
+        if executor == "process" and not spec.parts:
             return None
         from spool.executors import Executors
 
@@ -196,17 +197,6 @@ class _Seer:
                 yield f"gets {found[0]} as plain text, because no shell expands it; {remedy}"
                 return
 
-    def _undelivered(self, spec: Spec) -> Iterator[str]:
-        """Yield why messages of the job cannot be delivered. Contacts nothing."""
-        if spec.notify is None:
-            return
-        from spool.listeners.notifications import why_undelivered
-        from spool.listeners.sending import masked
-
-        for named in spec.notify.to:
-            if (why := why_undelivered(named, self._config)) is not None:
-                yield f"cannot send anything to {masked(named)}: {why}"
-
     def _unknown(self, name: str, spec: Spec) -> Iterator[str]:
         if not spec.depends_on:
             return
@@ -229,3 +219,10 @@ class _Seer:
             return True
         word = f'"{name}"'.encode()  # of an array, whose tasks alone have lines, `spool gc` keeps the number
         return word in (self._spool.file(LAST_RUNS) or b"") or any(word in line for line in self._spool.history())
+
+
+def doubts_of_parts(spec: Spec, config: Config) -> Iterator[str]:
+    """Yield what will not work as meant of the keys that capabilities contribute."""
+    for capability, doubts in contributed("doubts") if spec.parts else ():
+        if spec.part(capability.name) is not None:
+            yield from doubts(spec, config)

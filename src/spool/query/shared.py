@@ -1,35 +1,44 @@
-"""The machine as all of its users share it, from the arbiter's `machine.json` (FORMAT 17).
-
-The file is another account's. It counts only if an account that may serve this machine wrote it, it is read up to a
-limit, and its numbers must be such as can be added. Its words are shown as all text from outside is.
-"""
+"""The machine as all of its users share it: values, and their words. A capability reads them (`Capability.sharing`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from spool.core.model import SECOND_NS, ForeignProcess, Gpu, Pool
+from spool.core.model import ForeignProcess, Gpu, Pool
 from spool.core.reasons import count_of
-from spool.core.units import show_duration, show_size
-from spool.formats import machine_status
+from spool.core.units import show_size
+from spool.formats.capabilities import only
 from spool.formats.config import Config
-from spool.formats.machine_status import GpuShare, UserShare
 from spool.formats.state import SharedView
 from spool.machine import shared
-from spool.store.config import Settings
-from spool.store.ownership import name_of
-from spool.store.reading import read_with_status
-from spool.store.spool import Spool
 
-FILE = "machine.json"
-SILENT_NS = 5 * SECOND_NS
-"""An arbiter that has not renewed the file for longer does not answer."""
+if TYPE_CHECKING:
+    from spool.store.spool import Spool
 
-_MOST_BYTES = 4 << 20
-_MOST = 1 << 62  # a larger number is a mistake, or meant to do harm
-_MOST_USERS = 4096
+
+class UserShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one user has of the machine, over all of that user's spools."""
+
+    user: str
+    leases: int = 0
+    cpus: int = 0
+    memory_bytes: int = 0
+    gpus: int = 0  # by lease or without
+    resources: dict[str, int] = {}
+    asks: int = 0  # starts that wait for a lease
+
+
+class GpuShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The users that have one GPU by lease. One with memory shares it."""
+
+    uuid: str
+    index: int
+    users: tuple[tuple[str, int | None], ...] = ()  # user, bytes granted; None: not shared
+    without_lease: tuple[str, ...] = ()  # users with processes there
+    problem: str | None = None
 
 
 class PoolUse(Struct, frozen=True):
@@ -114,80 +123,17 @@ class GpuLease(Struct, frozen=True):
     taken_bytes: int | None
 
 
-def shared_machine(spool: Spool, now_ns: int, config: Config | None = None) -> MachineSharing | None:
-    """Return the machine as its users share it; None if the spool has the machine for itself.
-
-    *config*: the configuration in force, if it has been read already.
-    """
-    config = Settings(spool).config if config is None else config
-    place = shared.find(config.machine, config.machine_owner)
-    if place is None:
+def shared_machine(spool: Spool, now_ns: int, config: Config) -> MachineSharing | None:
+    """Return the machine as its users share it; None if the spool has the machine for itself."""
+    directory = shared.directory(config.machine)
+    if directory is None:
         return None
-    return read(place, spool.ownership.owner, now_ns)
-
-
-def read(place: shared.SharedMachine, uid: int | None, now_ns: int) -> MachineSharing:
-    """Return the shared machine that is served at *place*, as the user *uid* sees it."""
-    path = f"{place.directory}/{FILE}"
-
-    def unknown(problem: str, written_at_ns: int | None = None) -> MachineSharing:
-        return MachineSharing(place.directory, problem, place.remedy, written_at_ns, None)
-
-    try:
-        found = read_with_status(path, _MOST_BYTES)
-    except OSError as error:
-        return unknown(f"{path} cannot be read: {error.strerror or error}")
-    if found is None:
-        return unknown(f"the arbiter is not running: there is no {path}")
-    status, text = found
-    if status.st_uid not in place.servers:
-        return unknown(f"{path} belongs to {name_of(status.st_uid)}, who is not trusted to serve this machine")
-    told = machine_status.parse(text)
-    if told is None or not _is_sound(told):
-        return unknown(f"{path} is damaged", status.st_mtime_ns)
-    silent_ns = now_ns - status.st_mtime_ns
-    problem = f"the arbiter has not answered for {show_duration(silent_ns)}" if silent_ns > SILENT_NS else ""
-    return MachineSharing(place.directory, problem, place.remedy, status.st_mtime_ns, _use(told, uid))
-
-
-def _is_sound(told: machine_status.MachineShares) -> bool:
-    """Whether all numbers can be added, and no list is longer than a machine could need."""
-    numbers = [told.pid, told.cpus, told.memory_bytes, told.since_ns, *told.resources.values()]
-    for share in told.users:
-        numbers += (share.leases, share.cpus, share.memory_bytes, share.gpus, share.asks, *share.resources.values())
-    for gpu in told.gpus:
-        numbers += (size for _, size in gpu.users if size is not None)
-    return len(told.users) <= _MOST_USERS and all(0 <= number <= _MOST for number in numbers)
-
-
-def _use(told: machine_status.MachineShares, uid: int | None) -> MachineUse:
-    users = told.users
-    name = name_of(uid) if uid is not None else ""
-    own = next((share for share in users if share.user == name), UserShare(user=name))
-    others = [share for share in users if share.user != own.user]
-    return MachineUse(
-        arbiter=told.pid,
-        since_at_ns=told.since_ns,
-        cpus=told.cpus,
-        cpus_granted=sum(share.cpus for share in users),
-        memory_bytes=told.memory_bytes,
-        memory_granted_bytes=sum(share.memory_bytes for share in users),
-        gpus=len(told.gpus),
-        gpus_granted=sum(bool(gpu.users) for gpu in told.gpus),
-        gpus_free=sum(not (gpu.users or gpu.without_lease) for gpu in told.gpus),
-        gpu_problem=told.gpu_problem,
-        resources={
-            name: PoolUse(total, sum(share.resources.get(name, 0) for share in users))
-            for name, total in told.resources.items()
-        },
-        own=own,
-        others=tuple(sorted(others, key=_by_part)),
-        by_gpu={gpu.uuid: gpu for gpu in told.gpus},
-    )
-
-
-def _by_part(share: UserShare) -> tuple[object, ...]:
-    return -share.gpus, -share.cpus, -share.memory_bytes, -share.leases, -share.asks, share.user
+    read = only("sharing")
+    if read is None:
+        return MachineSharing(directory, shared.MISSING, shared.REMEDY, None, None)
+    found = read(directory, config.machine_owner, spool.ownership.owner, now_ns)
+    assert isinstance(found, MachineSharing)
+    return found
 
 
 def arbiter_view(shares: MachineSharing) -> SharedView:

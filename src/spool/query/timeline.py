@@ -15,12 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.core.accounting import GROUP_KEYS, By, ReadyTimes, RunFilter, nearest_rank
+from spool.core.accounting import GROUP_KEYS, By, ReadyTimes, RunFilter, StepFunction, nearest_rank
 from spool.core.errors import UsageError
 from spool.core.layout import RUNNING
 from spool.core.model import SECOND_NS, Grant, Machine, RunAccount
 from spool.core.names import engine_of
-from spool.core.simulation import Steps
 from spool.core.units import LARGEST
 from spool.formats.history import compacted
 from spool.formats.run_records import GrantRecord
@@ -366,7 +365,7 @@ class _Axis:
                 changes[start_ns] += amount
                 changes[end_ns] -= amount
         edges = [self.begin_ns + at * self.step_ns for at in range(self.columns)]
-        steps = Steps(changes)
+        steps = StepFunction(changes)
         areas = steps.areas([*edges, self.end_ns])
         means = tuple(area / self.length(at) for at, area in enumerate(areas))
         return UsageCurve(means, sum(areas) / (self.end_ns - self.begin_ns), steps.highest)

@@ -41,11 +41,6 @@ def resources(spool: Spool) -> list[str]:
     return _names(_config(spool, b"resources").get("resources"))
 
 
-def contacts(spool: Spool) -> list[str]:
-    """Return the contacts in the configuration."""
-    return _names(_config(spool, b"contacts").get("contacts"))
-
-
 def gpu_types(spool: Spool) -> list[str]:
     """Return the names of the GPUs in the dispatcher's last view."""
     from spool.query.last_view import last_view

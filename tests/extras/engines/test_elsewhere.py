@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from crash.events import events, nobody_reads, want_everything
 from crash.world import Session, ends_of, history, world_at
-from spool import executors
 from spool.cli.why import sentences
 from spool.core import layout
 from spool.core.eventnames import EventName
@@ -28,13 +27,14 @@ from spool.dispatcher import launcher, limits, recovery
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.loop import Dispatcher
 from spool.executors import EngineEnd, Usage
+from spool.formats.capabilities import engines
 from spool.formats.events import facts, variables
 from spool.formats.history import parse_result, render_result
 from spool.formats.run_records import VOID_JID, render_engine
 from spool.formats.state import JobView
 from spool.machine import processes
 from spool.machine.processes import Found
-from spool.query.accounting import compare
+from spool.query.comparison import compare
 from spool.query.details import job_details
 from spool.query.explain import preview, why
 from spool.query.jobs import JobFilter, list_jobs
@@ -52,7 +52,7 @@ THERE = 'executor = "slurm"'  # a name that job files may say, and that no engin
 @pytest.fixture(autouse=True)
 def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an engine of that name, and no process looked for."""
-    monkeypatch.setitem(executors._WHERE, "slurm", ("spool.testing.engine", "FakeEngine"))
+    monkeypatch.setattr(engines()["slurm"], "executor", "spool.testing.engine:FakeEngine")
     monkeypatch.setattr(FakeEngine, "runs", {})
 
     def search(wanted: Any, *_: Any, **__: Any) -> Found:

@@ -445,9 +445,9 @@ def test_mail_becomes_a_notification_where_something_sends_it(
     spool: Command, spool_root: Path, tmp_path: Path, lines: str, notify: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By sendmail, the notifier or a contact; without them one line says so, and no job waits for it."""
-    monkeypatch.setattr("spool.listeners.sending.shutil.which", lambda *_, **__: "/usr/sbin/sendmail")
+    monkeypatch.setattr("spool.extras.notify.sending.shutil.which", lambda *_, **__: "/usr/sbin/sendmail")
     assert ("notify" in converted(spool, tmp_path, lines)[0]) is ("a@lab" in lines and notify is not None)
-    monkeypatch.setattr("spool.listeners.sending.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("spool.extras.notify.sending.shutil.which", lambda *_, **__: None)
     found, told = converted(spool, tmp_path, lines)
     assert "notify" not in found
     assert told.count("is ignored: give --notify ADDRESS") == (notify is not None)

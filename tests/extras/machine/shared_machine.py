@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from served import Served, marked
-from spool.formats import machine_status
-from spool.formats.machine_status import MachineShares
+from spool.extras.machine import journal, status
+from spool.extras.machine.status import MachineShares
 from support import ROOT, wait_for
 
 USERS = {"alina": 23451, "bob": 23452, "carol": 23453}
@@ -165,7 +165,7 @@ class SharedMachine:
     def shares(self) -> MachineShares | None:
         """Return what the arbiter says of the machine."""
         with contextlib.suppress(FileNotFoundError):
-            return machine_status.parse((self.directory / "machine.json").read_bytes())
+            return status.parse((self.directory / "machine.json").read_bytes())
         return None
 
     @property
@@ -179,10 +179,10 @@ class SharedMachine:
         """Return the leases of the arbiter's journal."""
         found: set[int] = set()
         for text in (self.directory / "leases.jsonl").read_bytes().splitlines():
-            match machine_status.parse_line(text):
-                case machine_status.LeaseLine(lease=number):
+            match journal.parse_line(text):
+                case journal.LeaseLine(lease=number):
                     found.add(number)
-                case machine_status.EndLine(lease=number):
+                case journal.EndLine(lease=number):
                     found.discard(number)
         return found
 
@@ -218,7 +218,7 @@ class SharedMachine:
         assert self.leases() == set()
         begun = self.replay()
         for user in self.users:
-            assert {job: begun[job] for job in user.jobs} == dict.fromkeys(user.jobs, 1)
+            assert {job: begun[job] for job in user.jobs} == dict.fromkeys(user.jobs, 1), logs(self)
             wait_for(lambda user=user: not marked(user.root), what="the end of all processes")  # type: ignore[misc]
             outcomes = {job: [user.outcome(job, run) for run in user.runs(job)] for job in user.jobs}
             assert {job: ended for job, ended in outcomes.items() if ended[-1:] != ["finished"]} == {}

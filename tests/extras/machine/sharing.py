@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from spool.core.model import SECOND_NS
-from spool.formats.machine_status import GpuShare, MachineShares, UserShare, render
+from spool.extras.machine.status import MachineShares, render
+from spool.query.shared import GpuShare, UserShare
 from spool.store.ownership import this_user
 
 G = 1 << 30

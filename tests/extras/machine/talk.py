@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from spool.arbiter.server import Arbiter
-from spool.formats import arbiter_protocol as protocol
-from spool.formats import machinefile
-from spool.formats.arbiter_protocol import LeaseRequest
+from spool.extras.machine import machinefile, protocol
+from spool.extras.machine.arbiter import Arbiter
+from spool.extras.machine.protocol import LeaseRequest
 from support import wait_for
 
 T = TypeVar("T", bound=protocol.PeerMessage)

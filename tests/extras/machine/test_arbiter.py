@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from extras.machine.talk import Driven, driven
-from spool.formats import arbiter_protocol as protocol
+from spool.extras.machine import protocol
 
 ME = os.getuid()
 

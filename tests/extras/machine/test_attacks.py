@@ -28,12 +28,11 @@ import pytest
 
 from extras.machine.talk import Driven, Speaker, driven
 from plugins.fake_nvml import GIB, FakeNvml
-from spool.arbiter import accounts, server
 from spool.core.errors import LockHeld, SpoolUnusable
-from spool.formats import arbiter_protocol as protocol
-from spool.formats import machine_status
-from spool.formats.arbiter_protocol import Began, Begin, Claim, Drop, EndLease, Hold, LeaseRequest
-from spool.formats.machine_status import MachineShares
+from spool.extras.machine import arbiter as server
+from spool.extras.machine import journal, peers, protocol, status
+from spool.extras.machine.protocol import Began, Begin, Claim, Drop, EndLease, Hold, LeaseRequest
+from spool.extras.machine.status import MachineShares
 from spool.machine import identity
 from spool.machine.host import Host, HostMemory
 from support import PATIENCE_S, ROOT, wait_for
@@ -156,9 +155,9 @@ def waits(machine: Driven, speaker: Speaker, cpus: int, passes: int = 6) -> bool
 
 def status_of(machine: Driven) -> MachineShares:
     """Return what everyone can read."""
-    status = machine_status.parse((machine.directory / "machine.json").read_bytes())
-    assert status is not None
-    return status
+    found = status.parse((machine.directory / "machine.json").read_bytes())
+    assert found is not None
+    return found
 
 
 def held(machine: Driven) -> dict[str, int]:
@@ -585,9 +584,9 @@ def test_a_grant_can_be_read_after_a_year_of_uptime(place: Path) -> None:
 @several_users
 def test_a_flood_of_asks_delays_nobody(machine: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mallory says as much as sockets take, on every connection she may have: bob is answered in the same pass."""
-    monkeypatch.setattr(accounts, "_PER_SECOND", 1)  # so that she has said too much however slow this machine is
+    monkeypatch.setattr(peers, "_PER_SECOND", 1)  # so that she has said too much however slow this machine is
     bob = machine.dispatcher("bob", BOB)
-    flood = [machine.dispatcher(f"spool{number}", MALLORY) for number in range(accounts.MOST_CONNECTIONS)]
+    flood = [machine.dispatcher(f"spool{number}", MALLORY) for number in range(peers.MOST_CONNECTIONS)]
     numbers = count(1)
     heard = 0
     for _ in range(30):
@@ -618,7 +617,7 @@ def _is_full(speaker: Speaker) -> bool:
 @several_users
 def test_who_comes_back_has_said_it_all_the_same(machine: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user who has said too much is not read on a new connection either, and others are."""
-    monkeypatch.setattr(accounts, "_PER_SECOND", 200)  # it must be silent for longer than this machine may stall
+    monkeypatch.setattr(peers, "_PER_SECOND", 200)  # it must be silent for longer than this machine may stall
     bob = machine.dispatcher("bob", BOB)
     mallory = machine.dispatcher("spool", MALLORY)
     drops = [Drop(number) for number in range(protocol.MOST_MESSAGES)]
@@ -700,10 +699,10 @@ def test_a_flood_of_connections_keeps_nobody_out(machine: Driven) -> None:
         most = 200 // server._AT_ONCE + 1 + PASSES
         assert turns(machine, most, lambda: bob.grant(number) is not None) <= most
         served = [mallory for mallory in flood if mallory.listen()]
-        assert len(served) == accounts.MOST_CONNECTIONS
+        assert len(served) == peers.MOST_CONNECTIONS
         assert descriptors() <= before + len(flood) + len(served) + 2
         refused = {each.reason for mallory in flood for each in mallory.all(protocol.Refused)}
-        assert refused == {f"{name_of(MALLORY)} has {accounts.MOST_CONNECTIONS} dispatchers here already"}
+        assert refused == {f"{name_of(MALLORY)} has {peers.MOST_CONNECTIONS} dispatchers here already"}
     finally:
         for mallory in flood:
             mallory.close()
@@ -806,8 +805,6 @@ def test_without_descriptors_those_who_are_there_are_served(
 
 def test_a_long_talk_keeps_the_journals_short(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changing what uses a lease, and taking and ending leases without end, does not fill the disk."""
-    from spool.arbiter import journal
-
     monkeypatch.setattr(journal, "_COMPACT_AFTER", 100)
     with driven(place, MACHINE) as machine:
         mallory = machine.dispatcher("spool", MALLORY)
@@ -898,7 +895,7 @@ def test_who_sits_on_a_gpu_is_named_and_counted(place: Path, nvml: FakeNvml) -> 
         machine.until(lambda: not any(gpu.without_lease for gpu in status_of(machine).gpus))
         machine.restart()
         used = {}
-        for line in map(machine_status.parse_line, (place / "usage.jsonl").read_bytes().splitlines()):
+        for line in map(journal.parse_line, (place / "usage.jsonl").read_bytes().splitlines()):
             used[line.user] = line.used
         assert used[name_of(MALLORY)] == pytest.approx(36_000, rel=0.05)
 
@@ -1008,7 +1005,7 @@ def test_a_restart_counts_no_use_twice(place: Path, ended: bool) -> None:
 
     def kept() -> float:
         [line] = (place / "usage.jsonl").read_text().splitlines()
-        user = machine_status.parse_line(line.encode())
+        user = journal.parse_line(line.encode())
         return user.used
 
     with driven(place, f'{USERS}cpus = 4\ncpu_weight = 1\nhalf_life = "1000d"\n', clock=clock) as machine:
@@ -1035,7 +1032,7 @@ def test_the_log_of_an_older_arbiter_counts(place: Path) -> None:
     ]
     (place / "usage.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     with driven(place, MACHINE):
-        ann, ben = map(machine_status.parse_line, (place / "usage.jsonl").read_bytes().splitlines())
+        ann, ben = map(journal.parse_line, (place / "usage.jsonl").read_bytes().splitlines())
         assert (ann.user, ben.user) == ("ann", "ben")
         assert ann.used == pytest.approx(2 * ben.used)
         assert ann.ran_ns == (10 * HOUR_NS,) * 2
@@ -1344,7 +1341,7 @@ class Directory:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names = {ALICE: "alice", BOB: "bob", MALLORY: "mallory"}
         self.members = ["alice", "bob", "mallory"]
-        monkeypatch.setattr(accounts, "_KNOWN_FOR_S", 0.0)
+        monkeypatch.setattr(peers, "_KNOWN_FOR_S", 0.0)
         monkeypatch.setattr(pwd, "getpwuid", self._entry)
         monkeypatch.setattr(grp, "getgrnam", lambda name: grp.struct_group((name, "x", 4000, self.members)))
 
@@ -1500,8 +1497,8 @@ def test_the_arbiter_opens_nothing_of_a_user(place: Path) -> None:
         ["strace", "-f", "-qq", "-y", "-o", str(trace), "-e", "trace=%file,%process,kill,tkill,tgkill,connect,listen"],
     ) as process:
         converse(place)
-        status = machine_status.parse((place / "machine.json").read_bytes())
-        os.kill(status.pid, signal.SIGTERM)
+        found = status.parse((place / "machine.json").read_bytes())
+        os.kill(found.pid, signal.SIGTERM)
         process.wait(PATIENCE_S)
     lines = trace.read_text().splitlines()
     [begin] = [number for number, line in enumerate(lines) if " listen(" in line]

@@ -15,13 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from extras.machine.talk import Driven, Speaker
 from extras.machine.test_attacks import BOB, HOUR_NS, IS_ROOT, MACHINE, SECOND_NS, Clock, several_users
-from spool.arbiter import server
-from spool.arbiter.ledger import Holder, Lease, LeaseLedger
 from spool.core.model import Gpu, Grant, Machine, Policy, Pool
-from spool.formats import arbiter_protocol as protocol
-from spool.formats import machine_status
-from spool.formats.arbiter_protocol import Began, Begin, Drop, EndLease, Hold, LeaseRequest
-from spool.formats.machine_status import EndLine, LeaseLine
+from spool.extras.machine import arbiter as server
+from spool.extras.machine import journal, protocol
+from spool.extras.machine.journal import EndLine, LeaseLine
+from spool.extras.machine.ledger import Holder, Lease, LeaseLedger
+from spool.extras.machine.protocol import Began, Begin, Drop, EndLease, Hold, LeaseRequest
 
 CPUS, MEMORY, LICENCES = 4, 4 << 30, 2  # as in MACHINE
 GIB = 1 << 30
@@ -40,7 +39,7 @@ def journal_of(directory: Path) -> dict[int, LeaseLine]:
     """Return the leases that the journal has: those that another arbiter would begin with."""
     left: dict[int, LeaseLine] = {}
     for text in (directory / "leases.jsonl").read_bytes().splitlines():
-        line = machine_status.parse_line(text)
+        line = journal.parse_line(text)
         if isinstance(line, LeaseLine):
             assert line.lease not in left
             left[line.lease] = line

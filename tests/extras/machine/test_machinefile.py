@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import random
+import re
 from contextlib import suppress
+from typing import get_args
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spool.core.errors import InvalidConfig
+from cli.test_fuzz import MANY, SEED, variant
+from docs.test_format_page import clause
+from spool.core.errors import InvalidConfig, SpoolError
 from spool.core.model import Limits, Policy, Pool, Reservation
-from spool.formats import config, machinefile, reservation
+from spool.extras.machine import journal, machinefile, status
+from spool.extras.machine.machinefile import MachineConfig
+from spool.extras.machine.status import MachineShares
+from spool.formats import config, reservation
 from spool.formats.config import Reserve
 from spool.formats.key import Key, KeyTable
-from spool.formats.machinefile import MachineConfig
+from spool.query.shared import GpuShare, UserShare
+from support import ROOT
 
 S = 1_000_000_000
 GIB = 1 << 30
@@ -54,6 +64,9 @@ start = "2026-01-31T10:00:00Z"
 end = 2026-01-31T12:00:00Z
 """
 
+SHARES = (
+    b'{"written_at":"2026-01-01T00:00:00Z","since":"2026-01-01T00:00:00Z","pid":7,"cpus":8,"memory_bytes":1,"users":[]}'
+)
 SHARED = {
     machinefile.MACHINE: config.CONFIG,
     machinefile.MACHINE.keys[-2].table: config.CONFIG.keys[-1].table,
@@ -171,3 +184,27 @@ def test_a_file_with_one_byte_changed_is_read_or_refused(data: st.DataObject) ->
     text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
     with suppress(InvalidConfig):
         assert isinstance(machinefile.parse(bytes(text)), MachineConfig)
+
+
+def test_the_arbiter_s_lines_are_the_page_s() -> None:
+    """Clauses 17.5 and 17.6 have each kind of line with as many words as the arbiter writes."""
+    found = {word: rest.count(",") for word, rest in re.findall(r'`\["(\w+)"(.*?)\]`', clause("17.5") + clause("17.6"))}
+    kinds = get_args(journal.Line)
+    assert found == {str(kind.__struct_config__.tag): len(kind.__struct_fields__) for kind in kinds}
+
+
+def test_the_machine_s_view_has_the_fields_of_the_page() -> None:
+    """What tools read from machine.json is on the page."""
+    for view in (MachineShares, UserShare, GpuShare):
+        for field in msgspec.structs.fields(view):
+            assert f"`{field.name}`" in clause("17.3"), field.name
+
+
+def test_no_text_of_a_shared_machine_ends_in_a_traceback() -> None:
+    """Seeded variants of `machine.toml` and of what an arbiter writes, by what reads them."""
+    dice, told = random.Random(f"{SEED} machine"), (ROOT / "examples" / "machine.toml").read_bytes()
+    for _ in range(MANY):
+        with suppress(SpoolError):
+            machinefile.parse(variant(told, dice)[0])
+        status.parse(variant(SHARES, dice)[0])
+        journal.parse_line(variant(SHARES, dice)[0])

@@ -6,7 +6,7 @@ import pytest
 from msgspec import json
 
 from spool.core.model import Request
-from spool.formats.arbiter_protocol import LeaseRequest, NotAMessage, read_orders, read_replies
+from spool.extras.machine.protocol import LeaseRequest, NotAMessage, read_orders, read_replies
 
 
 @pytest.mark.parametrize("read", [read_orders, read_replies])

@@ -11,8 +11,8 @@ from extras.machine.talk import Driven, driven
 from extras.machine.test_attacks import BOB, MACHINE, brisk, granted, place, several_users  # noqa: F401
 from spool.core.model import Core
 from spool.core.pinning import cpus_in
-from spool.formats import arbiter_protocol as protocol
-from spool.formats.arbiter_protocol import EndLease, Hold
+from spool.extras.machine import protocol
+from spool.extras.machine.protocol import EndLease, Hold
 from spool.machine.host import Host
 
 PINNING = f"cpu_pinning = true\n{MACHINE}"

@@ -18,12 +18,10 @@ from spool.core import layout
 from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS, Core, Gpu, Grant, Machine, Pool
 from spool.core.scheduler import Start
-from spool.dispatcher import share
-from spool.dispatcher.share import UnusedLease
 from spool.dispatcher.timers import boot_clock
-from spool.formats import arbiter_protocol as protocol
-from spool.formats import run_records
-from spool.formats.arbiter_protocol import (
+from spool.extras.machine import SOCKET, SharedMachine, asking, protocol, served_in
+from spool.extras.machine.asking import UnusedLease
+from spool.extras.machine.protocol import (
     VERSION,
     Ask,
     Began,
@@ -38,6 +36,7 @@ from spool.formats.arbiter_protocol import (
     Wait,
     Welcome,
 )
+from spool.formats import run_records
 from spool.formats.config import Config
 from spool.formats.state import SharedView
 from spool.machine import shared
@@ -85,7 +84,7 @@ class FakeArbiter:
     def open(self) -> None:
         """Serve."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        path = self.directory / shared.SOCKET
+        path = self.directory / SOCKET
         path.unlink(missing_ok=True)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -195,12 +194,12 @@ def arbiter(tmp_path: Path) -> Iterator[FakeArbiter]:
 @pytest.fixture
 def session(tmp_path: Path, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """Give a dispatcher whose machine that arbiter shares out, and which waits for its answers as long as it takes."""
-    monkeypatch.setattr(share, "_ANSWER_NS", int(PATIENCE_S) * SECOND_NS)
-    monkeypatch.setattr(share, "_WELCOME_NS", int(PATIENCE_S) * SECOND_NS)
-    monkeypatch.setattr(share, "_BEGUN_NS", 1000 * SECOND_NS)
-    monkeypatch.setattr(share, "_FIRST_PAUSE_NS", 0)
-    monkeypatch.setattr(share, "_LONGEST_PAUSE_NS", 0)
-    monkeypatch.setattr(share, "AHEAD", 0)
+    monkeypatch.setattr(asking, "_ANSWER_NS", int(PATIENCE_S) * SECOND_NS)
+    monkeypatch.setattr(asking, "_WELCOME_NS", int(PATIENCE_S) * SECOND_NS)
+    monkeypatch.setattr(asking, "_BEGUN_NS", 1000 * SECOND_NS)
+    monkeypatch.setattr(asking, "_FIRST_PAUSE_NS", 0)
+    monkeypatch.setattr(asking, "_LONGEST_PAUSE_NS", 0)
+    monkeypatch.setattr(asking, "AHEAD", 0)
     with world_at(tmp_path / "spool", monkeypatch) as world:
         shares(world, arbiter)
         made = Session(world)
@@ -217,8 +216,8 @@ def shares(world: World, arbiter: FakeArbiter) -> None:
 
 def hears(session: Session) -> None:
     """Have the dispatcher take in what was said to it."""
-    assert session.now.share._sock is not None
-    assert select.select([session.now.share._sock], [], [], PATIENCE_S)[0]
+    assert session.now.gate.leases._sock is not None
+    assert select.select([session.now.gate.leases._sock], [], [], PATIENCE_S)[0]
     session.now.sleep(0)
 
 
@@ -258,8 +257,8 @@ def test_a_start_has_its_lease_in_the_same_pass(session: Session, arbiter: FakeA
     lease = lease_of(session, "a")
     assert lease is not None
     wait_for(lambda: arbiter.of(Begin), what="the begin")
-    asked = LeaseRequest(1, like=share._like("a"))
-    assert arbiter.heard == [Hello(VERSION, session.now.share._name), Ask(1, asked), Begin(lease)]  # type: ignore[union-attr]
+    asked = LeaseRequest(1, like=asking._like("a"))
+    assert arbiter.heard == [Hello(VERSION, session.now.gate.leases._name), Ask(1, asked), Begin(lease)]  # type: ignore[union-attr]
 
 
 def test_a_lease_is_on_the_disk_before_it_begins(session: Session, arbiter: FakeArbiter) -> None:
@@ -289,7 +288,7 @@ def test_a_start_without_a_lease_waits_and_says_why(session: Session, arbiter: F
     plan = now.planner.plan
     arbiter.say(Wait(1, "memory: needs 1\x1b[2J GiB"))
     hears(session)
-    assert now.share.work()
+    assert now.gate.leases.work()
     assert "\x1b" not in says(session, "a")
     [ask] = arbiter.of(Ask)
     assert isinstance(ask, Ask)
@@ -301,7 +300,7 @@ def test_a_start_without_a_lease_waits_and_says_why(session: Session, arbiter: F
     assert now.planner.plan is plan
     session.settle()
     assert session.world.begun == [("a", 1)]
-    assert now.share.reason("a") == ""
+    assert now.gate.leases.reason("a") == ""
 
 
 def test_a_grant_that_crosses_a_drop_starts_nothing(session: Session, arbiter: FakeArbiter) -> None:
@@ -360,8 +359,8 @@ def test_what_is_next_in_line_is_asked_for_before_its_turn(
     session: Session, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So its wait counts for the arbiter; whatever is granted starts, and what is gone is withdrawn."""
-    monkeypatch.setattr(share, "AHEAD", 2)
-    monkeypatch.setattr(share, "_LINE_PART", 0)
+    monkeypatch.setattr(asking, "AHEAD", 2)
+    monkeypatch.setattr(asking, "_LINE_PART", 0)
     arbiter.cpus = 1
     session.users.submit("a", "hang")
     session.settle()
@@ -391,8 +390,8 @@ def test_a_lower_priority_is_not_next_in_line(
     session: Session, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The arbiter knows no priority: it could give the room to the less urgent job."""
-    monkeypatch.setattr(share, "AHEAD", 9)
-    monkeypatch.setattr(share, "_LINE_PART", 0)
+    monkeypatch.setattr(asking, "AHEAD", 9)
+    monkeypatch.setattr(asking, "_LINE_PART", 0)
     arbiter.cpus = 2
     session.users.submit("a", "hang", "cpus = 2")
     session.settle()
@@ -411,7 +410,7 @@ def test_the_wrapper_of_a_run_is_told_late(
 ) -> None:
     """A run that is over by then costs no message for it."""
     if not short:
-        monkeypatch.setattr(share, "_BEGUN_NS", 0)
+        monkeypatch.setattr(asking, "_BEGUN_NS", 0)
     session.users.submit("a", "ok" if short else "hang")
     session.settle()
     if short:
@@ -429,7 +428,7 @@ def test_a_hello_names_what_runs(session: Session, arbiter: FakeArbiter) -> None
     lease, pid = lease_of(session, "a"), session.world.pids("a")[0]
     arbiter.close()
     arbiter.open()
-    session.now.share.read()  # type: ignore[union-attr]
+    session.now.gate.leases.read()  # type: ignore[union-attr]
     session.settle()
     wait_for(lambda: len(arbiter.of(Hello)) == 2, what="another hello")
     session.end()
@@ -468,7 +467,7 @@ def test_a_run_whose_lease_is_unknown_goes_on(session: Session, arbiter: FakeArb
     arbiter.held.clear()
     arbiter.open()
     now = session.now
-    now.share.read()
+    now.gate.leases.read()
     joins(session)
     wait_for(lambda: len(arbiter.of(Hello)) == 3, what="the claim")
     session.settle()
@@ -528,14 +527,14 @@ def test_a_grant_of_something_else_is_not_believed(
     wait_for(lambda: arbiter.of(Ask), what="the ask")
     now = session.now
     if "lease" in more:
-        now.share._leases[77] = UnusedLease(LeaseRequest(9), Granted(9, 77, FOREVER_NS))
+        now.gate.leases._leases[77] = UnusedLease(LeaseRequest(9), Granted(9, 77, FOREVER_NS))
     [ask] = arbiter.of(Ask)
     given = {"lease": 1001, "pool_indices": (("licence", (5,)),), **more}
     arbiter.say(Granted(number=ask.number, begin_before_ns=FOREVER_NS, **given))
     hears(session)
     assert not session.world.begun
-    assert now.share._sock is None
-    assert now.share.view.problem
+    assert now.gate.leases._sock is None
+    assert now.gate.leases.view.problem
     arbiter.grants = True
 
 
@@ -558,10 +557,10 @@ def test_a_flood_of_answers_ends_no_pass(session: Session, arbiter: FakeArbiter)
     session.settle()
     now = session.now
     grants = [Granted(1 << 40, 1 << 40, FOREVER_NS)] * protocol.MOST_MESSAGES
-    while now.share._sock is not None:
+    while now.gate.leases._sock is not None:
         arbiter.say(*grants)
-        now.share.read()
-    assert len(now.share._out) < 1 << 16
+        now.gate.leases.read()
+    assert len(now.gate.leases._out) < 1 << 16
 
 
 def test_a_lease_that_comes_too_late_launches_nothing(session: Session, arbiter: FakeArbiter) -> None:
@@ -619,7 +618,7 @@ def test_a_socket_of_another_account_is_refused(
     session: Session, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is said to it."""
-    monkeypatch.setattr(shared, "may_serve", lambda owner: frozenset({4_000_000}))
+    monkeypatch.setattr(asking, "served_in", lambda directory, _: SharedMachine(directory, frozenset({4_000_000})))
     session.users.submit("a", "hang")
     session.settle()
     now = session.now
@@ -651,7 +650,7 @@ def test_who_leaves_keeps_the_leases_of_its_runs_alone(session: Session, arbiter
     unused = arbiter.grant(ask)
     arbiter.say(unused)
     hears(session)
-    session.now.share.close()
+    session.now.gate.leases.close()
     wait_for(lambda: EndLease(unused.lease) in arbiter.heard, what="the end of the unused lease")
     assert arbiter.held == {lease_of(session, "a")}
 
@@ -672,8 +671,8 @@ def test_no_cut_loses_a_run_or_leaves_a_lease(
     tmp_path: Path, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dispatcher that dies before any of its changes: each job runs once, and no lease is left."""
-    monkeypatch.setattr(share, "_ANSWER_NS", int(PATIENCE_S) * SECOND_NS)
-    monkeypatch.setattr(share, "_WELCOME_NS", int(PATIENCE_S) * SECOND_NS)
+    monkeypatch.setattr(asking, "_ANSWER_NS", int(PATIENCE_S) * SECOND_NS)
+    monkeypatch.setattr(asking, "_WELCOME_NS", int(PATIENCE_S) * SECOND_NS)
     for cut_at in range(1, 60):
         with world_at(tmp_path / f"spool{cut_at}", monkeypatch) as world:
             shares(world, arbiter)
@@ -683,7 +682,7 @@ def test_no_cut_loses_a_run_or_leaves_a_lease(
                 session.users.submit(name, "ok")
             session.settle()
             assert sorted(name for name, _ in world.begun) == ["a", "b"]
-            session.now.share.work()
+            session.now.gate.leases.work()
             wait_for(lambda: not arbiter.held, what=f"no lease after the cut {cut_at}")
             session.end()
         if not session.cuts:
@@ -696,13 +695,13 @@ def test_no_message_is_the_last_that_may_be_said(
     tmp_path: Path, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch, *, before: bool
 ) -> None:
     """A dispatcher that dies before or after any of its datagrams: each job runs once, and no lease is left."""
-    monkeypatch.setattr(share, "_ANSWER_NS", int(PATIENCE_S) * SECOND_NS)
-    monkeypatch.setattr(share, "_WELCOME_NS", int(PATIENCE_S) * SECOND_NS)
-    monkeypatch.setattr(share, "_BEGUN_NS", 0)
-    flush = share.MachineShare._flush
+    monkeypatch.setattr(asking, "_ANSWER_NS", int(PATIENCE_S) * SECOND_NS)
+    monkeypatch.setattr(asking, "_WELCOME_NS", int(PATIENCE_S) * SECOND_NS)
+    monkeypatch.setattr(asking, "_BEGUN_NS", 0)
+    flush = asking.ArbiterLeases._flush
     cut_at = said = 0
 
-    def cuts(self: share.MachineShare) -> bool:
+    def cuts(self: asking.ArbiterLeases) -> bool:
         nonlocal said
         speaks = bool(self._out)
         said += speaks
@@ -713,7 +712,7 @@ def test_no_message_is_the_last_that_may_be_said(
             raise PowerCut
         return sent
 
-    monkeypatch.setattr(share.MachineShare, "_flush", cuts)
+    monkeypatch.setattr(asking.ArbiterLeases, "_flush", cuts)
     for cut_at in range(1, 60):
         said = 0
         with world_at(tmp_path / f"spool{cut_at}", monkeypatch) as world:
@@ -768,13 +767,13 @@ def test_a_machine_is_shared_if_its_file_is_there(tmp_path: Path, monkeypatch: p
     """Unless the configuration says otherwise; a file that cannot be looked at is there."""
     file = tmp_path / "etc" / "machine.toml"
     monkeypatch.setattr(shared, "MACHINE_FILE", str(file))
-    assert shared.find("auto", None) is None
+    assert shared.directory("auto") is None
     file.parent.mkdir()
     file.touch()
-    found = shared.find("auto", None)
+    found = served_in(shared.directory("auto") or "", None)
     assert found.socket == "/run/spool/socket"
     assert found.servers >= {0, os.geteuid()}
-    assert shared.find("off", None) is None
+    assert shared.directory("off") is None
     assert shared.directory("~/lab/") == os.path.expanduser("~/lab")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     monkeypatch.setattr(shared, "MACHINE_FILE", str(tmp_path / "loop" / "machine.toml"))

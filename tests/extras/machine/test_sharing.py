@@ -13,21 +13,21 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from calling import Command, asked, start
 from extras.machine import sharing
 from extras.machine.sharing import BOB, gpu_share, write
 from plugins.fake_nvml import FakeNvml
-from spool.cli import machine as cli_machine
-from spool.client import machine_service, service
-from spool.client.machine_service import RunStep, WriteStep
+from spool.client import service
 from spool.core.errors import SpoolError, SpoolUnusable
 from spool.core.model import Machine
-from spool.formats import machine_status, machinefile
-from spool.formats.machine_status import UserShare
-from spool.formats.machinefile import MachineConfig
+from spool.extras.machine import install_steps, machinefile, status, verb
+from spool.extras.machine.install_steps import RunStep, WriteStep
+from spool.extras.machine.machinefile import MachineConfig
 from spool.machine import shared
 from spool.machine.host import Host
+from spool.query.shared import UserShare
 from spool.store.spool import Spool
 from support import PATIENCE_S, wait_for
 
@@ -45,10 +45,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let what is the machine's lie in a directory of this test, and return that."""
     here = tmp_path / "machine"
     here.mkdir()
-    monkeypatch.setattr(machine_service, "_UNITS", f"{here}/units")
-    monkeypatch.setattr(machine_service, "_ACCOUNT", f"{here}/sysusers.d/spool-machine.conf")
-    monkeypatch.setattr(machine_service, "_BOOTED", str(here))
+    monkeypatch.setattr(install_steps, "_UNITS", f"{here}/units")
+    monkeypatch.setattr(install_steps, "_ACCOUNT", f"{here}/sysusers.d/spool-machine.conf")
+    monkeypatch.setattr(install_steps, "_BOOTED", str(here))
     monkeypatch.setattr(shared, "MACHINE_FILE", f"{here}/etc/machine.toml")
+    monkeypatch.setattr(machinefile, "FILES", (replace(machinefile.FILES[0], path=shared.MACHINE_FILE),))
     monkeypatch.setattr(service, "program", lambda: PROGRAM)
     for name in ("systemctl", "systemd-sysusers"):
         fake = here / "bin" / name
@@ -73,7 +74,7 @@ def test_anyone_can_serve_a_directory(lab: Path) -> None:
     wait_for((lab / "machine.json").exists)
     wait_for((lab / "socket").exists)
     assert lab.stat().st_mode & 0o777 == 0o755
-    told = machine_status.parse((lab / "machine.json").read_bytes())
+    told = status.parse((lab / "machine.json").read_bytes())
     assert (told.pid, told.cpus, told.users) == (arbiter.pid, os.cpu_count(), ())
     arbiter.send_signal(signal.SIGTERM)
     said = arbiter.communicate(timeout=PATIENCE_S)[1]
@@ -175,7 +176,7 @@ def test_a_file_that_may_not_be_read_is_not_called_missing(machine: Path) -> Non
             os.setuid(65534)
             assert shared.directory("auto") is not None
             with pytest.raises(SpoolUnusable, match="Permission denied"):
-                cli_machine.serve.callback(None)  # type: ignore[misc]
+                verb.serve.callback(None)  # type: ignore[misc]
             with pytest.raises(SpoolUnusable, match="Permission denied"):
                 Spool.open(f"{machine}/etc/spool")
             code = 0
@@ -208,7 +209,7 @@ def test_the_printed_script_does_the_same(spool: Command, machine: Path) -> None
     unit, toml = machine / "units" / "spool-machine.service", machine / "etc" / "machine.toml"
     host = Host()
     whole = Machine(host.cpus(), MachineConfig().memory_of(host.memory().total_bytes))
-    steps = machine_service.steps(PROGRAM, str(toml), whole, force=False)
+    steps = install_steps.steps(PROGRAM, str(toml), whole, force=False)
     wanted = {step.path: step.text for step in steps if isinstance(step, WriteStep)}
     assert {path: Path(path).read_bytes() for path in wanted} == wanted
     assert first == [" ".join(step.words) for step in steps if isinstance(step, RunStep)][:3]
@@ -222,21 +223,21 @@ def test_a_command_that_fails_is_told(machine: Path) -> None:
     """The message has the command and what it said."""
     (machine / "bin" / "systemctl").write_text("#!/bin/sh\necho no such unit >&2\nexit 4\n")
     with pytest.raises(SpoolError, match=r"cannot run `systemctl daemon-reload`: no such unit"):
-        machine_service.carry_out(RunStep(("systemctl", "daemon-reload")))
+        install_steps.carry_out(RunStep(("systemctl", "daemon-reload")))
     with pytest.raises(SpoolError, match=r"cannot run `no-such-program`: .*No such file"):
-        machine_service.carry_out(RunStep(("no-such-program",)))
+        install_steps.carry_out(RunStep(("no-such-program",)))
 
 
 @pytest.mark.parametrize("home", ["/home/alice/.local/bin/spool", "/run/user/1000/venv/bin/spool"])
 def test_a_program_in_a_home_is_not_installed(home: str) -> None:
     """The service sees no home, and the program's owner could change what runs for all."""
     with pytest.raises(SpoolError, match="is in a home directory"):
-        machine_service.steps((home,), "/etc/spool/machine.toml", Machine(4, 1 << 32), force=False)
+        install_steps.steps((home,), "/etc/spool/machine.toml", Machine(4, 1 << 32), force=False)
 
 
 def test_without_systemd_the_commands_are_told(spool: Command, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is changed; the commands make the account and the directories and serve without any privilege."""
-    monkeypatch.setattr(machine_service, "_BOOTED", f"{machine}/no-systemd")
+    monkeypatch.setattr(install_steps, "_BOOTED", f"{machine}/no-systemd")
     said = spool("machine", "install")
     assert said.code == 1
     assert "systemd does not run this machine" in said.err

@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 
 from extras.machine.sharing import BOB, G, gpu_share, mine, shares, write
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu
-from spool.formats.machine_status import UserShare, parse, render
-from spool.machine.shared import SharedMachine
-from spool.query.shared import GpuLease, MachineSharing, arbiter_view, in_words, leases_on, read, without_users
+from spool.extras.machine import SharedMachine
+from spool.extras.machine.status import parse, read, render
+from spool.query.shared import (
+    GpuLease,
+    MachineSharing,
+    UserShare,
+    arbiter_view,
+    in_words,
+    leases_on,
+    without_users,
+)
 from spool.store.ownership import this_user
 
 

@@ -13,8 +13,8 @@ from support import wait_for
 CUT = """
 import os, runpy, signal
 from spool.dispatcher.launcher import Launcher
-from spool.dispatcher.share import MachineShare
-from spool.formats import arbiter_protocol as protocol
+from spool.extras.machine.asking import ArbiterLeases
+from spool.extras.machine import protocol
 
 WORD, WHEN, left = {word!r}, {when!r}, {times}
 
@@ -40,9 +40,9 @@ kinds = {{"hello": protocol.Hello, "ask": protocol.Ask, "begin": protocol.Begin,
 if WORD == "launch":
     Launcher._launch = cut(Launcher._launch, lambda self, *_: True)
 elif WORD == "grant":
-    MachineShare._hear = cut(MachineShare._hear, lambda self, reply: isinstance(reply, protocol.Granted))
+    ArbiterLeases._hear = cut(ArbiterLeases._hear, lambda self, reply: isinstance(reply, protocol.Granted))
 else:
-    MachineShare._flush = cut(MachineShare._flush, lambda self: any(isinstance(o, kinds[WORD]) for o in self._out))
+    ArbiterLeases._flush = cut(ArbiterLeases._flush, lambda self: any(isinstance(o, kinds[WORD]) for o in self._out))
 runpy.run_module("spool", run_name="__main__")
 """
 WHOLE = ("-m", "spool")

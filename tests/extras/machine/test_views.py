@@ -15,8 +15,8 @@ from extras.machine.sharing import BOB, G, gpu_share, join, mine, shares
 from extras.page.pages import a_machine, a_view, lay
 from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import ForeignProcess, Gpu, Grant
-from spool.formats.machine_status import UserShare
 from spool.formats.state import GpuView, JobView, SharedView
+from spool.query.shared import UserShare
 from spool.query.tasks import _expected_end
 from spool.store.locked_spool import LockedSpool
 from spool.store.ownership import this_user

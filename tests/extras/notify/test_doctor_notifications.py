@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spool.doctor.checks import Level, examine, of_the_machine
+from spool.doctor.checks import Level, examine
+from spool.extras.notify.checks import CHECKS
 
 SECRET = "s3cr3t-t0ken-of-mine"
 
@@ -17,8 +18,7 @@ def found(root: Path, text: str, mode: int = 0o600) -> list[tuple[str, Level, st
     path = root / "config.toml"
     path.write_text(text)
     path.chmod(mode)
-    checks = [check for check in of_the_machine() if check.name == "notify"]
-    return [(finding.check, finding.level, finding.text) for finding in examine(str(root), checks=checks)]
+    return [(finding.check, finding.level, finding.text) for finding in examine(str(root), checks=CHECKS)]
 
 
 def test_nothing_is_said_of_what_nobody_has_asked_for(spool_root: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from email import message_from_string, policy
 from email.message import EmailMessage
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -18,12 +19,13 @@ from msgspec.structs import replace
 from receivers import HOST, MailServer, WebServer
 from spool import __version__
 from spool.core.eventnames import EventName
-from spool.core.events import Event, NotifyRule
-from spool.core.model import Notify, Result, State
+from spool.core.events import Event
+from spool.core.model import Result, State
+from spool.extras.notify import listener
+from spool.extras.notify.listener import Notifier, last_lines
+from spool.extras.notify.sending import Patience
+from spool.extras.notify.settings import Notifications, Notify, NotifyRule
 from spool.formats.config import Config
-from spool.listeners import notifications
-from spool.listeners.notifications import Notifier, last_lines
-from spool.listeners.sending import Patience
 from support import PATIENCE_S, wait_for
 
 SECRET = "s3cr3t-t0ken-of-mine"
@@ -35,6 +37,11 @@ FAILED = Event(
     id="train/3/failed", name=EventName.FAILED, at_ns=1_700_000_000_000_000_000, host="box", version=__version__,
     spool_dir="/s", reason="exit code 3", job="train", run=3, user="bob", project="vision", result=RESULT,
 )  # fmt: skip
+
+
+def configured(**keys: Any) -> Config:
+    """Return a configuration with these keys of notifications."""
+    return Config(parts=(("notify", Notifications(**keys)),))
 
 
 class Told:
@@ -56,7 +63,7 @@ class Told:
 
     def of(self, event: Event, *addresses: str, log_lines: int = 0) -> Event:
         """Have the job of *event* name these addresses, and hear it."""
-        event = replace(event, notify=Notify(addresses, ("ended",), log_lines))
+        event = replace(event, wishes={"notify": Notify(addresses, ("ended",), log_lines)})
         self.hear(event)
         return event
 
@@ -177,7 +184,7 @@ def test_many_messages_to_a_person_become_one(told: Told, mail: MailServer, mail
 
 def test_the_configured_notifier_sends_to_what_nothing_else_understands(told: Told, tmp_path: Path) -> None:
     """The shell text has the address as $1 and the event as $2, and the message on its standard input."""
-    told.config = Config(notifier=f'{{ echo "$1 $2"; cat; }} > {tmp_path}/sent')
+    told.config = configured(notifier=f'{{ echo "$1 $2"; cat; }} > {tmp_path}/sent')
     told.of(FAILED, "bob@example.org")
     wait_for(lambda: told.done)
     lines = (tmp_path / "sent").read_text().splitlines()
@@ -187,9 +194,9 @@ def test_the_configured_notifier_sends_to_what_nothing_else_understands(told: To
 def test_contacts_and_rules_of_the_configuration(told: Told, web: WebServer) -> None:
     """Jobs name a contact, contacts may name others, and rules tell of everybody's jobs; each address is told once."""
     hook = f"http://{HOST}:{web.port}"
-    told.config = Config(
+    told.config = configured(
         contacts={"bob": (f"{hook}/bob",), "team": ("bob", f"{hook}/team"), "loop": ("loop",)},
-        notify=(
+        rules=(
             NotifyRule(("team",), on=("failed",), users=("bob",)),
             NotifyRule((f"{hook}/never",), projects=("nlp",)),
             NotifyRule((f"{hook}/gpus",), on=("gpu_free",)),
@@ -242,7 +249,7 @@ def test_whoever_can_read_the_secrets_is_said(told: Told, tmp_path: Path, caplog
     """A configuration with secrets that the group may read is reported once; behind a closed door it is nobody's."""
     config = tmp_path / "config.toml"
     config.write_text("")
-    told.config = Config(contacts={"me": (f"discord://1/{SECRET}",)})
+    told.config = configured(contacts={"me": (f"discord://1/{SECRET}",)})
     config.chmod(0o644)
     tmp_path.chmod(0o700)
     told.hear(FAILED)
@@ -273,7 +280,7 @@ def test_without_apprise_mail_works_and_the_rest_says_what_to_install(
 
 def test_close_sends_what_was_never_tried_and_ends(tmp_path: Path, hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """That the dispatcher has stopped is told, although there is nobody to tell it after that."""
-    monkeypatch.setattr(notifications, "_CLOSE_S", PATIENCE_S)
+    monkeypatch.setattr(listener, "_CLOSE_S", PATIENCE_S)
     with Told(tmp_path, Config()) as told:
         told.of(FAILED, hook)
     assert told.done

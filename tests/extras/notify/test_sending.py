@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spool.listeners.sending import Message, Patience, SendQueue, ShellCommand, UndeliveredError, masked, scrubbed
+from spool.extras.notify.sending import Message, Patience, SendQueue, ShellCommand, UndeliveredError, masked, scrubbed
 from support import PATIENCE_S, left_behind, processes, wait_for
 
 MOST = 100

@@ -34,8 +34,8 @@ from spool.core.model import OUTCOMES, SECOND_NS, ForeignProcess, State
 from spool.core.recent import RecentUse
 from spool.extras.page.content import ContentReader
 from spool.extras.page.document import render
-from spool.formats.machine_status import UserShare
 from spool.formats.state import JobView, PoolView, SharedView, StateView
+from spool.query.shared import UserShare
 from spool.store.ownership import this_user
 
 NOW_NS = time.time_ns()

@@ -54,7 +54,7 @@ def test_nothing_is_written_unless_asked_for(spool_root: Path) -> None:
     page.tick()
     page.close()
     assert sorted(spool_root.rglob("*")) == before
-    assert "page" not in find_subscriptions(str(spool_root), Config(), for_jobs=False).kinds
+    assert "page" not in find_subscriptions(str(spool_root), Config()).kinds
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -7,14 +7,15 @@ import pytest
 from spool.core.errors import InvalidFile
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Request
-from spool.formats import csvtrace
+from spool.extras.simulate.simulation import SimulatedJob
+from spool.extras.simulate.traces import parse
 
 GIB = 1 << 30
 
 
-def one(header: str, line: str) -> csvtrace.SimulatedJob:
+def one(header: str, line: str) -> SimulatedJob:
     """Return the job of a trace of one line."""
-    (job,) = csvtrace.parse(f"{header}\n{line}\n", "t").coming
+    (job,) = parse(f"{header}\n{line}\n", "t").coming
     return job
 
 
@@ -34,7 +35,7 @@ def test_what_is_not_said_is_unknown() -> None:
     negative = one("submit,run_time,cpus,gpus,memory,time_limit", "0,60,-1,-1,-1,-1")
     assert bare == empty == negative
     assert (bare.spec.request, bare.spec.time_limit_ns, bare.user) == (Request(1), None, "user")
-    assert csvtrace.parse("submit,run_time\n0,1\n", "t").counts_cpus is False
+    assert parse("submit,run_time\n0,1\n", "t").counts_cpus is False
 
 
 def test_units_and_times_are_those_of_job_files() -> None:
@@ -47,20 +48,20 @@ def test_units_and_times_are_those_of_job_files() -> None:
 
 def test_names_are_each_once_and_equal_requests_one_spec() -> None:
     """A name that comes again gets a number, and jobs that ask for the same share one object."""
-    trace = csvtrace.parse("submit,run_time,name\n0,1,a\n0,2,a\n0,3,a_2\n0,4,\n", "t")
+    trace = parse("submit,run_time,name\n0,1,a\n0,2,a\n0,3,a_2\n0,4,\n", "t")
     assert [job.name for job in trace.coming] == ["a", "a_2", "a_2_2", "0000004"]
     assert len({id(job.spec) for job in trace.coming}) == 1
 
 
 def test_a_job_that_never_ran_is_left_out() -> None:
     """Without a run time there is nothing to simulate."""
-    trace = csvtrace.parse("submit,run_time\n0,\n0,-1\n\n0,5\n", "t")
+    trace = parse("submit,run_time\n0,\n0,-1\n\n0,5\n", "t")
     assert (len(trace.coming), trace.incomplete, trace.warnings) == (1, 2, ())
 
 
 def test_odd_columns_and_lines_are_told_once() -> None:
     """A column that nobody knows may be a slip; a line of another length is read as far as it goes."""
-    trace = csvtrace.parse("submit,run_time,time_limits\n0,1\n0,1,2,3\n", "t")
+    trace = parse("submit,run_time,time_limits\n0,1\n0,1,2,3\n", "t")
     assert len(trace.coming) == 2
     column, lines = trace.warnings
     assert column == "columns that mean nothing here are ignored: time_limits (did you mean time_limit?)"
@@ -84,5 +85,5 @@ def test_odd_columns_and_lines_are_told_once() -> None:
 def test_what_is_wrong_is_told_by_line_and_column(text: str, why: str) -> None:
     """The line, the column and what would be right."""
     with pytest.raises(InvalidFile) as refused:
-        csvtrace.parse(text, "the trace t")
+        parse(text, "the trace t")
     assert why in refused.value.problems[0].message

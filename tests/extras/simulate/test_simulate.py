@@ -15,9 +15,9 @@ from calling import Command, asked
 from spool.cli import charts, render
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Request, Result, State
-from spool.core.simulation import SimulatedPolicy
+from spool.extras.simulate.simulation import SimulatedPolicy
+from spool.extras.simulate.whatif import of_file
 from spool.formats.history import render_history
-from spool.query.whatif import of_file
 
 TRACE = """\
 ; MaxProcs: 4
@@ -157,8 +157,9 @@ def test_memory_counts_when_it_is_said_how_much_there_is(spool: Command, tmp_pat
         (("small.swf", "--plot", "x.png"), 2, "must be an .svg"),
         (("--history",), 4, "no run in it has both started and ended"),
         (("small.swf", "--limits", "0.5", "--no-limits"), 2, "cannot be combined"),
-        (("small.swf", "--limits", "50"), 2, "--limits"),
-        (("small.swf", "--scale-load", "0"), 2, "--scale-load"),
+        (("small.swf", "--limits", "50"), 2, "--limits must be a number from 0 to 1, not 50"),
+        (("small.swf", "--scale-load", "0"), 2, "--scale-load must be a number above 0, not 0"),
+        (("small.swf", "--memory", "5"), 2, '--memory: "5" has no unit'),
     ],
 )
 def test_mistakes_are_told(spool: Command, tmp_path: Path, trace: Path, words: Any, code: int, why: str) -> None:

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from core.planning import GIB, NOW, S, gpus, grant_of, machine, spec
-from core.worlds import BOX, POLICIES, comings, over_committed
+from core.worlds import BOX, POLICIES, over_committed
+from extras.simulate.comings import comings
 from spool.core.backfill import as_run
 from spool.core.model import Dependencies, Grant, Limits, Machine, Policy, Request, Reservation, Spec, State
 from spool.core.resources import could_run
-from spool.core.simulation import (
+from spool.extras.simulate.simulation import (
     Outcome,
     Pass,
     SimulatedJob,

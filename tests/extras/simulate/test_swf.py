@@ -6,7 +6,8 @@ import pytest
 
 from spool.core.errors import InvalidFile
 from spool.core.model import SECOND_NS as S
-from spool.formats import swf
+from spool.extras.simulate.simulation import SimulatedJob
+from spool.extras.simulate.traces import parse
 
 
 def line(**columns: int) -> str:
@@ -18,9 +19,9 @@ def line(**columns: int) -> str:
     return " ".join(str(values.get(name, -1)) for name in names)
 
 
-def one(**columns: int) -> swf.SimulatedJob:
+def one(**columns: int) -> SimulatedJob:
     """Return the job of a trace of one line."""
-    (job,) = swf.parse(line(**columns), "t").coming
+    (job,) = parse(line(**columns), "t").coming
     return job
 
 
@@ -45,21 +46,21 @@ def test_what_was_not_requested_is_what_was_used() -> None:
 )
 def test_what_says_too_little_is_counted_and_left_out(columns: dict[str, int]) -> None:
     """A job without a run time or processors never ran, and a partial execution has its job's line beside it."""
-    trace = swf.parse(f"{line(**columns)}\n{line(job=2)}\n", "t")
+    trace = parse(f"{line(**columns)}\n{line(job=2)}\n", "t")
     assert (len(trace.coming), trace.incomplete) == (1, 1)
 
 
 @pytest.mark.parametrize("wanted_time", [-1, 0])
 def test_a_limit_that_is_unknown_stays_unstated(wanted_time: int) -> None:
     """Where others state theirs, no planner may know how long a job is going to run that does not."""
-    trace = swf.parse(f"{line(wanted_time=70)}\n{line(run=50, wanted_time=wanted_time)}\n", "t")
+    trace = parse(f"{line(wanted_time=70)}\n{line(run=50, wanted_time=wanted_time)}\n", "t")
     assert [(job.duration_ns, job.spec.time_limit_ns) for job in trace.coming] == [(60 * S, 70 * S), (50 * S, None)]
     assert trace.warnings == ()
 
 
 def test_where_no_limit_is_known_the_run_times_stand_for_them() -> None:
     """So everybody takes synthetic traces who compares schedulers by them; a warning says it."""
-    trace = swf.parse(f"{line(run=50)}\n{line(run=0)}\n", "t")
+    trace = parse(f"{line(run=50)}\n{line(run=0)}\n", "t")
     assert [job.spec.time_limit_ns for job in trace.coming] == [50 * S, S]
     assert trace.warnings == (
         "no job states a requested time; the run times serve as limits, more exact than real ones",
@@ -68,7 +69,7 @@ def test_where_no_limit_is_known_the_run_times_stand_for_them() -> None:
 
 def test_equal_requests_are_one_spec() -> None:
     """Jobs that ask for the same share one object, whoever they are and however long they run."""
-    trace = swf.parse("\n".join([line(wanted_time=60, run=1), line(wanted_time=60, user=2), line(wanted_time=61)]), "t")
+    trace = parse("\n".join([line(wanted_time=60, run=1), line(wanted_time=60, user=2), line(wanted_time=61)]), "t")
     first, second, third = (job.spec for job in trace.coming)
     assert first is second
     assert third is not first
@@ -77,11 +78,11 @@ def test_equal_requests_are_one_spec() -> None:
 @pytest.mark.parametrize("text", [" ".join(line().split()[:5]), f"{line()} 7 x"])
 def test_lines_of_another_length_are_read_with_one_warning(text: str) -> None:
     """What is missing is unknown, what is too many is ignored, and however many there are it is told once."""
-    trace = swf.parse(f"{line()}\n{text}\n{text}\n", "t")
+    trace = parse(f"{line()}\n{text}\n{text}\n", "t")
     assert [(job.duration_ns, job.spec, job.user) for job in trace.coming] == [(60 * S, one().spec, "user")] * 3
     warning, *_ = trace.warnings
     assert warning.startswith("2 lines have more or fewer than 18 columns, line 2 first")
-    assert swf.parse(line(wanted_time=9), "t").warnings == ()
+    assert parse(line(wanted_time=9), "t").warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_lines_of_another_length_are_read_with_one_warning(text: str) -> None:
 )
 def test_the_machine_is_in_the_header(header: str, cpus: int | None) -> None:
     """MaxProcs is the machine, else MaxNodes; the first line of a label counts."""
-    assert swf.parse(f"{header}\n{line()}\n", "t").cpus == cpus
+    assert parse(f"{header}\n{line()}\n", "t").cpus == cpus
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_the_machine_is_in_the_header(header: str, cpus: int | None) -> None:
 )
 def test_names_are_in_the_order_of_the_file_and_each_once(numbers: tuple[int, ...], names: list[str]) -> None:
     """A job is called by its number; by its place where numbers come twice or do not ascend."""
-    trace = swf.parse("\n".join(line(job=number) for number in numbers), "t")
+    trace = parse("\n".join(line(job=number) for number in numbers), "t")
     assert [job.name for job in trace.coming] == names
 
 
@@ -128,5 +129,5 @@ def test_names_are_in_the_order_of_the_file_and_each_once(numbers: tuple[int, ..
 def test_what_is_no_trace_is_told_by_line(text: str, why: str) -> None:
     """A file of another kind is refused, with the line."""
     with pytest.raises(InvalidFile) as refused:
-        swf.parse(text, "the trace t")
+        parse(text, "the trace t")
     assert refused.value.problems[0].message == why

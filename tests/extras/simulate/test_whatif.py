@@ -7,8 +7,16 @@ import pytest
 from spool.core.errors import UsageError
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Machine, Policy, Request, Spec
-from spool.core.simulation import SimulatedJob, SimulatedPolicy
-from spool.query.whatif import Scenario, Workload, gpus_like, load_of, prepare, simulate_policy, stating_limits
+from spool.extras.simulate.simulation import SimulatedJob, SimulatedPolicy
+from spool.extras.simulate.whatif import (
+    Scenario,
+    Workload,
+    gpus_like,
+    load_of,
+    prepare,
+    simulate_policy,
+    stating_limits,
+)
 
 BOX = Machine(4, 1 << 40)
 

@@ -13,8 +13,8 @@ from extras.machine.sharing import BOB, join, shares, write
 from spool.core.errors import SpoolUnusable
 from spool.core.model import State
 from spool.extras.top.reading import OverviewReader
-from spool.formats.machine_status import UserShare
 from spool.formats.state import MachineView, StateView, render_state
+from spool.query.shared import UserShare
 from spool.store.lock import hold
 
 SECOND = 1_000_000_000

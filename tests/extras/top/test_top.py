@@ -21,9 +21,9 @@ from extras.machine.sharing import BOB, gpu_share, join, shares
 from extras.page.pages import a_gpu_view, a_machine, a_view, lay
 from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import State
-from spool.formats.machine_status import UserShare
 from spool.formats.state import GpuView
 from spool.query.rows import JobRow
+from spool.query.shared import UserShare
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Service, Spool
 from support import PATIENCE_S, wait_for

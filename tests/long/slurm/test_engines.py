@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from extras.engines import batch
 from extras.engines.packaged_engines import batch_package, path_with
 from long.slurm.cluster import Cluster
 from long.slurm.conftest import spool_on_slurm
 from served import Served
-from spool.testing import batch
 from spool.testing.engine_claims import *  # noqa: F403
 from spool.testing.engine_claims import Site
 

@@ -10,7 +10,7 @@ from spool.cli.scripts import MAX_HEAD_BYTES, OPTIONS, SHELLS, Said, ScriptText,
 from spool.cli.telling import tell
 from spool.client import submit as submitting
 from spool.client.draft import Exports
-from spool.core.errors import InvalidValue, UsageError, cannot
+from spool.core.errors import InvalidJob, InvalidValue, UsageError, cannot
 from spool.core.reasons import count_of
 from spool.extras.foreign import lines
 from spool.extras.foreign.lines import Directive
@@ -105,10 +105,16 @@ class ForeignScripts:
         return values
 
     def _sends_to(self, address: str) -> bool:
-        from spool.formats.config import Config  # imported here, because few scripts have such lines
-        from spool.listeners.notifications import why_undelivered
+        """Whether a job can have messages sent to *address*."""
+        from spool.formats import jobfile  # imported here, because few scripts have such lines
+        from spool.formats.config import Config
+        from spool.query.foresight import doubts_of_parts
 
-        return why_undelivered(address, config_if(self._root, b"notifier", b"contacts") or Config()) is None
+        try:
+            spec = jobfile.parse(jobfile.dump({"command": "true", "notify": address}), name="a")
+        except InvalidJob:  # also where nothing sends messages
+            return False
+        return not any(doubts_of_parts(spec, config_if(self._root, b"notifier", b"contacts") or Config()))
 
     def adapted(self, values: joboptions.Values) -> joboptions.Values:
         """Return *values* without sbatch's `--dependency=singleton`, unless a job has that name."""

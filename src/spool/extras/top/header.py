@@ -16,9 +16,8 @@ from spool.core.reasons import count_of
 from spool.core.recent import in_cells
 from spool.core.units import show_duration, show_size
 from spool.extras.top.reading import GpuGlance, Overview
-from spool.formats.machine_status import UserShare
 from spool.query.rows import JobRow
-from spool.query.shared import in_words
+from spool.query.shared import UserShare, in_words
 
 _PERCENT = re.compile(r"(\d{1,3})(?:[.,]\d+)? ?%")
 _PROGRESS_BAR, _SHORT_BAR = 24, 8  # cells

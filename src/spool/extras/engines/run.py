@@ -1,0 +1,511 @@
+"""One run of a cluster: what its engine reports, what its records prove, and what follows for its life.
+
+An exit code of 0 proves the end; any other one may be due to the engine, whose word decides. An engine that does not
+answer proves nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from enum import Enum
+from functools import lru_cache
+from typing import Protocol
+
+from msgspec import Struct
+
+from spool.core import layout
+from spool.core.errors import SpoolError
+from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
+from spool.core.model import SECOND_NS, Jid, SignalTo
+from spool.executors.base import Engine, EngineEnd, Home, Usage
+from spool.extras.engines.language import Sighting
+from spool.formats.run_records import parse_engine, parse_engine_end, parse_rc, render_engine
+
+log = logging.getLogger(__name__)
+
+GRACE_NS = 120 * SECOND_NS
+"""An exit code may stay unseen this long after the end: caches of network file systems are up to a minute old."""
+
+LOG_GRACE_NS = 30 * SECOND_NS
+"""An engine that calls a run cut short has written so to the run's log; its words may stay unseen this long."""
+
+_SURE = 2  # answers without a job before it counts as absent
+_AGAIN_NS = 30 * SECOND_NS  # a cancel without effect is repeated after this time
+_PASSED_ON = frozenset({"HUP", "INT", "QUIT", "TERM", "USR1", "USR2"})  # by the wrapper, to its command
+_MARK = re.compile(r"spool:([0-9a-f]+):([^:]+):([0-9]+)(?::([0-9]+))?(?![0-9:])", re.ASCII)
+_BY_SIGNALS = frozenset({EngineWord.CANCELLED, EngineWord.TIMEOUT, EngineWord.PREEMPTED, EngineWord.NODE_LOST})
+
+
+class Keeper(Engine, Protocol):
+    """What a run needs of its engine: facts that hold for all runs, and a way to give orders."""
+
+    name: str
+    title: str
+    cluster: str | None
+
+    @property
+    def home(self) -> Home:
+        """The spool whose runs it has."""
+
+    @property
+    def away(self) -> str:
+        """Why nothing is known of its jobs: it does not answer; "" if it does."""
+
+    @property
+    def full(self) -> str:
+        """Why it accepts no more for now, "" if it does."""
+
+    @property
+    def logs_ends(self) -> bool:
+        """Whether it writes to the log of a run how it has ended it."""
+
+    def now_ns(self) -> int:
+        """Return the time of its clock."""
+
+    def records(self, run: ClusterRun) -> frozenset[str]:
+        """Return the names of a run's records. Raises OSError."""
+
+    def last_words(self, run: ClusterRun) -> tuple[EngineWord, str] | None:
+        """Return how it has ended a run, by its own words in the run's log. Raises OSError."""
+
+    def is_back(self, node: str) -> bool:
+        """Whether nothing of its old jobs is left on a lost node."""
+
+    def forget(self, run: ClusterRun) -> None:
+        """Drop a run that is over."""
+
+    def withdraw(self, run: ClusterRun) -> None:
+        """Drop a run from the queue of submissions."""
+
+    def order_cancel(self, run: ClusterRun, signal: str | None, *, only_waiting: bool = False) -> None:
+        """Order that a run is cancelled, or receives a signal."""
+
+    def order_signal(self, run: ClusterRun, signal: str) -> None:
+        """Order that the wrapper of a run receives a signal. Raises OSError."""
+
+    def look_soon(self, after_ns: int) -> None:
+        """Ask about all jobs after *after_ns* at the latest."""
+
+
+class LookAnswer(Struct, frozen=True):
+    """One answer about all jobs."""
+
+    number: int
+    asked_ns: int
+    now_ns: int
+    memory_ns: int | None  # how long the engine lists a job after its end; None: not known
+
+
+class Phase(Enum):
+    """How far a run has come on its way to its engine."""
+
+    QUEUED = "it is still to be handed over"
+    SENT = "it is being handed over"
+    UNSURE = "it is unknown whether it was handed over"
+    KNOWN = "the engine has it, or had it"
+    ABSENT = "the engine does not have it, and never had it"
+
+
+class ClusterRun:
+    """A run of a cluster, according to its engine and its records."""
+
+    exit_status: None = None
+    is_child = False
+    resists = ""
+    lingers = doubtful = by_others = False
+    holds_memory = True
+
+    def __init__(self, engine: Keeper, key: tuple[str, int], *, first_look: int = 0) -> None:
+        self.engine = engine
+        self.key = key
+        self.jid: Jid | None = None
+        self.id: str | None = None
+        self.is_ours = False  # the engine has confirmed it: by its answer to the submission, or by the mark
+        self.refusal: str | None = None
+        self.ending: EngineEnd | None = None
+        self.blocked = False  # it waits there for something other than room
+        self.phase = Phase.UNSURE
+        self.first_look = first_look  # that can report it
+        self.foreign = ""  # the cluster that has it, if another one answers
+        self.halted: str | None = None
+        self.waits_again = False  # it has begun, and was requeued: the engine's job never begins
+        self.alive_at_ns: int | None = None  # when the engine last reported that it had begun and not ended
+        self._said = ""
+        self._begun = False
+        self._spoke = 0  # the first look that had it waiting though its wrapper had registered
+        self._node = ""
+        self._misses = 0  # looks in a row without it
+        self._waited_ns: int | None = None  # when this dispatcher last knew that the engine had it waiting
+        self._dropped = False  # the engine had it waiting just before, and then its array without it
+        self._ended_ns = 0  # when its end was first seen
+        self._forced = False
+        self._explained = False
+        self._exit: int | None = None  # its exit code, if its wrapper has reported that
+        self._settled = False  # its exit code was seen, which a wrapper writes last
+        self._stuck = ""  # the engine keeps it, and cannot start it: why
+        self._recorded = False
+        self._complained = False  # that its record cannot be written
+        self._written_end: EngineEnd | None = None  # in its record, because it had not begun
+        self._asked: tuple[str, int] = ("", 0)  # the kind of the last cancel, and its time
+
+    @property
+    def waits(self) -> str | None:
+        """Why it has not begun yet, in its engine's words."""
+        if self._begun or self.jid is not None:
+            return None
+        if self.engine.away:
+            return self.engine.away
+        if self.phase is Phase.KNOWN:
+            return f"{self.engine.title}: {self._said}" if self._said else f"{self.engine.title} has it"
+        if self.phase is Phase.QUEUED and self.engine.full:
+            return self.engine.full
+        return str(self.phase.value)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was handed over, or is just now, and has not ended as far as known."""
+        return self.phase not in (Phase.QUEUED, Phase.ABSENT) and self.ending is None and self._exit is None
+
+    @property
+    def may_be_taken_back(self) -> bool:
+        """Whether it was handed over, as far as known, and has not begun."""
+        waits = self.phase in (Phase.UNSURE, Phase.KNOWN) and self.ending is None and self._exit is None
+        return waits and not self._begun and self.jid is None
+
+    @property
+    def engine_id(self) -> str | None:
+        """The id of its job in the engine, which has accepted it; None: not known yet."""
+        return self.id
+
+    def identified(self, jid: Jid) -> None:
+        """Record the wrapper's identity, and so which of the engine's jobs it is: a submission may arrive twice."""
+        self.jid = jid
+        engine, _, known = (jid.engine or "").partition(":")
+        if engine == self.engine.name and known and known != "unknown" and known != self.id:
+            is_sent = self.phase is Phase.SENT  # and begins before its submission is answered
+            self._becomes(known)
+            self.is_ours = is_sent
+
+    def liveness(self) -> Liveness:
+        """Return the state of the wrapper: alive until the engine says otherwise."""
+        if self.phase is Phase.ABSENT:
+            return Liveness.ABSENT
+        if self._exit == 0 and not self._asked[0]:
+            return Liveness.GONE  # whatever the engine says of it; one that was stopped is over when the engine says so
+        if self.phase is not Phase.KNOWN or self.ending is None:
+            return Liveness.ALIVE
+        if self._settled:
+            return Liveness.GONE
+        found, ended = self.engine.records(self), self.id
+        if self._look_for_jid() and self.id != ended:
+            return Liveness.ALIVE  # the job that ended was the other one, which came too late
+        ending = self._explain(self.ending, found)
+        if ending is None:
+            return Liveness.ALIVE
+        if not self._forced:
+            if not self._is_settled(ending, found):
+                return Liveness.ALIVE
+            self._write_end(ending, found)
+        return Liveness.GONE
+
+    def watch(self) -> None:
+        """Return None: no descriptor shows its end, only the engine's answers do."""
+
+    def left_behind(self, exit_code: int | None = None) -> bool:
+        """Return False: the engine ends leftovers on a node."""
+        return False
+
+    def signal(self, signal_name: str, to: SignalTo) -> int:
+        """Let the wrapper pass a signal on to its command, whatever *to* says; return how many runs are signalled."""
+        if self.id is None or self.ending is not None or self.foreign:
+            return 0
+        if signal_name not in _PASSED_ON:
+            log.warning("job %s run %d: %s cannot be sent through %s", *self.key, signal_name, self.engine.title)
+            return 0
+        self.engine.order_signal(self, signal_name)
+        return 1
+
+    def usage(self) -> Usage:
+        """Return nothing: only the engine's accounting knows, and not every cluster has one."""
+        return Usage()
+
+    def close(self) -> None:
+        """Release the run."""
+        self.engine.forget(self)
+
+    # For its engine.
+
+    @property
+    def mark(self) -> str:
+        """The mark that identifies its job in the engine."""
+        return f"spool:{self.engine.home.identity()}:{self.key[0]}:{self.key[1]}"
+
+    @property
+    def lost_node(self) -> str:
+        """The node that must come back before it is certain that nothing of the run is left; "" if none."""
+        return self._node if self.ending is not None and self.ending.word is EngineWord.NODE_LOST else ""
+
+    def told(self, record: str) -> bool:
+        """Read a record that its wrapper has reported; return whether it can be seen. Raises OSError."""
+        if record == layout.JID:
+            return self._look_for_jid()
+        if self._exit is None:
+            self._exit = parse_rc(self.engine.home.record(*self.key, layout.RC) or b"")
+            if self._exit or self._asked[0]:
+                self.engine.look_soon(SECOND_NS)  # the engine may have ended it
+        return self._exit is not None
+
+    def submitted(self, answer: str | SpoolError | None, next_look: int) -> None:
+        """Process the engine's answer to its submission."""
+        self.first_look = next_look
+        if self.id is not None:
+            return  # its wrapper has registered first
+        if isinstance(answer, str):
+            self._becomes(answer)
+            self.is_ours, self._waited_ns = True, self.engine.now_ns()
+        elif answer is not None:
+            self.phase, self.refusal = Phase.ABSENT, str(answer)
+        else:
+            self.phase = Phase.UNSURE
+
+    def withdraw(self) -> None:
+        """Record that it will not be submitted any more."""
+        self.phase = Phase.ABSENT
+
+    def was_given_up(self) -> None:
+        """Record that an earlier dispatcher took its jid, so it never begins: because it had ended, or was absent."""
+        self.ending = self._written_end
+        if self.ending is None:
+            self.phase = Phase.ABSENT
+
+    def remember(self) -> None:
+        """Read what an earlier dispatcher has recorded of it."""
+        data = self.engine.home.record(*self.key, layout.ENGINE) or b""
+        record, end = parse_engine(data), parse_engine_end(data)
+        if record is not None and record[0] == self.engine.name and self.id in (None, record[2]):
+            self._written_end = EngineEnd(*end) if end is not None else None
+            self.id, self.phase, self._recorded = record[2], Phase.KNOWN, True
+            known = self.engine.cluster
+            self.foreign = record[1] if known is not None and record[1] not in ("-", known) else ""
+
+    def observe(self, found: Sequence[Sighting], look: LookAnswer, *, is_dropped: bool = False) -> bool:
+        """Process the sightings of it in one answer; return whether they are news.
+
+        *is_dropped*: others of its array are there, and it is not.
+        """
+        before = (self.phase, self._said, self._begun, self.blocked)
+        if len(found) > 1:
+            with suppress(OSError):  # the next answer has both again
+                self._look_for_jid()
+        seen = self._own(found)
+        if seen is None:
+            self._missed(look, is_dropped=is_dropped)
+        else:
+            if seen.id != self.id:
+                log.info("job %s run %d: found again as %s %s", *self.key, self.engine.title, seen.id)
+                self._becomes(seen.id)
+            elif not self._recorded:
+                self._record()
+            self._misses, self._said, before_said, self.foreign = 0, seen.said, self._said, ""
+            mark = None if self.is_ours else mark_of(seen)
+            if mark is not None and mark.spool == self.engine.home.identity():
+                self.is_ours = mark.key(seen.element) == self.key
+            self._begun, self._node = self._begun or seen.begun, seen.node or self._node
+            self._waited_ns = look.asked_ns if seen.word is None and not seen.begun else None
+            self.blocked = seen.blocked and not self._begun and self.jid is None
+            self.halted = self.engine.title if seen.halted else ""
+            with suppress(OSError):  # the next answer repeats it
+                self._see_put_back(seen, look.number, news=seen.said != before_said)
+            if seen.stuck and not self._stuck:
+                self._stuck = f"{self.engine.title} cannot start it: {seen.said}"
+                self.engine.order_cancel(self, None)
+            if seen.word is not None:
+                self._ends(seen.word, f"{self.engine.title} says {seen.said}", look.now_ns)
+            elif self.waits_again:
+                self._ends(EngineWord.FAILED, f"{self.engine.title} has put it back: {seen.said}", look.now_ns)
+            else:
+                self.ending, self._ended_ns, self._settled = None, 0, False
+                self.alive_at_ns = time.time_ns() if seen.begun else None
+        return self.ending is not None or before != (self.phase, self._said, self._begun, self.blocked)
+
+    def _own(self, found: Sequence[Sighting]) -> Sighting | None:
+        """Return which of the jobs with its mark it is: by its wrapper's jid, else by the answer to its submission."""
+        living = [each for each in found if each.word is None]
+        if self.id is None:
+            return next(iter(living or found[-1:]), None)
+        same = [each for each in found if each.id == self.id]
+        return next(iter(same or (living if self.jid is None else ())), None)
+
+    def press(self, *, kill: bool, now_ns: int) -> bool:
+        """Continue to end it; return whether nothing of it is left."""
+        if self.phase is Phase.QUEUED:
+            self.engine.withdraw(self)
+        if self.ending is not None and kill:
+            self._forced = True  # its exit code is no longer waited for
+        if self.liveness() is not Liveness.ALIVE:
+            return True
+        if self.ending is not None or self.foreign or self.engine.silent:
+            return False
+        # A suspended job does not receive TERM there, and only administrators continue it; a cancel does both.
+        kill = kill or bool(self.halted)
+        how = "kill" if kill else "ask" if self._begun or self.jid is not None else "withdraw"
+        if not self._was_asked(how, now_ns):
+            if self._look_for_jid() and how == "withdraw":
+                how = "ask"
+            if self.id is not None and not self._was_asked(how, now_ns):
+                if how == "ask":
+                    self.engine.order_signal(self, "TERM")
+                else:
+                    self.engine.order_cancel(self, None, only_waiting=how == "withdraw")
+                self._asked = how, now_ns  # not before: a full disk may keep the order from its record
+        return False
+
+    def _see_put_back(self, seen: Sighting, look: int, *, news: bool) -> None:
+        """Check whether it waits though its wrapper had registered before that look: a run begins only once."""
+        if seen.begun or seen.word is not None:
+            self._spoke = 0
+        elif not self._spoke and (self._begun or news) and self._look_for_jid() and seen.id == self.id:
+            self._spoke = look
+        self.waits_again = 0 < self._spoke < look
+
+    def _was_asked(self, how: str, now_ns: int) -> bool:
+        """Whether this was ordered, and need not be repeated yet; the wrapper is signalled once."""
+        asked, at_ns = self._asked
+        return asked == how and (how == "ask" or now_ns - at_ns < _AGAIN_NS)
+
+    def _look_for_jid(self) -> bool:
+        """Return whether the wrapper has registered. Raises OSError."""
+        if self.jid is None and isinstance(found := self.engine.home.jid(*self.key), Jid):
+            self.identified(found)
+        return self.jid is not None
+
+    def _becomes(self, job_id: str) -> None:
+        """Record which of the engine's jobs it is, also on disk for the next dispatcher."""
+        self.id, self.phase, self._recorded, self.is_ours = job_id, Phase.KNOWN, False, False
+        self.ending, self._ended_ns, self._misses = None, 0, 0  # these facts are about another job
+        self._settled, self._forced, self._asked, self._written_end = False, False, ("", 0), None
+        self._record()
+
+    def _record(self) -> None:
+        """Write its id to its record; without that the next dispatcher finds it by its mark."""
+        try:
+            line = render_engine(self.engine.name, self.engine.cluster or "-", self.id or "-")
+            self.engine.home.put_record(*self.key, layout.ENGINE, line)
+            self._recorded, self._complained = True, False
+        except OSError as error:  # the next look tries again
+            if not self._complained:
+                log.error("job %s run %d: cannot write its record %s: %s", *self.key, layout.ENGINE, error.strerror)
+            self._complained = True
+
+    def _missed(self, look: LookAnswer, *, is_dropped: bool) -> None:
+        self._misses += 1
+        if self._misses == 1:
+            self._dropped = self._was_waiting(look)
+        self._dropped &= is_dropped
+        if self._misses < _SURE or self.foreign:
+            return
+        if self.id is None:
+            self.phase = Phase.ABSENT
+        elif self.ending is None and self._dropped and not self._begun and self.jid is None:
+            # It had not begun, or the engine would still list how it has ended.
+            self._ends(EngineWord.CANCELLED, f"{self.engine.title} has taken {self.id} out of its array", look.now_ns)
+        elif self.ending is None:
+            self._ends(EngineWord.FORGOTTEN, f"{self.engine.title} does not know job {self.id} any more", look.now_ns)
+
+    def _was_waiting(self, look: LookAnswer) -> bool:
+        """Whether the engine had it waiting so shortly before that it would list it now if it had begun and ended."""
+        known_ns = look.memory_ns
+        return self._waited_ns is not None and known_ns is not None and look.now_ns - self._waited_ns < known_ns
+
+    def _ends(self, word: EngineWord, said: str, now_ns: int) -> None:
+        """Record that the engine reports its end, for the first time or again."""
+        if self._stuck and self.jid is None:
+            self.phase, self.refusal = Phase.ABSENT, self._stuck
+            return
+        self._ended_ns = self._ended_ns or now_ns
+        if self.ending is None or word is not EngineWord.FORGOTTEN:
+            self.ending, self._explained = EngineEnd(word, said), False
+
+    def _explain(self, ending: EngineEnd, found: Collection[str]) -> EngineEnd | None:
+        """Return how the engine has ended it: by its log, if the engine's word is too vague, or may be mistaken.
+
+        An engine that was restarted may call a run cancelled that has ended by itself. If it has cut a run short, it
+        says so in the log of the run. None: not known yet. Raises OSError.
+        """
+        if self._explained:
+            return ending
+        if self.jid is None and (words := self.engine.last_words(self)) and words[0] is EngineWord.NOT_STARTED:
+            ending = self.ending = EngineEnd(words[0], f"{self.engine.title} wrote {words[1]!r}")
+        if ending.word in (EngineWord.FAILED, EngineWord.FORGOTTEN):
+            known = self.engine.last_words(self)
+            if known is not None:
+                ending = self.ending = EngineEnd(known[0], f"{self.engine.title} wrote {known[1]!r}")
+            elif self._written_end is not None:
+                ending = self.ending = self._written_end
+        elif ending.word in _BY_SIGNALS and layout.RC in found and self._denies_its_end():
+            if self.engine.now_ns() < self._ended_ns + LOG_GRACE_NS:
+                return None
+            ending = self.ending = EngineEnd(EngineWord.FAILED, ending.said)
+        self._explained = True
+        return ending
+
+    def _denies_its_end(self) -> bool:
+        """Whether the engine has not written to the log of this run that it ended it, and was not asked to."""
+        asked = self._forced or self._asked[0]
+        return self.engine.logs_ends and not asked and self.engine.last_words(self) is None
+
+    def _write_end(self, end: EngineEnd, found: Collection[str]) -> None:
+        """Record how it ended before it began, if its job ends with that. Raises OSError.
+
+        Its jid is taken next, which only says that it never begins: a later dispatcher needs the reason.
+        """
+        if self.id is None or end == self._written_end or not ends_unspoken(end.word) or layout.JID in found:
+            return
+        line = render_engine(self.engine.name, self.engine.cluster or "-", self.id, (end.word, end.said))
+        self.engine.home.put_record(*self.key, layout.ENGINE, line)
+        self._written_end = end
+
+    def _is_settled(self, end: EngineEnd, found: Collection[str]) -> bool:
+        """Whether its records are certainly complete; *found* are their names. Raises OSError."""
+        code = layout.RC in found and self.engine.home.record(*self.key, layout.RC)
+        self._settled = bool(code) or layout.REFUSED in found
+        if self._settled:
+            return True
+        if self.jid is None and layout.JID not in found and end.word is not EngineWord.COMPLETED:
+            return True  # taking the jid settles whether that is so
+        if end.word is EngineWord.NODE_LOST:
+            return self.engine.is_back(self._node)
+        unexplained = end.word in (EngineWord.COMPLETED, EngineWord.FAILED, EngineWord.FORGOTTEN)
+        return not unexplained or self.engine.now_ns() >= self._ended_ns + GRACE_NS
+
+
+class Mark(Struct, frozen=True):
+    """What identifies a job of the engine as one of spool's: a run, or the runs of the tasks of an array."""
+
+    spool: str
+    name: str  # of the job, or of the array
+    run: int
+    first: int | None  # the index of the task that is element 0
+
+    def key(self, element: int | None) -> tuple[str, int] | None:
+        """Return the job and the run of a job, or of an element; None: it has no element."""
+        if self.first is None:
+            return self.name, self.run
+        return None if element is None else (f"{self.name}_{self.first + element}", self.run)
+
+
+def mark_of(seen: Sighting) -> Mark | None:
+    """Return the mark of a sighting, which may have an addition."""
+    return _mark(seen.mark)
+
+
+@lru_cache(64)  # the elements of an array have one
+def _mark(text: str) -> Mark | None:
+    match = _MARK.match(text)
+    if match is None:
+        return None
+    return Mark(match[1], match[2], int(match[3]), int(match[4]) if match[4] is not None else None)

@@ -1,0 +1,280 @@
+"""`spool machine`: share the machine among several users; and their part of `spool info`.
+
+What only `status` needs is imported when it is used: an arbiter keeps what it has imported.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+import click
+
+from spool.cli import render
+from spool.cli.common import json_option
+from spool.cli.group import Subverbs, Verb, unfilled
+from spool.cli.telling import tell
+from spool.client import service
+from spool.core.errors import ExitCode, InvalidConfig, SpoolUnusable, UsageError, cannot
+from spool.core.reasons import count_of
+from spool.core.units import show_duration, show_size
+from spool.extras.machine import ACCOUNT, install_steps, machinefile
+from spool.extras.machine.machinefile import MachineConfig
+from spool.extras.machine.status import sharing
+from spool.formats import config
+from spool.formats.config import Config
+from spool.machine import shared
+from spool.query.shared import MachineSharing, MachineUse, UserShare, pools_of
+from spool.store.disk import Disk, read_file
+from spool.store.glance import read_config
+
+_SHARES = (
+    render.Column("USER", cut="middle"),
+    render.Column("LEASES", right=True),
+    render.Column("CPU", right=True),
+    render.Column("MEM", right=True, drop=2),
+    render.Column("GPU", right=True),
+    render.Column("RESOURCES", cut="words", drop=1),
+    render.Column("WAITING", right=True),
+)
+_FIXED = 3  # columns that are there even if they are empty
+_MOST_USERS = 50
+
+
+_HELP = unfilled("""
+Share the machine among several users, each with a spool of their own.
+
+The users' dispatchers ask one arbiter before they start a job, so that CPUs, memory and GPUs are given out once, in a
+fair order. The arbiter needs no privilege: it opens no file of a user, and starts and ends nothing.
+
+  sudo spool machine install
+  spool machine status
+""")
+
+
+@click.group(cls=Subverbs, help=_HELP, short_help="Share the machine among several users.")
+def command() -> None:
+    """Do nothing: the subcommands do the work."""
+
+
+@command.command("status", cls=Verb, short_help="Show what each user has, and whether the arbiter answers.")
+@json_option
+@click.pass_obj
+def status(root: str, as_json: bool) -> int:
+    """Show what the machine has, how much of it each user holds by lease, and how many starts of each wait.
+
+    It says since when the arbiter has served, or why it does not answer and what to do. No job is named. Exits with 1
+    if the machine is not shared, or its arbiter does not answer. `spool info` shows it beside what this spool has.
+
+    By hand: cat /run/spool/machine.json
+    """
+    from spool.cli import publicjson
+
+    settings, now_ns = _config_of(root), time.time_ns()
+    place = shared.directory(settings.machine)
+    found = sharing(place, settings.machine_owner, os.geteuid(), now_ns) if place is not None else None
+    if as_json:
+        render.as_json({"version": 1, "machine": publicjson.plain(found)})
+    elif found is None:
+        render.prose(_why_not_shared(settings))
+    else:
+        _print(found, now_ns)
+    return 0 if found is not None and not found.problem else int(ExitCode.FAILED)
+
+
+@command.command("serve", cls=Verb, short_help="Run the arbiter.")
+@click.argument("directory", metavar="[DIR]", required=False)
+def serve(directory: str | None) -> int:
+    """Run the arbiter of a shared machine until TERM or Ctrl-C. Its log goes to stderr; runs do not depend on it.
+
+    Without DIR it is the machine's, as `spool machine install` starts it: it serves in /run/spool, by
+    /etc/spool/machine.toml. With DIR it needs neither root nor an account of its own: DIR is a directory of yours that
+    only you can write to, and DIR/machine.toml may say more. The other users name both in their config.toml:
+
+      machine = "/var/tmp/lab"
+      machine_owner = "carol"
+
+    Such an arbiter gives turns to users who trust you with turns; it does not protect them from each other.
+    """
+    from spool.extras.machine.arbiter import Arbiter
+    from spool.listeners.logformat import set_up_logging
+
+    path = os.path.abspath(directory) if directory is not None else shared.DIRECTORY
+    if directory is None:
+        if shared.directory("auto") is None:
+            why = f"{shared.MACHINE_FILE} does not exist, so no dispatcher asks there"
+            raise SpoolUnusable(cannot("serve", path, why, remedy="`spool machine install` writes one"))
+        settings = _configuration(shared.MACHINE_FILE)
+        state = install_steps.STATE_DIRECTORY
+    else:
+        _make_directory(path)
+        settings = _configuration(f"{path}/machine.toml")
+        state = path
+        tell(
+            f"this arbiter gives turns, not protection: it counts for users whose config.toml names {path}, and no "
+            "user must name it"
+        )
+    if os.geteuid() == 0:
+        tell("this arbiter runs as root and needs no privilege: `spool machine install` gives it an account of its own")
+    set_up_logging("info", journald="JOURNAL_STREAM" in os.environ)
+    arbiter = Arbiter(path, settings, state_directory=state)
+    try:
+        arbiter.serve()
+    finally:
+        arbiter.close()
+    return 0
+
+
+@command.command("install", cls=Verb, short_help="Install the arbiter as a system service.")
+@click.option("--force", is_flag=True, help="Overwrite a unit that was edited or written by hand.")
+@click.option("--print", "prints", is_flag=True, help="Print the steps as a shell script, and change nothing.")
+def install(force: bool, prints: bool) -> int:
+    """Install the arbiter as a service of systemd, for all users of the machine. Only root can.
+
+    It makes the account `spool-machine`, which owns nothing else, writes /etc/spool/machine.toml unless it exists, with
+    quotas of three quarters of this machine for each user, and starts spool-machine.service. Running jobs continue and
+    are counted, and running dispatchers ask it from then on. Running it again updates and restarts the service, which
+    loses no lease.
+
+      spool machine install --print
+      sudo spool machine install
+    """
+    program, whole = service.program(), install_steps.whole()
+    if prints:
+        render.say_text(install_steps.script(install_steps.steps(program, shared.MACHINE_FILE, whole, force=force)))
+        return 0
+    try:
+        install_steps.require_manager()
+    except service.NoServiceManager as error:
+        script = install_steps.by_hand(program, ACCOUNT, shared.DIRECTORY, shared.MACHINE_FILE, whole)
+        tell(f"{error}; as root, at every boot:")
+        render.say_text(script)
+        return int(error.exit_code)
+    if os.geteuid() != 0:
+        raise UsageError(
+            cannot("install", "the service", "only root can", remedy="`spool machine install --print` shows the steps")
+        )
+    for step in install_steps.steps(program, shared.MACHINE_FILE, whole, force=force):
+        render.say(install_steps.carry_out(step))
+    render.say(
+        f"the machine is shared: {shared.MACHINE_FILE} names the users, and `spool machine status` shows what each has"
+    )
+    return 0
+
+
+def _configuration(path: str) -> MachineConfig:
+    """Return the configuration in *path*, the defaults without one. Raises OSError, SpoolUnusable, InvalidConfig."""
+    try:
+        return machinefile.parse(read_file(path, check=_why_not_trusted) or b"")
+    except PermissionError as error:
+        remedy = f"let everyone read it: `chmod a+rx {os.path.dirname(path)}; chmod a+r {path}`"
+        raise SpoolUnusable(
+            cannot("read", "the configuration", str(error.strerror), where=path, remedy=remedy)
+        ) from None
+    except InvalidConfig as error:
+        raise InvalidConfig(path, error.problems) from None
+
+
+def _why_not_trusted(status: os.stat_result) -> str:
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "other users can change it; it must belong to you or root, and be writable by its owner alone"
+    return ""
+
+
+def _make_directory(path: str) -> None:
+    disk = Disk(path)
+    if disk.ensure_directory(path):
+        disk.chmod(path, 0o755)  # whatever the umask: the others connect to a socket in it
+
+
+def _config_of(root: str) -> Config:
+    """Return the configuration of the spool, the defaults if there is none that can be used."""
+    try:
+        return config.parse(read_config(root) or b"")
+    except (InvalidConfig, OSError):
+        return Config()
+
+
+def _why_not_shared(settings: Config) -> str:
+    if settings.machine == "off" and shared.directory("auto") is not None:
+        return (
+            'this spool does not take part: `machine = "off"` in its config.toml. Its jobs start without leases, and '
+            "to the other users they are foreign processes"
+        )
+    return f"the machine is not shared: there is no {shared.MACHINE_FILE}; `sudo spool machine install` shares it"
+
+
+def _print(found: MachineSharing, now_ns: int) -> None:
+    use = found.use
+    if found.problem:
+        render.prose(f"problem: {found.problem}; {found.remedy}. Until then running jobs continue, and nothing starts")
+    if use is None:
+        return
+    since = f"pid {use.arbiter}, for {show_duration(max(now_ns - use.since_at_ns, 0))}, in {found.directory}"
+    if found.problem and found.written_at_ns is not None:
+        since = f"in {found.directory}; what follows is from {show_duration(max(now_ns - found.written_at_ns, 0))} ago"
+    gpus = f"unknown: {use.gpu_problem}" if use.gpu_problem is not None else "none"
+    if use.gpus:
+        gpus = f"{use.gpus}, {use.gpus_granted} granted, {use.gpus_free} free"
+        without = {user for gpu in use.by_gpu.values() for user in gpu.without_lease}
+        gpus += f"; {', '.join(sorted(without))} on some without a lease" if without else ""
+    memory = [f"{show_size(use.memory_bytes)} after the reserve", f"{show_size(use.memory_granted_bytes)} granted"]
+    render.pairs(
+        [
+            ("arbiter", since),
+            ("CPUs", f"{use.cpus}, {use.cpus_granted} granted, {use.cpus_free} free"),
+            ("memory", ", ".join([*memory, f"{show_size(use.memory_free_bytes)} not granted"])),
+            ("GPUs", gpus),
+            *(
+                (name, f"{pool.total}, {pool.granted} granted, {pool.free} free")
+                for name, pool in use.resources.items()
+            ),
+        ]
+    )
+    render.say()
+    own = use.own if use.own.leases or use.own.asks or use.own.gpus else None
+    if own is None and not use.others:
+        render.say("no user has or waits for a lease")
+    else:
+        _print_users(use, own, " (you)")
+
+
+def print_shared(shared: MachineSharing, now_ns: int) -> None:
+    """Print the totals of a shared machine, and a line for each of its users."""
+    render.say()
+    use = shared.use
+    if use is None:
+        render.prose(f"shared machine: {shared.problem}")
+        return
+    totals = [f"{use.cpus_granted} of {count_of(use.cpus, 'CPU')}"]
+    totals.append(f"{show_size(use.memory_granted_bytes)} of {show_size(use.memory_bytes)}")
+    totals += [f"{use.gpus_granted} of {count_of(use.gpus, 'GPU')}"] if use.gpus else []
+    totals += [f"{pool.granted} of {pool.total} {name}" for name, pool in use.resources.items()]
+    told = f"{shared.problem}; granted then" if shared.problem else f"arbiter pid {use.arbiter}; granted"
+    render.prose(f"shared machine ({shared.directory}): {told}: {', '.join(totals)}")
+    if use.gpu_problem is not None:
+        render.prose(f"its GPUs are unknown: {use.gpu_problem}")
+    _print_users(use, use.own, " (this spool)")
+
+
+def _print_users(use: MachineUse, own: UserShare | None, remark: str) -> None:
+    """Print a line for each user of a shared machine, first *own* with a *remark* on whose it is."""
+    rows = [_share(own, remark)] if own is not None else []
+    rows += [_share(each) for each in use.others[:_MOST_USERS]]
+    kept = [at for at, column in enumerate(_SHARES) if at < _FIXED or any(row[at] for row in rows)]
+    render.table([_SHARES[at] for at in kept], [[row[at] for at in kept] for row in rows])
+    if len(use.others) > _MOST_USERS:
+        render.prose(f"and {len(use.others) - _MOST_USERS} more users")
+
+
+def _share(share: UserShare, remark: str = "") -> list[str]:
+    return [
+        f"{share.user}{remark}",
+        str(share.leases),
+        str(share.cpus),
+        render.size(share.memory_bytes) if share.memory_bytes else "",
+        str(share.gpus or ""),
+        pools_of(share),
+        str(share.asks or ""),
+    ]

@@ -1,0 +1,29 @@
+"""The check of `spool doctor` of the recipients."""
+
+from __future__ import annotations
+
+from spool.doctor.checks import Check, Findings, Subject, good, warn
+from spool.extras.notify.addresses import readable_by_others, why_undelivered
+from spool.extras.notify.sending import masked
+from spool.extras.notify.settings import settings_of
+
+
+def _notify(subject: Subject) -> Findings:
+    settings = settings_of(subject.config)
+    named = dict.fromkeys([*settings.contacts, *(to for rule in settings.rules for to in rule.to)])
+    if not named:
+        return
+    fine = True
+    for name in named:
+        if (why := why_undelivered(name, settings, thoroughly=True)) is not None:
+            fine = False
+            yield warn(f"{masked(name)}: {why}", "fix `contacts` or `notify` in config.toml")
+    for path in readable_by_others(subject.root, settings):
+        fine = False
+        yield warn(f"{path} holds secrets and is readable by others", f"chmod 600 {path}")
+    if fine:
+        yield good(f"{len(named)} recipients are valid; only a real message shows whether they answer")
+
+
+CHECKS = (Check("notify", "whether the recipients in the configuration are valid", _notify),)
+"""The check, as a row of the doctor's table."""

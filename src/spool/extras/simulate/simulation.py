@@ -1,0 +1,444 @@
+"""The scheduler on a simulated machine, and the quality of the resulting schedule.
+
+Jobs arrive, run for a known time and end, without a real clock: the same `decide` as everywhere; only the world around
+it is simulated. It goes event by event: a job that arrives, a run that ends, or an instant that a plan asked for.
+
+The quality of a schedule: how long jobs waited, how much of the machine was used, how long the queue was. See Feitelson
+2001, "Metrics for Parallel Job Scheduling and Their Convergence".
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from enum import StrEnum
+from heapq import nsmallest
+from typing import ClassVar, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
+
+from spool.core.accounting import StepFunction, nearest_rank
+from spool.core.model import SECOND_NS, Grant, Machine, Policy, Reservation, Result, Running, Spec, State, Waiting
+from spool.core.playback import Playback
+from spool.core.preemption import preempt
+from spool.core.priority import ARRIVAL, MULTIFACTOR, SHORTEST, SLOWDOWN, Past
+from spool.core.quotas import Quotas
+from spool.core.runs import Runs
+from spool.core.scheduler import Plan, View
+
+NOTHING = Grant()
+TAU_NS = 10 * SECOND_NS
+"""Jobs shorter than this count as this long in the bounded slowdown: 3 s of waiting do not matter for 0.1 s of work."""
+
+CHECKPOINT_NS = 900 * SECOND_NS
+"""How often an imagined preemptible job saves its state; what it has done since is repeated after a preemption."""
+
+RESTART_NS = 60 * SECOND_NS
+"""How long it takes to continue from there."""
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class SimulatedPolicy(StrEnum):
+    """The scheduling policies to compare."""
+
+    FIFO = "fifo"  # first come, first served: no overtaking
+    SKIP = "skip"  # first come, first served, and any job that fits may overtake: wide jobs starve
+    EASY = "easy"  # first come, first served, with backfilling that never delays the first job
+    SJF = "sjf"  # shortest job first, with the same backfilling
+    MULTIFACTOR = "multifactor"  # fair share and age as in Slurm, with the same backfilling
+    LXF = "lxf"  # longest wait relative to size first, without fair share or promotion
+    SPOOL = "spool"  # as the configuration says
+
+
+class SimulatedJob(Struct, frozen=True):
+    """A job of the future: its request, its arrival, and its run time if it is not stopped."""
+
+    name: str
+    spec: Spec
+    submit_at_ns: int
+    duration_ns: int
+    user: str = "user"
+
+
+class Outcome(Struct, frozen=True):
+    """The fate of a job. Without a start it ended waiting, or waits for ever: then it has no end either."""
+
+    job: SimulatedJob
+    started_at_ns: int | None
+    ended_at_ns: int | None
+    state: State
+    grant: Grant = NOTHING
+    pauses: tuple[tuple[int, int], ...] = ()  # from each preemption to the next start
+    repeated_ns: int = 0  # run time that it would not have needed without them
+
+    @property
+    def waited_ns(self) -> int | None:
+        """How long it waited for its start, and after preemptions; None without a start."""
+        return None if self.started_at_ns is None else self.started_at_ns - self.job.submit_at_ns + self._paused_ns
+
+    @property
+    def ran_ns(self) -> int:
+        """How long it ran, if it has ended."""
+        began, ended = self.started_at_ns, self.ended_at_ns
+        return 0 if began is None or ended is None else ended - began - self._paused_ns
+
+    @property
+    def _paused_ns(self) -> int:
+        return sum(until - since for since, until in self.pauses)
+
+
+def under(discipline: SimulatedPolicy, policy: Policy) -> Policy:
+    """Return *policy* changed to that discipline; priorities count in all of them."""
+    if discipline is SimulatedPolicy.SPOOL:
+        return policy
+    orders = {
+        SimulatedPolicy.SJF: SHORTEST,
+        SimulatedPolicy.LXF: SLOWDOWN,
+        SimulatedPolicy.MULTIFACTOR: MULTIFACTOR,
+    }
+    order = orders.get(discipline, ARRIVAL)
+    return replace(
+        policy,
+        order=order,
+        promotes=False,
+        fair_share=False,
+        protects=discipline is not SimulatedPolicy.SKIP,
+        strict_order=discipline is SimulatedPolicy.FIFO,
+        preempt_short_ns=0,
+    )
+
+
+class Pass(Struct):
+    """One turn of the simulated dispatcher, for observers."""
+
+    now_ns: int
+    view: View
+    plan: Plan
+
+
+class _Begun(Struct):
+    """A job that was preempted: its first start, what is left of its work, and when it waited again."""
+
+    started_at_ns: int
+    left_ns: int
+    paused_ns: int = 0
+    repeated_ns: int = 0
+    pauses: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Simulation:
+    """A simulated spool. Iterate over `run` for the outcomes, in the order of their events."""
+
+    def __init__(
+        self,
+        coming: Iterable[SimulatedJob],
+        machine: Machine,
+        policy: Policy,
+        *,
+        reservations: Sequence[Reservation] = (),
+    ) -> None:
+        self._policy = policy
+        self._reservations = tuple(reservations)
+        self._coming = sorted(coming, key=lambda each: (each.submit_at_ns, each.name), reverse=True)
+        self._jobs = {each.name: each for each in self._coming}
+        self._arrays: dict[str, tuple[str, ...]] = {}
+        for each in reversed(self._coming):
+            if each.spec.task is not None:
+                array = each.spec.task.array
+                self._arrays[array] = (*self._arrays.get(array, ()), each.name)
+        self._begun: dict[str, _Begun] = {}  # of the jobs that were preempted
+        self._quotas = Quotas(policy).limited
+        past = Past(policy)
+        view = View(
+            machine,
+            running=Runs(run_times=past.run_times),
+            arrays=self._arrays,
+            reservations=self._reservations,
+            past=past,
+        )
+        self._spool = Playback(view, policy)
+
+    def run(self) -> Iterator[Outcome]:
+        """Simulate until no waiting job can start any more, yielding each outcome."""
+        for outcome_or_pass in self.steps():
+            if isinstance(outcome_or_pass, Outcome):
+                yield outcome_or_pass
+
+    def steps(self) -> Iterator[Outcome | Pass]:
+        """Yield the outcomes as `run` does, and each pass, before it is performed."""
+        spool, now_ns = self._spool, self._coming[-1].submit_at_ns if self._coming else 0
+        while True:
+            yield from self._over(now_ns)
+            while self._coming and self._coming[-1].submit_at_ns <= now_ns:
+                new = self._coming.pop()
+                spool.queue.put(self._waiting(new))
+            plan = spool.decide(now_ns)
+            yield Pass(now_ns, spool.view, plan)
+            preempted = preempt(plan) if self._policy.preempt_short_ns else None
+            begun = spool.perform(plan, now_ns)
+            for ending in plan.endings:
+                yield self._outcome(ending.name, None, now_ns, ending.outcome, NOTHING)
+            for _, run in begun:
+                spool.ends_at(run, now_ns + self._lasts_ns(run.name, now_ns))
+            times = [self._coming[-1].submit_at_ns] if self._coming else []
+            if preempted is not None:
+                self._preempt(spool.running[preempted.victim], preempted.winner, now_ns)
+                times.append(now_ns)
+            if (next_at_ns := spool.next_at_ns(plan, now_ns)) is not None:
+                times.append(next_at_ns)
+            if not times:
+                break
+            now_ns = min(times)
+        for name in spool.queue:
+            yield self._outcome(name, None, None, State.QUEUED, NOTHING)
+
+    def _waiting(self, new: SimulatedJob) -> Waiting:
+        spec, user = new.spec, new.user
+        if self._policy.strict_order and not self._reservations and not self._quotas:
+            spec, user = replace(spec, time_limit_ns=None), ""  # shapes that no rule needs are merged
+        return Waiting(new.name, spec, user, new.submit_at_ns, clock_at_ns=new.submit_at_ns)
+
+    def _preempt(self, run: Running, winner: str, now_ns: int) -> None:
+        """Let a run end and its job wait again; what it did up to its last checkpoint is done."""
+        job = self._jobs[run.name]
+        known = self._begun.setdefault(run.name, _Begun(run.started_at_ns, job.duration_ns))
+        saved_ns = (now_ns - run.started_at_ns) // CHECKPOINT_NS * CHECKPOINT_NS
+        left_ns = known.left_ns - saved_ns + RESTART_NS
+        known.repeated_ns += now_ns - run.started_at_ns + left_ns - known.left_ns
+        known.left_ns, known.paused_ns = left_ns, now_ns
+        self._spool.past.learn(job.user, self._result(run, now_ns, State.PREEMPTED))
+        self._spool.preempt(run, winner, now_ns)
+
+    def _lasts_ns(self, name: str, now_ns: int) -> int:
+        """Return how long the run lasts that starts now."""
+        limit, known = self._jobs[name].spec.time_limit_ns, self._begun.get(name)
+        duration = self._jobs[name].duration_ns
+        if known is not None:
+            known.pauses.append((known.paused_ns, now_ns))
+            duration = known.left_ns
+        return duration if limit is None else min(duration, limit)
+
+    def _over(self, now_ns: int) -> Iterator[Outcome]:
+        for at_ns, run in self._spool.take_ended(now_ns):
+            name = run.name
+            limit = self._jobs[name].spec.time_limit_ns
+            late = limit is not None and self._jobs[name].duration_ns > limit
+            state = State.TIMEOUT if late else State.FINISHED
+            self._spool.past.learn(self._jobs[name].user, self._result(run, at_ns, state))
+            self._spool.conclude(name, state)
+            yield self._outcome(name, run.started_at_ns, at_ns, state, run.grant)
+
+    def _result(self, run: Running, at_ns: int, state: State) -> Result:
+        arrived_at_ns, request = self._jobs[run.name].submit_at_ns, run.spec.request
+        return Result(
+            run.name, 1, 1, state, "", arrived_at_ns, run.started_at_ns, at_ns, request=request, grant=run.grant
+        )
+
+    def _outcome(self, name: str, start: int | None, end: int | None, state: State, grant: Grant) -> Outcome:
+        known = self._begun.get(name)
+        if known is None:
+            return Outcome(self._jobs[name], start, end, state, grant)
+        pauses = tuple(known.pauses)
+        return Outcome(self._jobs[name], known.started_at_ns, end, state, grant, pauses, known.repeated_ns)
+
+
+def simulate(
+    coming: Iterable[SimulatedJob],
+    machine: Machine,
+    policy: Policy,
+    discipline: SimulatedPolicy = SimulatedPolicy.SPOOL,
+    *,
+    reservations: Sequence[Reservation] = (),
+) -> Iterator[Outcome]:
+    """Yield the outcome of each job on that machine, in the order of events."""
+    return Simulation(coming, machine, under(discipline, policy), reservations=reservations).run()
+
+
+class WaitSummary(Struct, frozen=True):
+    """How long jobs waited, and how much of the machine they had. Means are None without data.
+
+    Waits are of jobs that started; `left` counts those that never did. Utilisation is between 0 and 1, of the time
+    from the first submission to the last end of the whole schedule; that of GPUs is None for a machine without.
+    """
+
+    jobs: int
+    left: int
+    mean_wait_ns: int | None
+    median_wait_ns: int | None
+    wait_95_ns: int | None  # 95 of 100 jobs waited no longer
+    wait_99_ns: int | None
+    longest_wait_ns: int | None
+    mean_bounded_slowdown: float | None
+    utilisation: float | None
+    gpu_utilisation: float | None
+    PUBLIC: ClassVar[str] = """
+        jobs left mean_wait_ns median_wait_ns wait_95_ns wait_99_ns longest_wait_ns mean_bounded_slowdown
+        utilisation gpu_utilisation
+    """
+
+
+class Figures(WaitSummary, frozen=True):
+    """A whole schedule in numbers. The queue's mean is over the makespan: the first submission to the last end."""
+
+    max_queue: int
+    mean_queue: float | None
+    makespan_ns: int
+    preemptions: int
+    repeated: float  # work that was done again after preemptions, as a share of all work of CPUs or GPUs
+    PUBLIC: ClassVar[str] = """
+        jobs left mean_wait_ns median_wait_ns wait_95_ns wait_99_ns longest_wait_ns mean_bounded_slowdown
+        utilisation gpu_utilisation max_queue mean_queue makespan_ns preemptions repeated
+    """
+
+
+class Curve(Struct, frozen=True):
+    """The use of the machine and the number of waiting jobs over time: means over intervals of equal length."""
+
+    start_at_ns: int
+    step_ns: int
+    utilisation: tuple[float, ...]
+    queue: tuple[float, ...]
+    gpu_utilisation: tuple[float, ...] | None = None  # None for a machine without GPUs
+
+
+def figures(outcomes: Sequence[Outcome], cpus: int, gpus: int = 0) -> Figures:
+    """Return the figures of a schedule on a machine of that size."""
+    start, end = span(outcomes)
+    makespan = end - start
+    queue = _queue(outcomes, end)
+    return Figures(
+        **asdict(_waits(outcomes, cpus * makespan, gpus * makespan)),
+        max_queue=queue.highest,
+        mean_queue=queue.areas([start, end])[0] / makespan if makespan else None,
+        makespan_ns=makespan,
+        preemptions=sum(len(each.pauses) for each in outcomes),
+        repeated=_repeated(outcomes),
+    )
+
+
+def _repeated(outcomes: Sequence[Outcome]) -> float:
+    """Return the part of the work that was done again: of GPUs, if any job has some, else of CPUs."""
+    weights = [len(each.grant.gpu_uuids) for each in outcomes]
+    if not any(weights):
+        weights = [each.grant.cpus for each in outcomes]
+    done = sum(weight * each.ran_ns for weight, each in zip(weights, outcomes, strict=True))
+    again = sum(weight * each.repeated_ns for weight, each in zip(weights, outcomes, strict=True))
+    return again / done if done else 0.0
+
+
+def grouped(
+    outcomes: Sequence[Outcome], key: Callable[[Outcome], Key], cpus: int, gpus: int = 0
+) -> dict[Key, WaitSummary]:
+    """Return the figures of each group of jobs, in the order in which *key* first returns them."""
+    start, end = span(outcomes)
+    members: dict[Key, list[Outcome]] = {}
+    for each in outcomes:
+        members.setdefault(key(each), []).append(each)
+    room, gpu_room = cpus * (end - start), gpus * (end - start)
+    return {group: _waits(listed, room, gpu_room) for group, listed in members.items()}
+
+
+def longest_waits(outcomes: Iterable[Outcome], number: int) -> list[Outcome]:
+    """Return the jobs that waited longest for their start, the longest wait first."""
+    began = [each for each in outcomes if each.started_at_ns is not None]
+    return nsmallest(number, began, key=lambda each: (-(each.waited_ns or 0), each.job.submit_at_ns, each.job.name))
+
+
+def distribution(outcomes: Sequence[Outcome], points: int) -> list[tuple[int, float]]:
+    """Return waits in ascending order, each with the share of all jobs that waited no longer: at most *points* of them.
+
+    Jobs that never started count as jobs, so the last share is below 1 if there are any.
+    """
+    waits = sorted(each.waited_ns or 0 for each in outcomes if each.started_at_ns is not None)
+    ranks = sorted({-(-len(waits) * at // points) for at in range(1, points + 1)}) if waits else []
+    # The last of equal waits counts how many waited no longer.
+    found = {waits[rank - 1]: bisect_right(waits, waits[rank - 1]) / len(outcomes) for rank in ranks}
+    return list(found.items())
+
+
+def curve(outcomes: Sequence[Outcome], cpus: int, points: int, end_at_ns: int | None = None, gpus: int = 0) -> Curve:
+    """Return *points* means over the time from the first submission to the last end, or to *end_at_ns*.
+
+    With *end_at_ns*, the last of several schedules' ends, their curves share one time scale.
+    """
+    start, last = span(outcomes)
+    end = last if end_at_ns is None else max(end_at_ns, start)
+    step = max(-(-(end - start) // points), 1)
+    edges = [start + step * at for at in range(points + 1)]
+
+    def used(what: Callable[[Outcome], int], of: int) -> tuple[float, ...]:
+        return tuple(area / (step * max(of, 1)) for area in _usage(outcomes, what).areas(edges))
+
+    return Curve(
+        start_at_ns=start,
+        step_ns=step,
+        utilisation=used(lambda each: each.grant.cpus, cpus),
+        queue=tuple(area / step for area in _queue(outcomes, last).areas(edges)),
+        gpu_utilisation=used(lambda each: len(each.grant.gpu_uuids), gpus) if gpus else None,
+    )
+
+
+def span(outcomes: Sequence[Outcome]) -> tuple[int, int]:
+    """Return the first submission and the last end."""
+    start = min((each.job.submit_at_ns for each in outcomes), default=0)
+    return start, max((each.ended_at_ns for each in outcomes if each.ended_at_ns is not None), default=start)
+
+
+def _waits(outcomes: Sequence[Outcome], room: int, gpu_room: int) -> WaitSummary:
+    """Return the waits of some jobs; *room* is processors times ns, *gpu_room* the same of GPUs."""
+    waits = []
+    slowdown = 0.0
+    used = gpu_used = 0
+    for each in outcomes:
+        wait = each.waited_ns
+        if wait is None:
+            continue
+        ran = each.ran_ns
+        waits.append(wait)
+        slowdown += max((wait + ran) / max(ran - each.repeated_ns, TAU_NS), 1.0)
+        used += each.grant.cpus * ran
+        gpu_used += len(each.grant.gpu_uuids) * ran
+    waits.sort()
+    return WaitSummary(
+        len(outcomes),
+        len(outcomes) - len(waits),
+        sum(waits) // len(waits) if waits else None,
+        nearest_rank(waits, 50),
+        nearest_rank(waits, 95),
+        nearest_rank(waits, 99),
+        waits[-1] if waits else None,
+        slowdown / len(waits) if waits else None,
+        used / room if room else None,
+        gpu_used / gpu_room if gpu_room else None,
+    )
+
+
+def _usage(outcomes: Iterable[Outcome], what: Callable[[Outcome], int]) -> StepFunction:
+    changes: dict[int, int] = {}
+    for each in outcomes:
+        began, ended = each.started_at_ns, each.ended_at_ns
+        if began is not None and ended is not None and (held := what(each)):
+            changes[began] = changes.get(began, 0) + held
+            changes[ended] = changes.get(ended, 0) - held
+            for since, until in each.pauses:
+                changes[since] = changes.get(since, 0) - held
+                changes[until] = changes.get(until, 0) + held
+    return StepFunction(changes)
+
+
+def _queue(outcomes: Iterable[Outcome], last_at_ns: int) -> StepFunction:
+    """Return the number of waiting jobs over time. Without a start a job waits until its own end, or the last end."""
+    changes: dict[int, int] = {}
+    for each in outcomes:
+        until = each.started_at_ns
+        if until is None:
+            until = last_at_ns if each.ended_at_ns is None else each.ended_at_ns
+        if until != (submit_at_ns := each.job.submit_at_ns):
+            changes[submit_at_ns] = changes.get(submit_at_ns, 0) + 1
+            changes[until] = changes.get(until, 0) - 1
+        for since, again in each.pauses:
+            changes[since] = changes.get(since, 0) + 1
+            changes[again] = changes.get(again, 0) - 1
+    return StepFunction(changes)
