@@ -27,8 +27,6 @@ from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.planner import Shortage
-from spool.dispatcher.steps import ContributedSteps
-from spool.dispatcher.wakeup import Wakeup
 from spool.executors import Executor, Launch
 from spool.formats import journal, run_records, wrapper
 from spool.formats.capabilities import contributed, loaded
@@ -65,8 +63,9 @@ class Blocked(Struct, frozen=True):
 class Launcher:
     """Turns the starts of a plan into live runs."""
 
-    def __init__(self, context: Context, shortage: Shortage, wakeup: Wakeup) -> None:
-        self.steps = ContributedSteps(context, wakeup)
+    def __init__(self, context: Context, shortage: Shortage, put: Callable[[ActiveRun], object]) -> None:
+        """*put* is called for each claimed run before it is launched, and raises nothing."""
+        self._put = put
         self._confinement = context.confinement
         self._shortage = shortage
         self._gate = context.gate
@@ -82,7 +81,6 @@ class Launcher:
 
     def close(self) -> None:
         """Release everything prepared."""
-        self.steps.close()
         self._ahead.drop()
         self._executors.close()
 
@@ -267,7 +265,7 @@ class Launcher:
             spool.withdraw(name, run)
             _remove(group)
             return {}
-        self.steps.put(live)
+        self._put(live)
         return {live: group}
 
     def _write(self, live: ActiveRun, texts: Answer | None) -> tuple[bytes, RunGroup | None]:

@@ -39,6 +39,7 @@ from spool.dispatcher.recovery import Recovery
 from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.status import StatusWriter
+from spool.dispatcher.steps import ContributedSteps
 from spool.dispatcher.supervisor import Supervisor
 from spool.dispatcher.terminator import Halt, Preempter, StopOrders, Suspender, Terminator
 from spool.dispatcher.timers import Part, Timers
@@ -137,7 +138,8 @@ class Dispatcher:
         self.halt = Halt(context, self.stops, self.finalizer.end_unstarted, self.arrays.cancel)
         self.planner = Planner(context, self.world, self.reservations, self.outcomes)
         self.preempter = Preempter(context, self.stops, self._plan_again)
-        self.launcher = Launcher(context, self.planner.shortage, self.wakeup)
+        self.steps = ContributedSteps(context, self.wakeup)
+        self.launcher = Launcher(context, self.planner.shortage, self.steps.put)
         self.recovery = Recovery(context, self.prober)
         self.status = StatusWriter(context, self.watcher, self.arrays, self.world)
         self._unfiled: list[ActiveRun] = []  # runs that are over, with unfinished paperwork
@@ -209,7 +211,7 @@ class Dispatcher:
 
     def close(self) -> None:
         """Leave; runs go on."""
-        steps = [part.close for part in (self.launcher, self.gate.leases, self.watcher, self.world)]
+        steps = [part.close for part in (self.launcher, self.gate.leases, self.watcher, self.world, self.steps)]
         steps += [partial(self.events.close, passing=self._passing), self.logs.close, self.wakeup.close]
         if self.spool.is_ours:  # else another dispatcher may have reported since
             self._write_status(force=True)
@@ -239,9 +241,7 @@ class Dispatcher:
     @property
     def asking(self) -> bool:
         """Whether a review of a start or a cancellation, or a question to NVML or for a lease, is open."""
-        return (
-            self.admission.waiting or self.planner.awaits_gpus or self.gate.leases.asking or self.launcher.steps.waiting
-        )
+        return self.admission.waiting or self.planner.awaits_gpus or self.gate.leases.asking or self.steps.waiting
 
     @property
     def searching(self) -> bool:
@@ -261,8 +261,7 @@ class Dispatcher:
             Step("answers", "take in", "the answers of hooks", self._take_answers,
                  lambda: (events.replies or admission.replies or admission.allowed or state.to_fill
                           or events.asked != admission.asked)),
-            Step("answers", "take in", "the answers of capabilities", self.launcher.steps.work,
-                 lambda: self.launcher.steps.waiting),
+            Step("answers", "take in", "the answers of capabilities", self.steps.work, lambda: self.steps.waiting),
             Step("recovery", "continue", "interrupted work", self._recover, lambda: state.unsettled),
             Step("ends", "find out", "which runs have ended", self._collect_ended,
                  lambda: (wakeup.children or wakeup.ended or ends.suspects or terminator.runs or executors.engines
@@ -542,7 +541,7 @@ class Dispatcher:
 
     def _start(self, wanted: list[Start], now: int) -> int | None:
         """Start jobs without open reviews; return how many are on their way, None if nothing was tried."""
-        wanted = self.launcher.steps.ready(wanted)
+        wanted = self.steps.ready(wanted)
         # The last question of all: an approval is used up, and NVML's answer is old by the next pass.
         starts = self.admission.review(wanted, now) if wanted else []
         if not starts:
