@@ -33,6 +33,7 @@ _MARGIN_S = 60  # Grid Engine ends a job this much later than spool
 _MOST_WORDS = 200
 _PROGRAMS = ("qsub", "qstat", "qdel", "qconf", "qhost")
 _WITHIN_S = 60.0
+_MASKED = (99, 100)  # Grid Engine starts a job again after 99, and keeps it in an error state after 100
 # The commands find the cluster by themselves where Debian's settings say which one it is.
 _PLACE = (
     'if [ -z "$SGE_ROOT" ] && [ -r /etc/default/gridengine ]; then . /etc/default/gridengine; fi\n'
@@ -57,7 +58,7 @@ class SgeLanguage(Language):
 
     name = "sge"
     title = "Grid Engine"
-    surroundings = EngineSurroundings("sge", "HOSTNAME", "JOB_ID", watches=True)
+    surroundings = EngineSurroundings("sge", "HOSTNAME", "JOB_ID", _MASKED, watches=True)
     signals = False
 
     def __init__(self, config: Callable[[], Config]) -> None:
