@@ -132,6 +132,7 @@ MANY_PARAMETERS: dict[str, str] = {
     "testing.FaultyDisk.__init__": "one for each way to fail; tests give those that they need",
 }
 SMALL_MODULES: dict[str, str] = {
+    "query/comparison.py": "needs what knows a run as it is now, which the sums of `stats` do without",
     "cli/main.py": "the program, which its script starts",
     "formats/schema.py": "`python -m spool.formats.schema --write` makes the schemas and the tables of keys",
     "dispatcher/capture_worker.py": "a program of its own, which no dispatcher loads",

@@ -33,7 +33,7 @@ from spool.formats.run_records import VOID_JID, render_engine
 from spool.formats.state import JobView
 from spool.machine import processes
 from spool.machine.processes import Found
-from spool.query.accounting import compare
+from spool.query.comparison import compare
 from spool.query.details import job_details
 from spool.query.explain import preview, why
 from spool.query.jobs import JobFilter, list_jobs
