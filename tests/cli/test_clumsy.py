@@ -194,12 +194,6 @@ def test_files_that_are_no_job_files_are_named_for_what_they_are(spool: Command,
     assert spool("submit", "-f", tmp_path / "my job.toml", "--name", "mine").code == 0
 
 
-def test_what_import_prints_of_a_windows_file_is_a_job_file(spool: Command, tmp_path: Path) -> None:
-    """Neither the byte order mark nor a carriage return comes out escaped, which no reader would take."""
-    (tmp_path / "a.toml").write_bytes(b'\xef\xbb\xbfcommand = "true"\r\ncpus = 1\r\n')
-    assert spool("import", tmp_path / "a.toml").out == 'command = "true"\ncpus = 1\n'
-
-
 def test_a_signal_may_be_a_number_with_a_dash(spool: Command, spool_root: Path) -> None:
     """`signal -9 a` is read as `kill -9` is, so the answer is about the job."""
     put_job(spool_root, "a", place="held")

@@ -112,6 +112,10 @@ class Capability:
     * `on_info`: `(MachineSharing, now_ns) -> None`: prints the other users of a shared machine for `spool info`.
     * `gpus`: the `GpuVendor` whose GPUs it finds.
     * `value`: `(Spool, str, End) -> Any`: what the function of a job that has ended returned; raises what it raised.
+    * `scripts`: the class of a `cli.scripts.OtherScripts`, which reads scripts for other schedulers.
+    * `dependencies`: `(str) -> Sequence[str] | None`: a text of `--depends-on` in words of ours; None if it is not in
+      those of another scheduler.
+    * `answers`: `(str, str | None) -> str | None`: what to write instead of an option of another tool, and its value.
     * `checks`: a tuple of `doctor.checks.Check` of the machine.
     * `public`: the names that `spool` itself offers -> their modules.
     """
@@ -145,6 +149,9 @@ class Capability:
         on_info: str = "",
         gpus: GpuVendor | None = None,
         value: str = "",
+        scripts: str = "",
+        dependencies: str = "",
+        answers: str = "",
         checks: str = "",
         public: Mapping[str, str] | None = None,
     ) -> None:
@@ -174,5 +181,8 @@ class Capability:
         self.on_info = on_info
         self.gpus = gpus
         self.value = value
+        self.scripts = scripts
+        self.dependencies = dependencies
+        self.answers = answers
         self.checks = checks
         self.public = public or {}

@@ -135,4 +135,19 @@ TABLE = (
             ),
         },
     ),
+    Capability(
+        "foreign",
+        "Submits and converts scripts for other schedulers.",
+        scripts="spool.extras.foreign.scripts:ForeignScripts",
+        dependencies="spool.extras.foreign.scripts:in_our_words",
+        answers="spool.extras.foreign.lines:answer",
+        verbs={
+            "import": ContributedVerb(
+                "Jobs",
+                "spool.extras.foreign.importing:command",
+                "Convert a Slurm, gflow or PBS script to a job file.",
+                after="check",
+            )
+        },
+    ),
 )
