@@ -80,8 +80,11 @@ def test_the_spool_is_named_before_the_command(spool: Command, verb: str) -> Non
         assert (said.code, f"`spool --spool DIR {verb} …`" in said.err) == (2, True)
 
 
-NAMES_A_JOB = tuple(verb for verb in ("show", "why", "log", "attach", "wait", "seff", "cancel", "hold", "release", "requeue", "suspend",
-               "continue", "edit", "ls", "rerun") if verb in VERBS)  # fmt: skip
+_NAME_JOBS = (
+    "show", "why", "log", "attach", "wait", "seff", "cancel", "hold", "release", "requeue", "suspend", "continue",
+    "edit", "ls", "rerun",
+)  # fmt: skip
+NAMES_A_JOB = tuple(verb for verb in _NAME_JOBS if verb in VERBS)
 
 
 def test_every_verb_that_takes_a_job_is_asked_below() -> None:
