@@ -50,7 +50,7 @@ class RunDetails(Struct, frozen=True):
     metadir: str
     stdout: str
     stderr: str | None
-    engine_id: str | None  # the id of the run in an engine, such as Slurm's job id
+    engine_id: str | None  # the id of the run in an engine
     pid: int | None
     grant: Grant | None
     stop: Stop | None
