@@ -110,6 +110,7 @@ class Capability:
       `(Config) -> bool`, or at the request of a job if `for_jobs`.
     * `verbs`: its verbs, by name.
     * `completions`: for an option, by its name in Python, `(Spool) -> Iterable[str]`: the words that a shell offers.
+    * `charts`: what draws the charts of verbs, a `cli.charts.Charts`.
     * `told`: `(RunDetails) -> Iterable[tuple[str, str]]`: its lines of `spool show`, title and text.
     * `on_info`: `(MachineSharing, now_ns) -> None`: prints the other users of a shared machine for `spool info`.
     * `gpus`: the `GpuVendor` whose GPUs it finds.
@@ -148,6 +149,7 @@ class Capability:
         for_jobs: bool = False,
         verbs: Mapping[str, ContributedVerb] | None = None,
         completions: Mapping[str, str] | None = None,
+        charts: str = "",
         told: str = "",
         on_info: str = "",
         gpus: GpuVendor | None = None,
@@ -181,6 +183,7 @@ class Capability:
         self.for_jobs = for_jobs
         self.verbs = verbs or {}
         self.completions = completions or {}
+        self.charts = charts
         self.told = told
         self.on_info = on_info
         self.gpus = gpus
