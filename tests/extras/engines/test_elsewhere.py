@@ -746,3 +746,23 @@ def test_that_its_engine_has_accepted_a_run_is_told_once(
     assert (event.id, event.executor, event.reason) == ("x:1:handed_over", "slurm", "Slurm has it as job 4711")
     assert (facts(event)["executor"], facts(event)["engine_id"]) == ("slurm", "4711")
     assert variables(event)["SPOOL_ENGINE_ID"] == "4711"
+
+
+def test_a_run_whose_engine_is_not_there_any_more_is_left_alone(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may go on there, so it is neither lost nor run again; once the engine is back, its end is found."""
+    run, _ = handed_over(session)
+    run.begin()
+    session.turns(3)
+    session.end()
+    monkeypatch.setattr(engines()["slurm"], "executor", "spool.extras.nowhere:executor")
+    session.survives_errors = True
+    session.turns(5)
+    assert not (session.world.root / "jobs" / "x" / "1" / "result.toml").exists()
+    assert (session.world.root / "running" / "x.toml").exists()
+    session.end()
+    monkeypatch.setattr(engines()["slurm"], "executor", "spool.testing.engine:FakeEngine")
+    run.end(0)
+    session.settle()
+    assert ends_of(session.world).outcomes["x"] == ("finished 1.0",)
