@@ -563,6 +563,52 @@ def test_arrows_go_down_only() -> None:
     assert not wrong
 
 
+def test_no_capability_needs_another() -> None:
+    """A folder of extras imports and names no other, so that each can be deleted alone."""
+    named = re.compile(r"\bspool\.extras\.([a-z]+)")
+    wrong = [
+        f"{module.path} names {other}"
+        for module in modules()
+        if module.layer == "extras" and "/" in module.path.removeprefix("extras/")
+        for other in named.findall(module.text)
+        if other != module.path.split("/")[1]
+    ]
+    assert not wrong
+
+
+# Capability -> what only its folder speaks of, and "module: word" -> why one of the core says it all the same.
+WORDS = {
+    "amd": r"\bamd\b|rocm",
+    "capture": r"capture",
+    "containers": r"podman|docker|apptainer",
+    "engines": r"slurm|sbatch|qsub|\bsge\b|grid engine",
+    "foreign": r"gflow|\bpbs\b|\blsf\b",
+    "functions": r"cloudpickle",
+    "here": r"run --here",
+    "machine": r"arbiter|machine\.toml",
+    "metrics": r"prometheus",
+    "notify": r"apprise|sendmail",
+    "page": r"status.page|jinja",
+    "plot": r"matplotlib|\bsvg\b",
+    "simulate": r"simulat|\bswf\b",
+    "top": r"textual\b",
+}
+SPOKEN_OF: dict[str, str] = {}
+
+
+def test_the_core_speaks_of_no_capability() -> None:
+    """No module below the commands has a word that belongs to a capability, or is listed with the reason."""
+    floors = ("core", "formats", "store", "dispatcher", "state", "query", "client")
+    found = {
+        f"{module.path}: {word.lower()}"
+        for module in modules()
+        if module.layer in floors
+        for pattern in WORDS.values()
+        for word in re.findall(pattern, module.text, re.IGNORECASE)
+    }
+    assert _unlisted(found, SPOKEN_OF) == []
+
+
 def test_every_folder_is_a_layer() -> None:
     """A folder beside the known ones would stand outside of the arrows."""
     assert {module.layer for module in modules()} - {""} == set(LAYERS)
