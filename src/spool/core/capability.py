@@ -104,6 +104,8 @@ class Capability:
     * `leases`: the class of the `dispatcher.leases.Leases` by which a dispatcher starts jobs on a shared machine.
     * `sharing`: `(directory, owner, uid, now_ns) -> query.shared.MachineSharing`: what the users of one have of it.
     * `steps`: `(Context) -> dispatcher.steps.Steps`: its steps of a pass; made once `wanted`, `(Config) -> bool`.
+    * `record`: `(Spool, str, int) -> Struct | None`: what it has recorded of a run of a job, in `RunDetails.parts`;
+      `PUBLIC` of its class has the names that `--json` prints.
     * `listener`: the class of a `Listener`, whose kind is the capability's name; it runs once `listens`,
       `(Config) -> bool`, or at the request of a job if `for_jobs`.
     * `verbs`: its verbs, by name.
@@ -140,6 +142,7 @@ class Capability:
         sharing: str = "",
         steps: str = "",
         wanted: str = "",
+        record: str = "",
         listener: str = "",
         listens: str = "",
         for_jobs: bool = False,
@@ -172,6 +175,7 @@ class Capability:
         self.sharing = sharing
         self.steps = steps
         self.wanted = wanted
+        self.record = record
         self.listener = listener
         self.listens = listens
         self.for_jobs = for_jobs

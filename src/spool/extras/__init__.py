@@ -80,6 +80,26 @@ TABLE = (
         checks="spool.extras.page.checks:CHECKS",
     ),
     Capability(
+        "capture",
+        "Records the code that a run begins with, compares runs, and runs them again.",
+        config="spool.extras.capture:CONFIG",
+        steps="spool.extras.capture.steps:Captures",
+        wanted="spool.extras.capture:wanted",
+        record="spool.extras.capture.record:capture_of",
+        verbs={
+            "diff": ContributedVerb(
+                "Jobs", "spool.extras.capture.diff:command", "Show what differs between two runs.", after="why"
+            ),
+            "rerun": ContributedVerb(
+                "Jobs",
+                "spool.extras.capture.rerun:command",
+                "Submit an earlier run again, as a new job.",
+                after="requeue",
+            ),
+        },
+        told="spool.extras.capture.record:told",
+    ),
+    Capability(
         "metrics",
         "Writes metrics for Prometheus.",
         config="spool.extras.metrics:CONFIG",
