@@ -119,7 +119,10 @@ MAX_PARAMETERS = 5  # without `self`
 MIN_MODULE = 150  # lines of a module that only one other imports
 
 # Exceptions to the rules below, each with its reason: LAYER.CLASS.FUNCTION, LAYER: TARGET, or the path of a module.
-LONG_FUNCTIONS: dict[str, str] = {"extras.simulate.verb.command": "its options and its help are half of it"}
+LONG_FUNCTIONS: dict[str, str] = {
+    "core.Capability.__init__": "each column of the table has two lines of it",
+    "extras.simulate.verb.command": "its options and its help are half of it",
+}
 MANY_PARAMETERS: dict[str, str] = {
     "core.Capability.__init__": "a row of a table has many columns, most of them empty",
     "core.DependencyResolver.__init__": "what a name does stands in that many places",
