@@ -281,7 +281,7 @@ QUICK_OPTIONS = st.lists(
             ["--time-limit", "1h30m"], ["--priority", "255"], ["-p", "256"], ["--project", "é"], ["--tag", "a,b"],
             ["--project", " "], ["--gpu-memory", "2G"], ["--workdir", "/tmp"], ["--workdir", "x"], ["--cpus", "x"],
             ["--env", "A=1"], ["--retry-max", "1"], ["--project", 'a"b\\'],
-            ["--tmux"], ["--mem", "2G"], ["-D", "/tmp"], ["--time=5m"], ["-d", "afterok:a"],
+            ["--tmux"], ["--mem", "2G"], ["-D", "/tmp"], ["--time=5m"],
             ["-d", "b,c"], ["-d", "any:b"], ["-d", ","], ["-d", "x y"], ["-d", "b"],
             ["--executor", "process"],
             ["--executor", "x"], ["--keep-session"], ["--no-keep-session"], ["--no-requeue"],

@@ -141,7 +141,6 @@ CONFIG_PARTS = {
     "policy": Policy,
     "gpu": config.GpuConfig,
     "gc": config.GcConfig,
-    "capture": config.CaptureConfig,
     "policy.default_user_limits": Limits,
     "policy.default_project_limits": Limits,
 }

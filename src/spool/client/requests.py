@@ -54,9 +54,8 @@ class ChangeKind(StrEnum):
 
 def _check_for_another_run(name: str, text: bytes | None) -> None:
     """Raise SpoolError if that is a job file with a key that only one run can have."""
-    for key, why in one_run_keys(text or b"").items():
-        remedy = f"`spool rerun {name}` makes a new job of it, without {key}"
-        raise SpoolError(cannot("requeue", f"job {name}", why, remedy=remedy))
+    for why in one_run_keys(text or b"").values():
+        raise SpoolError(cannot("requeue", f"job {name}", why))
 
 
 _WOULD = {

@@ -123,6 +123,8 @@ class Capability:
     * `leases`: the class of the `dispatcher.leases.Leases` by which a dispatcher starts jobs on a shared machine.
     * `sharing`: `(directory, owner, uid, now_ns) -> query.shared.MachineSharing`: what the users of one have of it.
     * `steps`: `(Context) -> dispatcher.steps.Steps`: its steps of a pass; made once `wanted`, `(Config) -> bool`.
+    * `record`: `(Spool, str, int) -> Struct | None`: what it has recorded of a run of a job, in `RunDetails.parts`;
+      `PUBLIC` of its class has the names that `--json` prints.
     * `listener`: the class of a `Listener`, whose kind is the capability's name; it runs once `listens`,
       `(Config) -> bool`, or at the request of a job if `for_jobs`.
     * `verbs`: its verbs, by name.
@@ -132,6 +134,10 @@ class Capability:
     * `on_info`: `(MachineSharing, now_ns) -> None`: prints the other users of a shared machine for `spool info`.
     * `gpus`: the `GpuVendor` whose GPUs it finds.
     * `value`: `(Spool, str, End) -> Any`: what the function of a job that has ended returned; raises what it raised.
+    * `scripts`: the class of a `cli.scripts.OtherScripts`, which reads scripts for other schedulers.
+    * `dependencies`: `(str) -> Sequence[str] | None`: a text of `--depends-on` in words of ours; None if it is not in
+      those of another scheduler.
+    * `answers`: `(str, str | None) -> str | None`: what to write instead of an option of another tool, and its value.
     * `checks`: a tuple of `doctor.checks.Check` of the machine.
     * `public`: the names that `spool` itself offers -> their modules.
     """
@@ -158,6 +164,7 @@ class Capability:
         sharing: str = "",
         steps: str = "",
         wanted: str = "",
+        record: str = "",
         listener: str = "",
         listens: str = "",
         for_jobs: bool = False,
@@ -168,6 +175,9 @@ class Capability:
         on_info: str = "",
         gpus: GpuVendor | None = None,
         value: str = "",
+        scripts: str = "",
+        dependencies: str = "",
+        answers: str = "",
         checks: str = "",
         public: Mapping[str, str] | None = None,
     ) -> None:
@@ -190,6 +200,7 @@ class Capability:
         self.sharing = sharing
         self.steps = steps
         self.wanted = wanted
+        self.record = record
         self.listener = listener
         self.listens = listens
         self.for_jobs = for_jobs
@@ -200,5 +211,8 @@ class Capability:
         self.on_info = on_info
         self.gpus = gpus
         self.value = value
+        self.scripts = scripts
+        self.dependencies = dependencies
+        self.answers = answers
         self.checks = checks
         self.public = public or {}

@@ -90,6 +90,26 @@ TABLE = (
         checks="spool.extras.page.checks:CHECKS",
     ),
     Capability(
+        "capture",
+        "Records the code that a run begins with, compares runs, and runs them again.",
+        config="spool.extras.capture:CONFIG",
+        steps="spool.extras.capture.steps:Captures",
+        wanted="spool.extras.capture:wanted",
+        record="spool.extras.capture.record:capture_of",
+        verbs={
+            "diff": ContributedVerb(
+                "Jobs", "spool.extras.capture.diff:command", "Show what differs between two runs.", after="why"
+            ),
+            "rerun": ContributedVerb(
+                "Jobs",
+                "spool.extras.capture.rerun:command",
+                "Submit an earlier run again, as a new job.",
+                after="requeue",
+            ),
+        },
+        told="spool.extras.capture.record:told",
+    ),
+    Capability(
         "metrics",
         "Writes metrics for Prometheus.",
         config="spool.extras.metrics:CONFIG",
@@ -143,6 +163,21 @@ TABLE = (
                 ("Cancelled", "JobFailed", "Lost", "OutOfMemory", "RemoteError", "TimedOut"),
                 "spool.extras.functions.results",
             ),
+        },
+    ),
+    Capability(
+        "foreign",
+        "Submits and converts scripts for other schedulers.",
+        scripts="spool.extras.foreign.scripts:ForeignScripts",
+        dependencies="spool.extras.foreign.scripts:in_our_words",
+        answers="spool.extras.foreign.lines:answer",
+        verbs={
+            "import": ContributedVerb(
+                "Jobs",
+                "spool.extras.foreign.importing:command",
+                "Convert a Slurm, gflow or PBS script to a job file.",
+                after="check",
+            )
         },
     ),
 )

@@ -105,16 +105,6 @@ _GC = KeyTable(
     Key("max_size", "size", "Remove the oldest runs until all metadirs together fit this size."),
 )
 
-_CAPTURE = KeyTable(
-    "CaptureTable",
-    "What to record of the code that a run begins with (docs/FORMAT.md, 4.27). A table that is absent records nothing.",
-    Key("git", "flag", "Whether to record the git commit of the working directory, and what differs from it.",
-        field="capture.git"),
-    Key("diff", "size", "How much of the uncommitted changes to keep; 0B keeps none.", field="capture.diff_bytes"),
-    Key("packages", "flag", "Whether to record the Python of the command, its packages, and the lock file.",
-        field="capture.packages"),
-)
-
 _RESOURCE = KeyTable(
     "ResourceTable",
     "A resource whose units are numbered; each run gets specific ones.",
@@ -226,7 +216,6 @@ CONFIG = KeyTable(
         "Job files stay unchanged, and running jobs keep what they started with.", default={}),
     Key("preemption", _PREEMPTION, "Which preemptible runs are stopped for short jobs.", default={}),
     Key("gpu", _GPU, "Which GPUs jobs may use, and how they are chosen.", default={}),
-    Key("capture", _CAPTURE, "What to record of the code that a run begins with.", default={}),
     Key("gc", _GC, "Which ended runs `spool gc` removes.", default={}),
     Key("quotas", _QUOTAS, "Limits on what users and projects use at once.", default={}),
 )))
@@ -263,19 +252,6 @@ class GcConfig(Struct, frozen=True):
     max_age_ns: int | None = None
     max_runs: int | None = None
     max_size_bytes: int | None = None
-
-
-class CaptureConfig(Struct, frozen=True):
-    """What to record of the code that a run begins with."""
-
-    git: bool = False
-    diff_bytes: int = 1 << 20
-    packages: bool = False
-
-    @property
-    def is_on(self) -> bool:
-        """Whether there is anything to record."""
-        return self.git or self.packages
 
 
 class Capacity(Struct, frozen=True):
@@ -320,7 +296,6 @@ class Config(Capacity, frozen=True):
     other_hosts_gone: tuple[str, ...] = ()
     defaults: JobDefaults = jobfile.NO_DEFAULTS
     gc: GcConfig = GcConfig()
-    capture: CaptureConfig = CaptureConfig()
     parts: Parts = ()
     advice: tuple[str, ...] = ()  # about keys without effect, and what to write instead
 
@@ -348,7 +323,6 @@ def parse(data: bytes) -> Config:
     grace_ns = config.get("kill_grace_ns", DEFAULT_KILL_GRACE_NS)
     config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
     config["gc"] = GcConfig(**found["gc"])
-    config["capture"] = CaptureConfig(**found["capture"])
     advice = tuple(f"{key} has no effect: {why}" for key, why in _GONE.items() if key in found["gone"])
     return Config(**config, advice=advice)
 

@@ -103,7 +103,7 @@ class Part:
     "metrics.path", so that its value is found with the others of its part. Each states its `default`.
 
     *excludes* are keys of the file that one with its keys cannot have, each with the reason. Defaults do not add them.
-    *once*: why only one run can have its keys; such a job is not queued again, and `spool rerun` leaves them out.
+    *once*: why only one run can have its keys; such a job is not queued again, and copies of it are without.
     """
 
     def __init__(

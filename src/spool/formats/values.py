@@ -285,7 +285,7 @@ def output_path(value: str) -> str:
         if match.group(1) not in ("n", "r", "a", "%"):
             raise InvalidValue(
                 f"{show(value)} has {show(match.group())}; only %n (name), %r (run), %a (array index) and %% are known"
-                + ("; %j of Slurm is %n.%r here" if match.group(1) in "jJAx" else "")
+                + ("; %j of other schedulers is %n.%r here" if match.group(1) in "jJAx" else "")
             )
     if value.endswith("/"):
         raise InvalidValue(f"{show(value)} is a directory; name a file in it, as in {show(value + '%n.%r.log')}")

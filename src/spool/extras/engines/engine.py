@@ -25,13 +25,12 @@ from spool.core.layout import Layout
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Jid, Machine
 from spool.core.reasons import instant, some_of
-from spool.core.units import whole_words
 from spool.executors import why_not_imported
 from spool.executors.base import Home, Launch
 from spool.executors.process import reset_of_ignored_signals
 from spool.extras.engines import GROUP
 from spool.extras.engines.handover import HandOver, Portion, Siblings
-from spool.extras.engines.language import ArrayRefused, Language, Sighting
+from spool.extras.engines.language import ArrayRefused, Language, Sighting, printable
 from spool.extras.engines.run import GRACE_NS, ClusterRun, LookAnswer, Phase, mark_of
 from spool.extras.engines.settings import settings_of
 from spool.formats.capabilities import loaded
@@ -50,7 +49,6 @@ _LOOKS, _LOOKS_WITHIN_NS = 6, 60 * SECOND_NS  # after this number of looks in th
 _SPACING_NS, _WIDE_SPACING_NS = SECOND_NS, 5 * SECOND_NS
 _NOTES_NS, _SELDOM_NOTES_NS = SECOND_NS // 4, 2 * SECOND_NS  # the interval of looks for notes
 _LONGEST_PAUSE_NS = 60 * SECOND_NS  # before a silent engine is asked again
-_MOST_WORDS = 200  # characters of a command's message
 _IDS = 200  # of one cancel command
 _GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
 
@@ -660,9 +658,7 @@ def _unblocked(path: str, flags: int) -> int:
 
 def _line(done: CommandEnd) -> str:
     """Return a command's message, on one line."""
-    words = " ".join((done.err or done.out).split())
-    line = "".join(char if char.isprintable() else "?" for char in words)
-    return whole_words(line, _MOST_WORDS) or f"exit status {done.status}"
+    return printable(" ".join((done.err or done.out).split())) or f"exit status {done.status}"
 
 
 def _parts(ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from spool.core.errors import SpoolError, StartRefused
 from spool.core.lifecycle import EngineWord
+from spool.core.units import whole_words
 from spool.executors.base import Launch
 from spool.extras.engines.settings import EngineConfig
 from spool.formats.wrapper import EngineSurroundings
@@ -209,3 +210,12 @@ def is_unanswered(status: int | None, said: str, unreachable: re.Pattern[str]) -
     if status in _NOT_EXECUTED:
         return os.strerror(errno.E2BIG) not in said
     return status != 0 and unreachable.search(said) is not None
+
+
+_MOST_WORDS = 200  # characters of an engine's words about a job
+
+
+def printable(text: str) -> str:
+    """Return an engine's words about a job, not too many of them, without control characters."""
+    text = whole_words(text.strip(), _MOST_WORDS)
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)

@@ -19,9 +19,9 @@ from msgspec import Struct
 from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
-from spool.core.units import show_duration, whole_words
+from spool.core.units import show_duration
 from spool.executors.base import Launch
-from spool.extras.engines.language import Language, Sighting, is_unanswered
+from spool.extras.engines.language import Language, Sighting, is_unanswered, printable
 from spool.extras.engines.settings import SgeConfig, allowed_in_sge, check_gpus, settings_of
 from spool.formats.config import Config
 from spool.formats.freetext import one_line
@@ -30,9 +30,9 @@ from spool.machine.commands import Command, CommandEnd
 
 _MEBIBYTE = 1 << 20
 _MARGIN_S = 60  # Grid Engine ends a job this much later than spool
-_MOST_WORDS = 200
 _PROGRAMS = ("qsub", "qstat", "qdel", "qconf", "qhost")
 _WITHIN_S = 60.0
+_MASKED = (99, 100)  # Grid Engine starts a job again after 99, and keeps it in an error state after 100
 # The commands find the cluster by themselves where Debian's settings say which one it is.
 _PLACE = (
     'if [ -z "$SGE_ROOT" ] && [ -r /etc/default/gridengine ]; then . /etc/default/gridengine; fi\n'
@@ -57,7 +57,7 @@ class SgeLanguage(Language):
 
     name = "sge"
     title = "Grid Engine"
-    surroundings = EngineSurroundings("sge", "HOSTNAME", "JOB_ID", watches=True)
+    surroundings = EngineSurroundings("sge", "HOSTNAME", "JOB_ID", _MASKED, watches=True)
     signals = False
 
     def __init__(self, config: Callable[[], Config]) -> None:
@@ -326,7 +326,7 @@ def queue_jobs(text: str) -> list[QueueJob] | None:
 def _queue_job(job: object) -> QueueJob:
     get = job.findtext  # type: ignore[attr-defined]
     node = (get("queue_name") or "").partition("@")[2]
-    return QueueJob(get("JB_job_number"), get("JB_name") or "", _printable(get("state") or ""), _printable(node))
+    return QueueJob(get("JB_job_number"), get("JB_name") or "", printable(get("state") or ""), printable(node))
 
 
 def accounts(text: str) -> dict[str, AccountLine]:
@@ -338,7 +338,7 @@ def accounts(text: str) -> dict[str, AccountLine]:
             id_, began, failed, code = fields[5], fields[9], fields[11], fields[12]
             if len(failed) < 4 and len(code) < 4:
                 found[id_] = AccountLine(
-                    id_, fields[4], _printable(fields[1]), began.strip("0") != "", int(failed), int(code)
+                    id_, fields[4], printable(fields[1]), began.strip("0") != "", int(failed), int(code)
                 )
     return found
 
@@ -469,8 +469,3 @@ def whereabouts(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 NEEDED = ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT", "SGE_ARCH")
-
-
-def _printable(text: str) -> str:
-    text = whole_words(text.strip(), _MOST_WORDS)
-    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)

@@ -18,9 +18,8 @@ from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
-from spool.core.units import whole_words
 from spool.executors.base import Launch
-from spool.extras.engines.language import ArrayRefused, EngineArray, Language, Sighting, is_unanswered
+from spool.extras.engines.language import ArrayRefused, EngineArray, Language, Sighting, is_unanswered, printable
 from spool.extras.engines.settings import SlurmConfig, allowed_in_slurm, check_gpus, settings_of
 from spool.formats.config import Config
 from spool.formats.freetext import one_line
@@ -29,7 +28,6 @@ from spool.machine.commands import Command, CommandEnd
 
 _MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
 _MINUTE_NS = 60 * SECOND_NS
-_MOST_WORDS = 200  # characters of Slurm's words about a job
 _PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
 _WITHIN_S = 60.0  # squeue gives up an unreachable controller after 19 s
 
@@ -352,16 +350,11 @@ def queue_lines(text: str) -> list[QueueLine] | None:
         if len(fields) != 5:
             continue
         if fields[0][:1].isdigit() and fields[1].strip():
-            state, *rest = (_printable(each) for each in fields[1:])
+            state, *rest = (printable(each) for each in fields[1:])
             found.append(QueueLine(fields[0].strip(), state.upper(), *rest))
         else:
             answered = answered or fields[0].strip() == "JOBID"
     return found if answered else None
-
-
-def _printable(text: str) -> str:
-    text = whole_words(text.strip(), _MOST_WORDS)
-    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
 _TOGETHER = re.compile(r"([0-9]{1,18})_\[([0-9,:-]+)(?:%[0-9]+)?\]", re.ASCII)

@@ -29,7 +29,8 @@ JOB = Part(
         **dict.fromkeys(("stdout", "stderr"), _PRINTS),
         "container": "start it by its runtime, as in `spool run --here -- podman run -it IMAGE`",
     },
-    once="it belongs to the terminal of a `spool run --here`; run its command with that again",
+    once="it belongs to the terminal of a `spool run --here`; run its command with that again, "
+    "or in the background by `spool rerun`",
 )
 
 WAY = OtherWay(
