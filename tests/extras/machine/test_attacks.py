@@ -1077,7 +1077,7 @@ def test_a_clock_that_is_set_ends_no_lease(place: Path, step_ns: int, restart: b
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "zeros", "binary", "nothing", "another file", "of another boot"])
 def test_a_damaged_journal_stops_nothing(machine: Driven, damage: str) -> None:
-    """Each line that is cut or garbage is skipped, each whole one counts; another boot's, or no journal, has no lease."""
+    """Lines that are cut or garbage are skipped, whole ones count; a journal of another boot, or none, has no lease."""
     alice = machine.dispatcher("alice", ALICE)
     for _ in range(3):
         begun(machine, alice)

@@ -228,7 +228,7 @@ def hears(session: Session) -> None:
 
 
 @pytest.fixture
-def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def ahead(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:  # a session asks for nothing ahead
     """Let a dispatcher keep two asks open for what is next in line, and look for it at any time."""
     monkeypatch.setattr(asking, "AHEAD", 2)
     monkeypatch.setattr(asking, "_LINE_PART", 0)
@@ -461,8 +461,7 @@ def test_many_leases_are_named_in_parts(
     session.end()
     session.settle()
     wait_for(lambda: len(arbiter.of(Hello)) == 4, what="three parts")
-    parts = [hello for hello in arbiter.of(Hello)[1:]]
-    assert [(len(hello.holds), hello.more) for hello in parts] == [(2, True), (2, True), (1, False)]
+    assert [(len(hello.holds), hello.more) for hello in arbiter.of(Hello)[1:]] == [(2, True), (2, True), (1, False)]
     assert len(arbiter.held) == 5
 
 
