@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from spool.core.model import Policy, Result, Spec
-from spool.formats.config import CaptureConfig, Config, GcConfig, GpuConfig
+from spool.formats.config import Config, GcConfig, GpuConfig
 from support import ROOT
 
 SOURCE = ROOT / "src" / "spool"
@@ -119,11 +119,15 @@ MAX_PARAMETERS = 5  # without `self`
 MIN_MODULE = 150  # lines of a module that only one other imports
 
 # Exceptions to the rules below, each with its reason: LAYER.CLASS.FUNCTION, LAYER: TARGET, or the path of a module.
-LONG_FUNCTIONS: dict[str, str] = {"extras.simulate.verb.command": "its options and its help are half of it"}
+LONG_FUNCTIONS: dict[str, str] = {
+    "extras.simulate.verb.command": "its options and its help are half of it",
+    "core.Capability.__init__": "a row of a table has many columns, most of them empty",
+}
 MANY_PARAMETERS: dict[str, str] = {
     "core.Capability.__init__": "a row of a table has many columns, most of them empty",
     "core.DependencyResolver.__init__": "what a name does stands in that many places",
     "core.GpuVendor.__init__": "a part of such a row",
+    "core.EngineOffer.__init__": "likewise",
     "core.FreeResources.__init__": "all facts of one instant; tests give those that they need",
     "formats.Key.__init__": "a row of a table has many columns, most of them empty",
     "formats.job_environment": "a job finds that much in its environment",
@@ -131,11 +135,10 @@ MANY_PARAMETERS: dict[str, str] = {
     "testing.FaultyDisk.__init__": "one for each way to fail; tests give those that they need",
 }
 SMALL_MODULES: dict[str, str] = {
+    "query/comparison.py": "needs what knows a run as it is now, which the sums of `stats` do without",
     "cli/main.py": "the program, which its script starts",
     "formats/schema.py": "`python -m spool.formats.schema --write` makes the schemas and the tables of keys",
-    "dispatcher/capture_worker.py": "a program of its own, which no dispatcher loads",
     "python/worker.py": "what job files of spool 0.1 start",
-    "testing/batch.py": "an executor that only the tests name; that it is short is its point",
     "query/vocabulary.py": "answers while a shell waits, so it stands apart from what is slow to import",
 }
 SAME_NAMES: dict[str, str] = {
@@ -559,6 +562,73 @@ def test_arrows_go_down_only() -> None:
     assert not wrong
 
 
+def test_no_capability_needs_another() -> None:
+    """A folder of extras imports and names no other, so that each can be deleted alone."""
+    named = re.compile(r"\bspool\.extras\.([a-z]+)")
+    wrong = [
+        f"{module.path} names {other}"
+        for module in modules()
+        if module.layer == "extras" and "/" in module.path.removeprefix("extras/")
+        for other in named.findall(module.text)
+        if other != module.path.split("/")[1]
+    ]
+    assert not wrong
+
+
+# Capability -> what only its folder speaks of.
+WORDS = {
+    "amd": r"\bamd\b|rocm",
+    "capture": r"(?<!no-)capture",
+    "containers": r"podman|docker|apptainer",
+    "engines": r"slurm|sbatch|qsub|\bsge\b|grid engine",
+    "foreign": r"gflow|\bpbs\b|\blsf\b",
+    "functions": r"cloudpickle",
+    "here": r"run --here",
+    "machine": r"arbiter|machine\.toml",
+    "metrics": r"prometheus",
+    "notify": r"apprise|sendmail",
+    "page": r"status.page|jinja",
+    "plot": r"matplotlib|\bsvg\b",
+    "simulate": r"simulat|\bswf\b",
+    "top": r"textual\b",
+}
+# Capability -> why modules of the core speak of it all the same, and which.
+SPOKEN_OF: dict[str, tuple[str, str]] = {
+    "engines": ("what replaces a key that is gone; variables that a script expects", "formats/config query/foresight"),
+    "foreign": ("variables that a script expects", "query/foresight"),
+    "containers": ("how else to run one in a terminal", "formats/jobfile"),
+    "here": (
+        "the key `terminal`",
+        "client/requests core/model core/reasons formats/jobfile formats/keys",
+    ),
+    "machine": (
+        "whether a machine is shared decides every start, so the gate and its view stay",
+        "core/constraints core/model core/scheduler formats/config formats/run_records formats/state dispatcher/leases"
+        " dispatcher/loop dispatcher/planner state/run state/world query/explain query/foresight query/shared"
+        " query/snapshot",
+    ),
+    "simulate": (
+        "decisions that only a simulation asks for are taken by the same function",
+        "core/model core/playback core/priority core/scheduler",
+    ),
+}
+
+
+def test_the_core_speaks_of_no_capability() -> None:
+    """No module below the commands has a word that belongs to a capability, or it is listed with the reason."""
+    floors = ("core", "formats", "store", "dispatcher", "state", "query", "client")
+    found = {
+        capability: {
+            module.path.removesuffix(".py")
+            for module in modules()
+            if module.layer in floors and re.search(pattern, module.text, re.IGNORECASE)
+        }
+        for capability, pattern in WORDS.items()
+    }
+    listed = {capability: set(SPOKEN_OF.get(capability, ("", ""))[1].split()) for capability in WORDS}
+    assert found == listed
+
+
 def test_every_folder_is_a_layer() -> None:
     """A folder beside the known ones would stand outside of the arrows."""
     assert {module.layer for module in modules()} - {""} == set(LAYERS)
@@ -850,7 +920,7 @@ def test_every_key_of_a_file_is_used() -> None:
         for node in module.nodes
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
-    kinds = (Spec, Policy, Config, GpuConfig, GcConfig, CaptureConfig)
+    kinds = (Spec, Policy, Config, GpuConfig, GcConfig)
     assert [f"{kind.__name__}.{name}" for kind in kinds for name in kind.__struct_fields__ if name not in read] == []
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import socket
 import subprocess
 import time
 import tomllib
@@ -22,55 +20,6 @@ from support import printed_on
 def queued(root: Path, name: str) -> dict[str, Any]:
     """Return a waiting job's keys."""
     return tomllib.loads((root / "queued" / f"{name}.toml").read_text())
-
-
-def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Call `spool submit` with *text* on a pipe as its stdin."""
-    return spawned("submit", *words, input=text)
-
-
-def test_parsable_changes_nothing(spool: Command, spool_root: Path) -> None:
-    """`jid=$(spool submit --parsable prep.sbatch)` is the name, which the next job can depend on."""
-    said = spool("submit", "--parsable", "--name", "prep", "--", "true")
-    assert (said.code, said.out, said.err) == (0, "prep\n", "")
-    assert (
-        spool("submit", "--name", "next", "--parsable", f"--dependency=afterok:{said.out.strip()}", "--", "true").code
-        == 0
-    )
-    assert queued(spool_root, "next")["depends_on"] == ["prep"]
-    assert "--parsable" not in spool("submit", "--help").out
-
-
-def test_a_script_on_stdin_needs_no_word(spool: Command, spool_root: Path, tmp_path: Path) -> None:
-    """`spool submit <<EOF` submits the script, with its lines; a text without `#!` is refused."""
-    (spool_root / "config.toml").write_text("autostart = false\n")
-    done = piped("#!/bin/bash\n#SBATCH -J here -c 2\necho hi\n")
-    assert (done.returncode, done.stdout) == (0, "here\n")
-    assert queued(spool_root, "here")["cpus"] == 2
-    done = piped("#!/usr/bin/python3\nprint(1)\n", "-n", "py", "--cpus", "3")
-    assert (done.returncode, done.stdout) == (0, "py\n")
-    assert queued(spool_root, "py")["script"] == "#!/usr/bin/python3\nprint(1)\n"
-    for text in ("echo hi\n", ""):
-        done = piped(text)
-        assert done.returncode == 2
-    with (tmp_path / "s.sh").open("w+") as file:
-        file.write("#!/bin/sh\ntrue\n")
-        file.seek(0)
-        assert spawned("submit", "-n", "file", "/dev/stdin", stdin=file).returncode == 0
-    assert sorted(os.listdir(spool_root / "queued")) == ["file.toml", "here.toml", "py.toml"]
-
-
-def test_singleton_is_not_needed(spool: Command, spool_root: Path) -> None:
-    """It is said once, and the job has its other dependencies; a job of that name is a dependency like any other."""
-    put_job(spool_root, "a")
-    said = spool("submit", "-n", "b", "--dependency=singleton", "-d", "a", "--", "true")
-    assert (said.code, said.err.count("not needed here")) == (0, 1)
-    assert queued(spool_root, "b")["depends_on"] == ["a"]
-    assert spool("submit", "-n", "c", "-d", "afterok:a,singleton", "--", "true").code == 0
-    assert queued(spool_root, "c")["depends_on"] == ["a"]
-    put_job(spool_root, "singleton")
-    assert spool("submit", "-n", "d", "-d", "singleton", "--", "true").err == ""
-    assert queued(spool_root, "d")["depends_on"] == ["singleton"]
 
 
 @pytest.mark.parametrize(
@@ -99,188 +48,6 @@ def test_the_name_is_no_number_of_tasks(spool: Command, spool_root: Path) -> Non
     assert (said.code, said.out, "--cpus 4" in said.err) == (0, "4\n", True)
 
 
-READ = {
-    "SLURM_JOB_NAME": "$SPOOL_JOB",
-    "SLURM_CPUS_PER_TASK": "$SPOOL_CPUS",
-    "SLURM_CPUS_ON_NODE": "$SPOOL_CPUS",
-    "SLURM_MEM_PER_NODE": "$SPOOL_MEMORY_MB",
-    "SLURM_GPUS_ON_NODE": "$SPOOL_GPUS",
-    "SLURM_NTASKS": "1",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NNODES": "1",
-    "SLURM_JOB_NODELIST": socket.gethostname(),
-    "PBS_JOBNAME": "$SPOOL_JOB",
-    "PBS_NP": "$SPOOL_CPUS",
-    "NCPUS": "$SPOOL_CPUS",
-}
-
-
-def surrounded(spool: Command, text: str, *words: str) -> tuple[dict[str, Any], str]:
-    """Return the `env` of a job with this script, without what the caller passes on, and what was told."""
-    Path("job.sh").write_text(text)
-    said = spool("submit", "--dry-run", "--export", "NONE", "-n", "train", *words, "job.sh")
-    assert said.code == 0, said.err
-    return tomllib.loads(said.out).get("env", {}), said.err
-
-
-@pytest.mark.parametrize("name", READ)
-def test_a_variable_of_slurm_is_there_if_the_script_reads_it(spool: Command, name: str) -> None:
-    """It stands in `env`, as what is constant or as a reference to what the run is granted; no other is there."""
-    for text in (f"echo ${{{name}:-4}}", f"python -c 'os.environ[\"{name}\"]'"):
-        assert surrounded(spool, f"#!/bin/bash\n#SBATCH -t 10\n{text}\n")[0] == {name: READ[name]}
-    assert surrounded(spool, f"#!/bin/bash\n# reads ${name}\necho x{name} {name}x\n")[0] == {}
-    assert surrounded(spool, f"#!/bin/bash\necho ${name}\n", "-e", f"{name}=own")[0] == {name: "own"}
-    assert surrounded(spool, f"#!/bin/bash\necho ${name}\n", "--executor", "slurm")[0] == {}
-
-
-def test_an_id_of_slurm_is_a_number_of_its_own(spool: Command) -> None:
-    """Each submission has another, and it stays as it is when the job runs again; so do the directory and the host."""
-    text = "#!/bin/bash\necho $SLURM_JOB_ID $SLURM_JOBID $SLURM_SUBMIT_DIR $SLURM_ARRAY_TASK_ID\n"
-    (one, _), (two, _) = surrounded(spool, text), surrounded(spool, text)
-    assert one["SLURM_JOB_ID"] == one["SLURM_JOBID"] != two["SLURM_JOB_ID"]
-    assert one["SLURM_JOB_ID"].isdecimal()
-    assert one["SLURM_SUBMIT_DIR"] == os.getcwd()
-    assert "SLURM_ARRAY_TASK_ID" not in one
-
-
-def test_the_variables_of_an_array_are_those_of_slurm(spool: Command) -> None:
-    """The index, its range, the id of the whole, and an id of each task; the name is that of the array."""
-    names = "JOB_NAME ARRAY_TASK_ID ARRAY_TASK_COUNT ARRAY_TASK_MIN ARRAY_TASK_MAX ARRAY_JOB_ID JOB_ID"
-    text = "#!/bin/bash\n#SBATCH -a 2-8:2%1\necho " + " ".join(f"$SLURM_{name}" for name in names.split()) + "\n"
-    env, _ = surrounded(spool, text)
-    whole = env.pop("SLURM_ARRAY_JOB_ID")
-    assert env == {
-        "SLURM_JOB_NAME": "train",
-        "SLURM_ARRAY_TASK_ID": "{index}",
-        "SLURM_ARRAY_TASK_COUNT": "4",
-        "SLURM_ARRAY_TASK_MIN": "2",
-        "SLURM_ARRAY_TASK_MAX": "8",
-        "SLURM_JOB_ID": f"{whole}{{index}}",
-    }
-
-
-@pytest.mark.parametrize(
-    ("array", "step"), [("0-20:10", "10"), ("1,3,7-9", "1"), ("4", "1"), ("9,5,1", "4"), ("0-3%2", "1")]
-)
-def test_the_range_of_an_array_is_there_under_each_name(spool: Command, array: str, step: str) -> None:
-    """Slurm's and Grid Engine's variables for first, last and step have the numbers of the array."""
-    names = "SLURM_ARRAY_TASK_STEP SGE_TASK_STEPSIZE SLURM_ARRAY_TASK_MIN SGE_TASK_FIRST SLURM_ARRAY_TASK_MAX"
-    env, told = surrounded(spool, f"#!/bin/bash\necho ${' $'.join(names.split())} $SGE_TASK_LAST\n", "-a", array)
-    indices = [int(text) for text in re.findall("[0-9]+", array.partition("%")[0].partition(":")[0])]
-    assert [env[name] for name in names.split()] == [step, step, *[str(min(indices))] * 2, str(max(indices))]
-    assert (env["SGE_TASK_LAST"], told) == (str(max(indices)), "")
-
-
-def test_a_variable_of_an_array_that_is_not_set_is_told_in_an_array(spool: Command) -> None:
-    """A plain job does without one, as under Slurm, where a script asks for it to tell the two apart."""
-    text = "#!/bin/bash\necho $SLURM_ARRAY_TASK_MIN $SLURM_ARRAY_NEW\n"
-    assert surrounded(spool, text) == ({}, "")
-    assert "$SLURM_ARRAY_NEW does not exist" in surrounded(spool, text, "-a", "1-2")[1]
-    assert "$SLURM_ARRAY_TASK_MIN does not exist" in surrounded(spool, text, "--matrix", "x=1,2")[1]
-
-
-@pytest.mark.parametrize("before", [("-c",), ("--",), ("--", "sh", "-c")])
-@pytest.mark.parametrize("array", [("-a", "1-2"), ()])
-def test_a_command_is_searched_like_a_script(
-    spool: Command, spool_root: Path, array: tuple[str, ...], before: tuple[str, ...]
-) -> None:
-    """What its text reads is set, on the fast way too, and what does not exist is told."""
-    words = (*before, "echo t=$SLURM_ARRAY_TASK_ID ${PBS_JOBID}")
-    said = spool("submit", "--hold", "-n", "a", "--export", "PATH", *array, *words)
-    assert (said.code, said.err) == (0, "")
-    env = tomllib.loads((spool_root / "held" / "a.toml").read_text())["env"]
-    assert env.get("SLURM_ARRAY_TASK_ID") == ("{index}" if array else None)
-    assert env["PBS_JOBID"].removesuffix("{index}").isdecimal()
-    assert "$SLURM_TMPDIR does not exist" in spool("submit", "--hold", "-c", "rm -r $SLURM_TMPDIR/x").err
-    assert spool("submit", "--hold", "-c", "module load x").err == ""
-    Path("lines").write_text("echo $SLURM_ARRAY_TASK_ID\necho $SLURM_TMPDIR\n")
-    said = spool("submit", "--dry-run", "--lines", "lines")
-    assert 'SLURM_ARRAY_TASK_ID = "{index}"' in said.out
-    assert "line 2: $SLURM_TMPDIR does not exist" in said.err
-
-
-def test_tasks_are_counted_as_in_slurm(spool: Command) -> None:
-    """`mpirun -n $SLURM_NTASKS` starts as many as were asked for, each with its CPUs; a line says what launchers do."""
-    env, told = surrounded(
-        spool, "#!/bin/bash\n#SBATCH -n 4 -c 2\nmpirun -n $SLURM_NTASKS x --threads $SLURM_CPUS_PER_TASK\n"
-    )
-    assert env == {"SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "2"}
-    assert told.count("line 3: $SLURM_NTASKS is 4 here; launchers such as PyTorch Lightning take") == 1
-
-
-def test_several_tasks_of_srun_are_told(spool: Command) -> None:
-    """It fails in the job, so the submission says so, with what does it here; one task is not worth a word."""
-    for lines, count in (("#SBATCH -n 4\nsrun ./x", 4), ("srun -n 2 ./x", 2), ("time srun --ntasks=3 -c 2 ./x", 3)):
-        told = surrounded(spool, f"#!/bin/bash\n{lines}\n")[1]
-        assert f"srun would start {count} tasks, but a job of spool is one task" in told
-    for lines in ("#SBATCH -n 4\nsrun -n 1 ./x", "echo srun -n 4", "srun --exclusive --mpi=x -c 2 ./x -n 4"):
-        assert "would start" not in surrounded(spool, f"#!/bin/bash\n{lines}\n")[1]
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("-N 2 ./x", "asks for 2 nodes"),
-        ("--multi-prog x.conf", "srun has no --multi-prog here"),
-        ("\\\n    --mpi=pmix \\\n    --ntasks=4 ./x", "would start 4 tasks"),
-    ],
-)
-def test_what_srun_will_refuse_is_told(spool: Command, words: str, told: str) -> None:
-    """The line is that of the command, also where its options are on the lines after it, or where a text has it."""
-    for text in (f"srun {words}", f'RUN="srun {words}"\n$RUN'):
-        assert f"line 2: srun {told.removeprefix('srun ')}" in surrounded(spool, f"#!/bin/bash\n{text}\n")[1]
-
-
-@pytest.mark.parametrize("function", ["module", "ml"])
-def test_shell_functions_go_along_if_the_script_calls_them(
-    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, function: str
-) -> None:
-    """`module load` works as for the caller; one line says if it cannot, unless the script sets it up itself."""
-    Path("job.sh").write_text(f"#!/bin/bash\n{function} load cuda\n")
-    monkeypatch.setenv("MODULEPATH", "/modules")
-    said = spool("submit", "-n", "a", "job.sh")
-    assert f"line 2: `{function}` needs a shell function that the job does not have" in said.err
-    monkeypatch.setenv(f"BASH_FUNC_{function}%%", "() {  echo '{index}' $1\n}")
-    said = spool("submit", "-n", "b", "job.sh")
-    assert (said.code, said.err) == (0, "")
-    env = queued(spool_root, "b")["env"]
-    assert env[f"BASH_FUNC_{function}%%"] == "() {  echo '{index}' $1\n}"
-    assert env["MODULEPATH"] == "/modules"
-    assert "needs a shell function" in spool("submit", "-n", "c", "--export", "NONE", "job.sh").err
-    Path("job.sh").write_text(f"#!/bin/sh\n{function} load cuda\n")
-    assert "needs a shell function" in spool("submit", "-n", "d", "job.sh").err
-    for first in ("#!/bin/bash -l", "#!/bin/bash\nsource /etc/profile.d/modules.sh", "#!/bin/sh\n. /opt/lmod/init/sh"):
-        Path("job.sh").write_text(f"{first}\n{function} load cuda\n")
-        assert spool("submit", "--dry-run", "--export", "NONE", "job.sh").err == ""
-
-
-@pytest.mark.parametrize("also", ["~/venv/bin/activate", "activate torch"])
-def test_what_sets_up_conda_does_not_set_up_modules(
-    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, also: str
-) -> None:
-    """Most scripts with modules activate an environment too; `module` goes along, or is said to be missing."""
-    Path("job.sh").write_text(f"#!/bin/bash\nmodule load cuda\nsource {also}\nconda activate torch\n")
-    assert "`module` needs a shell function" in spool("submit", "--dry-run", "job.sh").err
-    monkeypatch.setenv("BASH_FUNC_module%%", "() {  echo $1\n}")
-    assert "module" not in spool("submit", "-n", "a", "job.sh").err
-    assert "BASH_FUNC_module%%" in queued(spool_root, "a")["env"]
-
-
-def test_conda_activate_is_a_shell_function_too(spool: Command) -> None:
-    """Where no conda is found, a line says what to write; `eval "$(conda shell.bash hook)"` makes one."""
-    told = surrounded(spool, "#!/bin/bash\nconda activate torch\n")[1]
-    assert "line 2: `conda activate` needs a shell function" in told
-    assert "shell.bash hook" in told
-    for setting_up in ('eval "$(conda shell.bash hook)"', "source ~/miniconda3/etc/profile.d/conda.sh"):
-        assert surrounded(spool, f"#!/bin/bash\n{setting_up}\nconda activate torch\n")[1] == ""
-
-
-def test_a_shell_that_reads_its_startup_file_needs_no_function(spool: Command) -> None:
-    """A csh does so in scripts too, and `module` is an alias there."""
-    assert surrounded(spool, "#!/bin/tcsh\nmodule load cuda\nconda activate torch\n")[1] == ""
-
-
 def test_functions_are_passed_on_by_name_and_with_all(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +68,7 @@ def test_lines_are_the_tasks_of_an_array(spool: Command, spool_root: Path) -> No
     assert said.out.startswith("cmds-")
     assert (keys["command"], keys["cpus"], keys["max_running"]) == ("{line}", 2, 1)
     assert keys["rows"] == [{"line": "train --lr 0.1 > a.log"}, {"line": "train --lr {index} | tee 'b c'"}]
-    done = piped("true\nfalse\n", "--lines", "-", "--name", "both")
+    done = spawned("submit", "--lines", "-", "--name", "both", input="true\nfalse\n")
     assert (done.returncode, done.stdout) == (0, "both\n")
     assert queued(spool_root, "both")["rows"] == [{"line": "true"}, {"line": "false"}]
 

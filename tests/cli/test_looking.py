@@ -224,7 +224,7 @@ def test_why_of_a_failed_array_has_the_last_lines_of_a_failed_task(spool: Comman
 
 def test_why_says_what_the_reason_means_before_the_numbers(spool: Command, spool_root: Path) -> None:
     """Each code of a reason has at most two sentences for a newcomer."""
-    assert set(MEANINGS) == {*CODES, "hook", "capture", "submitted", "invalid", "unread", "tasks"}
+    assert set(MEANINGS) == {*CODES, "hook", "submitted", "invalid", "unread", "tasks"}
     assert all(text.count(". ") <= 1 for text in MEANINGS.values())
     put_job(spool_root, "a", place="held")
     assert spool("why", "a").out.splitlines()[1] == "A held job does not start. `spool release a` lets it."

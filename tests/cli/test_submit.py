@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from calling import Command, asked, put_job, spawned
+from calling import Command, put_job, spawned
 from spool import Client
 from spool.cli import fastsubmit, joboptions, main, scripts, submit
 from spool.cli.fastsubmit import UnclearError
@@ -261,60 +261,16 @@ def test_the_staging_directory_is_made_and_nothing_is_left_in_it(
     assert stat.S_IMODE((spool_root / ".tmp").stat().st_mode) == 0o700
 
 
-_FOR_SLURM = "--slurm --executor-option --constraint=ib --executor-option=--exclude=n1,n2"
-
-
-@pytest.mark.parametrize(
-    ("options", "executor", "told"),
-    [("--tmux --keep-session", "tmux", ()), (_FOR_SLURM, "slurm", ("--constraint=ib", "--exclude=n1,n2"))],
-    ids=["tmux", "slurm"],
-)
 @pytest.mark.parametrize("way", ["quick", "full", "line"])
-def test_an_option_is_short_for_its_executor(
-    spool: Command, spool_root: Path, way: str, options: str, executor: str, told: tuple[str, ...]
-) -> None:
-    """On the command line as in a `#SPOOL` line; what sbatch is told besides goes along, option by option."""
+def test_an_option_is_short_for_its_executor(spool: Command, spool_root: Path, way: str) -> None:
+    """On the command line as in a `#SPOOL` line."""
+    options = ("--tmux", "--keep-session")
     script = Path("script.sh")
-    script.write_text(f"#!/bin/sh\n#SPOOL {options}\ntrue\n")
-    full = ("--executor", "process", *options.split(), "--prolog", "true", "--", "true")
-    words = {"quick": (*options.split(), "--", "true"), "full": full, "line": (script,)}
-    spool("submit", "--name", "t", *words[way])
+    script.write_text(f"#!/bin/sh\n#SPOOL {' '.join(options)}\ntrue\n")
+    full = ("--executor", "process", *options, "--prolog", "true", "--", "true")
+    spool("submit", "--name", "t", *{"quick": (*options, "--", "true"), "full": full, "line": (script,)}[way])
     spec = jobfile.parse((spool_root / "queued" / "t.toml").read_bytes(), name="t")
-    assert (spec.executor, spec.executor_options, spec.keep_session or False) == (executor, told, executor == "tmux")
-
-
-def test_options_for_slurm_that_the_default_executor_would_pass_over_keep_a_job_waiting(
-    spool: Command, spool_root: Path
-) -> None:
-    """They are told of when it is submitted, and it starts nowhere without them."""
-    submitted = spool("submit", "--name", "t", "--executor-option=--constraint=ib", "--", "true")
-    assert (submitted.code, "executor_options" in submitted.err) == (0, True)
-    assert [each["code"] for each in asked(spool, "why", "t")["reasons"]] == ["executor"]
-
-
-@pytest.mark.parametrize("way", ["configured", "stated"])
-@pytest.mark.parametrize(
-    ("option", "key"),
-    [("--gpu-idle=30m", "gpu_idle"), ("--keep-session", "keep_session"), ("--resource=x", "resources")],
-)
-def test_a_key_that_has_no_effect_in_slurm_is_refused_for_a_job_there(
-    spool: Command, spool_root: Path, tmp_path: Path, way: str, option: str, key: str
-) -> None:
-    """A job that names Slurm is not submitted; one that is configured to go there is told of, and does not start."""
-    if way == "stated":
-        refused = spool("submit", "--name", "t", "--slurm", option, "--", "true")
-        assert refused.code != 0
-        assert option.partition("=")[0] in refused.err
-        assert not list((spool_root / "queued").iterdir())
-        return
-    (spool_root / "config.toml").write_text('autostart = false\nexecutor = "slurm"\n[resources]\nx = 1\n')
-    submitted = spool("submit", "--name", "t", option, "--", "true")
-    assert submitted.code == 0
-    assert f"cannot start: its {key} " in submitted.err
-    assert f"executor: its {key} " in spool("why", "t").out
-    path = tmp_path / "t.toml"
-    path.write_bytes((spool_root / "queued" / "t.toml").read_bytes())
-    assert f"cannot start: its {key} " in spool("check", str(path)).err
+    assert (spec.executor, spec.keep_session) == ("tmux", True)
 
 
 QUICK_OPTIONS = st.lists(
@@ -325,9 +281,9 @@ QUICK_OPTIONS = st.lists(
             ["--time-limit", "1h30m"], ["--priority", "255"], ["-p", "256"], ["--project", "é"], ["--tag", "a,b"],
             ["--project", " "], ["--gpu-memory", "2G"], ["--workdir", "/tmp"], ["--workdir", "x"], ["--cpus", "x"],
             ["--env", "A=1"], ["--retry-max", "1"], ["--project", 'a"b\\'],
-            ["--tmux"], ["--mem", "2G"], ["-D", "/tmp"], ["--time=5m"], ["-d", "afterok:a"],
+            ["--tmux"], ["--mem", "2G"], ["-D", "/tmp"], ["--time=5m"],
             ["-d", "b,c"], ["-d", "any:b"], ["-d", ","], ["-d", "x y"], ["-d", "b"],
-            ["--executor", "process"], ["--executor", "slurm"],
+            ["--executor", "process"],
             ["--executor", "x"], ["--keep-session"], ["--no-keep-session"], ["--no-requeue"],
             ["-t", "999999d"], ["-t", "99999d"], ["--kill-grace", "5s"], ["--scheduling-timeout", "0s"],
             ["--tag", "a,a"], ["--project", "a "], ["--group", "g"], ["--group-limit", "2"], ["--group-limit", "0"],

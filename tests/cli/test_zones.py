@@ -46,7 +46,7 @@ def test_a_submission_means_the_clock_of_who_submits(spool: Command, spool_root:
     """Each way to submit writes the offset, so that no other zone can change the instant."""
     toml, script = Path("file.toml"), Path("script.sh")
     toml.write_text(f'# mine\ncommand = "true"\nstart_after = "{text}"\n')
-    script.write_text(f"#!/bin/sh\n#SBATCH --begin={text.replace(' ', 'T')}\n")
+    script.write_text(f"#!/bin/sh\n#SPOOL --start-after '{text}'\n")
     assert spool("submit", "-n", "option", "--start-after", text, "--", "true").code == 0
     assert spool("submit", "-f", str(toml)).code == 0
     assert spool("submit", "-n", "script", str(script)).code == 0

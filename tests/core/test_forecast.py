@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 import spool.core
 from core.planning import GIB, NOW, S, gpus, job, machine, plan, run, started, view
+from core.test_elsewhere import THERE, far_job, far_run
 from core.worlds import BOX, POLICIES, over_committed, waiting
-from extras.engines.test_decisions import THERE, far_job, far_run
 from spool.core.backfill import as_run
 from spool.core.forecast import StartForecast, forecast
 from spool.core.model import Dependencies, Grant, Limits, Machine, NoLeases, Policy, Pool, Reservation, State, Waiting

@@ -25,7 +25,7 @@ from spool.dispatcher import filemoves, launcher, recovery
 from spool.formats.history import parse_history_line
 from spool.formats.state import StateView, parse_state, render_state
 from spool.machine import marks
-from spool.query import accounting, snapshot
+from spool.query import comparison, snapshot
 from spool.query.details import job_details
 from spool.query.explain import preview, why
 from spool.query.jobs import counts, list_jobs
@@ -246,7 +246,7 @@ def test_every_view_says_the_same_of_a_job(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(TOP, "machine_now", lambda *_: Machine(2, 1 << 30))  # NVML is a process of its own
     for seed in range(SEED, SEED + LIVES):
         with world_at(tmp_path / f"{seed}", monkeypatch) as world:
-            for module in (snapshot, accounting, marks):
+            for module in (snapshot, comparison, marks):
                 monkeypatch.setattr(module, "MachineProber", lambda *_, world=world: world)
             (world.root / layout.CONFIG).write_text('disk_floor = "0M"\nkill_grace = "7s"\ncpus = 2\n')
             life = Compared(world, seed)

@@ -26,10 +26,7 @@ NEVER_CALLED = {
     ("spool.formats.jobfile", "edited"): "commands edit job files",
     ("spool.machine.nvml", "__init__"): "a process of its own asks NVML",
 }
-ON_DEMAND = ("libtmux", "spool.executors.tmux", "spool.executors.first_program", "shlex", "spool.executors.slurm")
-ON_DEMAND += ("spool.executors.engine", "spool.executors.handover", "spool.executors.cluster_run")
-ON_DEMAND += ("spool.executors.language", "spool.machine.commands")
-ON_DEMAND += ("spool.executors.policies",)
+ON_DEMAND = ("libtmux", "spool.executors.tmux", "spool.executors.first_program", "shlex")
 RECORDER = """
 import os, sys
 if "dispatch" in open("/proc/self/cmdline").read().split("\\0"):
@@ -97,7 +94,6 @@ def test_a_dispatcher_imports_nothing_in_all_its_life(tmp_path: Path) -> None:
         served.drop("after", "true", depends_on=["plain"])
         (served.root / "reservations" / "good.toml").write_text("gpus = 1\nstart = 2100-01-01T10:00:00Z\n")
         (served.root / "reservations" / "bad.toml").write_text("gpus = \n")
-        served.drop("elsewhere", "true", executor="slurm")
         served.drop("shown", "true", executor="tmux")
         served.wait_done("plain", "fails", "many_0", "many_1", "limited", "cancelled", "after")
         for name in ("typo", "broken"):
@@ -142,21 +138,21 @@ def test_an_executor_that_cannot_be_imported_is_told_and_tried_again(
     monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
 ) -> None:
     """An import that fails is a problem in words, and the next question imports it after all."""
-    for name in [name for name in sys.modules if name == "spool.executors.slurm"]:
+    for name in [name for name in sys.modules if name == "spool.executors.tmux"]:
         monkeypatch.delitem(sys.modules, name)
-    finder = _Failing("spool.executors.slurm", error)
+    finder = _Failing("spool.executors.tmux", error)
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     executors = Executors(lambda: "process")
-    said = executors.problem("slurm")
+    said = executors.problem("tmux")
     assert words in said
     assert executors.problems() == [said]
     assert executors.unloaded
-    assert executors.problem("slurm") == said
+    assert executors.problem("tmux") == said
     assert finder.asked == 1
     finder.package = "none"
     executors.ask_again()
     assert not executors.unloaded
-    assert words not in (executors.problem("slurm") or "")
+    assert words not in (executors.problem("tmux") or "")
 
 
 def test_a_search_that_failed_for_a_while_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

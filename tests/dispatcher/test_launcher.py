@@ -11,7 +11,6 @@ import pytest
 from crash.world import Session, World
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
-from spool.executors import slurm
 
 
 @pytest.fixture
@@ -183,25 +182,6 @@ def test_a_guess_that_fails_is_no_matter(session: Session) -> None:
     session.survives_errors = True
     session.turns(5)  # it is tried again and again
     assert "jobs/loop: Too many levels of symbolic links" in session.now.state.told_blocked["loop"]
-
-
-def test_another_default_executor_that_is_not_there_is_awaited(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They wait for it, with the reason, and do not fail; with the old one back they start."""
-    monkeypatch.setattr(slurm, "_PROGRAMS", ("sbatch-that-is-not-there",))
-    config = session.world.root / layout.CONFIG
-    before = config.read_text()
-    config.write_text('cpus = 1\nexecutor = "slurm"\n')
-    session.now.wakeup.reload = True
-    _end_of_first(session)
-    assert not session.errors
-    assert not session.world.pids("next")
-    assert "sbatch-that-is-not-there" in str(session.now.planner.plan.reason("next"))
-    config.write_text(before)
-    session.now.wakeup.reload = True
-    session.settle()
-    assert session.world.pids("next")
 
 
 @pytest.mark.parametrize("place", [QUEUED, HELD])

@@ -15,7 +15,6 @@ from spool.core.errors import InvalidConfig, InvalidReservation
 from spool.core.model import JobDefaults, Limits, Policy, Pool, Reservation
 from spool.formats import config, reservation, toml
 from spool.formats.config import Config, GcConfig, GpuConfig, Reserve
-from spool.formats.slurm import SlurmConfig
 
 GOLDEN = Path(__file__).parent / "golden" / "configs"
 S = 1_000_000_000
@@ -76,21 +75,6 @@ EXPECTED = {
             preempt_short_ns=1800 * S,
             preempt_every_ns=3 * 3600 * S,
         ),
-        slurm=SlurmConfig(qos="normal", preemptible_qos="scavenger"),
-    ),
-    "slurm": Config(
-        executor="slurm",
-        slurm=SlurmConfig(
-            partition="gpu",
-            account="vision",
-            qos="long",
-            max_in_flight=50,
-            poll_ns=5 * S,
-            submit_per_second=2.5,
-            gpus={"A100": "gpu:a100", "H100": "gpu:h100"},
-            gpu_memory="shard",
-            options=("--constraint=ib", "--mail-type=FAIL"),
-        ),
     ),
 }
 
@@ -111,14 +95,6 @@ resources.tpu: { indices = [] } | { indices = [1, 1] } | { indices = [-1] } | { 
 resources.tpu: { count = 3, indices = [1] }
 max_running: 0
 executor: "tmx"
-slurm.max_in_flight: 0
-slurm.poll: "1ms"
-slurm.submit_per_second: 0
-slurm.partition: "a b"
-slurm.account: "--uid=0"
-slurm.gpus: { A100 = "gpu a100" }
-slurm.gpu_memory: "share"
-slurm.options: ["--time=1"]
 durability: "none"
 cpus: true
 memory: 100 | "8G\n"
@@ -171,8 +147,6 @@ def test_what_was_meant_is_told() -> None:
     for line, meant in [
         ('executer = "tmux"', "executor"),
         ('executor = "tmx"', "tmux"),
-        ('slurm.gpu_memory = "share"', "shard"),
-        ("slurm.max_in_flght = 1", "slurm.max_in_flight"),
         ('gpu.strategy = "pack"', "packed"),
         ("quotas.users.alice.max_running_job = 1", "quotas.users.alice.max_running_jobs"),
     ]:

@@ -23,7 +23,7 @@ from spool.core.model import (
     WarningSignal,
 )
 from spool.extras.containers.runtimes import Container
-from spool.formats import config, jobfile, toml, validation, values
+from spool.formats import config, jobfile, validation, values
 from spool.formats.jobfile import parse, shape
 from support import zone_file
 
@@ -60,12 +60,6 @@ EXPECTED = {
         project="llm",
         tags=("paper", "ablation"),
         comment="Überprüfung\tnach dem Umzug",
-    ),
-    "slurm": Spec(
-        command="python train.py",
-        request=Request(gpus=2, gpu_types=("A100",)),
-        executor="slurm",
-        executor_options=("--constraint=ib", "-x node7", "--exclusive"),
     ),
     "list-command": Spec(
         command=("python", "-c", 'print("a b", "$HOME")', ""),
@@ -216,7 +210,6 @@ env: { CUDA_VISIBLE_DEVICES = "0" } | { SPOOL_RESOURCE_TPU = '1' }
 cpus: -1 | 1.0 | 1000001 | "2"
 memory: 16 | "16" | "0G" | "Auto" | "auto:" | "auto:8" | "auto:0G" | "auto 8G" | "auto=8G" | " 1G"
 gpu_memory: "auto" | "10G"
-gpus = 1 & executor = "slurm" & gpu_memory: "auto"
 gpus: -1
 gpu_type: "A100"
 gpus = 1 & gpu_type: [] | ["A100", "A100"] | ["A100", "auto"] | ["A100", ""] | 100 | " A100"
@@ -250,18 +243,11 @@ retry: { delay = 10 } | { on = [] } | { on = [1, 1] } | { delay = ' 1s' } | { ma
 memory = "1G" & retry: { memory_factor = 2 } | { max = 1, memory_factor = 0.5 }
 requeue: 3
 stdout: "a%x" | "a%" | "logs/" | "a%a" | " \n"
-executor: "tmx" | "slum"
-executor = "slurm" & keep_session: true
+executor: "tmx" | "proces"
 setup: ["x"]
 container: 3 | { runtime = "docker" } | "--volume=/:/x" | { image = "x", runtime = "dokcer" }
 container: { image = "x", options = ["--name=x"] } | { image = "x", options = ["-itd"] }
 container: { image = "x", options = ["-v", "/a:/a"] } | { image = "x", options = ["/data:/data"] }
-executor = "slurm" & container: "x"
-executor = "sge" & container: "x"
-executor = "slurm" & gpus = 1 & gpu_idle: "30m"
-executor = "slurm" & resources: { licence = 1 }
-executor_options: "--constraint=ib" | ["--constraint", "ib"] | ["--comment=\u001b[2J"]
-executor = "tmux" & executor_options: ["--constraint=ib"]
 tags: [1] | ["a", "b", "a"] | [" a"]
 project: "a\n"
 resources: 2 | { licence = 0 } | { a = 1, licence = '2' } | { Licence = 1 } | { cpus = 1 }
@@ -297,7 +283,7 @@ def test_a_value_that_cannot_be_meant_is_refused_with_its_key_and_line(key: str,
         ('depends_on = { al = "a" }', "depends_on.all"),
         ('on_dependency_failure = "wiat"', "wait"),
         ('retry = { on = ["time_out"] }', "timeout"),
-        ('executor = "slum"', "slurm"),
+        ('executor = "tmx"', "tmux"),
         ('container = { image = "x", runtime = "dokcer" }', "docker"),
     ],
 )
@@ -590,32 +576,6 @@ def test_defaults_of_a_run_are_read_again() -> None:
     assert jobfile.recorded_defaults(None, 7) == JobDefaults(7)
 
 
-OPTIONS_OF_SPOOL = """
--J|-Jx|-J x|--job-name|--job-name=x|--job-name x|--job=x|--j|-kJx|-Hkx|-D/tmp|--comment=x|--comm=x|--output=x|-o x|-e
---chdir=/|--requeue|--no-requeue|--array=1-2|-a1|--wrap=id|--export=NONE|--parsable|--time=1|-t1|--mem=1|--mem-per-cpu=1
--c4|--cpus-per-task=4|--gres=gpu:1|-G1|--gpus=1|--gpus-per-node=1|--input=x|-i x|-d x|--dependency=afterok:1|--begin=now
--b now|-H|--hold|-W|--wait|--test-only|-Mx|-N2|--nodes=2|-n2|--ntasks=2|--uid=0|--signal=USR1|--open-mode=truncate
---quiet|--tres-per-task=gres/gpu:1
-"""
-OTHER_OPTIONS = """
---constraint=ib|-C ib|-Cib|--nodelist=n1|-w n1|--exclude=n1|-x n1|--exclusive|--nice=5|-p gpu|--partition=gpu|-A acct
--q long|--reservation=r|--mail-user=a@b|--licenses=x:2|-s|--wckey=x|--mem-bind=local|--cpu-freq=high|--tmp=10G
---switches=1|--deadline=now+1hour
-"""
-
-
-@pytest.mark.parametrize(("options", "passed_on"), [(OPTIONS_OF_SPOOL, False), (OTHER_OPTIONS, True)])
-def test_no_option_for_slurm_sets_what_spool_sets_itself(options: str, passed_on: bool) -> None:
-    """However it is spelled: short, in a bundle, cut short, with its value or without; every other is passed on."""
-    for option in options.strip().replace("\n", "|").split("|"):
-        text = f'executor = "slurm"\nexecutor_options = [{toml.quote(option)}]'
-        if passed_on:
-            assert parsed(text).executor_options == (option,)
-        else:
-            (problem,) = problems(f'command = "x"\n{text}')
-            assert '"executor_options' in problem, option
-
-
 _WORDS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=8)
 _RESTS = st.lists(
     st.sampled_from(
@@ -660,39 +620,3 @@ def test_a_plain_file_has_a_shape() -> None:
     assert shape(b'command = "sleep 1"\n') not in (None, shape(b'command = ["sleep", "1"]\n'))
     for text in (b'cpus = 1\ncommand = "a"\n', b'command = "a"\narray = "0-3"\n', b'command = "a"\n' + b"#" * 2000):
         assert shape(text) is None
-
-
-def test_the_default_idle_time_of_gpus_is_for_jobs_on_this_machine() -> None:
-    """A job of an engine does not have it; its own idle time, or its container, has a reason to be refused there."""
-    defaults, _ = jobfile.defaults_of({"gpu_idle": "30m", "gpu_idle_action": "stop", "cpus": 2})
-    there = jobfile.parse(b'command = "x"\nexecutor = "slurm"\n', name="x", defaults=defaults)
-    assert (there.gpu_idle_ns, there.gpu_idle_action, there.request.cpus) == (None, "warn", 2)
-    assert "gpu_idle" not in jobfile.from_defaults(defaults, b'command = "x"\nexecutor = "slurm"\n')
-    with pytest.raises(InvalidJob, match="executor"):
-        jobfile.parse(b'command = "x"\nexecutor = ["slurm"]\n', name="x", defaults=defaults)
-    usual = jobfile.parse(b'command = "x"\n', name="x", defaults=defaults)
-    assert usual.gpu_idle_ns is not None
-    assert jobfile.why_not_elsewhere(usual, "slurm") is None
-    own = jobfile.parse(b'command = "x"\ngpu_idle = "20m"\n', name="x", defaults=defaults)
-    assert (jobfile.why_not_elsewhere(own, "slurm") or "").startswith("its gpu_idle has no effect in Slurm")
-    why = jobfile.why_not_elsewhere(parsed('container = "x"'), "slurm") or ""
-    assert why.startswith("its container is for this machine alone; for Slurm write the runtime into the command")
-
-
-@pytest.mark.parametrize("key", ['gpu_idle = "0s"', "keep_session = false", "resources = {}"])
-def test_a_key_that_says_nothing_is_no_problem_on_an_engine(key: str) -> None:
-    """No idle time, no session and no resource are what a job of an engine has."""
-    assert parsed(f'executor = "slurm"\n{key}').executor == "slurm"
-
-
-@pytest.mark.parametrize("engine", ["slurm", "sge"])
-@pytest.mark.parametrize(
-    ("asked", "key"), [('gpu_min_memory = "40G"', "gpu_min_memory"), ('gpu_type = ["A100", "H100"]', "gpu_type")]
-)
-def test_what_an_engine_cannot_be_asked_of_gpus_is_refused_at_submission(engine: str, asked: str, key: str) -> None:
-    """The same is fine on this machine, and one type is fine everywhere."""
-    text = f'command = "true"\ngpus = 1\n{asked}\nexecutor = "{engine}"\n'
-    with pytest.raises(InvalidJob, match=f"{key}.*name one gpu_type"):
-        jobfile.parse(text.encode(), name="x")
-    jobfile.parse(text.replace(engine, "process").encode(), name="x")
-    jobfile.parse(text.replace(asked, 'gpu_type = "A100"').encode(), name="x")

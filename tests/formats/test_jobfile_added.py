@@ -33,10 +33,8 @@ def test_only_what_nobody_has_set_before_is_taken() -> None:
 
 
 def test_what_has_no_meaning_for_the_job_is_left_out() -> None:
-    """As of `[defaults]`: a job on a cluster has no `gpu_idle`, and one in a terminal has one run."""
+    """As of `[defaults]`: a job in a terminal has one run."""
     said = {"p": {"gpu_idle": "1h", "retry": {"max": 1}, "preemptible": True}}
-    on_cluster = taken(said, b'command = "true"\nexecutor = "slurm"\n')[0]
-    assert on_cluster == {"p": {"retry": {"max": 1}, "preemptible": True}}
     in_terminal = taken(said, b'command = "true"\nterminal = "x"\n')[0]
     assert in_terminal == {"p": {"gpu_idle": "1h"}}
 

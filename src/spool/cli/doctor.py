@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import click
 
@@ -10,30 +11,37 @@ from spool.cli import render
 from spool.cli.common import json_option
 from spool.cli.group import Verb
 from spool.doctor.checks import Finding, Level, examine
+from spool.formats.capabilities import engines, loaded
 from spool.store.ownership import check_owner
 
 _INDENT = " " * 6
 _STYLES = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31;1"}
 
 
+def _of_engines(function: Callable[..., int]) -> Callable[..., int]:
+    """Add an option for each engine that has checks of its own."""
+    for name, offer in engines().items():
+        if offer.checks:
+            about = f"Check {offer.title} instead, by submitting a probe job."
+            function = click.option(f"--{name}", is_flag=True, help=about)(function)
+    return function
+
+
 @click.command(cls=Verb)
 @click.option("--fix", is_flag=True, help="Fix what can be fixed safely.")
-@click.option("--slurm", is_flag=True, help="Check Slurm instead, by submitting a probe job.")
+@_of_engines
 @click.option("-q", "--quiet", is_flag=True, help="Show only problems.")
 @json_option
 @click.pass_obj
-def command(root: str, fix: bool, slurm: bool, quiet: bool, as_json: bool) -> int:
+def command(root: str, /, fix: bool, quiet: bool, as_json: bool, **of_engines: bool) -> int:
     """Diagnose problems with this spool and this machine.
 
     Prints one line per check, with what to do. The exit code is 1 if something must be fixed.
     """
-    checks = None
-    if fix or slurm:
+    engine = next((name for name, is_asked in of_engines.items() if is_asked), None)
+    if fix or engine is not None:
         check_owner(root)
-    if slurm:
-        from spool.doctor.slurm_checks import OF_SLURM  # not before: it knows every part of the executor
-
-        checks = OF_SLURM
+    checks = None if engine is None else loaded(engines()[engine].checks)
     findings: list[Finding] = []
     for finding in examine(root, fix=fix, checks=checks):
         findings.append(finding)

@@ -20,10 +20,9 @@ from spool.cli.telling import tell
 from spool.client.requests import Requests
 from spool.core.errors import InvalidJob, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.model import SECOND_NS, JobDefaults, Spec, in_force
-from spool.core.names import ENGINES, engine_title
-from spool.core.units import show_duration
-from spool.formats import jobfile, slurm
+from spool.core.model import JobDefaults, Spec, in_force
+from spool.formats import jobfile
+from spool.formats.capabilities import engine_offer, loaded
 from spool.formats.jobfile import edited
 from spool.query.selection import priorities_to_move
 from spool.store.glance import defaults_of
@@ -120,18 +119,12 @@ def _ends_sooner(spool: Spool, name: str, new: bytes) -> Iterator[str]:
     """Yield a warning that an engine, which has the old time limit, ends a job before its new one."""
     run = max(spool.runs(name), default=0)
     known, asked = spool.engine(name, run), spool.spec(name, run)
-    if known is None or known[0] not in ENGINES or asked is None or asked.time_limit_ns is None:
+    offer = engine_offer(known[0]) if known is not None else None
+    if known is None or offer is None or not offer.still_ends or asked is None or asked.time_limit_ns is None:
         return
     limit_ns = jobfile.parse(new, name=name, defaults=defaults_of(spool.root)).time_limit_ns
-    if limit_ns is not None and limit_ns <= asked.time_limit_ns:
-        return
-    if known[0] == "slurm":
-        least, most = slurm.minutes(asked.time_limit_ns), "UNLIMITED" if limit_ns is None else slurm.minutes(limit_ns)
-        raised = f"`scontrol update jobid={known[2]} timelimit={most}`"
-        yield f"Slurm still ends it after {least} min, unless an administrator raises that too: {raised}"
-    else:
-        there = show_duration(asked.time_limit_ns + 60 * SECOND_NS)
-        yield f"{engine_title(known[0])} still ends it after {there}"
+    if limit_ns is None or limit_ns > asked.time_limit_ns:
+        yield loaded(offer.still_ends)(known[2], asked.time_limit_ns, limit_ns)
 
 
 def _file(spool: Spool, name: str) -> tuple[str, bytes]:

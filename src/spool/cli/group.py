@@ -14,7 +14,7 @@ from spool.cli.telling import code_of, tell
 from spool.client import submit
 from spool.core.capability import ContributedVerb
 from spool.core.errors import ExitCode, UsageError
-from spool.formats.capabilities import capabilities, loaded, search
+from spool.formats.capabilities import capabilities, contributed, loaded, search
 from spool.version import __version__
 
 _SECTIONS = (
@@ -26,7 +26,6 @@ _SECTIONS = (
             "ls": "List jobs that are waiting, running or recently ended.",
             "show": "Show everything about a job.",
             "why": "Explain why a job is not running yet, or how it ended.",
-            "diff": "Show what differs between two runs.",
             "log": "Show or follow a job's output.",
             "attach": "Attach to the terminal of a running job.",
             "wait": "Wait for jobs to end, and exit with their code.",
@@ -35,14 +34,12 @@ _SECTIONS = (
             "hold": "Hold jobs until they are released.",
             "release": "Release held jobs.",
             "requeue": "Run ended or running jobs again.",
-            "rerun": "Submit an earlier run again, as a new job.",
             "move": "Put a waiting job before your other jobs, or after them.",
             "suspend": "Pause running jobs where they are.",
             "continue": "Continue suspended jobs.",
             "signal": "Send a signal to the processes of running jobs.",
             "edit": "Change a waiting job, or the limits of a running one.",
             "check": "Check job files for errors.",
-            "import": "Convert a Slurm, gflow or PBS script to a job file.",
         },
     ),
     (
@@ -94,7 +91,7 @@ SECTIONS = tuple(sections().items())
 VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
 _COMMANDS = {  # where a verb is the `command` of no module of its own
     **{verb: f"control:{verb}" for verb in ("cancel", "hold", "release", "requeue", "suspend", "pause", "resume")},
-    "continue": "control:go_on", "gpus": "info:gpus", "import": "importing:command", "init": "dispatch:init",
+    "continue": "control:go_on", "gpus": "info:gpus", "init": "dispatch:init",
     "move": "edit:move", "signal": "signals:command",
 }  # fmt: skip
 _ELSEWHERE = {
@@ -211,16 +208,16 @@ class WordsVerb(Verb):
 
 def _answered(error: click.NoSuchOption, words: Sequence[str]) -> Exception:
     """Return the error for an unknown option: the equivalent here, if another tool has it."""
-    from spool.cli import directives
-
     name, value = error.option_name, None
     for at, word in enumerate(words):
         if word.startswith(f"{name}="):
             value = word.partition("=")[2]
         elif word == name and at + 1 < len(words) and not words[at + 1].startswith("-"):
             value = words[at + 1]
-    told = directives.answer(name, value)
-    return error if told is None else UsageError(f"unknown option {name}; {told}")
+    for _, answer in contributed("answers"):
+        if (told := answer(name, value)) is not None:
+            return UsageError(f"unknown option {name}; {told}")
+    return error
 
 
 def unfilled(text: str) -> str:

@@ -153,16 +153,14 @@ def _dependencies(given: list[str]) -> object:
 
 
 def _as_ours(text: str) -> Sequence[str]:
-    """Translate sbatch's `afterok:a:b,afterany:c`. Raises InvalidValue."""
-    if not text.startswith("after") or ":" not in text:
+    """Return dependencies in the words of another scheduler in ours. Raises InvalidValue."""
+    kind, colon, _ = text.partition(":")
+    if not colon or kind.strip() in _DEPENDENCIES:
         return [text]
-    from spool.cli import foreign
-    from spool.core.errors import InvalidValue
+    from spool.formats.capabilities import contributed
 
-    try:
-        return foreign.dependencies(text, numbers=True)[1::2]
-    except foreign.NoEquivalent as error:
-        raise InvalidValue(f"cannot use --depends-on {text}: {error}") from None
+    found: Iterator[Sequence[str] | None] = (read(text) for _, read in contributed("dependencies"))
+    return next((words for words in found if words is not None), [text])
 
 
 def _rows(given: list[str]) -> list[dict[str, str]]:
@@ -225,8 +223,7 @@ _REPEATED: dict[str, Callable[[list[str]], object]] = {
     "events": _names,
     "GPU type": _one_or_several,
     "labels": _names,
-    "options of an engine": list,
-    "options of a runtime": list,
+    "options of a program": list,
     "variables": _variables,
 }
 """The readers of kinds whose options may be repeated; of other options the last one counts."""

@@ -106,10 +106,12 @@ def _lose_messages() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line *arguments* and return the exit code."""
-    from spool.cli import fastsubmit
-
     try:
-        code = fastsubmit.submit(arguments)
+        code = None
+        if "submit" in arguments[:3:2]:  # the first word, or the one after `--spool DIR`
+            from spool.cli import fastsubmit
+
+            code = fastsubmit.submit(arguments)
         if code is None:
             from spool.cli import group
 

@@ -17,14 +17,6 @@ from spool.formats.timestamps import render_instant
 
 PUBLIC = {
     "Advice": "cpus memory_bytes time_limit_ns gpu_memory_bytes notes",
-    "Capture": """
-        captured_at_ns problem host kernel driver git=code python=interpreter lock_file
-    """,
-    "Code": """
-        top prefix commit branch changed diff diff_bytes diff_sha256=diff_hash untracked untracked_count submodules
-    """,
-    "Comparison": "one other differences notes",
-    "Difference": "section key one other",
     "DispatcherStatus": "pid host since_at_ns heartbeat_at_ns silent_ns lock_astray",
     "Efficiency": """
         cpus_used cpu_efficiency memory_efficiency time_limit_used gpu_hours gpu_efficiency energy_mj advice
@@ -55,7 +47,6 @@ PUBLIC = {
     "Grant": """
         cpus memory_bytes gpu_uuids gpu_indices gpu_memory_bytes resources resource_indices gpus_elsewhere cpu_list
     """,
-    "Interpreter": "path prefix version found_by packages",
     "JobDetails": """
         name row places path file defaults problem runs dispatcher others expected_run_ns expected tasks
         task_counts failed_tasks last_lines requests
@@ -66,7 +57,6 @@ PUBLIC = {
         parameters metrics node left_ns left_by start_at_ns start_is_guess cpu_list
     """,
     "LaneBar": "first last busy run alone",
-    "LockFile": "path sha256=hash size_bytes kept",
     "MachineStatus": """
         spool paused dispatcher cpus cpus_granted memory_bytes memory_granted_bytes memory_available_bytes
         disk_free_bytes disk_floor_bytes gpus gpu_problem resources max_running runs states ended problems at_ns
@@ -98,7 +88,7 @@ PUBLIC = {
         peak_memory_bytes=record.peak_memory_bytes cpu_time_ns=record.cpu_time_ns again=record.again
         again_at_ns=record.again_at_ns grant stop progress suspension gpu_use=record.gpu_use gpu_idle_ns
         end_is_bound=record.end_is_bound parameters=record.parameters metrics=record.metrics
-        capture
+        parts
     """,
     "RunFilter": "since_at_ns until_at_ns user project tag",
     "RunHere": """
@@ -182,6 +172,9 @@ def plain(value: Any) -> Any:
         for name, get in names_of(type(value)):
             item = get(value)
             if item is None and name in _IF_SHARED:
+                continue
+            if name == "parts":  # of capabilities, each by its name
+                found |= plain(item)
                 continue
             if name.endswith("_at_ns"):
                 found[name.removesuffix("_ns")] = None if item is None else render_instant(item)

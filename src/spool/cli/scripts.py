@@ -12,29 +12,24 @@ import re
 import shlex
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from msgspec import Struct, field
 
 from spool.cli import fastsubmit, joboptions
-from spool.cli.surroundings import TasksAsked
 from spool.cli.telling import tell
-from spool.client.draft import stem_of
+from spool.client.draft import Exports, stem_of
 from spool.core.errors import UsageError, cannot
-from spool.core.reasons import count_of
 from spool.formats.toml import MAX_BYTES
 
-if TYPE_CHECKING:
-    from spool.cli.directives import Directive
-
 _SPOOL_LINE = re.compile(r"#SPOOL(?:[ \t]+(.*))?")
-_MAX_HEAD_BYTES = 64 * 1024
+MAX_HEAD_BYTES = 64 * 1024
 _ASKS_WHERE_IT_LIES = re.compile(r"__file__|BASH_SOURCE|\$\{0%|(?:dirname|realpath|readlink)\b[^\n]*\$\{?0\b")
 _RUN_BY = {"py": "python3", "sh": "sh", "bash": "bash", "zsh": "zsh", "pl": "perl", "rb": "ruby", "js": "node",
            "R": "Rscript", "r": "Rscript", "jl": "julia", "lua": "lua", "m": "octave"}  # fmt: skip
-_SHELLS = frozenset(("sh", "dash", "bash", "ash", "ksh", "zsh", "csh", "tcsh"))
-_OPTIONS = joboptions.FLAGS | fastsubmit.OF_A_JOB
+SHELLS = frozenset(("sh", "dash", "bash", "ash", "ksh", "zsh", "csh", "tcsh"))
+OPTIONS = joboptions.FLAGS | fastsubmit.OF_A_JOB
 
 
 STDIN = ("-",)
@@ -42,11 +37,11 @@ STDIN = ("-",)
 
 
 class ScriptText(Struct, frozen=True):
-    """The text of a script or a command, how messages name it, and the tasks that its `#SBATCH` lines ask for."""
+    """The text of a script or a command, and how messages name it. *ignores_lines*: its lines are only comments."""
 
     text: str
     what: str
-    tasks: TasksAsked = TasksAsked()
+    ignores_lines: bool = False
     is_script: bool = True
 
 
@@ -70,7 +65,7 @@ class Said(Struct, frozen=True):
     """The command line's statements about a script. `keys` are the job file keys that it sets.
 
     `verbose`: whether each line for another scheduler is reported, not only those that are lost. `limited`: whether it,
-    or the configuration, states a time limit. `sends_to`: whether messages to an address can be sent.
+    or the configuration, states a time limit. `others` read such lines.
     """
 
     capture: bool | None = None
@@ -78,7 +73,33 @@ class Said(Struct, frozen=True):
     keys: frozenset[str] = frozenset()
     verbose: bool = False
     limited: bool = False
-    sends_to: Callable[[str], bool] = lambda _: False
+    others: Sequence[OtherScripts] = ()
+
+
+class OtherScripts(Protocol):
+    """What a capability makes of scripts for other schedulers, for jobs of the spool that it is made with."""
+
+    def __init__(self, root: str) -> None: ...
+
+    def is_line(self, line: str) -> bool:
+        """Whether *line* of a script is for a scheduler that it reads."""
+
+    def shell(self, script: bytes, own: bytes, what: str, said: Said) -> str | None:
+        """Return the shell that runs a script instead of what its *own* `#!` line says; None if that one does."""
+
+    def values(self, script: bytes, what: str, said: Said, own: joboptions.Values) -> joboptions.Values:
+        """Return the options in the lines of a script, with its *own* ones. Raises UsageError.
+
+        "job_name" is a name that several jobs may have there.
+        """
+
+    def adapted(self, values: joboptions.Values) -> joboptions.Values:
+        """Return the values of options without words that mean nothing here."""
+
+    def surround(
+        self, source: ScriptText, name: str, given: dict[str, object], exported: Exports, freely: bool
+    ) -> None:
+        """Add to the keys of a job what its script looks for in it. *freely*: without `--export`."""
 
 
 def read(words: Sequence[str], said: Said) -> Script:
@@ -110,7 +131,7 @@ def read(words: Sequence[str], said: Said) -> Script:
         raise UsageError(cannot("read", f"script {first}", error.strerror or str(error))) from None
     path = os.path.abspath(first)
     line = _line_one(data, first, said)
-    _check_runs(data, first, line)
+    _check_runs(data, first, line, said)
     values = _directives(data, first, said)
     wanted = values.pop("capture", ["true"])[-1] == "true"
     stem = stem_of([path])
@@ -147,46 +168,16 @@ def rows_of(path: str) -> list[dict[str, str]]:
 
 
 def _line_one(script: bytes, what: str, said: Said) -> bytes:
-    """Return the `#!` line that a script runs by, b"" if it has none and needs one.
-
-    PBS, Grid Engine and others take the shell of `-S`, even if the script's own line names another shell, and without
-    either the login shell.
-    """
+    """Return the `#!` line that a script runs by, b"" if it has none and needs one."""
     own, newline, _ = script.partition(b"\n")
     end = b"\r" if newline and own.endswith(b"\r") else b""
     own = own if own.startswith(b"#!") else b""
     if b"\0" in script[:1024]:
         return own
-    from spool.cli import directives
-
-    lines = [line for _, line in _head_lines(script)]
-    shell = next(filter(None, map(directives.interpreter, lines)), None)
-    if shell is None and (own or not any(map(directives.is_line_of_a_shell, lines))):
-        return own
-    if own and shell is not None:
-        before = os.path.basename(own.split()[-1].decode(errors="replace"))
-        if before == os.path.basename(shell) or not {before, os.path.basename(shell)} <= _SHELLS:
-            return own
-    if shell is not None and not os.access(shell, os.X_OK):
-        from shutil import which
-
-        shell = which(os.path.basename(shell)) or shell
-    if shell is None:
-        shell = _login_shell()
-        tell(f"{what}: it has no `#!` line; {shell} runs it, as the other scheduler would")
-    elif said.verbose:
-        tell(f"{what}: {shell} runs it, as its -S says")
-    return b"#!" + os.fsencode(shell) + end
-
-
-def _login_shell() -> str:
-    from pwd import getpwuid
-
-    try:
-        shell = getpwuid(os.getuid()).pw_shell
-    except KeyError:
-        shell = ""
-    return shell if os.path.basename(shell) in _SHELLS else "/bin/sh"
+    for other in said.others:
+        if (shell := other.shell(script, own, what, said)) is not None:
+            return b"#!" + os.fsencode(shell) + end
+    return own
 
 
 def _begun(line: bytes, text: str, *, numbered: bool = False) -> str:
@@ -203,15 +194,9 @@ def _source(data: bytes, what: str, said: Said, line: bytes) -> ScriptText | Non
     """Return what a script is searched for; None for a program."""
     if b"\0" in data:
         return None
-    from spool.cli import directives
-
-    tasks = TasksAsked()
-    if not said.ignore_directives:
-        tasks = TasksAsked(
-            *directives.tasks_of([one for _, line in _head_lines(data) for one in directives.directives(0, line)])
-        )
     text = data.decode(errors="replace")
-    return ScriptText(text if data.startswith(line) else _begun(line, text, numbered=True), what, tasks)
+    text = text if data.startswith(line) else _begun(line, text, numbered=True)
+    return ScriptText(text, what, ignores_lines=said.ignore_directives)
 
 
 def _of_stdin(rest: Sequence[str], said: Said, *, named: bool) -> Script:
@@ -235,7 +220,7 @@ def _of_stdin(rest: Sequence[str], said: Said, *, named: bool) -> Script:
     line = text.split("\n", 1)[0]
     shell = _shell_of(line[2:].split()) if line.startswith("#!") else "/bin/sh"
     if shell is None or (rest and line.startswith("#!")):
-        _check_runs(data, "on stdin", first)
+        _check_runs(data, "on stdin", first, said)
         return Script(["stdin", *rest], text, values, "stdin", source=source)
     if rest:
         why = "to take arguments, a script must begin with a line such as `#!/bin/sh`"
@@ -265,7 +250,7 @@ def _captured(data: bytes, what: str) -> str:
     return text
 
 
-def _check_runs(data: bytes, what: str, line: bytes) -> None:
+def _check_runs(data: bytes, what: str, line: bytes, said: Said) -> None:
     """Raise UsageError with a remedy for a text that the kernel cannot execute; *line* is its `#!` line."""
     thing = f"script {what}"
     if line:
@@ -292,17 +277,16 @@ def _check_runs(data: bytes, what: str, line: bytes) -> None:
         why, other = "its `#!` is not at the very beginning", "remove what comes before it"
     else:
         why, other = "it has no `#!` line to name its interpreter", f"begin it with `{line_one}`"
-    if _has_options(data):
+    if _has_options(data, said):
         raise UsageError(cannot("submit", thing, why, remedy=other))
     remedy = f"`spool submit -- {program} {shlex.quote(what)}` runs it as is, or {other}"
     raise UsageError(cannot("submit", thing, why, remedy=remedy))
 
 
-def _has_options(data: bytes) -> bool:
+def _has_options(data: bytes, said: Said) -> bool:
     """Whether a script has options in its own lines, which only a script itself can have."""
-    from spool.cli import directives
-
-    return any(_SPOOL_LINE.fullmatch(line) or directives.is_line(line) for _, line in _head_lines(data))
+    lines = [line for _, line in head_lines(data)]
+    return any(map(_SPOOL_LINE.fullmatch, lines)) or any(other.is_line(line) for other in said.others for line in lines)
 
 
 def _module_path(text: str, path: str) -> str | None:
@@ -315,7 +299,7 @@ def _module_path(text: str, path: str) -> str | None:
 def _shell_of(words: Sequence[str]) -> str | None:
     """Return the shell in the *words* of a `#!` line, None for any other program, and for a shell with options."""
     *before, last = words or [""]
-    if os.path.basename(last) not in _SHELLS - {"csh", "tcsh"}:
+    if os.path.basename(last) not in SHELLS - {"csh", "tcsh"}:
         return None
     if before and os.path.basename(before[0]) == "env" and before[1:] in ([], ["-S"]):
         from shutil import which
@@ -326,96 +310,16 @@ def _shell_of(words: Sequence[str]) -> str | None:
 
 def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
     """Return the options in a script's own lines; #SPOOL lines before those for other schedulers."""
-    from spool.cli import directives  # imported here, because only scripts need it
-
-    own = _own_options(script, what)
-    if said.ignore_directives:
-        ignored = [number for number, line in _head_lines(script) if directives.is_line(line)]
-        if ignored:
-            tell(f"{what}: the lines for another scheduler are ignored, from line {ignored[0]} on")
-        return own
-    found = list(_foreign_lines(script, what))
-    _check_unread(script, what, refused=not found and not own)
-    if not found:
-        return own
-    values: joboptions.Values = {}
-    stated = said.keys | own.keys()
-    errors: list[str] = []
-    notes, told = 0, False
-    limited = said.limited or "time_limit" in own
-    for one in directives.convert(found, limited=limited, sends_to=said.sends_to):
-        if one.key == "notify.to" and one.key in stated:
-            continue
-        if one.lost is not None and one.lost.matters and one.key not in stated:
-            errors.append(f"line {one.directive.line}: {one.directive}: {one.lost}")
-            continue
-        keys, _, _ = fastsubmit.read(one.words, _OPTIONS)
-        if keys and keys.keys() <= stated - {"env"}:
-            continue
-        if one.lost is None or one.key not in stated:
-            if said.verbose or not one.is_note:
-                told = True
-                tell(f"{what}: {one}")
-            else:
-                notes += 1
-        for key, texts in keys.items():
-            values.setdefault(key, []).extend(texts)
-    if errors:
-        remedy = "--ignore-directives ignores all lines for other schedulers"
-        raise UsageError(cannot("carry over", f"the options of {what}", "; ".join(errors), remedy=remedy))
-    if notes:
-        tell(f"{what}: {count_of(notes, 'more note' if told else 'note')} on lines for another scheduler: -v")
-    if "name" in values:
-        values["job_name"] = values.pop("name")  # less binding than one of ours
-    return {**values, **own, **_both(values, own)}
-
-
-def _check_unread(script: bytes, what: str, *, refused: bool) -> None:
-    """Tell about lines for a scheduler whose lines are not read here, or raise UsageError if nothing else is read."""
-    from spool.cli import directives
-
-    unread = [
-        (number, line, system) for number, line in _head_lines(script) if (system := directives.unread_system(line))
-    ]
-    if not unread:
-        return
-    number, line, system = unread[0]
-    more = f" and {count_of(len(unread) - 1, 'more line')}" if len(unread) > 1 else ""
-    why = f"line {number}: `{line}`{more} for {system} {'are' if more else 'is'} not read"
-    if refused:
-        remedy = "write `#SPOOL --cpus 8 --gpus 1 --time-limit 2h` for what they say, or give --ignore-directives"
-        raise UsageError(cannot("carry over", f"the options of {what}", why, remedy=remedy))
-    tell(f"{what}: {why}")
-
-
-def _both(values: joboptions.Values, own: joboptions.Values) -> joboptions.Values:
-    """Return the variables set by either."""
-    return {"env": [*values["env"], *own.get("env", [])]} if values.get("env") else {}
-
-
-def _foreign_lines(script: bytes, what: str) -> Iterator[Directive]:
-    """Yield the options for other schedulers: those in the head; for gflow, which reads the whole file, all."""
-    from spool.cli import directives
-
-    head = dict(_head_lines(script))
-    lines = script[:_MAX_HEAD_BYTES].decode(errors="surrogateescape").split("\n")
-    for number, line in enumerate(lines, 1):
-        line = line.rstrip("\r")
-        if number not in head and directives.is_line(line) and not directives.is_line(line, late=True):
-            tell(f"{what}: line {number}: this line comes after the first command and is ignored: {line.strip()}")
-            continue
-        try:
-            yield from directives.directives(number, line)
-        except ValueError as error:
-            raise UsageError(
-                cannot("read", what, f"{str(error).lower()} in {line!r}", where=f"line {number}")
-            ) from None
+    values = _own_options(script, what)
+    for other in said.others:
+        values = other.values(script, what, said, values)
+    return values
 
 
 def _own_options(script: bytes, what: str) -> joboptions.Values:
     words = spool_lines(script, what)
     try:
-        values, rest, _ = fastsubmit.read(words, _OPTIONS)
+        values, rest, _ = fastsubmit.read(words, OPTIONS)
     except fastsubmit.UnclearError as error:
         raise UsageError(cannot("read", f"the #SPOOL lines of {what}", str(error))) from None
     if rest:
@@ -437,7 +341,7 @@ def spool_lines(script: bytes, what: str) -> list[str]:
     comment like any other. Raises UsageError, which names the line.
     """
     found: list[str] = []
-    for number, line in _head_lines(script):
+    for number, line in head_lines(script):
         match = _SPOOL_LINE.fullmatch(line)
         if match is None:
             continue
@@ -455,16 +359,16 @@ def spool_lines(script: bytes, what: str) -> list[str]:
 
 def late_lines(script: bytes) -> list[int]:
     """Return the numbers of `#SPOOL` lines too late to be read, for a warning."""
-    last = len(list(_head_lines(script)))
-    lines = script[:_MAX_HEAD_BYTES].decode(errors="replace").split("\n")
+    last = len(list(head_lines(script)))
+    lines = script[:MAX_HEAD_BYTES].decode(errors="replace").split("\n")
     return [
         number for number, line in enumerate(lines, 1) if number > last and _SPOOL_LINE.fullmatch(line.rstrip("\r"))
     ]
 
 
-def _head_lines(script: bytes) -> Iterator[tuple[int, str]]:
+def head_lines(script: bytes) -> Iterator[tuple[int, str]]:
     """Yield the lines of the head, numbered from 1."""
-    for number, line in enumerate(script[:_MAX_HEAD_BYTES].split(b"\n"), 1):
+    for number, line in enumerate(script[:MAX_HEAD_BYTES].split(b"\n"), 1):
         bare = line.strip()
         if bare and not bare.startswith(b"#"):
             return

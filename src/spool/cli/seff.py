@@ -14,7 +14,7 @@ from spool.core.efficiency import Advice, Efficiency, Spread, Summary
 from spool.core.model import Grant
 from spool.core.reasons import count_of
 from spool.core.units import format_duration, format_size, show_size
-from spool.query.accounting import ArrayEfficiency, RunEfficiency, compare
+from spool.query.comparison import ArrayEfficiency, RunEfficiency, compare
 
 _UNKNOWN = "unknown"
 

@@ -10,13 +10,13 @@ import click
 from spool.cli import publicjson, render
 from spool.cli.common import json_option, name_argument, one_job, opened
 from spool.cli.group import Verb
-from spool.core.capture import code_in_words
 from spool.core.lifecycle import exit_words
-from spool.core.model import SECOND_NS, State
+from spool.core.model import State
 from spool.core.pools import in_words
 from spool.core.reasons import count_of, ranges_of
 from spool.core.timeleft import Basis
 from spool.core.units import show_duration, show_size
+from spool.formats.capabilities import contributed
 from spool.query.details import JobDetails, RunDetails, job_details
 from spool.query.tasks import ListedJob, folded
 
@@ -27,7 +27,6 @@ _TASK_COLUMNS = (
     render.Column("PARAMETERS", cut="end", drop=2),
     render.Column("REASON", cut="end"),
 )
-_LATER_NS = 60 * SECOND_NS  # a capture that is older than this may not be what the run began with
 _FEW = 8  # this many tasks that failed are named each
 _PARAMETERS = 3  # the column is left out if no line has any
 _BASES = {
@@ -193,7 +192,7 @@ def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
         ("peak memory", show_size(record.peak_memory_bytes) if record.peak_memory_bytes is not None else ""),
         ("CPU time", render.cpu_time(record.cpu_time_ns)),
         *_gpu_use(run),
-        *_captured(run),
+        *(line for _, told in contributed("told") for line in told(run)),
         ("given", _given(run)),
         ("executor", ", job ".join(filter(None, (record.executor, run.engine_id)))),
         ("node", record.node or ""),
@@ -203,25 +202,6 @@ def _of_run(run: RunDetails, now_ns: int) -> list[tuple[str, str]]:
         ("directory", run.metadir),
         ("again", again),
     ]
-
-
-def _captured(run: RunDetails) -> list[tuple[str, str]]:
-    capture, started_at_ns = run.capture, run.record.started_at_ns
-    if capture is None:
-        return []
-    lines = [("not captured", capture.problem)]
-    if capture.code is not None:
-        at_ns, code = capture.captured_at_ns, code_in_words(capture.code)
-        if at_ns is not None and started_at_ns is not None and started_at_ns - at_ns > _LATER_NS:
-            code += f"; captured {show_duration(started_at_ns - at_ns)} before the run began"
-        lines += [("commit", code), ("work tree", capture.code.top)]
-    if (python := capture.interpreter) is not None:
-        parts = [python.path, f"({python.version})" if python.version else ""]
-        lines.append(("python", " ".join(filter(None, parts))))
-        lines.append(("packages", count_of(len(python.packages), "package") if python.packages else ""))
-    if (lock := capture.lock_file) is not None:
-        lines.append(("lock file", f"{lock.path}{f' ({lock.hash[:12]})' if lock.hash else ''}"))
-    return [*lines, ("driver", capture.driver or "")]
 
 
 def _gpu_use(run: RunDetails) -> list[tuple[str, str]]:

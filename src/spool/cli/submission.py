@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -14,7 +13,6 @@ from msgspec.structs import replace
 from spool.cli import joboptions, scripts
 from spool.cli.fastsubmit import OF_A_JOB, command_of
 from spool.cli.render import progress
-from spool.cli.surroundings import ScriptNeeds, output_path
 from spool.cli.telling import ensure_dispatcher, tell
 from spool.client import submit as submitting
 from spool.client.draft import Draft, Exports, exports, fresh_name, job_keys, next_name, stem_of
@@ -24,8 +22,9 @@ from spool.core.errors import InvalidJob, InvalidValue, SpoolError, UsageError, 
 from spool.core.model import Spec
 from spool.core.names import why_not_name
 from spool.formats import jobfile
+from spool.formats.capabilities import contributed
 from spool.formats.toml import MAX_BYTES
-from spool.store.glance import config_if, defaults_of
+from spool.store.glance import defaults_of
 from spool.store.reading import read_named
 
 
@@ -61,17 +60,20 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         raise UsageError(f"cannot submit a job: -c already gives the command; {remedy}")
     if scripts.is_job_file(asked.loose):
         return _job_file(asked, root)
-    what = _what_to_run(asked, root)
+    others = tuple(kind(root) for _, kind in contributed("scripts"))
+    what = _what_to_run(asked, root, others)
     own = dict(what.values)
     held = own.pop("hold", []) != []
     foreign_name = own.pop("job_name", [None])[-1]
     own_name = own.pop("name", [foreign_name])[-1]
     if foreign_name is not None and "name" not in what.values and asked.name is None and not asked.replaces:
-        own_name = _free_name(root, foreign_name, what.source)
+        own_name = _free_name(root, foreign_name)
     name = own_name if asked.name is None else asked.name
     export = own.pop("export", [])
     exported = exports(root, asked.export or export)
-    values = _without_singleton({**own, **asked.values}, root)
+    values = {**own, **asked.values}
+    for other in others:
+        values = other.adapted(values)
     if "env" in own and "env" in asked.values:
         values["env"] = [*own["env"], *asked.values["env"]]
     if not (named := name is not None):
@@ -82,10 +84,8 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         if asked.lines is not None:
             given["rows"] = rows = scripts.rows_of(asked.lines)
             searched = "\n".join(row["line"] for row in rows)
-        if not _is_for_slurm(root, given):
-            _surround(what.source or _searched(searched), name, given, exported, not (asked.export or export))
-        for key in given.keys() & {"stdout", "stderr"}:
-            given[key] = output_path(str(given[key]), name, given)
+        for other in others:
+            other.surround(what.source or _searched(searched), name, given, exported, not (asked.export or export))
         keys = job_keys(what.command, given, exported)
     except FileNotFoundError:
         why = "the current directory no longer exists; give --workdir an absolute path"
@@ -94,13 +94,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     if stderr_apart and not {"stdout", "stderr", "executor"} & keys.keys():
         jobs = layout.Layout(os.path.realpath(root)).at(layout.JOBS)
         keys["stderr"] = f"{submitting.literal(jobs).replace('%', '%%')}/%n/%r/{layout.JOB_STDERR}"
-    if what.text is not None:
-        keys["script"] = what.text
-    if what.module_path is not None:
-        env = keys.setdefault("env", {})
-        assert isinstance(env, dict)
-        before = env.get("PYTHONPATH")
-        env["PYTHONPATH"] = f"{what.module_path}:{before}" if before else what.module_path
+    _take_script(keys, what)
     if name.isdecimal():  # sbatch -n 4
         tell(f"warning: -n is the name, so this job is called {name}; for CPUs write --cpus {name}")
     draft = Draft(checked_name(name), keys, held=held, named=named)
@@ -112,7 +106,18 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     return draft
 
 
-def _what_to_run(asked: Asked, root: str) -> scripts.Script:
+def _take_script(keys: dict[str, object], what: scripts.Script) -> None:
+    """Add the captured text of a script to *keys*, and where its modules are."""
+    if what.text is not None:
+        keys["script"] = what.text
+    if what.module_path is not None:
+        env = keys.setdefault("env", {})
+        assert isinstance(env, dict)
+        before = env.get("PYTHONPATH")
+        env["PYTHONPATH"] = f"{what.module_path}:{before}" if before else what.module_path
+
+
+def _what_to_run(asked: Asked, root: str, others: Sequence[scripts.OtherScripts]) -> scripts.Script:
     """Return the requested command or script."""
     if asked.lines is not None:
         if asked.shell_command is not None or asked.plain or asked.loose or {"matrix", "rows"} & asked.values.keys():
@@ -128,63 +133,24 @@ def _what_to_run(asked: Asked, root: str) -> scripts.Script:
         keys = frozenset(asked.values) | {key for key, said in stated.items() if said}
         _tell_late_options(words)
         limited = "time_limit" in keys or "time_limit" in defaults_of(root).keys
-        said = (asked.capture, asked.ignore_directives, keys, asked.verbose, limited, partial(_sends_to, root))
+        said = (asked.capture, asked.ignore_directives, keys, asked.verbose, limited, others)
         return scripts.read(words, scripts.Said(*said))
     raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
 
 
-def _sends_to(root: str, address: str) -> bool:
-    """Whether a job can have messages sent to *address*."""
-    from spool.core.errors import InvalidJob
-    from spool.formats import jobfile
-    from spool.formats.config import Config
-    from spool.query.foresight import doubts_of_parts
-
-    try:
-        spec = jobfile.parse(jobfile.dump({"command": "true", "notify": address}), name="a")
-    except InvalidJob:  # also where nothing sends messages
-        return False
-    return not any(doubts_of_parts(spec, config_if(root, b"notifier", b"contacts") or Config()))
-
-
-def _free_name(root: str, name: str, source: scripts.ScriptText | None) -> str:
-    """Return *name*, of a script for another scheduler, or one that is free: there, jobs can share a name.
-
-    A `singleton` keeps its name: it is not submitted beside another.
-    """
-    is_singleton = source is not None and "singleton" in source.text
-    if is_singleton or submitting.where_taken(root, name) is None:
+def _free_name(root: str, name: str) -> str:
+    """Return *name*, of a script for another scheduler, or one that is free: there, jobs can share a name."""
+    if submitting.where_taken(root, name) is None:
         return name
     free = fresh_name(root, name)
     tell(f"job {name} has not ended, so this one is {free}")
     return free
 
 
-def _is_for_slurm(root: str, given: Mapping[str, object]) -> bool:
-    """Whether the job will be one of Slurm, which gives it the variables itself."""
-    config = config_if(root, b"executor")
-    return given.get("executor", config.executor if config is not None else None) == "slurm"
-
-
 def _searched(command: str | Sequence[str]) -> scripts.ScriptText:
     """Return what a command that is no script is searched for: its text, or its words."""
     text = command if isinstance(command, str) else shlex.join(command)
     return scripts.ScriptText(text, "the command", is_script=False)
-
-
-def _surround(source: scripts.ScriptText, name: str, given: dict[str, object], exported: Exports, freely: bool) -> None:
-    """Add what a script or command for another scheduler looks for in its job."""
-    found = ScriptNeeds(source.text, name, source.tasks, given)
-    found.find(exported)
-    if source.is_script:
-        found.find_functions(exported, freely=freely)
-    for why in found.told:
-        tell(f"{source.what}: {why}")
-    own = given.get("env", {})
-    if found.env and isinstance(own, dict):
-        given["env"] = {**found.env, **own}
-    if found.stdout:
-        given["stdout"] = found.stdout
 
 
 def _has_script_on_stdin() -> bool:
@@ -203,15 +169,6 @@ def _tell_late_options(words: Sequence[str]) -> None:
     if late:
         its = f"{late[0]} is an argument" if len(late) == 1 else f"{', '.join(late)} are arguments"
         tell(f"{its} of {words[0]}, as in sbatch; write spool's options before {words[0]}")
-
-
-def _without_singleton(values: joboptions.Values, root: str) -> joboptions.Values:
-    """Return *values* without sbatch's `--dependency=singleton`, unless a job has that name."""
-    needed = values.get("depends_on", [])
-    if "singleton" not in needed or submitting.ever_used(root, "singleton"):
-        return values
-    tell("--dependency=singleton is not needed here: jobs of one name run one at a time")
-    return {**values, "depends_on": [text for text in needed if text != "singleton"]}
 
 
 def _job_file(asked: Asked, root: str) -> Draft:

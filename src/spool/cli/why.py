@@ -19,6 +19,7 @@ _NEXT = "nothing blocks it; it starts in the dispatcher's next pass"
 _ON_SHARED = "nothing in this spool blocks it; it starts when the arbiter of the shared machine grants it a lease"
 
 
+_BEFORE_START = "It starts by itself once that is done."
 _HELPLESS = frozenset({"never_fits", "invalid", "unread"})  # no forecast: the job starts only after a change
 
 _OF_ROOM = frozenset({"memory", "cpus", "resources", "gpus", "left"})  # of no interest for what never fits
@@ -52,7 +53,6 @@ MEANINGS = {
     "disk": "The disk is nearly full, so no job starts. Free some space; the jobs start by themselves.",
     "executor": "Where it is to run cannot be used now. Once that is fixed, it starts by itself.",
     "hook": "A hook or plugin decides when it starts. It is asked again by itself.",
-    "capture": "The code that it will run is recorded first. It starts by itself then.",
     "submitted": "",
     "tasks": "The dispatcher makes a job of each of its tasks.",
     "unread": "The dispatcher looks at it again by itself.",
@@ -185,7 +185,7 @@ def _meaning(answer: Explanation) -> str:
     """Return for a newcomer what the first reason means and what ends the wait; "" for one that says it itself."""
     codes = [reason.code for reason in answer.reasons]
     code = next((code for code in codes if code in _HELPLESS), codes[0])
-    return MEANINGS[code].format(name=answer.name)
+    return MEANINGS.get(code, _BEFORE_START).format(name=answer.name)
 
 
 def _order(answer: Explanation) -> Iterator[str]:

@@ -25,6 +25,38 @@ class ContributedVerb:
         self.after = after
 
 
+class EngineOffer:
+    """An engine that a capability offers: a place elsewhere where jobs run whose `executor` has its name.
+
+    Each text but the first and the last names "module:attribute"; "" offers nothing.
+
+    * `title`: its usual name for users.
+    * `executor`: `(name, Callable[[], Config], Home | None) -> executors.base.Executor`.
+    * `check`: `(Reading) -> None`: adds the problems of a job file that names it.
+    * `still_ends`: `(id, asked_ns, limit_ns) -> str`: how it ends a run by the time limit that it was asked for, though
+      the job has a later one now, or none.
+    * `checks`: a tuple of `doctor.checks.Check` of it, which `spool doctor --NAME` makes.
+    * `shortcut`: the help of an option `--NAME`, which stands for `--executor NAME`; "" if there is none.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        executor: str,
+        *,
+        check: str = "",
+        still_ends: str = "",
+        checks: str = "",
+        shortcut: str = "",
+    ) -> None:
+        self.title = title
+        self.executor = executor
+        self.check = check
+        self.still_ends = still_ends
+        self.checks = checks
+        self.shortcut = shortcut
+
+
 class GpuVendor:
     """GPUs that NVML does not list, which are asked for beside it where they may be.
 
@@ -61,6 +93,9 @@ class Capability:
     * `job`: a `formats.key.Part` of the job file: its keys, and how their values become `Spec.parts[name]`.
     * `config`: likewise of config.toml, for `Config.parts[name]`.
     * `only_here`: why a job of an engine elsewhere cannot have its keys, and what to do; `{}` is the engine's name.
+    * `only_elsewhere`: why a job of this machine cannot have its keys; `{}` is the name of its executor.
+    * `engines`: the engines that it offers, by the names that `executor` has in job files.
+    * `search`: `() -> Iterable[Capability]`: further capabilities that installed packages offer, in a way of its own.
     * `by_others`: whether processes of such a run may be started by others than its wrapper, as those of a daemon are.
     * `problem`: `(Spec) -> str | None`: why a job that has its keys cannot start on this machine; None if it can.
     * `doubts`: `(Spec, Config) -> Iterable[str]`: what of its keys in a job will not work; told at submission.
@@ -69,6 +104,8 @@ class Capability:
     * `leases`: the class of the `dispatcher.leases.Leases` by which a dispatcher starts jobs on a shared machine.
     * `sharing`: `(directory, owner, uid, now_ns) -> query.shared.MachineSharing`: what the users of one have of it.
     * `steps`: `(Context) -> dispatcher.steps.Steps`: its steps of a pass; made once `wanted`, `(Config) -> bool`.
+    * `record`: `(Spool, str, int) -> Struct | None`: what it has recorded of a run of a job, in `RunDetails.parts`;
+      `PUBLIC` of its class has the names that `--json` prints.
     * `listener`: the class of a `Listener`, whose kind is the capability's name; it runs once `listens`,
       `(Config) -> bool`, or at the request of a job if `for_jobs`.
     * `verbs`: its verbs, by name.
@@ -77,6 +114,10 @@ class Capability:
     * `on_info`: `(MachineSharing, now_ns) -> None`: prints the other users of a shared machine for `spool info`.
     * `gpus`: the `GpuVendor` whose GPUs it finds.
     * `value`: `(Spool, str, End) -> Any`: what the function of a job that has ended returned; raises what it raised.
+    * `scripts`: the class of a `cli.scripts.OtherScripts`, which reads scripts for other schedulers.
+    * `dependencies`: `(str) -> Sequence[str] | None`: a text of `--depends-on` in words of ours; None if it is not in
+      those of another scheduler.
+    * `answers`: `(str, str | None) -> str | None`: what to write instead of an option of another tool, and its value.
     * `checks`: a tuple of `doctor.checks.Check` of the machine.
     * `public`: the names that `spool` itself offers -> their modules.
     """
@@ -89,6 +130,9 @@ class Capability:
         job: str = "",
         config: str = "",
         only_here: str = "",
+        only_elsewhere: str = "",
+        engines: Mapping[str, EngineOffer] | None = None,
+        search: str = "",
         by_others: bool = False,
         problem: str = "",
         doubts: str = "",
@@ -98,6 +142,7 @@ class Capability:
         sharing: str = "",
         steps: str = "",
         wanted: str = "",
+        record: str = "",
         listener: str = "",
         listens: str = "",
         for_jobs: bool = False,
@@ -107,6 +152,9 @@ class Capability:
         on_info: str = "",
         gpus: GpuVendor | None = None,
         value: str = "",
+        scripts: str = "",
+        dependencies: str = "",
+        answers: str = "",
         checks: str = "",
         public: Mapping[str, str] | None = None,
     ) -> None:
@@ -115,6 +163,9 @@ class Capability:
         self.job = job
         self.config = config
         self.only_here = only_here
+        self.only_elsewhere = only_elsewhere
+        self.engines = engines or {}
+        self.search = search
         self.by_others = by_others
         self.problem = problem
         self.doubts = doubts
@@ -124,6 +175,7 @@ class Capability:
         self.sharing = sharing
         self.steps = steps
         self.wanted = wanted
+        self.record = record
         self.listener = listener
         self.listens = listens
         self.for_jobs = for_jobs
@@ -133,5 +185,8 @@ class Capability:
         self.on_info = on_info
         self.gpus = gpus
         self.value = value
+        self.scripts = scripts
+        self.dependencies = dependencies
+        self.answers = answers
         self.checks = checks
         self.public = public or {}

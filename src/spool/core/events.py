@@ -29,7 +29,7 @@ class Event(Struct, frozen=True, kw_only=True):
     group: str | None = None
     tags: tuple[str, ...] = ()
     executor: str | None = None
-    engine_id: str | None = None  # of the run in its engine, such as Slurm's job id
+    engine_id: str | None = None  # of the run in its engine
     request: Request | None = None
     grant: Grant | None = None
     submitted_at_ns: int | None = None

@@ -207,7 +207,6 @@ class Spec(Struct, frozen=True):
     prolog: str | None = None
     epilog: str | None = None
     executor: str | None = None  # None is the configured default
-    executor_options: tuple[str, ...] = ()  # passed to the engine, for runs elsewhere
     keep_session: bool | None = None  # None is the configured default
     terminal: str | None = None  # the process of `spool run --here` in whose terminal the command runs
     project: str | None = None
@@ -251,7 +250,7 @@ class Jid(Struct, frozen=True):
     boot_id: str
     pid_namespace: str  # "pid:[4026531836]"
     host: str
-    engine: str | None = None  # of a run on a cluster: "slurm:4711", the engine and its id there
+    engine: str | None = None  # of a run on a cluster: "cluster:4711", the engine and its id there
 
     @property
     def node(self) -> str | None:

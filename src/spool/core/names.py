@@ -15,11 +15,8 @@ _GLOB = frozenset("*?[")
 LOCAL_EXECUTORS = ("process", "tmux")
 """The executors whose runs are on this machine, and use its resources."""
 
-ENGINES = {"slurm": "Slurm", "sge": "Grid Engine"}
-"""The built-in executors whose runs are on another machine, with the usual name of each."""
-
-EXECUTORS = (*LOCAL_EXECUTORS, *ENGINES)
-"""The built-in executors; installed packages offer others by entry points (`spool.formats.engines`)."""
+ENGINE_TITLES: dict[str, str] = {}
+"""The usual names of engines, by their names in job files. The capabilities that offer them state these."""
 
 ANY_GPU_TYPE = "auto"
 """The GPU type that every GPU has."""
@@ -73,8 +70,8 @@ def without_here(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def engine_title(executor: str) -> str:
-    """Return the usual name of an engine; an unknown one, such as one of a later version, keeps its own word."""
-    return ENGINES.get(executor, executor)
+    """Return the usual name of an engine; an unknown one, such as one that is not installed, keeps its own word."""
+    return ENGINE_TITLES.get(executor, executor)
 
 
 def engine_of(executor: str | None) -> str | None:

@@ -38,7 +38,7 @@ ARRIVAL, SLOWDOWN, SHORTEST, MULTIFACTOR = "arrival", "slowdown", "shortest", "m
 LEAST_NS = 60 * SECOND_NS
 """Shorter jobs count as this long: whether a job takes a second or two should not affect its place."""
 
-_SHARE_WEIGHT = 10  # of fair share in the order `multifactor`, as often configured in Slurm; that of age is 1
+_SHARE_WEIGHT = 10  # of fair share in the order `multifactor`, as clusters often configure it; that of age is 1
 _FULL_AGE_NS = 7 * 24 * 3600 * SECOND_NS  # … after which a job gets no older
 
 _DECIMALS = 6  # of a score, at most

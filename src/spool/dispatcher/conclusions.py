@@ -161,7 +161,7 @@ class Concluder:
         """Look at the evidence of a run whose processes only its engine sees: the engine's word stands for them."""
         if self.was_given_up(live):
             return Void(self._end_of(live))
-        if handle.liveness() is Liveness.ALIVE:
+        if handle.liveness() in (Liveness.ALIVE, Liveness.ELSEWHERE):  # elsewhere: its engine is not there to be asked
             return None
         end, evidence = handle.ending, self._spool.evidence(live.name, live.run, self._prober)
         stop = live.stopped_by(evidence.stop)

@@ -63,11 +63,9 @@ class Blocked(Struct, frozen=True):
 class Launcher:
     """Turns the starts of a plan into live runs."""
 
-    def __init__(
-        self, context: Context, shortage: Shortage, keep_capture: Callable[[ActiveRun], object] = lambda live: None
-    ) -> None:
-        """*keep_capture* is called for each claimed run, and raises nothing."""
-        self._keep_capture = keep_capture
+    def __init__(self, context: Context, shortage: Shortage, put: Callable[[ActiveRun], object]) -> None:
+        """*put* is called for each claimed run before it is launched, and raises nothing."""
+        self._put = put
         self._confinement = context.confinement
         self._shortage = shortage
         self._gate = context.gate
@@ -267,7 +265,7 @@ class Launcher:
             spool.withdraw(name, run)
             _remove(group)
             return {}
-        self._keep_capture(live)
+        self._put(live)
         return {live: group}
 
     def _write(self, live: ActiveRun, texts: Answer | None) -> tuple[bytes, RunGroup | None]:

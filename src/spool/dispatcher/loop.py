@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -40,6 +39,7 @@ from spool.dispatcher.recovery import Recovery
 from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.status import StatusWriter
+from spool.dispatcher.steps import ContributedSteps
 from spool.dispatcher.supervisor import Supervisor
 from spool.dispatcher.terminator import Halt, Preempter, StopOrders, Suspender, Terminator
 from spool.dispatcher.timers import Part, Timers
@@ -58,9 +58,6 @@ from spool.state.world import MachineMonitor
 from spool.store.config import Settings
 from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
-
-if TYPE_CHECKING:
-    from spool.dispatcher.captures import Captures
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +85,6 @@ class Step(Struct, frozen=True):
 class Dispatcher:
     """A dispatcher of one spool, created once the lock is held. `wakeup` may ask it to leave."""
 
-    _captures: Captures | None = None  # None: nothing was ever to be captured
     _unpinned: str | None = None  # what of the configuration has no effect on which CPUs runs get, as logged
     _shown_version = 0  # the version of the state that the status shows
 
@@ -142,7 +138,8 @@ class Dispatcher:
         self.halt = Halt(context, self.stops, self.finalizer.end_unstarted, self.arrays.cancel)
         self.planner = Planner(context, self.world, self.reservations, self.outcomes)
         self.preempter = Preempter(context, self.stops, self._plan_again)
-        self.launcher = Launcher(context, self.planner.shortage, self._keep_capture)
+        self.steps = ContributedSteps(context, self.wakeup)
+        self.launcher = Launcher(context, self.planner.shortage, self.steps.put)
         self.recovery = Recovery(context, self.prober)
         self.status = StatusWriter(context, self.watcher, self.arrays, self.world)
         self._unfiled: list[ActiveRun] = []  # runs that are over, with unfinished paperwork
@@ -214,8 +211,7 @@ class Dispatcher:
 
     def close(self) -> None:
         """Leave; runs go on."""
-        steps = [part.close for part in (self.launcher, self.gate.leases, self.watcher, self.world)]
-        steps += [self._captures.close] if self._captures is not None else []
+        steps = [part.close for part in (self.launcher, self.gate.leases, self.watcher, self.world, self.steps)]
         steps += [partial(self.events.close, passing=self._passing), self.logs.close, self.wakeup.close]
         if self.spool.is_ours:  # else another dispatcher may have reported since
             self._write_status(force=True)
@@ -245,8 +241,7 @@ class Dispatcher:
     @property
     def asking(self) -> bool:
         """Whether a review of a start or a cancellation, or a question to NVML or for a lease, is open."""
-        captures = self._captures is not None and self._captures.waiting
-        return self.admission.waiting or self.planner.awaits_gpus or self.gate.leases.asking or captures
+        return self.admission.waiting or self.planner.awaits_gpus or self.gate.leases.asking or self.steps.waiting
 
     @property
     def searching(self) -> bool:
@@ -266,8 +261,7 @@ class Dispatcher:
             Step("answers", "take in", "the answers of hooks", self._take_answers,
                  lambda: (events.replies or admission.replies or admission.allowed or state.to_fill
                           or events.asked != admission.asked)),
-            Step("answers", "take in", "what was captured", self._take_captures,
-                 lambda: self._captures is not None and self._captures.waiting),
+            Step("answers", "take in", "the answers of capabilities", self.steps.work, lambda: self.steps.waiting),
             Step("recovery", "continue", "interrupted work", self._recover, lambda: state.unsettled),
             Step("ends", "find out", "which runs have ended", self._collect_ended,
                  lambda: (wakeup.children or wakeup.ended or ends.suspects or terminator.runs or executors.engines
@@ -547,8 +541,7 @@ class Dispatcher:
 
     def _start(self, wanted: list[Start], now: int) -> int | None:
         """Start jobs without open reviews; return how many are on their way, None if nothing was tried."""
-        if wanted and self.settings.config.capture.is_on:
-            wanted = self._captured(wanted)
+        wanted = self.steps.ready(wanted)
         # The last question of all: an approval is used up, and NVML's answer is old by the next pass.
         starts = self.admission.review(wanted, now) if wanted else []
         if not starts:
@@ -567,25 +560,6 @@ class Dispatcher:
         if trouble is not None:
             raise trouble
         return sum(is_on_its_way(live) for live in runs)
-
-    def _captured(self, wanted: list[Start]) -> list[Start]:
-        """Return the starts whose code has been captured."""
-        if self._captures is None:
-            try:
-                from spool.dispatcher.captures import Captures  # imported here, because most spools capture nothing
-            except (ImportError, OSError) as error:  # it holds up no start
-                log.warning("cannot capture the code of jobs: %s", error)
-                return wanted
-            self._captures = Captures(self.context)
-            self.wakeup.watch_files(self._captures.fileno(), lambda: None)  # each pass takes the answers
-        return self._captures.ready(wanted)
-
-    def _keep_capture(self, live: ActiveRun) -> None:
-        if self._captures is not None:
-            self._captures.put(live)
-
-    def _take_captures(self) -> bool:
-        return self._captures is not None and self._captures.work()
 
     def _watch(self, live: ActiveRun) -> None:
         """Watch a run from now on: its end, its limits, orders to stop it."""

@@ -24,7 +24,6 @@ PRELOADED = (
     # ours
     "spool.executors.process",
     "spool.formats.jobfile",
-    "spool.formats.slurm",
     "spool.state.sizing",
     # third-party
     "filelock",

@@ -7,38 +7,27 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import import_module, invalidate_caches
-from typing import Any
+from importlib import invalidate_caches
 
 from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.model import Jid, Machine, Spec
 from spool.core.names import LOCAL_EXECUTORS
 from spool.executors.base import Engine, EngineEnd, Executor, Home, Launch, RunHandle, Usage
 from spool.executors.local import LocalProcesses
-from spool.formats import engines
-from spool.formats.capabilities import capabilities, loaded
+from spool.formats.capabilities import capabilities, engine_offer, executors, is_of_a_package, loaded
 from spool.formats.config import Config
-from spool.formats.jobfile import why_not_elsewhere
+from spool.formats.jobfile import why_not_there
 from spool.machine.cgroups import RunGroups
 
 log = logging.getLogger(__name__)
 
-__all__ = ["NAMES", "Engine", "EngineEnd", "Executor", "Executors", "Home", "Launch", "RunHandle", "Usage", "by_name"]
+__all__ = ["Engine", "EngineEnd", "Executor", "Executors", "Home", "Launch", "RunHandle", "Usage", "by_name"]
 
-_WHERE = {
-    "process": ("spool.executors.process", "ProcessExecutor"),
-    "tmux": ("spool.executors.tmux", "TmuxExecutor"),
-    "slurm": ("spool.executors.slurm", "SlurmLanguage"),
-    "sge": ("spool.executors.sge", "SgeLanguage"),
+_HERE = {
+    "process": "spool.executors.process:ProcessExecutor",
+    "tmux": "spool.executors.tmux:TmuxExecutor",
 }
-"""The module and the class of each built-in executor: the executor itself, or the language of an engine."""
-
-NAMES = tuple(_WHERE)
-"""The names of the built-in executors."""
-
-
-class UnusableEngineError(SpoolError, ImportError):
-    """An installed package offers an engine that cannot be loaded."""
+"""The class of each executor of this machine."""
 
 
 def by_name(
@@ -50,50 +39,17 @@ def by_name(
     """Return a new executor of that name; its module is imported on this call. Raises InvalidValue for other names.
 
     *local* manages processes that it starts on this machine; *home* is the spool of runs that it starts elsewhere.
-    An engine that an installed package offers is loaded from there. Raises UnusableEngineError if that fails.
+    Capabilities offer those of other machines. Raises ImportError if one cannot be loaded.
     """
     if name in LOCAL_EXECUTORS:
-        module, of_class = _WHERE[name]
-        local_one: Executor = getattr(import_module(module), of_class)(local, config)
+        local_one: Executor = loaded(_HERE[name])(local, config)
         return local_one
-    if name in _WHERE:
-        module, of_class = _WHERE[name]
-        language = getattr(import_module(module), of_class)(config)
-        if not _speaks(language):  # an engine of its own
-            return language  # type: ignore[no-any-return]
-    else:
-        language = _offered(name, config)
-    made: Executor = import_module("spool.executors.engine").ClusterExecutor(language, home)
-    return made
-
-
-def _offered(name: str, config: Callable[[], Config]) -> Any:
-    """Return the language of an engine that an installed package offers.
-
-    Raises UnusableEngineError, and InvalidValue if no package offers one of that name.
-    """
-    metadata = import_module("importlib.metadata")  # on this call, because few spools need it
-    found = [*metadata.entry_points(group=engines.GROUP, name=name)]
-    if not found:
-        remedy = f"use one of {', '.join((*NAMES, *engines.offered()))}"
+    offer = engine_offer(name)
+    if offer is None:
+        remedy = f"use one of {', '.join(executors())}"
         raise InvalidValue(cannot("use", f"executor {name!r}", "it does not exist", remedy=remedy))
-    where = found[0].value
-    try:
-        language = found[0].load()(lambda: config().engines.get(name, {}))
-    except (ImportError, OSError) as error:
-        raise UnusableEngineError(f"{where}: {_why_not_imported(error)}") from error
-    except (Exception, SystemExit) as error:
-        raise UnusableEngineError(f"{where}: {type(error).__name__}: {error}") from error
-    if not _speaks(language):
-        raise UnusableEngineError(f"{where} gives no spool.executors.language.Language")
-    for called in (language.name, language.surroundings.engine):
-        if called != name:
-            raise UnusableEngineError(f"{where} calls itself {called!r}, and its entry point {name!r}")
-    return language
-
-
-def _speaks(language: object) -> bool:
-    return isinstance(language, import_module("spool.executors.language").Language)
+    made: Executor = loaded(offer.executor)(name, config, home)
+    return made
 
 
 class Executors:
@@ -147,14 +103,11 @@ class Executors:
 
     def problem_of(self, spec: Spec) -> str | None:
         """Return why a job cannot be started: its executor cannot start anything, or rejects one of its keys."""
-        if spec.executor_options and self.elsewhere(spec.executor) is None:
-            executor = spec.executor or self._default()
-            return f"its executor_options are for an engine such as Slurm, but its executor is {executor}"
         request = spec.request
         here = spec.keep_session or spec.gpu_idle_ns is not None or request.resources or request.gpu_memory_auto
         if here or spec.terminal is not None or spec.parts:
-            engine = self.elsewhere(spec.executor)
-            if engine is not None and (why := why_not_elsewhere(spec, engine)) is not None:
+            why = why_not_there(spec, spec.executor or self._default())
+            if why is not None:
                 return why
         return self.problem(spec.executor) or (self._part_problem(spec) if spec.parts else None)
 
@@ -169,7 +122,7 @@ class Executors:
                 try:
                     self._parts[asked] = loaded(capability.problem)(spec)
                 except (ImportError, OSError) as error:
-                    self._parts[asked] = f"cannot load what its {name} need: {_why_not_imported(error)}"
+                    self._parts[asked] = f"cannot load what its {name} need: {why_not_imported(error)}"
             if self._parts[asked] is not None:
                 return self._parts[asked]
         return None
@@ -193,7 +146,7 @@ class Executors:
         try:
             yield
         except Exception as error:
-            if name in NAMES:
+            if not is_of_a_package(name):
                 raise
             said = f"the engine {name} is broken: {type(error).__name__}: {error}"
             if self._broken.get(name) != said:
@@ -210,7 +163,7 @@ class Executors:
             made = by_name(name, self.local, self._config, self._home)
         except (ImportError, OSError) as error:
             invalidate_caches()
-            self.unloaded[name] = f"cannot load the executor {name}: {_why_not_imported(error)}"
+            self.unloaded[name] = f"cannot load the executor {name}: {why_not_imported(error)}"
             raise SpoolError(self.unloaded[name]) from error
         self.unloaded.pop(name, None)
         if name not in LOCAL_EXECUTORS:
@@ -302,7 +255,7 @@ class Executors:
         self.local.close()
 
 
-def _why_not_imported(error: Exception) -> str:
+def why_not_imported(error: Exception) -> str:
     """Return why an import failed: a directory cannot be read, a package is missing, or *error*."""
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         package = error.name.partition(".")[0]

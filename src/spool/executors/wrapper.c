@@ -480,7 +480,7 @@ static int assign(const char *name, const char *value)
     } texts[] = {{"metadir", &metadir}, {"boot", &boot}, {"pid_namespace", &pid_namespace}, {"host", &host},
         {"workdir", &workdir}, {"limits", &limits}, {"stdin", &in}, {"stdout", &out}, {"stderr", &err}, {"cgroup", &cgroup},
         {"init", NULL}, {"prolog", NULL}, {"prep", NULL}, {"end", NULL}, {"epilog", NULL}, {"terminal", NULL},
-        {"engine", NULL}, {"node_in", NULL}, {"id_in", NULL}, {"watch", NULL}};
+        {"engine", NULL}, {"node_in", NULL}, {"id_in", NULL}, {"masked", NULL}, {"watch", NULL}};
     if (same(name, "shell"))
         return 1; /* of those texts */
     if (same(name, "env") || same(name, "become")) /* a shell's helpers, unless somebody put another program there */

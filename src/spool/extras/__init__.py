@@ -6,7 +6,7 @@ A folder can be deleted: its row in this table then counts for nothing. A row sa
 
 from __future__ import annotations
 
-from spool.core.capability import Capability, ContributedVerb, GpuVendor
+from spool.core.capability import Capability, ContributedVerb, EngineOffer, GpuVendor
 
 TABLE = (
     Capability(
@@ -29,6 +29,30 @@ TABLE = (
         by_others=True,
         problem="spool.extras.containers.runtimes:problem",
         launch="spool.extras.containers.runtimes:launched",
+    ),
+    Capability(
+        "engines",
+        "Hands jobs to Slurm, to Grid Engine, or to another cluster that an installed package can talk to.",
+        job="spool.extras.engines:JOB",
+        config="spool.extras.engines:CONFIG",
+        only_elsewhere="are for the command of an engine such as Slurm, and the job's executor is {}",
+        engines={
+            "slurm": EngineOffer(
+                "Slurm",
+                "spool.extras.engines.engine:executor",
+                check="spool.extras.engines.settings:check",
+                still_ends="spool.extras.engines.slurm:still_ends",
+                checks="spool.extras.engines.probe:OF_SLURM",
+                shortcut="Hand it to Slurm: the same as --executor slurm.",
+            ),
+            "sge": EngineOffer(
+                "Grid Engine",
+                "spool.extras.engines.engine:executor",
+                check="spool.extras.engines.settings:check",
+                still_ends="spool.extras.engines.sge:still_ends",
+            ),
+        },
+        search="spool.extras.engines:offered",
     ),
     Capability(
         "machine",
@@ -54,6 +78,26 @@ TABLE = (
         listener="spool.extras.page.writer:PageWriter",
         listens="spool.extras.page:listens",
         checks="spool.extras.page.checks:CHECKS",
+    ),
+    Capability(
+        "capture",
+        "Records the code that a run begins with, compares runs, and runs them again.",
+        config="spool.extras.capture:CONFIG",
+        steps="spool.extras.capture.steps:Captures",
+        wanted="spool.extras.capture:wanted",
+        record="spool.extras.capture.record:capture_of",
+        verbs={
+            "diff": ContributedVerb(
+                "Jobs", "spool.extras.capture.diff:command", "Show what differs between two runs.", after="why"
+            ),
+            "rerun": ContributedVerb(
+                "Jobs",
+                "spool.extras.capture.rerun:command",
+                "Submit an earlier run again, as a new job.",
+                after="requeue",
+            ),
+        },
+        told="spool.extras.capture.record:told",
     ),
     Capability(
         "metrics",
@@ -109,6 +153,21 @@ TABLE = (
                 ("Cancelled", "JobFailed", "Lost", "OutOfMemory", "RemoteError", "TimedOut"),
                 "spool.extras.functions.results",
             ),
+        },
+    ),
+    Capability(
+        "foreign",
+        "Submits and converts scripts for other schedulers.",
+        scripts="spool.extras.foreign.scripts:ForeignScripts",
+        dependencies="spool.extras.foreign.scripts:in_our_words",
+        answers="spool.extras.foreign.lines:answer",
+        verbs={
+            "import": ContributedVerb(
+                "Jobs",
+                "spool.extras.foreign.importing:command",
+                "Convert a Slurm, gflow or PBS script to a job file.",
+                after="check",
+            )
         },
     ),
 )

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import sys
 
+from spool.core.names import ENGINE_TITLES, LOCAL_EXECUTORS
+
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
-    from spool.core.capability import Capability
+    from spool.core.capability import Capability, EngineOffer
     from spool.formats.key import Key, Part
 
 GROUP = "spool.capabilities"
@@ -36,20 +38,34 @@ def capabilities() -> tuple[Capability, ...]:
         folder = os.path.dirname(getattr(extras, "__file__", None) or "")
         table = getattr(extras, "TABLE", ())  # all of it may be deleted
         _here = tuple([each for each in table if os.path.isfile(f"{folder}/{each.name}/__init__.py")])
+        _learn_titles(_here)
     return _here + (_outside or ())
 
 
-def search() -> bool:
-    """Look once for capabilities of installed packages; return whether there are any. Broken ones are left out."""
+def _learn_titles(found: Iterable[Capability]) -> None:
+    for capability in found:
+        ENGINE_TITLES.update({name: offer.title for name, offer in capability.engines.items()})
+
+
+def search(*, again: bool = False) -> bool:
+    """Look for capabilities of installed packages; return whether there are any. Broken ones are left out.
+
+    The search is made once, or *again* because a package may have been installed since.
+    """
     global _outside
-    if _outside is None:
+    if _outside is None or again:
         found = []
-        for entry in _imported("importlib.metadata").entry_points(group=GROUP) if is_offered(GROUP) else ():
-            try:
-                found.append(entry.load())
-            except Exception as error:  # foreign code
-                sys.stderr.write(f"spool: {entry.value}: {type(error).__name__}: {error}\n")
+        try:
+            for entry in _imported("importlib.metadata").entry_points(group=GROUP) if is_offered(GROUP) else ():
+                try:
+                    found.append(entry.load())
+                except Exception as error:  # foreign code
+                    sys.stderr.write(f"spool: {entry.value}: {type(error).__name__}: {error}\n")
+            found += [each for _, more in contributed("search") for each in more()]
+        except (ImportError, OSError, ValueError):  # the packages cannot be searched now
+            return bool(_outside)
         _outside = tuple(found)
+        _learn_titles(_outside)
     return bool(_outside)
 
 
@@ -76,6 +92,26 @@ def _names_group(path: str, header: bytes) -> bool:
             return any(line.strip() == header for line in file)
     except OSError:
         return False
+
+
+def engines() -> dict[str, EngineOffer]:
+    """Return the engines that are offered, by their names, as far as packages were searched."""
+    return {name: offer for capability in capabilities() for name, offer in capability.engines.items()}
+
+
+def engine_offer(name: str) -> EngineOffer | None:
+    """Return the engine of that name, which may be of an installed package; None: there is none."""
+    return engines().get(name) or (engines().get(name) if search(again=True) else None)
+
+
+def is_of_a_package(name: str) -> bool:
+    """Whether the engine of that name is of an installed package."""
+    return any(name in capability.engines for capability in _outside or ())
+
+
+def executors() -> tuple[str, ...]:
+    """Return the names of all executors, as far as packages were searched."""
+    return (*LOCAL_EXECUTORS, *engines())
 
 
 def loaded(target: str) -> Any:

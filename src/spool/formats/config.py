@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache, partial
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
@@ -16,14 +15,12 @@ from msgspec.structs import replace
 
 from spool.core.errors import InvalidConfig, InvalidValue
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Parts, Policy, Pool
-from spool.core.names import EXECUTORS, EXPORTED
+from spool.core.names import EXPORTED
 from spool.core.units import parse_size
-from spool.formats import engines, jobfile, slurm, toml
-from spool.formats.capabilities import with_parts
-from spool.formats.engines import SgeConfig
-from spool.formats.key import REQUIRED, Key, KeyTable
+from spool.formats import jobfile, toml
+from spool.formats.capabilities import executors, with_parts
+from spool.formats.key import REQUIRED, SHORTEST_NS, Key, KeyTable
 from spool.formats.keys import DEFAULTS
-from spool.formats.slurm import SlurmConfig
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Duration, Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import (
@@ -42,7 +39,6 @@ UNLIMITED = 1 << 62
 """The value of "unlimited" in a quota; no amount reaches it."""
 
 MINIMUM_RESERVE_BYTES = 512 << 20
-SHORTEST_NS = SECOND_NS // 10  # the shortest period of anything periodic
 
 _PERCENT = re.compile(r"([0-9]{1,3})(?:\.([0-9]{1,3}))? ?%")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,3}")
@@ -109,16 +105,6 @@ _GC = KeyTable(
     Key("max_size", "size", "Remove the oldest runs until all metadirs together fit this size."),
 )
 
-_CAPTURE = KeyTable(
-    "CaptureTable",
-    "What to record of the code that a run begins with (docs/FORMAT.md, 4.27). A table that is absent records nothing.",
-    Key("git", "flag", "Whether to record the git commit of the working directory, and what differs from it.",
-        field="capture.git"),
-    Key("diff", "size", "How much of the uncommitted changes to keep; 0B keeps none.", field="capture.diff_bytes"),
-    Key("packages", "flag", "Whether to record the Python of the command, its packages, and the lock file.",
-        field="capture.packages"),
-)
-
 _RESOURCE = KeyTable(
     "ResourceTable",
     "A resource whose units are numbered; each run gets specific ones.",
@@ -126,57 +112,6 @@ _RESOURCE = KeyTable(
         "The indices of the units. Each unit belongs to one run at a time; the first free ones are given first.",
         default=REQUIRED),
     short=Key("total", "count", "How many units there are.", least=1),
-)
-
-def _of_all(engine: str, command: str) -> tuple[Key, ...]:
-    """Return the keys that the table of every engine has."""
-    return (
-        Key("max_in_flight", "count", f"How many jobs may be in {engine} at once, waiting there or running.", least=1),
-        Key("max_pending", "count",
-            f"How many jobs and arrays may wait in {engine} for room at once. One that waits for something else, such "
-            "as a drained node, a limit or a licence, does not count.", least=1),
-        Key("poll", "duration", f"The longest time between two questions to {engine} about all jobs.",
-            least=SHORTEST_NS),
-        Key("submit_per_second", "number",
-            "How many jobs a second are handed over on average; more in a short burst.", least=0.1, most=1000),
-        Key("options", f"options of {engine}", f"More options of {command} for every job.", default=()),
-    )
-
-
-_SLURM = KeyTable(
-    "SlurmTable",
-    'How jobs with executor = "slurm" are handed to Slurm.',
-    Key("partition", "word of Slurm", "The partition. If absent, Slurm's default; likewise for the next two."),
-    Key("account", "word of Slurm", "The account that pays."),
-    Key("qos", "word of Slurm", "The quality of service."),
-    Key("preemptible_qos", "word of Slurm",
-        "The quality of service of jobs with `preemptible = true`, which Slurm may stop for others. Default: `qos`."),
-    Key("gpus", "names in Slurm", 'What Slurm calls the GPU types of job files: `A100 = "gpu:a100"`.', default={}),
-    Key("gpu_memory", "word", 'What becomes of jobs that share a GPU: they are held ("refuse"), or ask for as many '
-        'shards as GiB ("shard").', words=("refuse", "shard")),
-    *_of_all("Slurm", "sbatch"),
-)
-
-_SGE = KeyTable(
-    "SgeTable",
-    'How jobs with executor = "sge" are handed to Grid Engine.',
-    Key("queue", "word of an engine", "The queue. If absent, any that fits; likewise for the project."),
-    Key("project", "word of an engine", "The project that pays."),
-    Key("pe", "word of an engine",
-        "The parallel environment of jobs with more than one CPU, all on one host. Without it they are held."),
-    Key("memory", "word of an engine", "The resource that stands for `memory`, such as `mem_free` or `h_vmem`."),
-    Key("memory_per_slot", "flag",
-        "Whether Grid Engine multiplies that by the number of CPUs, as it does for consumables such as `h_vmem`."),
-    Key("gpus", "word of an engine", "The resource that stands for `gpus`. Without it, jobs with GPUs are held."),
-    Key("gpu_types", "words of an engine",
-        'What stands for the GPU types of job files, besides the number: `A100 = "gpu_model=a100"`.', default={}),
-    *_of_all("Grid Engine", "qsub"),
-)
-
-_ENGINE = KeyTable(
-    "EngineTable",
-    "The settings that every engine has.",
-    *_of_all("the engine", "its command"),
 )
 
 _PREEMPTION = KeyTable(
@@ -215,7 +150,7 @@ CONFIG = KeyTable(
     Key("max_running", "count", "Maximum number of jobs that run at once in the whole spool.", least=1,
         field="policy.max_running"),
     Key("executor", "executor", "What runs jobs that do not set `executor`: one of these, or an engine that an "
-        "installed package offers.", words=EXECUTORS),
+        "installed package offers.", words=executors()),
     Key("gpu_names", "word",
         "What `CUDA_VISIBLE_DEVICES` of jobs has: UUIDs, or indices for programs that take no UUIDs. A MIG instance "
         "always has its UUID.", words=("uuid", "index")),
@@ -280,14 +215,7 @@ CONFIG = KeyTable(
         f"Defaults for keys that a job file does not set: {', '.join(f'`{key.name}`' for key in DEFAULTS.keys)}. "
         "Job files stay unchanged, and running jobs keep what they started with.", default={}),
     Key("preemption", _PREEMPTION, "Which preemptible runs are stopped for short jobs.", default={}),
-    Key("slurm", _SLURM, "How to hand jobs to Slurm.", default={}),
-    Key("sge", _SGE, "How to hand jobs to Grid Engine.", default={}),
-    Key("engines", "settings of engines",
-        "One table per engine that an installed package offers: `[engines.NAME]`. `max_in_flight`, `max_pending`, "
-        "`poll`, `submit_per_second` and `options` mean the same as for Slurm; the engine defines the other keys.",
-        default={}),
     Key("gpu", _GPU, "Which GPUs jobs may use, and how they are chosen.", default={}),
-    Key("capture", _CAPTURE, "What to record of the code that a run begins with.", default={}),
     Key("gc", _GC, "Which ended runs `spool gc` removes.", default={}),
     Key("quotas", _QUOTAS, "Limits on what users and projects use at once.", default={}),
 )))
@@ -324,19 +252,6 @@ class GcConfig(Struct, frozen=True):
     max_age_ns: int | None = None
     max_runs: int | None = None
     max_size_bytes: int | None = None
-
-
-class CaptureConfig(Struct, frozen=True):
-    """What to record of the code that a run begins with."""
-
-    git: bool = False
-    diff_bytes: int = 1 << 20
-    packages: bool = False
-
-    @property
-    def is_on(self) -> bool:
-        """Whether there is anything to record."""
-        return self.git or self.packages
 
 
 class Capacity(Struct, frozen=True):
@@ -380,11 +295,7 @@ class Config(Capacity, frozen=True):
     log_level: str = "info"
     other_hosts_gone: tuple[str, ...] = ()
     defaults: JobDefaults = jobfile.NO_DEFAULTS
-    slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    sge: SgeConfig = field(default_factory=SgeConfig)
-    engines: dict[str, dict[str, Any]] = field(default_factory=dict)  # of installed packages, as written
     gc: GcConfig = GcConfig()
-    capture: CaptureConfig = CaptureConfig()
     parts: Parts = ()
     advice: tuple[str, ...] = ()  # about keys without effect, and what to write instead
 
@@ -411,10 +322,7 @@ def parse(data: bytes) -> Config:
     FORMAT.judge(reading, data, WHAT)
     grace_ns = config.get("kill_grace_ns", DEFAULT_KILL_GRACE_NS)
     config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
-    config["slurm"] = SlurmConfig(**found["slurm"])
-    config["sge"] = SgeConfig(**found["sge"])
     config["gc"] = GcConfig(**found["gc"])
-    config["capture"] = CaptureConfig(**found["capture"])
     advice = tuple(f"{key} has no effect: {why}" for key, why in _GONE.items() if key in found["gone"])
     return Config(**config, advice=advice)
 
@@ -473,29 +381,6 @@ def _defaults(stated: dict[str, Any], path: Path, reading: Reading) -> JobDefaul
     defaults, problems = jobfile.defaults_of(stated)
     reading.problems.take(problems, path)
     return defaults
-
-
-def _settings_of_engines(stated: dict[str, dict[str, Any]], path: Path, reading: Reading) -> dict[str, dict[str, Any]]:
-    """Return the tables of engines as written. The keys that every engine has are checked, the others are its own."""
-    known = {key.name for key in _ENGINE.keys}
-    for name, table in stated.items():
-        reading.problems.value((*path, name), engines.engine_name, name, "")
-        shared = {key: value for key, value in table.items() if key in known}
-        if shared:
-            reading.problems.take(_engine_format().read(toml.write(shared), WHAT).problems, (*path, name))
-    return stated
-
-
-@cache
-def _engine_format() -> Format:
-    """Return the reader of the keys that every engine has."""
-    return Format(_ENGINE, {**KINDS, **_KINDS}, InvalidConfig, engines.EngineConfig())
-
-
-def _directory(path: str) -> str:
-    if not trimmed(path).startswith("/"):
-        raise InvalidValue(f"{toml.show(path)} must be an absolute path")
-    return path
 
 
 def _exports(listed: tuple[str, ...]) -> tuple[str, ...]:
@@ -564,17 +449,6 @@ _KINDS: Kinds = {
     "account": lambda key: Kind(Text, _account),
     "machine": lambda key: Kind(Text, _machine),
     "exports": lambda key: Kind(tuple[str, ...], _exports),
-    "word of Slurm": lambda key: Kind(Text, slurm.word),
-    "word of an engine": lambda key: Kind(Text, engines.word),
-    "words of an engine": lambda key: Kind(
-        dict[str, str], lambda stated: {t: engines.word(g) for t, g in stated.items()}
-    ),
-    "path of a directory": lambda key: Kind(Text, _directory),
-    "options of Slurm": lambda key: Kind(tuple[str, ...], partial(engines.allowed, "slurm")),
-    "options of Grid Engine": lambda key: Kind(tuple[str, ...], partial(engines.allowed, "sge")),
-    "options of the engine": lambda key: Kind(tuple[str, ...], engines.plausible),
-    "settings of engines": lambda key: Kind(dict[str, dict[str, Any]], read=_settings_of_engines),
-    "names in Slurm": lambda key: Kind(dict[str, str], lambda stated: {t: slurm.word(g) for t, g in stated.items()}),
     "anything": lambda key: Kind(Duration),
     "any table": lambda key: Kind(dict[str, Any]),
 }

@@ -53,7 +53,7 @@ def metrics_in(text: bytes) -> tuple[tuple[str, str], ...]:
 def peak_in(words: str) -> int | None:
     """Return how many bytes a run had in memory when its engine ended it for that, in the engine's *words*; else None.
 
-    Slurm's are `exceeded memory limit (324599808 > 52428800), being killed`.
+    Such words are `exceeded memory limit (324599808 > 52428800), being killed`.
     """
     match = _PEAK.search(words)
     if match is None:

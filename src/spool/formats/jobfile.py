@@ -29,10 +29,10 @@ from spool.core.model import (
     Retry,
     Spec,
 )
-from spool.core.names import ANY_GPU_TYPE, ENGINES, LIMITS, LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of, engine_title
+from spool.core.names import ANY_GPU_TYPE, LIMITS, LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of, engine_title
 from spool.core.units import parse_duration
-from spool.formats import engines, keys, toml, values
-from spool.formats.capabilities import contributed
+from spool.formats import keys, toml, values
+from spool.formats.capabilities import contributed, engine_offer, loaded
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import MAX_TASKS, Matrix, Names, Rows, Text
@@ -294,29 +294,8 @@ def _check_together(reading: Reading) -> None:
     if "setup" in document and not _can_set_up(document):
         why = f"cannot be run by {document['shell']} before a command that is a list; write the command as a text"
         problems.add(("setup",), f'{why}, or "shell" as /bin/sh or /bin/bash')
-    executor = document.get("executor")
-    if "executor_options" in found[""]:
-        _check_options(executor, found[""]["executor_options"], problems)
-    if "executor" in found[""] and engine_of(executor) is not None:
-        set_here, asked = found[""], found.get("request", {})
-        stated = (
-            bool(set_here.get("keep_session")),
-            set_here.get("gpu_idle_ns") is not None,
-            isinstance(asked.get("gpu_memory_bytes"), values.AutoSize),
-            bool(asked.get("resources")),
-            "terminal" in set_here,
-        )
-        for (key, why), is_stated in zip(_NOT_ELSEWHERE.items(), stated, strict=True):
-            if is_stated:
-                problems.add((key,), why.format(engine_title(str(executor))))
-        for capability, part in contributed("job"):
-            for key in part.keys:
-                if capability.only_here and key.name in document:
-                    problems.add((key.name,), capability.only_here.format(engine_title(str(executor))))
-        if executor in ENGINES:
-            least, types = asked.get("gpu_min_memory_bytes"), asked.get("gpu_types", ())
-            if (kind := engines.gpu_kind_problem(str(executor), least, types)) is not None:
-                problems.add((kind[0],), f"{kind[1]}; {kind[2]}")
+    if "executor" in found[""]:
+        _check_place(reading, found[""]["executor"])
     if "terminal" in document:
         _check_terminal(reading)
     if document.get("depends_on") == {} and not problems:  # or there were keys, but wrong ones
@@ -352,13 +331,31 @@ def _can_set_up(document: Mapping[str, Any]) -> bool:
     return not (isinstance(shell, str) and isinstance(document.get("command"), list) and not values.takes_setup(shell))
 
 
-def _check_options(executor: str | None, options: tuple[str, ...], problems: Problems) -> None:
-    """Add what is wrong with options for an engine, as far as the file tells which engine."""
-    if executor in LOCAL_EXECUTORS:
-        why = f'are for the command of an engine such as Slurm, and the job says executor = "{executor}"'
-        problems.add(("executor_options",), why)
-    elif executor is not None:
-        problems.value(("executor_options",), partial(engines.allowed, executor), options, None)
+def _check_place(reading: Reading, executor: str) -> None:
+    """Add the keys that have no meaning where *executor* runs the job, and what its engine has against others."""
+    document, problems, found = reading.document, reading.problems, reading.found
+    is_here = executor in LOCAL_EXECUTORS
+    for capability, part in contributed("job"):
+        why = capability.only_elsewhere if is_here else capability.only_here
+        for key in part.keys:
+            if why and key.name in document:
+                problems.add((key.name,), why.format(executor if is_here else engine_title(executor)))
+    if is_here:
+        return
+    set_here, asked = found[""], found.get("request", {})
+    stated = (
+        bool(set_here.get("keep_session")),
+        set_here.get("gpu_idle_ns") is not None,
+        isinstance(asked.get("gpu_memory_bytes"), values.AutoSize),
+        bool(asked.get("resources")),
+        "terminal" in set_here,
+    )
+    for (key, why), is_stated in zip(_NOT_ELSEWHERE.items(), stated, strict=True):
+        if is_stated:
+            problems.add((key,), why.format(engine_title(executor)))
+    offer = engine_offer(executor)
+    if offer is not None and offer.check:
+        loaded(offer.check)(reading)
 
 
 _NOT_ELSEWHERE = {
@@ -371,27 +368,31 @@ _NOT_ELSEWHERE = {
 """The keys that mean something on this machine only, with the remedy for a job of an engine."""
 
 
-def why_not_elsewhere(spec: Spec, engine: str) -> str | None:
-    """Return which key of a job has no effect on *engine*, and what to do; None if all have.
+def why_not_there(spec: Spec, executor: str) -> str | None:
+    """Return which key of a job has no meaning where *executor* runs it, and what to do; None if all have.
 
     For a job whose file names no executor. What the configured defaults say of GPUs is for jobs on this machine.
     """
-    idle_ns = spec.gpu_idle_ns
-    if idle_ns is not None and idle_ns == _default_idle_ns(spec.defaults_text):
-        idle_ns = None
-    stated = (
-        bool(spec.keep_session),
-        idle_ns is not None,
-        spec.request.gpu_memory_auto,
-        bool(spec.request.resources),
-        spec.terminal is not None,
-    )
-    for key, is_stated in zip(_NOT_ELSEWHERE, stated, strict=True):
-        if is_stated:
-            return f"its {key} {_NOT_ELSEWHERE[key].format(engine_title(engine))}"
+    is_here = executor in LOCAL_EXECUTORS
+    where = executor if is_here else engine_title(executor)
+    if not is_here:
+        idle_ns = spec.gpu_idle_ns
+        if idle_ns is not None and idle_ns == _default_idle_ns(spec.defaults_text):
+            idle_ns = None
+        stated = (
+            bool(spec.keep_session),
+            idle_ns is not None,
+            spec.request.gpu_memory_auto,
+            bool(spec.request.resources),
+            spec.terminal is not None,
+        )
+        for key, is_stated in zip(_NOT_ELSEWHERE, stated, strict=True):
+            if is_stated:
+                return f"its {key} {_NOT_ELSEWHERE[key].format(where)}"
     for capability, part in contributed("job") if spec.parts else ():
-        if capability.only_here and spec.part(capability.name) is not None:
-            return f"its {part.keys[0].name} {capability.only_here.format(engine_title(engine))}"
+        why = capability.only_elsewhere if is_here else capability.only_here
+        if why and spec.part(capability.name):
+            return f"its {part.keys[0].name} {why.format(where)}"
     return None
 
 

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Any
 
 MOST = 1_000_000
 """The largest count in any file."""
+
+SHORTEST_NS = 100_000_000
+"""The shortest period of anything periodic."""
 
 MAX_INDEX = 9_999_999
 """The largest index of an array."""
@@ -63,7 +67,7 @@ class Key:
         words: tuple[str, ...] = (),
         least: float | None = None,
         most: int = MOST,
-        examples: Iterable[object] = (),
+        examples: Sequence[Any] = (),
         needs: str = "",
         array_only: bool = False,
         in_defaults: bool = False,

@@ -9,8 +9,7 @@ the plain case of `spool submit` starts quickly.
 
 from __future__ import annotations
 
-from spool.core.names import EXECUTORS
-from spool.formats.capabilities import with_parts
+from spool.formats.capabilities import engines, executors, with_parts
 from spool.formats.key import MAX_INDEX, REQUIRED, Key, KeyTable
 
 # A row stays a row of a table.
@@ -231,18 +230,13 @@ _RUNNING = with_parts("job", (
     Key("epilog", "script", "Shell code to run after the command.", option="--epilog SHELL-TEXT"),
     Key("executor", "executor",
         "What runs the job: one of these, or an engine that an installed package offers. Default: from the "
-        "configuration.", words=EXECUTORS,
+        "configuration.", words=executors(),
         help="What runs the job, here or elsewhere. Default: from the configuration.",
         option="--executor NAME",
         shortcuts=(
             ("--tmux", "tmux", "Run it in a terminal that `spool attach` opens: the same as --executor tmux."),
-            ("--slurm", "slurm", "Hand it to Slurm: the same as --executor slurm."),
+            *((f"--{name}", name, offer.shortcut) for name, offer in engines().items() if offer.shortcut),
         )),
-    Key("executor_options", "options of an engine",
-        "More options for the command that submits the job to its engine, such as `--constraint=ib` for sbatch. "
-        "Options that spool sets are refused.",
-        default=(), examples=[["--constraint=ib"]], option="--executor-option OPTION", also="--executor-options",
-        help="One more option for sbatch, qsub or the like, such as --constraint=ib. May be repeated."),
     Key("keep_session", "flag",
         "Whether to keep the job's tmux session open after it ends. Default: from the configuration.",
         option="--keep-session --no-keep-session"),

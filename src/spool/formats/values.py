@@ -21,7 +21,7 @@ from spool.core.errors import InvalidValue
 from spool.core.model import ArraySpec, WarningSignal
 from spool.core.names import why_not_name
 from spool.core.units import format_duration, format_size, parse_duration, parse_size
-from spool.formats import engines
+from spool.formats.capabilities import executors, search
 from spool.formats.key import MAX_INDEX, Key
 from spool.formats.toml import show
 from spool.formats.validation import MAX_NAMES, Duration, Kind, Kinds, Size, SizeOrAuto, closest
@@ -144,6 +144,34 @@ def resource_variable(name: str) -> str:
     return RESOURCE_PREFIX + name.upper().replace("-", "_")
 
 
+def executor(name: str) -> str:
+    """Return *name* if an executor has it. Raises InvalidValue."""
+    if name in executors() or (search(again=True) and name in executors()):
+        return name
+    known = executors()
+    meant = closest(name, known)
+    hint = f', did you mean "{meant}"?' if meant is not None else f"; it is one of {', '.join(known)}"
+    raise InvalidValue(f'"{name}" is unknown{hint}')
+
+
+_OPTION = re.compile(r"-{1,2}[A-Za-z][A-Za-z0-9_-]*", re.ASCII)
+
+
+def options(stated: tuple[str, ...], *, example: str) -> tuple[str, ...]:
+    """Return further options of another program unchanged, if each can be an option. Raises InvalidValue."""
+    for option in stated:
+        option_name(option, example)
+    return stated
+
+
+def option_name(option: str, example: str = "--constraint=ib") -> str:
+    """Return the name of an option, `-q` or `--queue`. Raises InvalidValue if *option* is not an option."""
+    name = re.split(r"[=\s]", option, maxsplit=1)[0]
+    if not option.isprintable() or (_OPTION.fullmatch(name) is None and re.match("-[A-Za-z]", option) is None):
+        raise InvalidValue(f'{option!a} is no option; write name and value as one, as in "{example}"')
+    return name
+
+
 def words(values: tuple[str, ...]) -> tuple[str, ...]:
     """Return names or addresses unchanged: none may have white space around it, and each must be unique."""
     for value in values:
@@ -257,7 +285,7 @@ def output_path(value: str) -> str:
         if match.group(1) not in ("n", "r", "a", "%"):
             raise InvalidValue(
                 f"{show(value)} has {show(match.group())}; only %n (name), %r (run), %a (array index) and %% are known"
-                + ("; %j of Slurm is %n.%r here" if match.group(1) in "jJAx" else "")
+                + ("; %j of other schedulers is %n.%r here" if match.group(1) in "jJAx" else "")
             )
     if value.endswith("/"):
         raise InvalidValue(f"{show(value)} is a directory; name a file in it, as in {show(value + '%n.%r.log')}")
@@ -493,11 +521,11 @@ KINDS: Kinds = {
     "size": lambda key: _amount(Size, parse_size, format_size, key),
     "size or auto": lambda key: Kind(SizeOrAuto, partial(size_or_auto, key.least or 0), written=format_size),
     "duration": lambda key: _amount(Duration, parse_duration, format_duration, key),
-    "executor": lambda key: Kind(str, engines.executor),
-    "options of an engine": lambda key: Kind(tuple[str, ...], engines.plausible),
-    "options of a runtime": lambda key: Kind(
-        tuple[str, ...], partial(engines.plausible, example="--volume=/data:/data")
-    ),
+    "executor": lambda key: Kind(str, executor),
+    "options of a program": lambda key: Kind(tuple[str, ...], partial(options, example=key.examples[0][0])),
+    "filled text": lambda key: Kind(Text),
+    "texts by name": lambda key: Kind(dict[str, str]),
+    "tables by name": lambda key: Kind(dict[str, dict[str, Any]]),
     "timeout": lambda key: Kind(Duration, lambda text: parse_duration(text) or None, written=format_duration),
 }
 """The kinds of values shared by several files."""

@@ -92,6 +92,7 @@ class EngineSurroundings(Struct, frozen=True):
     engine: str
     node_variable: str
     id_variable: str
+    masked: tuple[int, ...] = ()  # exit codes that mean more than an end to it, such as to start the job again
     watches: bool = False  # whether the wrapper reads signals from a record, because the engine cannot send them
 
 
@@ -180,7 +181,7 @@ def job_environment(
 def with_references(environment: Mapping[str, str], own: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return *environment* with the references in a job's *own* variables replaced.
 
-    A value that is `$` and one of spool's variables, and nothing else, is a reference: `SLURM_CPUS_PER_TASK =
+    A value that is `$` and one of spool's variables, and nothing else, is a reference: `WORKERS =
     "$SPOOL_CPUS"`. If that is absent, so is the variable.
     """
     found = dict(environment)
@@ -304,6 +305,8 @@ def _hole(a: Assignments) -> str:
     if around.engine is not None:
         values |= {"engine": around.engine.engine, "node_in": around.engine.node_variable}
         values["id_in"] = around.engine.id_variable
+        if around.engine.masked:
+            values["masked"] = " ".join(map(str, around.engine.masked))
         if around.engine.watches:
             values["watch"] = "yes"
     if a.umask != UMASK:

@@ -15,6 +15,7 @@ spool_metadir='' # the directory of this run, absolute, as are all paths here
 spool_boot='' spool_pid_namespace='' spool_host='' # of the dispatcher, for the jid
 spool_engine='' # of a run on a cluster: its engine, and the variables that say which node this is and which id it has
 spool_node_in='' spool_id_in=''
+spool_masked='' # exit codes that mean more than an end to that engine, such as to start the job again
 spool_watch='' # yes: that engine cannot signal this script, which reads the signals from the record `signals`
 spool_workdir='/'
 spool_stdin='/dev/null' # empty: as this script has it
@@ -651,9 +652,8 @@ spool_finish() {
     fi
     spool_stop_watching
     if [ -n "$spool_left" ]; then spool_outlast; fi
-    # Grid Engine starts a job again after 99, and keeps it in an error state after 100. The record has the code.
-    case $spool_engine$spool_code in
-    sge99 | sge100) spool_code=1 ;;
+    case " $spool_masked " in
+    *" $spool_code "*) spool_code=1 ;; # the record has the code
     esac
     trap - EXIT
     exit "$spool_code"

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -13,12 +14,12 @@ from msgspec.structs import replace
 from spool.client.output import last_words_of, outputs
 from spool.client.waiting import array_outcome
 from spool.core import layout
-from spool.core.capture import Capture
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
 from spool.core.lifecycle import Verdict
 from spool.core.model import NOT_SUSPENDED, Grant, JobDefaults, Result, Sized, State, Stop, Suspension
 from spool.core.runtimes import Expected
 from spool.formats import jobfile
+from spool.formats.capabilities import contributed
 from spool.query.added import AddedKeys
 from spool.query.jobs import JobLister, with_parameters
 from spool.query.outlook import with_outlook
@@ -50,14 +51,14 @@ class RunDetails(Struct, frozen=True):
     metadir: str
     stdout: str
     stderr: str | None
-    engine_id: str | None  # the id of the run in an engine, such as Slurm's job id
+    engine_id: str | None  # the id of the run in an engine
     pid: int | None
     grant: Grant | None
     stop: Stop | None
     progress: str = ""  # its reported progress, while it runs
     suspension: Suspension = NOT_SUSPENDED
     gpu_idle_ns: int | None = None  # how long its GPUs have all been idle, while it runs
-    capture: Capture | None = None  # of the code that it began with
+    parts: dict[str, Any] = {}  # what capabilities have recorded of it, by their names
 
     def ran_ns(self, now_ns: int) -> int | None:
         """Return its run time without suspensions, so far or in all; None if it has not begun."""
@@ -150,19 +151,6 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         failed_tasks=tasks.failed(),
         last_lines=_last_lines(spool, name, shown),
     )
-
-
-def capture_of(spool: Spool, name: str, run: int) -> Capture | None:
-    """Return what was captured of the code that a run began with; None if nothing was."""
-    text = spool.record(name, run, layout.CAPTURE)
-    if text is None:
-        return None
-    from spool.formats.capture import parse_capture  # imported here, because most runs have none
-
-    try:
-        return parse_capture(text)
-    except InvalidRecord as error:
-        return Capture(problem=str(error))
 
 
 def _last_lines(spool: Spool, name: str, runs: Sequence[RunDetails]) -> tuple[str, ...]:
@@ -278,5 +266,5 @@ def _run(spool: Spool, files: RunFiles, lister: JobLister) -> RunDetails:
         progress=progress_of(spool, name, run) if state is State.RUNNING else "",
         suspension=suspension,
         gpu_idle_ns=watch.idle_ns if watch is not None and state is State.RUNNING else None,
-        capture=capture_of(spool, name, run),
+        parts={each.name: read(spool, name, run) for each, read in contributed("record")},
     )

@@ -19,6 +19,7 @@ from spool.core.preemption import preempt
 from spool.core.priority import OrderFactors
 from spool.core.queue import ShapeKey, shape_key
 from spool.core.scheduler import Ending, Plan
+from spool.formats.capabilities import capabilities
 from spool.query.details import FAILURES, job_details
 from spool.query.jobs import JobLister
 from spool.query.rows import JobRow, in_words
@@ -28,7 +29,9 @@ from spool.store.spool import Spool
 
 _KEPT = frozenset({"held", "hook", "machine"})
 # Prefixes of the dispatcher's reasons for what waits for an answer, or got a no, and the code of each.
-_ANSWERS = {"hook ": "hook", "plugins: ": "hook", "capture: ": "capture"}
+_ANSWERS = {
+    "hook ": "hook", "plugins: ": "hook", **{f"{each.name}: ": each.name for each in capabilities() if each.steps},
+}  # fmt: skip
 _MACHINE = "machine: "  # … for a start that waits for the arbiter of a shared machine
 
 

@@ -84,7 +84,7 @@ class _Seer:
         yield from self._unknown(name, spec)
 
     def _executor_problem(self, executor: str, spec: Spec) -> str | None:
-        if executor == "process" and not spec.executor_options and not spec.parts:
+        if executor == "process" and not spec.parts:
             return None
         from spool.executors import Executors
 

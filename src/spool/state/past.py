@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from spool.core.errors import InvalidRecord
 from spool.core.model import Policy, Result
 from spool.core.priority import Past
 from spool.formats.history import parse_history_line
-from spool.state.run import ActiveRun
-from spool.state.table import SchedulerState
 from spool.store.spool import Spool
+
+if TYPE_CHECKING:  # a command that asks for the past alone loads no table
+    from spool.state.run import ActiveRun
+    from spool.state.table import SchedulerState
 
 _MOST = 10_000  # newest runs that are read
 _HALF_LIVES = 10  # older runs count less than a thousandth

@@ -43,7 +43,7 @@ _EXECUTED = {layout.WRAPPER, layout.SCRIPT}
 CUT_OFF_NS = 1_000_000_000  # a link and an unlink take some microseconds, and more on a busy machine
 
 _STAGED = re.compile(  # staged by a process of that pid, or moved aside by `spool gc`
-    rf"([1-9][0-9]*)\.(?:(?:run|array|capture|dropped|gc\.{layout.NAME_PATTERN})\.)?[0-9]+"
+    rf"([1-9][0-9]*)\.(?:(?:[a-z]+|gc\.{layout.NAME_PATTERN})\.)?[0-9]+"
 )
 
 

@@ -56,17 +56,6 @@ def test_a_job_runs_once_and_its_records_say_where(served_site: Site) -> None:
     assert (site.spool.record("x", layout.JID) or "").split()[5] == f"{site.name}:{site.id('x')}"
 
 
-def test_the_code_of_a_job_is_captured_when_it_is_handed_over(engine_site: Site) -> None:
-    """With `[capture]`; the engine's job is the same."""
-    site, config = engine_site, engine_site.spool.root / "config.toml"
-    config.write_text(f"{config.read_text()}\n[capture]\ngit = true\n")
-    site.spool.start()
-    site.spool.drop("x", "echo hi")
-    site.spool.wait_done("x")
-    assert (site.spool.outcome("x"), site.spool.log("x")) == ("finished", "hi\n")
-    assert "captured_at_ns" in (site.spool.record("x", layout.CAPTURE) or "")
-
-
 @pytest.mark.parametrize("code", [7, 99, 100])
 def test_a_failure_has_its_exit_code(served_site: Site, code: int) -> None:
     """It is that of the command, whatever the engine calls it, and whatever it means there."""

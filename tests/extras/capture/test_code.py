@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from spool.core.capture import CUT, MOST_UNTRACKED, NONE, WHOLE, Code
-from spool.machine.code import GitError, code_at, interpreter_of, lock_file_of
-from spool.machine.code import git as run_git
+from spool.extras.capture.code import GitError, code_at, interpreter_of, lock_file_of
+from spool.extras.capture.code import git as run_git
+from spool.extras.capture.record import CUT, MOST_UNTRACKED, NONE, WHOLE, Code
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from spool.core.model import SECOND_NS
 from spool.executors import Home
-from spool.executors.engine import ClusterEngine, ClusterExecutor
-from spool.executors.language import Language
-from spool.executors.slurm import SlurmLanguage
+from spool.extras.engines.engine import ClusterEngine, ClusterExecutor
+from spool.extras.engines.language import Language
+from spool.extras.engines.slurm import SlurmLanguage
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 
 

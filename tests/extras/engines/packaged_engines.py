@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from spool.testing import batch
+from extras.engines import batch
 from support import ROOT
 
 _ENGINE = """
 from spool.formats.wrapper import EngineSurroundings
-from spool.testing.batch import {language}
+from extras.engines.batch import {language}
 
 
 class Mine({language}):
@@ -38,4 +38,4 @@ def batch_package(directory: Path, language: type[batch.BatchLanguage] = batch.B
 
 def path_with(directory: Path) -> Mapping[str, str]:
     """Return the variable by which a program finds spool and the packages in *directory*."""
-    return {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{directory}"}
+    return {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}{os.pathsep}{directory}"}

@@ -14,11 +14,9 @@ from msgspec.structs import replace
 
 from crash.events import events, nobody_reads, want_everything
 from crash.world import Session, ends_of, history, world_at
-from spool import executors
 from spool.cli.why import sentences
 from spool.core import layout
 from spool.core.eventnames import EventName
-from spool.core.events import headline
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Machine, Result, State, StopKind
@@ -28,13 +26,14 @@ from spool.dispatcher import launcher, limits, recovery
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.loop import Dispatcher
 from spool.executors import EngineEnd, Usage
+from spool.formats.capabilities import engines
 from spool.formats.events import facts, variables
 from spool.formats.history import parse_result, render_result
 from spool.formats.run_records import VOID_JID, render_engine
 from spool.formats.state import JobView
 from spool.machine import processes
 from spool.machine.processes import Found
-from spool.query.accounting import compare
+from spool.query.comparison import compare
 from spool.query.details import job_details
 from spool.query.explain import preview, why
 from spool.query.jobs import JobFilter, list_jobs
@@ -52,7 +51,7 @@ THERE = 'executor = "slurm"'  # a name that job files may say, and that no engin
 @pytest.fixture(autouse=True)
 def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an engine of that name, and no process looked for."""
-    monkeypatch.setitem(executors._WHERE, "slurm", ("spool.testing.engine", "FakeEngine"))
+    monkeypatch.setattr(engines()["slurm"], "executor", "spool.testing.engine:FakeEngine")
     monkeypatch.setattr(FakeEngine, "runs", {})
 
     def search(wanted: Any, *_: Any, **__: Any) -> Found:
@@ -745,8 +744,25 @@ def test_that_its_engine_has_accepted_a_run_is_told_once(
     assert heard(session) == [("queued", None), ("submitting", None), ("submitted", None), *known]
     (event,) = (each for each in events(session.world) if each.name is EventName.HANDED_OVER)
     assert (event.id, event.executor, event.reason) == ("x:1:handed_over", "slurm", "Slurm has it as job 4711")
-    assert headline(event) == "x was handed over: Slurm has it as job 4711"
     assert (facts(event)["executor"], facts(event)["engine_id"]) == ("slurm", "4711")
     assert variables(event)["SPOOL_ENGINE_ID"] == "4711"
-    (before,) = (each for each in events(session.world) if each.name is EventName.SUBMITTED)
-    assert headline(before) == "x is on its way to Slurm"
+
+
+def test_a_run_whose_engine_is_not_there_any_more_is_left_alone(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may go on there, so it is neither lost nor run again; once the engine is back, its end is found."""
+    run, _ = handed_over(session)
+    run.begin()
+    session.turns(3)
+    session.end()
+    monkeypatch.setattr(engines()["slurm"], "executor", "spool.extras.nowhere:executor")
+    session.survives_errors = True
+    session.turns(5)
+    assert not (session.world.root / "jobs" / "x" / "1" / "result.toml").exists()
+    assert (session.world.root / "running" / "x.toml").exists()
+    session.end()
+    monkeypatch.setattr(engines()["slurm"], "executor", "spool.testing.engine:FakeEngine")
+    run.end(0)
+    session.settle()
+    assert ends_of(session.world).outcomes["x"] == ("finished 1.0",)

@@ -16,10 +16,11 @@ from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, ArrayTask, Jid, Request, Spec
 from spool.executors import Launch
 from spool.executors.base import EngineEnd
-from spool.executors.cluster_run import GRACE_NS, LOG_GRACE_NS, ClusterRun
-from spool.executors.engine import ClusterEngine
-from spool.executors.slurm import SlurmLanguage
-from spool.formats.config import Config, SlurmConfig
+from spool.extras.engines.engine import ClusterEngine
+from spool.extras.engines.run import GRACE_NS, LOG_GRACE_NS, ClusterRun
+from spool.extras.engines.settings import EngineSettings, SlurmConfig
+from spool.extras.engines.slurm import SlurmLanguage
+from spool.formats.config import Config
 from spool.formats.run_records import VOID_JID, parse_jid
 from spool.machine.commands import Command, CommandEnd
 
@@ -184,8 +185,8 @@ def word_of(run: ClusterRun) -> EngineWord | None:
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Give an engine that every test answers by hand."""
     made = Bench(tmp_path)
-    monkeypatch.setattr("spool.executors.engine.time.monotonic_ns", lambda: made.now_ns)
-    monkeypatch.setattr("spool.executors.slurm.shutil.which", lambda program: f"/bin/{program}")
+    monkeypatch.setattr("spool.extras.engines.engine.time.monotonic_ns", lambda: made.now_ns)
+    monkeypatch.setattr("spool.extras.engines.slurm.shutil.which", lambda program: f"/bin/{program}")
     made.look()  # it has said which cluster it is
     return made
 
@@ -311,7 +312,7 @@ def test_what_slurm_cannot_be_asked_for_is_refused_without_asking(bench: Bench) 
     run = bench.start(spec=spec)
     assert bench.work() == {"a"}
     assert "gpu_memory" in (run.refusal or "")
-    bench.config = Config(slurm=SlurmConfig(gpu_memory="shard"))
+    bench.config = Config(parts=(("engines", EngineSettings(slurm=SlurmConfig(gpu_memory="shard"))),))
     bench.start("b", spec)
     bench.work()
     assert "--gres=shard:4" in bench.commands.asked("sbatch")[0]
@@ -516,7 +517,7 @@ def test_a_stop_of_what_waits_there_never_touches_what_has_begun(bench: Bench) -
 
 def test_a_stop_of_what_is_not_handed_over_ends_it_here(bench: Bench) -> None:
     """It leaves the line, and Slurm never hears of it; one that is on its way is awaited."""
-    bench.config = Config(slurm=SlurmConfig(submit_per_second=0.1))
+    bench.config = Config(parts=(("engines", EngineSettings(slurm=SlurmConfig(submit_per_second=0.1))),))
     first, second = bench.start("a"), bench.start("b")
     bench.work()
     assert list(bench.engine.terminate({first: False, second: False})) == [second]

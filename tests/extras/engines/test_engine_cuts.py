@@ -10,15 +10,14 @@ from crash.cuts import noting, where
 from crash.world import Session, World, ends_of, world_at
 from extras.engines import fake_slurm
 from extras.engines.fake_slurm import FakeSlurm
-from spool import executors
 from spool.core.layout import DONE
-from spool.executors import engine
+from spool.extras.engines import engine
 from spool.testing.faults import FaultyDisk
 
 
 @pytest.fixture(autouse=True)
 def _slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(executors._WHERE, "slurm", (fake_slurm.__name__, "FakeLanguage"))
+    monkeypatch.setitem(engine._LANGUAGES, "slurm", f"{fake_slurm.__name__}:FakeLanguage")
     monkeypatch.setattr(engine, "ClusterExecutor", FakeSlurm)
 
 

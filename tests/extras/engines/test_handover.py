@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from spool.core.model import SECOND_NS, ArrayTask, Request, Spec
 from spool.executors import Launch
-from spool.executors.handover import HandOver, Portion, Siblings
-from spool.executors.language import EnginePolicy
+from spool.extras.engines.handover import HandOver, Portion, Siblings
+from spool.extras.engines.settings import EngineConfig
 
 FULL = "no more for now"
 
@@ -20,7 +20,7 @@ class _Limits:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
-    def policy(self) -> EnginePolicy:
+    def policy(self) -> EngineConfig:
         return self._desk.policy
 
     def array_width(self) -> int | None:
@@ -35,7 +35,7 @@ class Desk:
 
     def __init__(self, width: int | None = 1000, **policy: float) -> None:
         self.now_ns = 1000 * SECOND_NS
-        self.policy = EnginePolicy(**{"per_second": 1000, **policy})  # type: ignore[arg-type]
+        self.policy = EngineConfig(**{"submit_per_second": 1000, "max_in_flight": 1000, **policy})  # type: ignore[arg-type]
         self.width = width
         self.tasks: int | None = None
         self.there: list[str] = []
@@ -127,7 +127,9 @@ def test_jobs_of_their_own_go_one_by_one_and_the_urgent_one_first() -> None:
     assert desk.take_all() == [["urgent"], ["b"], ["a"], ["c_1"]]
 
 
-@pytest.mark.parametrize("keys", [{"request": Request(cpus=2)}, {"time_limit_ns": 9}, {"executor_options": ("-x",)}])
+@pytest.mark.parametrize(
+    "keys", [{"request": Request(cpus=2)}, {"time_limit_ns": 9}, {"parts": (("engines", ("-x",)),)}]
+)
 def test_only_tasks_of_one_request_and_name_share_an_array(keys: dict[str, object]) -> None:
     """A task whose file was edited has options of its own; the name of an element's run follows from its index."""
     desk = Desk()
@@ -146,7 +148,7 @@ def test_an_engine_without_arrays_gets_every_task_alone() -> None:
 
 def test_ten_thousand_tasks_are_at_most_twenty_submissions() -> None:
     """The planner lets as many be there as `max_in_flight`; as they end one by one, the rest follows in portions."""
-    desk = Desk(most=2000)
+    desk = Desk(max_in_flight=2000)
     left = list(range(1, 10_001))
     portions = 0
 
@@ -318,7 +320,7 @@ def test_a_withdrawn_run_is_not_handed_over() -> None:
 
 def test_submissions_keep_to_the_rate() -> None:
     """More of them may go in a burst; then they follow each other as configured, and the moment is known."""
-    desk = Desk(per_second=2)
+    desk = Desk(submit_per_second=2)
     desk.add(*[f"j{number}" for number in range(40)])
     desk.now_ns += 100 * SECOND_NS
     burst = 0

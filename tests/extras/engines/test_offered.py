@@ -12,6 +12,7 @@ import pytest
 from extras.engines.packaged_engines import batch_package, install, path_with
 from served import Served
 from spool.core.errors import InvalidConfig, InvalidJob
+from spool.extras.engines.settings import settings_of
 from spool.formats import config, jobfile
 
 
@@ -86,7 +87,7 @@ def test_without_packages_the_built_in_names_are_all() -> None:
         ),
         ("import sys\nsys.exit(3)\n", "mine_engine:Mine: SystemExit: 3"),
         ("Mine = dict\n", "mine_engine:Mine: TypeError"),
-        ("def Mine(settings):\n    return 3\n", "mine_engine:Mine gives no spool.executors.language.Language"),
+        ("def Mine(settings):\n    return 3\n", "mine_engine:Mine gives no spool.extras.engines.language.Language"),
     ],
 )
 def test_one_that_cannot_be_loaded_keeps_its_jobs_waiting_and_no_others(
@@ -134,7 +135,7 @@ def test_missing_programs_of_an_engine_are_named(served: Served, name: str, word
 def test_its_settings_are_checked_as_far_as_all_engines_have_them() -> None:
     """The other keys are its own."""
     parsed = config.parse(b'[engines.mine]\npoll = "3s"\nqueue = ["a", 1]\n[engines.mine.deep]\nx = 1979-05-27\n')
-    assert parsed.engines["mine"]["queue"] == ["a", 1]
+    assert settings_of(parsed).of_packages["mine"]["queue"] == ["a", 1]
     with pytest.raises(InvalidConfig, match=r"engines\.mine\.submit_per_second"):
         config.parse(b"[engines.mine]\nsubmit_per_second = 0\n")
     with pytest.raises(InvalidConfig, match=r"its settings belong into \[sge\]"):

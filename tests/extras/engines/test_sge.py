@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from spool.core.errors import InvalidValue, SpoolError
 from spool.core.lifecycle import EngineWord
-from spool.formats import sge
-from spool.formats.engines import SgeConfig
+from spool.extras.engines import sge
+from spool.extras.engines.settings import SgeConfig, allowed_in_sge
 from spool.testing.builders import a_request, a_spec
 
 MARK = "spool:0a1b:a.B_c-1:7"
@@ -22,7 +22,7 @@ LINE = "main.q:vm:root:root:{name}:{id}:sge:0:1795644762:{began}:1795644781:{fai
 def options(config: SgeConfig, **keys: Any) -> list[str]:
     """Return the options for a job that requests *keys*."""
     spec = a_spec(request=a_request(**keys))
-    return [*sge.options("x", spec, mark=MARK, metadir="/spool/jobs/x/7", config=config)]
+    return [*sge.options_of("x", spec, mark=MARK, metadir="/spool/jobs/x/7", config=config)]
 
 
 def after(words: list[str], option: str) -> list[str]:
@@ -76,13 +76,14 @@ def test_what_grid_engine_cannot_be_asked_for_is_refused_with_what_to_write(
 def test_an_option_that_spool_sets_itself_is_refused(option: str) -> None:
     """So is what is no option of qsub."""
     with pytest.raises(InvalidValue):
-        sge.allowed((option,))
+        allowed_in_sge((option,))
 
 
 def test_other_options_are_two_words() -> None:
     """An option and its value are one text in the file."""
-    given_ = sge.allowed(("-q long.q", "-notify", "-l scratch=10G,arch=lx*", "-p -5"))
-    assert [*sge.words_of(given_)] == ["-q", "long.q", "-notify", "-l", "scratch=10G,arch=lx*", "-p", "-5"]
+    stated = ("-q long.q", "-notify", "-l scratch=10G,arch=lx*", "-p -5")
+    allowed_in_sge(stated)
+    assert [*sge.words_of(stated)] == ["-q", "long.q", "-notify", "-l", "scratch=10G,arch=lx*", "-p", "-5"]
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from spool.formats.wrapper import EngineSurroundings
+from spool.extras.engines.sge import SgeLanguage
 from spool.machine import identity
 from support import wait_for
 from wrapper_runs import Run, Runs, runs_below, surroundings, words_of
 
-AROUND = EngineSurroundings("sge", "HOSTNAME", "JOB_ID", watches=True)
+AROUND = SgeLanguage.surroundings
 COMMAND = "for name in USR1 USR2; do trap \"echo $name\" $name; done; trap 'echo TERM; exit 9' TERM; echo up\n"
 COMMAND += "while :; do sleep 0.05; done"
 

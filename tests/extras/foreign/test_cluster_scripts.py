@@ -100,7 +100,6 @@ ml load matlab
 matlab -nodisplay -nosplash -r "n = ${SLURM_CPUS_PER_TASK:-1}; run('model.m'); exit"
 """,
         ("matlab -nodisplay -nosplash -r n = 1; run('model.m'); exit\n",),
-        ("give --notify ADDRESS",),
         variables={"BASH_FUNC_ml%%": _MODULE},
     ),
     "conda-job": Case(
@@ -225,7 +224,7 @@ def cluster(fake_nvml: FakeNvml, usual: Path, tmp_path: Path) -> Iterator[Served
     with Served(tmp_path / "spool", fake_nvml.variables) as spool:
         spool.environment["PATH"] = f"{programs}:{usual}"
         (spool.root / "config.toml").write_text(
-            'cpus = 16\nautostart = false\ngpu.poll = "200ms"\n[resources]\nmatlab = 1\n'
+            'cpus = 16\nautostart = false\nnotifier = "true"\ngpu.poll = "200ms"\n[resources]\nmatlab = 1\n'
         )
         yield spool
 

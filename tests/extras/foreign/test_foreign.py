@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from calling import Command
-from spool.cli import directives, foreign, scripts
+from spool.cli import scripts
+from spool.extras.foreign import options
+from spool.extras.foreign.lines import Directive, convert
 from spool.store.ownership import this_user
 
 
@@ -379,7 +381,7 @@ def test_a_script_runs_by_the_shell_that_its_scheduler_would_take(
     said = spool("import", script)
     assert said.code == 0, said.err
     first, _, rest = tomllib.loads(said.out)["script"].partition("\n")
-    assert first == line if line is not None else os.path.basename(first) in scripts._SHELLS
+    assert first == line if line is not None else os.path.basename(first) in scripts.SHELLS
     assert rest == (text.partition("\n")[2] if text.startswith("#!") else text)
     keys = tomllib.loads(spool("import", "--no-capture", script).out)
     assert keys["command"] == [*first[2:].split(None, 1), str(script)]
@@ -533,11 +535,11 @@ def test_import_prints_what_submit_would_write(spool: Command, spool_root: Path,
 
 def test_every_converter_survives_nonsense() -> None:
     """Whatever stands there becomes words or a reason."""
-    for system, tables in foreign.SYSTEMS.items():
-        for names in (*tables[0], *tables[1], *foreign.PIECES):
+    for system, tables in options.SYSTEMS.items():
+        for names in (*tables[0], *tables[1], *options.PIECES):
             for option in names.split():
                 for value in (None, "", "-1", "1:2:3:4:5", "%", "a,b?c", "=", "gpu:", "٣", "9" * 30, "\udc80"):
-                    (found, *_) = directives.convert([directives.Directive(1, system, option, value)]) or [None]
+                    (found, *_) = convert([Directive(1, system, option, value)]) or [None]
                     assert found is None or str(found)
 
 

@@ -98,6 +98,10 @@ def test_the_headline_says_what_happened_to_what() -> None:
     cancelled = replace(FAILED, name=EventName.CANCELLED, reason="cancelled by bob: no more room")
     assert headline(cancelled) == "train was cancelled by bob: no more room"
     assert headline(replace(FAILED, name=EventName.FINISHED, reason="exit code 0")) == "train has finished"
+    there = replace(FAILED, name=EventName.SUBMITTED, reason="", executor="far", result=None)
+    assert headline(there) == "train is on its way to far"
+    there = replace(there, name=EventName.HANDED_OVER, reason="far has it as job 4711")
+    assert headline(there) == "train was handed over: far has it as job 4711"
 
 
 def test_every_event_has_its_words() -> None:

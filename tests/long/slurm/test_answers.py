@@ -17,7 +17,7 @@ LEDGER = "echo $SPOOL_JOB >> ledger; "
 
 # A dispatcher that gives Slurm's commands up after 3s instead of a minute.
 _IMPATIENT = """
-from spool.executors import slurm
+from spool.extras.engines import slurm
 from spool.cli.main import main
 slurm._WITHIN_S = 3.0
 raise SystemExit(main())

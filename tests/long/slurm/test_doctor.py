@@ -11,9 +11,9 @@ import pytest
 
 from long.slurm.cluster import Cluster, path_with
 from served import Served
-from spool.doctor import slurm_checks
 from spool.doctor.checks import Finding, Level, examine
-from spool.doctor.slurm_checks import OF_SLURM
+from spool.extras.engines import probe
+from spool.extras.engines.probe import OF_SLURM
 from support import ROOT
 
 
@@ -63,7 +63,7 @@ def test_a_cluster_that_does_not_answer_is_told_of_once(
 def test_a_probe_that_waits_is_taken_back(unserved: Served, slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """While no node has room the probe says what it waits for, and leaves the queue."""
     slurm.set_nodes("drain")
-    monkeypatch.setattr(slurm_checks, "PATIENCE_S", 1.5)
+    monkeypatch.setattr(probe, "PATIENCE_S", 1.5)
     found = _found(unserved.root)["probe"]
     assert found.level is Level.WARN
     assert "is still PENDING (ReqNodeNotAvail" in found.text or "is still PENDING (Nodes required" in found.text

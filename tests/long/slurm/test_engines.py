@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from extras.engines import batch
 from extras.engines.packaged_engines import batch_package, path_with
 from long.slurm.cluster import Cluster
 from long.slurm.conftest import spool_on_slurm
 from served import Served
-from spool.testing import batch
 from spool.testing.engine_claims import *  # noqa: F403
 from spool.testing.engine_claims import Site
 
@@ -103,3 +103,14 @@ def engine_site(request: pytest.FixtureRequest) -> Site:
 def test_another_engine_takes_fewer_than_150_lines() -> None:
     """What engines share is not in it."""
     assert Path(batch.__file__).read_text().count("\n") < 150
+
+
+def test_the_code_of_a_job_is_captured_when_it_is_handed_over(engine_site: Site) -> None:
+    """With `[capture]`; the engine's job is the same."""
+    site, config = engine_site, engine_site.spool.root / "config.toml"
+    config.write_text(f"{config.read_text()}\n[capture]\ngit = true\n")
+    site.spool.start()
+    site.spool.drop("x", "echo hi")
+    site.spool.wait_done("x")
+    assert (site.spool.outcome("x"), site.spool.log("x")) == ("finished", "hi\n")
+    assert "captured_at_ns" in (site.spool.record("x", "capture.toml") or "")

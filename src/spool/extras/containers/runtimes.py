@@ -24,9 +24,10 @@ from msgspec.structs import replace
 from spool.core.layout import ENVIRONMENT, STOP
 from spool.core.model import Grant, Spec
 from spool.extras.containers import RUNTIMES
-from spool.formats import engines, wrapper
+from spool.formats import wrapper
 from spool.formats.freetext import one_line
 from spool.formats.validation import PartReader, Reading
+from spool.formats.values import option_name
 from spool.formats.wrapper import Assignments
 from spool.state.run import ActiveRun
 
@@ -74,7 +75,7 @@ def _read(reading: Reading) -> Container:
     if stated.get("image", "").startswith("-"):
         problems.add(("container",), 'begins with "-", which no image does; options go into "options"')
     for option in stated.get("options", ()):
-        if engines.option_name(option) in _OURS or re.fullmatch("-[itPq]*d[itPq]*", option):
+        if option_name(option) in _OURS or re.fullmatch("-[itPq]*d[itPq]*", option):
             why = f"{option} is not allowed: spool names, follows and removes the container, and says what runs in it"
             problems.add(("container", "options"), why)
     return Container(**{"image": "", **stated})

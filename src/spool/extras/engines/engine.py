@@ -25,12 +25,16 @@ from spool.core.layout import Layout
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Jid, Machine
 from spool.core.reasons import instant, some_of
-from spool.core.units import whole_words
+from spool.executors import why_not_imported
 from spool.executors.base import Home, Launch
-from spool.executors.cluster_run import GRACE_NS, ClusterRun, LookAnswer, Phase, mark_of
-from spool.executors.handover import HandOver, Portion, Siblings
-from spool.executors.language import ArrayRefused, Language, Sighting
 from spool.executors.process import reset_of_ignored_signals
+from spool.extras.engines import GROUP
+from spool.extras.engines.handover import HandOver, Portion, Siblings
+from spool.extras.engines.language import ArrayRefused, Language, Sighting, printable
+from spool.extras.engines.run import GRACE_NS, ClusterRun, LookAnswer, Phase, mark_of
+from spool.extras.engines.settings import settings_of
+from spool.formats.capabilities import loaded
+from spool.formats.config import Config
 from spool.formats.freetext import MOST_READ
 from spool.formats.run_records import parse_jid
 from spool.formats.wrapper import Surroundings
@@ -45,7 +49,6 @@ _LOOKS, _LOOKS_WITHIN_NS = 6, 60 * SECOND_NS  # after this number of looks in th
 _SPACING_NS, _WIDE_SPACING_NS = SECOND_NS, 5 * SECOND_NS
 _NOTES_NS, _SELDOM_NOTES_NS = SECOND_NS // 4, 2 * SECOND_NS  # the interval of looks for notes
 _LONGEST_PAUSE_NS = 60 * SECOND_NS  # before a silent engine is asked again
-_MOST_WORDS = 200  # characters of a command's message
 _IDS = 200  # of one cancel command
 _GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
 
@@ -137,7 +140,7 @@ class ClusterEngine:
         policy = self._language.policy()
         is_asked = self.cluster is not None or self.silent
         limits_arrays = self._language.has_arrays and (not is_asked or self._language.array_width() is not None)
-        return Machine.of_an_engine(policy.most, policy.most_pending, limits_arrays=limits_arrays)
+        return Machine.of_an_engine(policy.max_in_flight, policy.max_pending, limits_arrays=limits_arrays)
 
     @property
     def away(self) -> str:
@@ -346,8 +349,8 @@ class ClusterEngine:
             self._order(command, partial(self._submitted, portion, runs))
 
     def _command(self, portion: Portion, first: ClusterRun) -> Command:
-        if (spec := portion.launch.spec) is not None and spec.executor_options:
-            self._language.check_options(spec.executor_options)
+        if (spec := portion.launch.spec) is not None and (options := spec.part("engines")):
+            self._language.check_options(options)
         if (array := portion.array) is None:
             return self._language.submit(portion.launch, first.mark)
         mark = f"spool:{self.home.identity()}:{array.name}:{array.run}:{array.first}"
@@ -611,6 +614,43 @@ class ClusterExecutor:
         """Do nothing: nothing is kept."""
 
 
+class UnusableEngineError(SpoolError, ImportError):
+    """An installed package offers an engine that cannot be loaded."""
+
+
+def executor(name: str, config: Callable[[], Config], home: Home | None) -> ClusterExecutor:
+    """Return what hands runs to the engine of that name. Raises UnusableEngineError."""
+    if name in _LANGUAGES:
+        return ClusterExecutor(loaded(_LANGUAGES[name])(config), home)
+    return ClusterExecutor(_of_a_package(name, config), home)
+
+
+_LANGUAGES = {
+    "slurm": "spool.extras.engines.slurm:SlurmLanguage",
+    "sge": "spool.extras.engines.sge:SgeLanguage",
+}
+
+
+def _of_a_package(name: str, config: Callable[[], Config]) -> Language:
+    """Return the language of an engine that an installed package offers. Raises UnusableEngineError."""
+    from importlib import metadata  # on this call, because it is slow to import
+
+    (entry, *_) = metadata.entry_points(group=GROUP, name=name)
+    where = entry.value
+    try:
+        language = entry.load()(lambda: settings_of(config()).of_packages.get(name, {}))
+    except (ImportError, OSError) as error:
+        raise UnusableEngineError(f"{where}: {why_not_imported(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise UnusableEngineError(f"{where}: {type(error).__name__}: {error}") from error
+    if not isinstance(language, Language):
+        raise UnusableEngineError(f"{where} gives no {Language.__module__}.Language")
+    for called in (language.name, language.surroundings.engine):
+        if called != name:
+            raise UnusableEngineError(f"{where} calls itself {called!r}, and its entry point {name!r}")
+    return language
+
+
 def _unblocked(path: str, flags: int) -> int:
     """Open a record without blocking: a job may have put a FIFO in its place."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -618,9 +658,7 @@ def _unblocked(path: str, flags: int) -> int:
 
 def _line(done: CommandEnd) -> str:
     """Return a command's message, on one line."""
-    words = " ".join((done.err or done.out).split())
-    line = "".join(char if char.isprintable() else "?" for char in words)
-    return whole_words(line, _MOST_WORDS) or f"exit status {done.status}"
+    return printable(" ".join((done.err or done.out).split())) or f"exit status {done.status}"
 
 
 def _parts(ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:

@@ -18,13 +18,12 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from spool.core import layout
-from spool.core.capture import Capture
 from spool.core.model import SECOND_NS, Spec
 from spool.core.scheduler import Start
 from spool.dispatcher.context import Context
 from spool.dispatcher.launcher import workdir_of
-from spool.formats.capture import render_capture
+from spool.dispatcher.steps import Steps
+from spool.extras.capture.record import FILES, RECORD, Capture, render_capture
 from spool.formats.freetext import one_line
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 from spool.machine.host import login_environment
@@ -59,7 +58,7 @@ class _Capturing(Struct, eq=False):
             log.warning("cannot capture the code of a job: %s", self.problem)
 
 
-class Captures:
+class Captures(Steps):
     """The captures that are on their way, or wait for their start. `fileno` is readable when there is an answer."""
 
     def __init__(self, context: Context) -> None:
@@ -125,7 +124,7 @@ class Captures:
         try:
             if order is not None and order.problem:
                 said = render_capture(Capture(captured_at_ns=time.time_ns(), problem=order.problem))
-                self._spool.disk.create(f"{metadir}/{layout.CAPTURE}", said, 0o400)
+                self._spool.disk.create(f"{metadir}/{RECORD}", said, 0o400)
             elif source is not None:
                 _link(self._spool, source, metadir)
                 if order is not None and array is not None and _record_in(array) is None:
@@ -157,7 +156,7 @@ class Captures:
         workdir, environment = workdir_of(spec), {**self._common, **dict(spec.env)}
         environment = {key: environment.get(key, "") for key in ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")}
         words = _first_words(spec) if spec.part("containers") is None else None  # the image has its own Python
-        wanted = self._settings.config.capture
+        wanted = self._settings.config.part("capture")
         # The tasks of an array ask once, whatever their values make of the command.
         told = ("container",) if words is None else () if array is not None else tuple(words)
         key = (workdir, *environment.values(), array, *told)
@@ -172,7 +171,7 @@ class Captures:
             "workdir": workdir, "words": words, "environment": environment, "into": directory, "git": wanted.git,
             "diff_bytes": wanted.diff_bytes, "packages": wanted.packages,
         }  # fmt: skip
-        arguments = (sys.executable, "-P", "-m", "spool.dispatcher.capture_worker")
+        arguments = (sys.executable, "-P", "-m", "spool.extras.capture.code")
         command = Command(arguments, within_s=_WITHIN_S, urgent=True, standard_input=json.dumps(said))
         order = self._asked[key] = _Capturing(self._runner.order(command), directory, now_ns, array)
         self._orders.append(order)
@@ -218,14 +217,14 @@ def _first_words(spec: Spec) -> list[str]:
 
 def _record_in(directory: str) -> os.stat_result | None:
     try:
-        return status_of(f"{directory}/{layout.CAPTURE}")
+        return status_of(f"{directory}/{RECORD}")
     except OSError:
         return None
 
 
 def _link(spool: LockedSpool, source: str, target: str) -> None:
     """Give the records in *source* names in *target* too; a file system without links gets copies."""
-    for name in layout.CAPTURED:
+    for name in FILES:
         try:
             spool.disk.link(f"{source}/{name}", f"{target}/{name}")
         except FileNotFoundError:

@@ -14,11 +14,12 @@ import pytest
 from calling import Command, put_job
 from cli.records import metadir_of, serve, view
 from spool.core.model import Grant, Jid, Stop, StopKind
-from spool.executors.slurm import SlurmLanguage
+from spool.extras.engines.slurm import SlurmLanguage
 from spool.formats import run_records
 from spool.formats.state import JobView
 from spool.store.spool import Service, Spool
 
+pytestmark = pytest.mark.usefixtures("own_process_stands_for_wrappers")
 TEXT = 'command = "true"\nexecutor = "slurm"\ngpus = 2\n'
 TODAY = datetime.now().replace(hour=16, minute=0, second=0, microsecond=0)
 WAITS = "Slurm: PENDING (Resources)"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from spool.core.errors import SpoolError
 from spool.core.lifecycle import EngineWord
 from spool.executors import Launch
-from spool.executors.language import EnginePolicy, Language, Sighting
-from spool.executors.policies import policy_of
+from spool.extras.engines.language import Language, Sighting
+from spool.extras.engines.settings import EngineConfig, shared_settings
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd
 
@@ -80,9 +80,9 @@ class BatchLanguage(Language):
         """Use *settings*, which gives its table in the configuration, as it is now."""
         self._settings = settings
 
-    def policy(self) -> EnginePolicy:
+    def policy(self) -> EngineConfig:
         """Return a policy of frequent looks and unlimited submissions, unless the settings say otherwise."""
-        return policy_of({"poll": "100ms", "submit_per_second": 1000, "max_in_flight": 200, **self._settings()})
+        return shared_settings({"poll": "100ms", "submit_per_second": 1000, "max_in_flight": 200, **self._settings()})
 
     def missing(self) -> str | None:
         """Return that its directory is unknown."""

@@ -21,10 +21,12 @@ from spool.core.errors import SpoolError
 from spool.core.model import SECOND_NS
 from spool.core.names import LOCAL_EXECUTORS
 from spool.core.units import show_duration, whole_words
-from spool.doctor.checks import Check, Finding, Findings, Level, Subject
+from spool.doctor.checks import Check, Finding, Findings, Subject, fail, good, warn
 from spool.executors.base import Launch
-from spool.executors.slurm import SlurmLanguage
-from spool.formats import jobfile, slurm
+from spool.extras.engines import slurm
+from spool.extras.engines.settings import settings_of
+from spool.extras.engines.slurm import SlurmLanguage
+from spool.formats import jobfile
 from spool.machine.commands import Command, CommandEnd
 from spool.store.disk import Disk, read_file
 
@@ -51,21 +53,9 @@ mv answer.new answer
 """
 
 
-def _good(text: str, *, about: str = "") -> Finding:
-    return Finding(about, Level.OK, text)
-
-
-def _warn(text: str, remedy: str = "", *, about: str = "") -> Finding:
-    return Finding(about, Level.WARN, text, remedy)
-
-
-def _fail(text: str, remedy: str = "", *, about: str = "") -> Finding:
-    return Finding(about, Level.FAIL, text, remedy)
-
-
 def _run(command: Command) -> CommandEnd:
     """Run one of Slurm's commands, and wait for it."""
-    environment = slurm.environment(os.environ) if command.environment is None else command.environment
+    environment = slurm.unaltered(os.environ) if command.environment is None else command.environment
     try:
         done = subprocess.run(
             command.arguments,
@@ -101,21 +91,21 @@ def _seconds(text: str) -> int | None:
 def _controller(subject: Subject) -> Findings:
     language = SlurmLanguage(lambda: subject.config)
     if (missing := language.missing()) is not None:
-        yield _fail(missing, "install Slurm's commands (Debian: slurm-client), or run spool on a login node")
+        yield fail(missing, "install Slurm's commands (Debian: slurm-client), or run spool on a login node")
         return
     begun_ns = time.monotonic_ns()
     done = _run(language.identify())
     cluster = language.cluster(done)
     if cluster is None:
         why = " ".join(done.err.split()) or "it said nothing"
-        yield _fail(f"no answer: {why}", "`scontrol ping` says the same; ask who runs the cluster")
+        yield fail(f"no answer: {why}", "`scontrol ping` says the same; ask who runs the cluster")
         return
     version = _settings(done.out).get("SLURM_VERSION", "of unknown version")
     took_ms = (time.monotonic_ns() - begun_ns) // 1_000_000
-    yield _good(f"cluster {cluster} answers in {took_ms} ms, Slurm {version}")
+    yield good(f"cluster {cluster} answers in {took_ms} ms, Slurm {version}")
     if (usual := subject.config.executor) in LOCAL_EXECUTORS:
         text = f'{usual}; only jobs with executor = "slurm", or submitted with --slurm, go to Slurm'
-        yield _good(text, about="default executor")
+        yield good(text, about="default executor")
 
 
 def _cluster_settings(subject: Subject) -> Findings:
@@ -123,27 +113,27 @@ def _cluster_settings(subject: Subject) -> Findings:
     done = _run(language.identify())
     if language.cluster(done) is None:
         return
-    has = _settings(done.out)
+    has, settings = _settings(done.out), settings_of(subject.config).slurm
     fine = True
-    age_s, poll_s = _seconds(has.get("MinJobAge", "")), subject.config.slurm.poll_ns / SECOND_NS
+    age_s, poll_s = _seconds(has.get("MinJobAge", "")), settings.poll_ns / SECOND_NS
     if age_s is not None and age_s < 2 * poll_s + 10:
         fine = False
         text = f"Slurm forgets a job {age_s}s after its end; what it says of that end may be missed"
-        yield _warn(text, f'`poll = "{max(1, (age_s - 10) // 2)}s"` in [slurm], or a MinJobAge of 300')
+        yield warn(text, f'`poll = "{max(1, (age_s - 10) // 2)}s"` in [slurm], or a MinJobAge of 300')
     most = _seconds(has.get("MaxJobCount", ""))
-    if most is not None and subject.config.slurm.max_in_flight > most // 2:
+    if most is not None and settings.max_in_flight > most // 2:
         fine = False
-        text = f"max_in_flight is {subject.config.slurm.max_in_flight}, and Slurm holds {most} jobs of all users"
-        yield _warn(text, "a smaller max_in_flight in [slurm]")
+        text = f"max_in_flight is {settings.max_in_flight}, and Slurm holds {most} jobs of all users"
+        yield warn(text, "a smaller max_in_flight in [slurm]")
     if "MEMORY" in has.get("SelectTypeParameters", "").upper() and _unlimited(has):
         fine = False
         text = "a job that states no memory gets all memory of its node, so no other runs beside it"
-        yield _warn(text, "state `memory` in job files, or in [defaults] of config.toml")
+        yield warn(text, "state `memory` in job files, or in [defaults] of config.toml")
     if has.get("JobSubmitPlugins", "(null)") not in ("(null)", ""):
         fine = False
-        yield _warn(f"plugins may change what jobs ask for: {has['JobSubmitPlugins']}", "the probe shows what is left")
+        yield warn(f"plugins may change what jobs ask for: {has['JobSubmitPlugins']}", "the probe shows what is left")
     if fine:
-        yield _good(f"ended jobs are known for {age_s}s; jobs without memory share a node")
+        yield good(f"ended jobs are known for {age_s}s; jobs without memory share a node")
 
 
 def _unlimited(settings: Mapping[str, str]) -> bool:
@@ -192,12 +182,12 @@ def _probed(subject: Subject, directory: str, nonce: str) -> Findings:
     done = _run(language.submit(launch, mark))
     answer = language.submitted(done)
     if isinstance(answer, SpoolError):
-        yield _fail(
+        yield fail(
             str(answer), "`partition`, `account`, `qos` and `options` in [slurm] of config.toml", about="submission"
         )
         return
     if answer is None:
-        yield _fail(f"no answer: {' '.join(done.err.split())}", "look again", about="submission")
+        yield fail(f"no answer: {' '.join(done.err.split())}", "look again", about="submission")
         return
     ended = False
     try:
@@ -206,7 +196,7 @@ def _probed(subject: Subject, directory: str, nonce: str) -> Findings:
         if line is None or not ended:
             where = "is not known to Slurm any more" if line is None else f"is still {line.text}"
             text = f"the probe, job {answer}, {where} after {show_duration(int(PATIENCE_S * SECOND_NS))}"
-            yield _warn(text, "`squeue --start` says when; look again when the cluster is less busy", about="probe")
+            yield warn(text, "`squeue --start` says when; look again when the cluster is less busy", about="probe")
             return
         late_s = _wait_for_answer(directory)
         said = dict(each.split(" ", 1) for each in _lines(directory))
@@ -258,25 +248,25 @@ def _judged(found: _Answer, mark: str, nonce: str, directory: str) -> Findings:
         told = " ".join((read_file(f"{directory}/{layout.ENGINE_LOG}") or b"").decode("utf-8", "replace").split())
         seen = ": ".join(filter(None, (found.sighting, whole_words(told, 200))))
         text = f"a job on a node does not see {directory} ({seen})"
-        yield _fail(
+        yield fail(
             text, "put the spool on a file system that all nodes share, under the same path", about="shared spool"
         )
         return
     if found.late_s > 1:
         text = f"{node} sees the spool; what it writes is seen here after {found.late_s:.0f}s"
-        yield _warn(text, "ends are seen that much later; a shorter actimeo of the mount helps", about="shared spool")
+        yield warn(text, "ends are seen that much later; a shorter actimeo of the mount helps", about="shared spool")
     else:
-        yield _good(f"{node} sees the spool, and this machine what {node} writes there", about="shared spool")
+        yield good(f"{node} sees the spool, and this machine what {node} writes there", about="shared spool")
     if "taken" in found.said or "free" not in found.said:
         text = f"{node} can create a file that is there already, so a run could begin twice"
-        yield _fail(text, "NFS 4, or another file system with exclusive creation", about="exclusive creation")
+        yield fail(text, "NFS 4, or another file system with exclusive creation", about="exclusive creation")
     else:
-        yield _good("a file is created once, wherever that is tried", about="exclusive creation")
+        yield good("a file is created once, wherever that is tried", about="exclusive creation")
     if found.said.get("uid") != str(os.getuid()):
         text = f"jobs run as user {found.said.get('uid')} there, and this is user {os.getuid()}"
-        yield _fail(text, "one user must have one number on all machines", about="user")
+        yield fail(text, "one user must have one number on all machines", about="user")
     else:
-        yield _good(f"user {os.getuid()} here and there", about="user")
+        yield good(f"user {os.getuid()} here and there", about="user")
     yield _clocks(found, node)
     yield from _as_asked(found, mark)
 
@@ -284,12 +274,12 @@ def _judged(found: _Answer, mark: str, nonce: str, directory: str) -> Findings:
 def _clocks(found: _Answer, node: str) -> Finding:
     there_s, (begun_ns, seen_ns) = _seconds(found.said.get("time", "")), found.between_ns
     if there_s is None:
-        return _warn(f"{node} did not say what time it is", about="clocks")
+        return warn(f"{node} did not say what time it is", about="clocks")
     off_ns = max(begun_ns - SECOND_NS - there_s * SECOND_NS, there_s * SECOND_NS - seen_ns, 0)
     if off_ns > _CLOCK_NS:
         text = f"{node} and this machine differ by {show_duration(off_ns)} at least"
-        return _warn(text, "NTP on both; start and end times of runs are told wrong", about="clocks")
-    return _good(f"{node} has the time of this machine", about="clocks")
+        return warn(text, "NTP on both; start and end times of runs are told wrong", about="clocks")
+    return good(f"{node} has the time of this machine", about="clocks")
 
 
 def _as_asked(found: _Answer, mark: str) -> Findings:
@@ -297,18 +287,18 @@ def _as_asked(found: _Answer, mark: str) -> Findings:
     if found.comment != mark:
         text = f"Slurm has changed the comment of a job to {found.comment!r}"
         remedy = "have its plugin keep --comment: without it, a submission that does not answer cannot be found again"
-        yield _fail(text, remedy, about="comment")
+        yield fail(text, remedy, about="comment")
     else:
-        yield _good("jobs keep their comment, by which they are found again", about="comment")
+        yield good("jobs keep their comment, by which they are found again", about="comment")
     if found.settings.get("Requeue", "0") != "0":
         text = "Slurm starts jobs again by itself, though it is asked not to (--no-requeue)"
-        yield _warn(
+        yield warn(
             text,
             "the second start leaves at once, and the run counts as lost; spool's own retry is enough",
             about="requeue",
         )
     else:
-        yield _good("Slurm starts no job again by itself", about="requeue")
+        yield good("Slurm starts no job again by itself", about="requeue")
     partition = found.settings.get("Partition", "")
     limits = _settings(_run(Command(("scontrol", "show", "partition", partition))).out) if partition else {}
     limit = next(
@@ -316,10 +306,10 @@ def _as_asked(found: _Answer, mark: str) -> Findings:
         None,
     )
     if limit is None:
-        yield _good(f"partition {partition}: a job without time_limit may run for ever", about="limits")
+        yield good(f"partition {partition}: a job without time_limit may run for ever", about="limits")
     else:
         text = f"partition {partition}: Slurm ends a job without time_limit after {limit}"
-        yield _warn(text, "state `time_limit` in job files, or in [defaults] of config.toml", about="limits")
+        yield warn(text, "state `time_limit` in job files, or in [defaults] of config.toml", about="limits")
 
 
 _NEEDS = (layout.QUEUED, layout.STAGING)

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from spool.core import layout
 from spool.core.model import SECOND_NS
 from spool.executors.base import Launch
-from spool.executors.language import EngineArray, Language
+from spool.extras.engines.language import EngineArray, Language
 
 _AT_ONCE = 8  # unanswered submissions
 _BURST_S = 10  # seconds' worth of submissions that may be sent at once
@@ -126,7 +126,7 @@ class HandOver:
             return None
         self._refill(now_ns)
         if self._tokens < 1:
-            ready_ns = max(ready_ns, now_ns + int((1 - self._tokens) / self._policy().per_second * 1e9))
+            ready_ns = max(ready_ns, now_ns + int((1 - self._tokens) / self._policy().submit_per_second * 1e9))
         if self._again_ns is not None and self._most == 0:
             ready_ns = max(ready_ns, self._again_ns)
         return ready_ns
@@ -181,7 +181,7 @@ class HandOver:
         if spec is not None:
             priority, task = spec.priority, spec.task
             if task is not None and launch.job == f"{task.array}_{task.index}":
-                array, request = task.array, (spec.request, spec.time_limit_ns, spec.preemptible, spec.executor_options)
+                array, request = task.array, (spec.request, spec.time_limit_ns, spec.preemptible, spec.parts)
                 name = array, launch.run, request
         groups = self._groups.setdefault(priority, {})
         group = groups.get(name)
@@ -200,7 +200,7 @@ class HandOver:
         return (group for groups in self._groups.values() for group in groups.values())
 
     def _refill(self, now_ns: int) -> None:
-        per_second = self._policy().per_second
+        per_second = self._policy().submit_per_second
         earned = (now_ns - self._tokens_at_ns) / 1e9 * per_second
         self._tokens, self._tokens_at_ns = min(per_second * _BURST_S, self._tokens + earned), now_ns
 
@@ -227,7 +227,7 @@ class HandOver:
         elements = sorted(index - first for index in by_index if first <= index < first + width)
         if at_once is not None and siblings.alive:  # these are in an array with a limit of its own
             elements, at_once = elements[: max(0, at_once - siblings.alive)], None
-        elif siblings.waiting > self._policy().most // _FEW and elements[-1] != width - 1:
+        elif siblings.waiting > self._policy().max_in_flight // _FEW and elements[-1] != width - 1:
             return None  # a portion that may still grow, and would only wait there
         elements = elements[: self._most][: self._array_tasks()]
         if not elements:

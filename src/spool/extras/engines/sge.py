@@ -1,51 +1,199 @@
-"""The interface to Grid Engine: the options of `qsub`, the answers of `qstat` and `qhost`, the accounting file.
+"""Grid Engine, by its own commands: their arguments, and the meaning of their answers.
 
-Values and text only. The parsers are total: what cannot be read is skipped, and an unknown state counts as alive,
-because nothing follows from it.
+`qstat` knows the jobs that live, and the accounting file those that have ended: it is read after `qstat`, so that a
+job that ends meanwhile is in one of the two. A job that is deleted before it begins is in neither, and is recognised
+as a zombie that was seen waiting. The readers are total: what cannot be read is skipped, and an unknown state counts
+as alive, because nothing follows from it.
 """
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from spool.core.errors import InvalidValue, SpoolError, cannot
+from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
-from spool.core.units import whole_words
-from spool.formats import engines
-from spool.formats.engines import SgeConfig, check_gpu_kind, option_name
+from spool.core.units import show_duration
+from spool.executors.base import Launch
+from spool.extras.engines.language import Language, Sighting, is_unanswered, printable
+from spool.extras.engines.settings import SgeConfig, allowed_in_sge, check_gpus, settings_of
+from spool.formats.config import Config
 from spool.formats.freetext import one_line
+from spool.formats.wrapper import EngineSurroundings
+from spool.machine.commands import Command, CommandEnd
 
 _MEBIBYTE = 1 << 20
 _MARGIN_S = 60  # Grid Engine ends a job this much later than spool
-_MOST_WORDS = 200
-
-# What users write.
-
-_OURS = frozenset(
-    (
-        *("N", "o", "e", "i", "j", "wd", "cwd", "S", "V", "v", "r", "t", "tc", "hold_jid", "hold_jid_ad", "terse"),
-        *("sync", "b", "C", "clear", "shell", "h", "a", "now", "verify", "pe", "ckpt", "c", "@", "help"),
-        *("masterq", "dc", "ac", "sc", "inherit", "pty"),
-    )
+_PROGRAMS = ("qsub", "qstat", "qdel", "qconf", "qhost")
+_WITHIN_S = 60.0
+_MASKED = (99, 100)  # Grid Engine starts a job again after 99, and keeps it in an error state after 100
+# The commands find the cluster by themselves where Debian's settings say which one it is.
+_PLACE = (
+    'if [ -z "$SGE_ROOT" ] && [ -r /etc/default/gridengine ]; then . /etc/default/gridengine; fi\n'
+    "common=${SGE_ROOT:-/var/lib/gridengine}/${SGE_CELL:-default}/common\n"
 )
-_OURS_REQUESTS = frozenset({"h_rt", "s_rt"})
+_ACCOUNTS = f'{_PLACE}tail -c 2000000 "$common/accounting"\n'  # some 8,000 jobs
+_IDENTIFY = f"""{_PLACE}qconf -sss > /dev/null || exit
+cat "$common/cluster_name" 2> /dev/null || printf '%s\\n' "$common"
+"""
+_DELETE_NAMED = """name=$1
+shift
+for job; do
+    case $(qstat -j "$job" | sed -n 's/^job_name: *//p') in
+    spool-*-"$name") qdel "$job" ;;
+    esac
+done
+"""
 
 
-def allowed(options: tuple[str, ...]) -> tuple[str, ...]:
-    """Return further options of qsub unchanged. Raises InvalidValue if one sets what spool sets itself."""
-    for option in options:
-        name = option_name(option)
-        value = option[len(name) :].strip()
-        if name.startswith("--") or "=" in option[: len(name) + 1]:
-            raise InvalidValue(f'{option!a} is no option of qsub; write name and value as one, as in "-l scratch=10G"')
-        requests = {part.partition("=")[0].strip() for part in value.split(",")} if name == "-l" else set()
-        if name[1:] in _OURS or not _OURS_REQUESTS.isdisjoint(requests):
-            raise InvalidValue(f"{option!a} sets what spool sets itself for Grid Engine")
-    return options
+class SgeLanguage(Language):
+    """The commands and answers of Grid Engine."""
+
+    name = "sge"
+    title = "Grid Engine"
+    surroundings = EngineSurroundings("sge", "HOSTNAME", "JOB_ID", _MASKED, watches=True)
+    signals = False
+
+    def __init__(self, config: Callable[[], Config]) -> None:
+        self._config = config
+        self._waiting: frozenset[str] = frozenset()  # the jobs that the last answer had waiting
+
+    def policy(self) -> SgeConfig:
+        """Return the policy from `[sge]`."""
+        return settings_of(self._config()).sge
+
+    def check_options(self, options: Sequence[str]) -> None:
+        """Refuse options of qsub that spool sets itself."""
+        allowed_in_sge(tuple(options))
+
+    def missing(self) -> str | None:
+        """Return which of Grid Engine's programs are missing."""
+        missing = [program for program in _PROGRAMS if shutil.which(program) is None]
+        return f"Grid Engine is not installed here: no {', '.join(missing)} in PATH" if missing else None
+
+    def identify(self) -> Command:
+        """Return the question for the name of the cluster, which is in a file once the master has answered."""
+        return _urgent("/bin/sh", "-c", _IDENTIFY)
+
+    def cluster(self, done: CommandEnd) -> str | None:
+        """Return the cluster's name, or where it is kept."""
+        return "_".join(done.out.split()) or None if done.status == 0 else None
+
+    def submit(self, launch: Launch, mark: str) -> Command:
+        """Return the submission of the wrapper, in the environment that every job begins with."""
+        assert launch.spec is not None
+        said = options_of(launch.job, launch.spec, mark=mark, metadir=launch.metadir, config=self.policy())
+        environment = {**launch.inherited(), **whereabouts(os.environ)}
+        # Found like the other commands, by the PATH of this process: that of the job may lack it.
+        return Command((shutil.which("qsub") or "qsub", *said, launch.script), environment, _WITHIN_S)
+
+    def submitted(self, done: CommandEnd) -> str | SpoolError | None:
+        """Return the id, or the refusal in Grid Engine's words."""
+        known = submitted_id(done.out, done.err)
+        if known is not None or done.status == 0:
+            return known
+        if self.is_silence(done):
+            return None
+        if has_too_many(done.err):
+            return StartRefused(f"Grid Engine takes no more jobs for now: {refusal(done.err)}")
+        return SpoolError(f"Grid Engine refuses it: {refusal(done.err)}")
+
+    def look(self) -> Sequence[Command]:
+        """Return the questions for the jobs of this user that live, and then for those that have ended."""
+        return (
+            _urgent("qstat", "-xml", "-s", "prsz", "-u", _user()),
+            _urgent("/bin/sh", "-c", _ACCOUNTS),
+        )
+
+    def seen(self, answers: Sequence[CommandEnd]) -> list[Sighting] | None:
+        """Return the jobs of both answers. Without the accounting file, those that have ended are just not there."""
+        listed, ended = answers
+        jobs = queue_jobs(listed.out) if listed.status == 0 else None
+        if jobs is None:
+            return None
+        known_ends = accounts(ended.out) if ended.status == 0 else {}
+        living = [job for job in jobs if not has_ended(job.state)]
+        gone = [job for job in jobs if has_ended(job.state) and job.id not in known_ends]
+        deleted = [job for job in gone if job.id in self._waiting]
+        known = {job.id for job in living}
+        self._waiting = frozenset(job.id for job in [*living, *deleted] if waits(job.state) or job in deleted)
+        return [
+            *(_ended(each) for each in known_ends.values() if each.id not in known and each.name.startswith("spool-")),
+            *(_living(job, known_ends.get(job.id)) for job in living),
+            *(
+                Sighting(job.id, mark_of(job.name), "it was deleted before it began", word=EngineWord.CANCELLED)
+                for job in deleted
+            ),
+        ]
+
+    def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> Command:
+        """Return the call of qdel. It does not tell jobs that wait from others."""
+        assert signal is None, "the wrapper reads signals from a record"
+        if name:
+            return _urgent("/bin/sh", "-c", _DELETE_NAMED, "sh", name, *ids)
+        return _urgent("qdel", *ids)
+
+    def is_silence(self, done: CommandEnd) -> bool:
+        """Whether the master has not answered."""
+        return is_silence(done.status, f"{done.err}\n{done.out}")
+
+    def nodes(self, names: Collection[str]) -> Command:
+        """Return the question to qhost, for all hosts: it refuses to answer if it does not know one of them."""
+        return _urgent("qhost", "-xml")
+
+    def nodes_back(self, done: CommandEnd) -> frozenset[str] | None:
+        """Return the hosts that report their load."""
+        return nodes_back(done.out) if done.status == 0 else None
+
+    def nodes_given_up(self) -> frozenset[str]:
+        """Return the nodes in `other_hosts_gone`."""
+        return frozenset(self._config().other_hosts_gone)
+
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return an environment in which its commands speak English."""
+        return {**variables, "LC_ALL": "C"}
+
+
+def _urgent(*arguments: str) -> Command:
+    return Command(arguments, None, _WITHIN_S, urgent=True)
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _living(job: QueueJob, account: AccountLine | None) -> Sighting:
+    """Return the meaning of a job that qstat lists; *account* is of an earlier start of it."""
+    state, stuck = job.state, is_stuck(job.state)
+    said = f"{state} ({account.text})" if stuck and account is not None else state
+    begun = not waits(state)
+    return Sighting(
+        job.id,
+        mark_of(job.name),
+        said,
+        begun,
+        node=job.node,
+        halted=is_halted(state),
+        blocked=is_held(state),
+        stuck=stuck,
+    )
+
+
+def _ended(account: AccountLine) -> Sighting:
+    word = meaning(account)
+    return Sighting(account.id, mark_of(account.name), account.text, account.began, word, account.node)
+
+
+# What jobs request.
 
 
 def words_of(options: Iterable[str]) -> Iterator[str]:
@@ -56,8 +204,6 @@ def words_of(options: Iterable[str]) -> Iterator[str]:
         if value.strip():
             yield value.strip()
 
-
-# What jobs request.
 
 _MARK = re.compile(r"spool-([0-9a-f]+)-([0-9]+)-(.+)", re.ASCII)
 
@@ -74,7 +220,7 @@ def mark_of(name: str) -> str:
     return f"spool:{match[1]}:{match[3]}:{match[2]}" if match else name
 
 
-def options(name: str, spec: Spec, *, mark: str, metadir: str, config: SgeConfig) -> Iterator[str]:
+def options_of(name: str, spec: Spec, *, mark: str, metadir: str, config: SgeConfig) -> Iterator[str]:
     """Yield the options of qsub for the job *name*, whose records go to *metadir*.
 
     Raises SpoolError for a request that Grid Engine cannot be told.
@@ -95,7 +241,7 @@ def options(name: str, spec: Spec, *, mark: str, metadir: str, config: SgeConfig
         if value is not None:
             yield from (option, value)
     yield from words_of(config.options)
-    yield from words_of(spec.executor_options)
+    yield from words_of(spec.part("engines") or ())
 
 
 def _requests(name: str, spec: Spec, config: SgeConfig) -> Iterator[str]:
@@ -119,7 +265,7 @@ def _gpus(name: str, spec: Spec, config: SgeConfig) -> Iterator[str]:
         remedy = 'write gpus = "NAME" in [sge], the resource that counts them (`qconf -sc` lists all)'
         raise SpoolError(cannot("hand", what, "it needs GPUs, and which resource they are is unknown", remedy=remedy))
     yield f"{config.gpus}={request.gpus}"
-    check_gpu_kind(name, spec, "sge")
+    check_gpus(name, spec, "sge")
     if request.gpu_types:
         (gpu_type,) = request.gpu_types
         known = config.gpu_types.get(gpu_type)
@@ -127,6 +273,11 @@ def _gpus(name: str, spec: Spec, config: SgeConfig) -> Iterator[str]:
             remedy = f'write gpu_types = {{ "{gpu_type}" = "RESOURCE=VALUE" }} in [sge]'
             raise SpoolError(cannot("hand", what, f"what stands for a {gpu_type} is unknown", remedy=remedy))
         yield known
+
+
+def still_ends(job_id: str, asked_ns: int, limit_ns: int | None) -> str:
+    """Return when Grid Engine ends a job that has a later limit now."""
+    return f"Grid Engine still ends it after {show_duration(asked_ns + _MARGIN_S * SECOND_NS)}"
 
 
 # What Grid Engine reports.
@@ -175,7 +326,7 @@ def queue_jobs(text: str) -> list[QueueJob] | None:
 def _queue_job(job: object) -> QueueJob:
     get = job.findtext  # type: ignore[attr-defined]
     node = (get("queue_name") or "").partition("@")[2]
-    return QueueJob(get("JB_job_number"), get("JB_name") or "", _printable(get("state") or ""), _printable(node))
+    return QueueJob(get("JB_job_number"), get("JB_name") or "", printable(get("state") or ""), printable(node))
 
 
 def accounts(text: str) -> dict[str, AccountLine]:
@@ -187,7 +338,7 @@ def accounts(text: str) -> dict[str, AccountLine]:
             id_, began, failed, code = fields[5], fields[9], fields[11], fields[12]
             if len(failed) < 4 and len(code) < 4:
                 found[id_] = AccountLine(
-                    id_, fields[4], _printable(fields[1]), began.strip("0") != "", int(failed), int(code)
+                    id_, fields[4], printable(fields[1]), began.strip("0") != "", int(failed), int(code)
                 )
     return found
 
@@ -278,7 +429,7 @@ _UNREACHABLE = re.compile(
 
 def is_silence(status: int | None, said: str) -> bool:
     """Whether a command failed because it got no answer, and not because of its request."""
-    return engines.is_silence(status, said, _UNREACHABLE)
+    return is_unanswered(status, said, _UNREACHABLE)
 
 
 _TOO_MANY = re.compile(r"jobs? (?:are|is) allowed per (?:user|cluster)|max_(?:u_)?jobs", re.IGNORECASE)
@@ -312,14 +463,9 @@ def nodes_back(text: str) -> frozenset[str] | None:
     )
 
 
-def environment(variables: Mapping[str, str]) -> dict[str, str]:
+def whereabouts(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables by which Grid Engine's commands find their cluster."""
     return {key: variables[key] for key in NEEDED if key in variables}
 
 
 NEEDED = ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT", "SGE_ARCH")
-
-
-def _printable(text: str) -> str:
-    text = whole_words(text.strip(), _MOST_WORDS)
-    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)

@@ -22,7 +22,7 @@ from spool.core.errors import SpoolError
 from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
 from spool.core.model import SECOND_NS, Jid, SignalTo
 from spool.executors.base import Engine, EngineEnd, Home, Usage
-from spool.executors.language import Sighting
+from spool.extras.engines.language import Sighting
 from spool.formats.run_records import parse_engine, parse_engine_end, parse_rc, render_engine
 
 log = logging.getLogger(__name__)

@@ -1,89 +1,200 @@
-"""The interface to Slurm: the options of `sbatch`, the lines of `squeue`, the words for states. Values and text only.
+"""Slurm, by its own commands: their arguments, and the meaning of their answers.
 
-The parsers are total: a line that cannot be read is skipped, and an unknown state counts as alive, because nothing
-follows from it. docs/FORMAT.md 5.2 has the tables.
+The readers of answers are total: a line that cannot be read is skipped, and an unknown state counts as alive, because
+nothing follows from it. docs/FORMAT.md 5.2 has the tables.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from msgspec import Struct, field
+from msgspec import Struct
 
-from spool.core.errors import InvalidValue, SpoolError, cannot
+from spool.core import layout
+from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
-from spool.core.units import whole_words
-from spool.formats import engines
-from spool.formats.engines import EngineConfig, check_gpu_kind
+from spool.executors.base import Launch
+from spool.extras.engines.language import ArrayRefused, EngineArray, Language, Sighting, is_unanswered, printable
+from spool.extras.engines.settings import SlurmConfig, allowed_in_slurm, check_gpus, settings_of
+from spool.formats.config import Config
 from spool.formats.freetext import one_line
+from spool.formats.wrapper import EngineSurroundings
+from spool.machine.commands import Command, CommandEnd
 
 _MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
 _MINUTE_NS = 60 * SECOND_NS
-_MOST_WORDS = 200  # characters of Slurm's words about a job
-_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:@/+*-]*", re.ASCII)
+_PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
+_WITHIN_S = 60.0  # squeue gives up an unreachable controller after 19 s
 
 
-class SlurmConfig(EngineConfig, frozen=True):
-    """The table `[slurm]` of the configuration: how jobs are handed to Slurm."""
+class SlurmLanguage(Language):
+    """The commands and answers of Slurm."""
 
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    preemptible_qos: str | None = None
-    gpus: Mapping[str, str] = field(default_factory=dict)  # GPU type in job files -> Slurm's name
-    gpu_memory: str = "refuse"  # or "shard"
+    name = "slurm"
+    has_arrays = logs_ends = True
+    title = "Slurm"
+    surroundings = EngineSurroundings("slurm", "SLURMD_NODENAME", "SLURM_JOB_ID")
+
+    def __init__(self, config: Callable[[], Config]) -> None:
+        self._config = config
+        self._sbatch: str | None = None  # its path at the last lookup of Slurm's programs
+        self._array_width: int | None = None
+        self._array_tasks: int | None = None
+        self._memory_ns: int | None = None
+
+    def policy(self) -> SlurmConfig:
+        """Return the policy from `[slurm]`."""
+        return settings_of(self._config()).slurm
+
+    def check_options(self, options: Sequence[str]) -> None:
+        """Refuse options of sbatch that spool sets itself."""
+        allowed_in_slurm(tuple(options))
+
+    def missing(self) -> str | None:
+        """Return which of Slurm's programs are missing."""
+        found = {program: shutil.which(program) for program in _PROGRAMS}
+        self._sbatch = found.get("sbatch")
+        missing = [program for program, path in found.items() if path is None]
+        return f"Slurm is not installed here: no {', '.join(missing)} in PATH" if missing else None
+
+    def identify(self) -> Command:
+        """Return the question for the configuration."""
+        return _urgent("scontrol", "show", "config")
+
+    def cluster(self, done: CommandEnd) -> str | None:
+        """Return the cluster's name in it."""
+        if done.status != 0:
+            return None
+        self._array_width, self._array_tasks = array_width(done.out), array_tasks(done.out)
+        self._memory_ns = memory_ns(done.out)
+        return cluster_of(done.out)
+
+    def submit(self, launch: Launch, mark: str) -> Command:
+        """Return the submission of the wrapper as a batch script, in the environment that every job begins with."""
+        log = file_pattern(f"{launch.metadir}/{layout.ENGINE_LOG}")
+        said = submission(launch.job, mark, launch.metadir, log)
+        return self._submission(launch, (*said, *self._options(launch), launch.script))
+
+    def _options(self, launch: Launch) -> Iterator[str]:
+        assert launch.spec is not None
+        return options_of(launch.job, launch.spec, self.policy())
+
+    def array_width(self) -> int | None:
+        """Return the largest power of ten within `MaxArraySize`."""
+        return self._array_width
+
+    def array_tasks(self) -> int | None:
+        """Return `max_array_tasks`."""
+        return self._array_tasks
+
+    def submit_array(self, launch: Launch, mark: str, array: EngineArray) -> Command:
+        """Return the submission of a script that finds the wrapper of each element."""
+        log = array_log(array.jobs, array.name, array.first, array.width, array.run)
+        said = submission(array.name, mark, array.jobs, log)
+        elements = array_option(array.elements, array.at_once)
+        script = array_script(array.jobs, array.name, array.first, array.run)
+        return self._submission(launch, (*said, *self._options(launch), elements), script)
+
+    def limit_array(self, array_id: str, at_once: int | None) -> Command:
+        """Return the change of the limit after the `%` of `--array`; 0 is none."""
+        return _urgent("scontrol", "update", f"jobid={array_id}", f"arraytaskthrottle={at_once or 0}")
+
+    def _submission(self, launch: Launch, arguments: Sequence[str], script: str = "") -> Command:
+        """Return the call of sbatch; without a file among *arguments* it reads *script*."""
+        environment = unaltered(launch.inherited())
+        environment |= {key: os.environ[key] for key in NEEDED if key in os.environ}
+        # Found like the other commands, by the PATH of this process: that of the job may lack it.
+        program = self._sbatch or shutil.which("sbatch") or "sbatch"
+        return Command((program, *arguments), environment, _WITHIN_S, standard_input=script, ends_on=RETRIES)
+
+    def submitted(self, done: CommandEnd) -> str | SpoolError | None:
+        """Return the id, or the refusal in Slurm's words; a limit on the number of jobs is one for now."""
+        if done.status == 0:
+            return submitted_id(done.out)
+        if has_too_many(done.err):
+            words = f"Slurm takes no more jobs for now: {refusal(done.err)}"
+            return None if done.out.strip() else StartRefused(words)
+        if self.is_silence(done):
+            return None
+        if has_wrong_array(done.err):
+            return ArrayRefused(f"Slurm takes no such array: {refusal(done.err)}")
+        return SpoolError(f"Slurm refuses it: {refusal(done.err)}")
+
+    def look(self) -> Sequence[Command]:
+        """Return the question for all jobs of this user, including ended ones."""
+        return (_urgent("squeue", "--me", "--states=all", f"--format={FIELDS}"),)
+
+    def seen(self, answers: Sequence[CommandEnd]) -> list[Sighting] | None:
+        """Return the jobs in squeue's answer."""
+        (done,) = answers
+        lines = queue_lines(done.out) if done.status == 0 else None
+        return None if lines is None else [_sighting(line, each) for line in lines for each in ids(line.id)]
+
+    def memory_ns(self) -> int | None:
+        """Return `MinJobAge`."""
+        return self._memory_ns
+
+    def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> Command:
+        """Return the call of scancel."""
+        how = ("--batch", f"--signal={signal}") if signal is not None else ()
+        which = ("--state=PENDING",) if only_waiting else ()
+        called = (f"--name={name}",) if name else ()
+        return _urgent("scancel", *how, *which, *called, *compressed(ids))
+
+    def is_silence(self, done: CommandEnd) -> bool:
+        """Whether the controller has not answered."""
+        return is_silence(done.status, done.err)
+
+    def nodes(self, names: Collection[str]) -> Command:
+        """Return the question to sinfo."""
+        return _urgent("sinfo", "--noheader", "-N", f"--nodes={','.join(names)}", "--format=%N\t%T")
+
+    def nodes_back(self, done: CommandEnd) -> frozenset[str] | None:
+        """Return the nodes that are not marked as not responding."""
+        return nodes_back(done.out) if done.status == 0 else None
+
+    def nodes_given_up(self) -> frozenset[str]:
+        """Return the nodes in `other_hosts_gone`."""
+        return frozenset(self._config().other_hosts_gone)
+
+    def last_words(self, log: str) -> tuple[EngineWord, str] | None:
+        """Return the last words of slurmstepd."""
+        return last_words(log)
+
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return an environment without variables that would change the output of Slurm's commands."""
+        return unaltered(variables) | WHOLE_LISTS
+
+    def attach(self, job_id: str) -> tuple[str, ...]:
+        """Return the call of srun that opens a shell within the allocation of a job."""
+        return ("srun", f"--jobid={job_id}", "--overlap", "--pty", "sh")
 
 
-# What users write.
-
-_OURS = (
-    *("job-name", "comment", "output", "error", "input", "open-mode", "chdir", "wrap", "export", "export-file"),
-    *("propagate", "parsable", "requeue", "no-requeue", "array", "dependency", "begin", "hold", "wait", "test-only"),
-    *("time", "time-min", "signal", "mem", "mem-per-cpu", "mem-per-gpu", "nodes", "ntasks", "ntasks-per-node"),
-    *("cpus-per-task", "cpus-per-gpu", "gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
-    *("clusters", "uid", "gid", "get-user-env", "version", "help", "usage", "quiet", "tres-per-task"),
-)
-_OURS_SHORT = frozenset("JoeiDatcnNGdbHWQMVh")
-_OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9-]*|-[A-Za-z].*", re.ASCII)
-_FLAGS_SHORT = frozenset("kKOsvX")  # one letter, without a value: another letter may follow
+def _urgent(*arguments: str) -> Command:
+    return Command(arguments, None, _WITHIN_S, urgent=True)
 
 
-def allowed(options: tuple[str, ...]) -> tuple[str, ...]:
-    """Return further options of sbatch unchanged. Raises InvalidValue if one sets what spool sets itself."""
-    for option in options:
-        _check(option)
-    return options
-
-
-def _check(option: str) -> None:
-    name = re.split(r"[=\s]", option, maxsplit=1)[0]
-    if not option.isprintable() or _OPTION.fullmatch(name) is None:
-        raise InvalidValue(f'{option!a} is no option; write name and value as one, as in "--constraint=ib"')
-    if name.startswith("--"):
-        # Slurm's programs accept any prefix of an option's name.
-        ours = any(each.startswith(name[2:]) for each in _OURS)
-    else:
-        ours = any(letter in _OURS_SHORT for letter in _letters(name[1:]))
-    if ours:
-        raise InvalidValue(f"{option!a} sets what spool sets itself")
-
-
-def _letters(bundle: str) -> Iterator[str]:
-    """Yield the one-letter options in a bundle; the rest after the first that takes a value is that value."""
-    for letter in bundle:
-        yield letter
-        if letter not in _FLAGS_SHORT:
-            return
-
-
-def word(text: str) -> str:
-    """Return *text* if it can name a partition or the like. Raises InvalidValue."""
-    if _SAFE.fullmatch(text) is None:
-        raise InvalidValue(f"{text!a} is no name in Slurm")
-    return text
+def _sighting(line: QueueLine, job_id: str) -> Sighting:
+    """Return what a line of squeue says of one of its jobs. A job with an unknown state is alive."""
+    begun = line.state not in WAITING and line.state not in ENDED
+    halted, end = line.state in HALTED, ENDED.get(line.state)
+    element = job_id.partition("_")[2]
+    return Sighting(
+        job_id,
+        line.comment,
+        line.text,
+        begun,
+        end,
+        line.node,
+        halted,
+        blocked=is_blocked(line),
+        element=int(element) if element.isdecimal() else None,
+    )
 
 
 # What jobs request.
@@ -95,7 +206,7 @@ def submission(name: str, mark: str, directory: str, log: str) -> Iterator[str]:
     yield from ("--propagate=NONE", "--input=/dev/null", "--export=ALL", f"--chdir={directory}", f"--output={log}")
 
 
-def options(name: str, spec: Spec, config: SlurmConfig) -> Iterator[str]:
+def options_of(name: str, spec: Spec, config: SlurmConfig) -> Iterator[str]:
     """Yield the options of sbatch for the request of the job *name*.
 
     Raises SpoolError for a request that Slurm cannot express.
@@ -115,7 +226,7 @@ def options(name: str, spec: Spec, config: SlurmConfig) -> Iterator[str]:
         if value is not None:
             yield f"--{key}={value}"
     yield from config.options
-    yield from spec.executor_options
+    yield from spec.part("engines") or ()
 
 
 def file_pattern(path: str) -> str:
@@ -177,6 +288,13 @@ def array_script(jobs: str, name: str, first: int, run: int) -> str:
     return _ARRAY_SCRIPT.format(jobs=shlex.quote(jobs), name=name, first=first, run=run)
 
 
+def still_ends(job_id: str, asked_ns: int, limit_ns: int | None) -> str:
+    """Return when Slurm ends a job that has a later limit now, and how an administrator can change that."""
+    most = "UNLIMITED" if limit_ns is None else minutes(limit_ns)
+    raised = f"`scontrol update jobid={job_id} timelimit={most}`"
+    return f"Slurm still ends it after {minutes(asked_ns)} min, unless an administrator raises that too: {raised}"
+
+
 def minutes(time_limit_ns: int) -> int:
     """Return the time limit for Slurm, in minutes: it ends later than spool's own.
 
@@ -187,7 +305,7 @@ def minutes(time_limit_ns: int) -> int:
 
 def _gres(name: str, spec: Spec, config: SlurmConfig) -> str:
     request = spec.request
-    check_gpu_kind(name, spec, "slurm")
+    check_gpus(name, spec, "slurm")
     if request.gpu_memory_bytes is not None:
         if config.gpu_memory != "shard":
             why = "it shares a GPU (gpu_memory), which Slurm is not asked for"
@@ -232,16 +350,11 @@ def queue_lines(text: str) -> list[QueueLine] | None:
         if len(fields) != 5:
             continue
         if fields[0][:1].isdigit() and fields[1].strip():
-            state, *rest = (_printable(each) for each in fields[1:])
+            state, *rest = (printable(each) for each in fields[1:])
             found.append(QueueLine(fields[0].strip(), state.upper(), *rest))
         else:
             answered = answered or fields[0].strip() == "JOBID"
     return found if answered else None
-
-
-def _printable(text: str) -> str:
-    text = whole_words(text.strip(), _MOST_WORDS)
-    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
 _TOGETHER = re.compile(r"([0-9]{1,18})_\[([0-9,:-]+)(?:%[0-9]+)?\]", re.ASCII)
@@ -350,7 +463,7 @@ _REASON = re.compile(r"(?:submission failed|Kill job error on job id \S+): (.*)"
 
 def is_silence(status: int | None, err: str) -> bool:
     """Whether a command failed because it got no answer, and not because of its request."""
-    return engines.is_silence(status, "\n".join(_REASON.findall(err)) or err, _UNREACHABLE)
+    return is_unanswered(status, "\n".join(_REASON.findall(err)) or err, _UNREACHABLE)
 
 
 def refusal(err: str) -> str:
@@ -408,7 +521,7 @@ def nodes_back(text: str) -> frozenset[str]:
 _AWAY = re.compile(r".*\*$|down|fail|unk|no_respond|error|future", re.IGNORECASE)
 
 
-def environment(variables: Mapping[str, str]) -> dict[str, str]:
+def unaltered(variables: Mapping[str, str]) -> dict[str, str]:
     """Return an environment for Slurm's commands, without variables that would change their output."""
     return {key: value for key, value in variables.items() if not key.startswith(_PREFIXES) or key in NEEDED}
 
@@ -416,19 +529,3 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 _PREFIXES = ("SLURM_", "SBATCH_", "SQUEUE_", "SCANCEL_", "SINFO_", "SCONTROL_", "SALLOC_", "SRUN_", "SPANK_", "_SLURM_")
 NEEDED = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 """The variables by which Slurm's commands find their cluster and authenticate."""
-
-
-def cancel(ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> tuple[str, ...]:
-    """Return the command that cancels jobs, or with *signal* one that only signals the processes of their scripts.
-
-    With a *name*, only those of *ids* whose job has that name.
-    """
-    how: Iterable[str] = ("--batch", f"--signal={signal}") if signal is not None else ()
-    which: Iterable[str] = ("--state=PENDING",) if only_waiting else ()
-    called: Iterable[str] = (f"--name={name}",) if name else ()
-    return ("scancel", *how, *which, *called, *compressed(ids))
-
-
-def attach(job_id: str) -> tuple[str, ...]:
-    """Return the command that opens a shell beside the processes of a job, within its allocation."""
-    return ("srun", f"--jobid={job_id}", "--overlap", "--pty", "sh")

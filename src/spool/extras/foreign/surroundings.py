@@ -223,7 +223,7 @@ def output_path(pattern: str, name: str, keys: Mapping[str, object]) -> str:
 
 
 class ScriptNeeds:
-    """What the script *text* needs in the job *name*, and what is said about it."""
+    """What the script *text* needs in the job *name*, and the messages about that."""
 
     def __init__(self, text: str, name: str, tasks: TasksAsked, keys: Mapping[str, object]) -> None:
         self._job = _Job(_fresh_id(), name, tasks, keys)

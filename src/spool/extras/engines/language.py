@@ -6,6 +6,9 @@ A `Language` is all that a new engine needs; a package offers one by an entry po
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
@@ -14,18 +17,11 @@ from msgspec import Struct
 
 from spool.core.errors import SpoolError, StartRefused
 from spool.core.lifecycle import EngineWord
+from spool.core.units import whole_words
 from spool.executors.base import Launch
+from spool.extras.engines.settings import EngineConfig
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd
-
-
-class EnginePolicy(Struct, frozen=True):
-    """How an engine is used, according to the configuration."""
-
-    poll_ns: int = 30_000_000_000  # the longest interval of looks
-    per_second: float = 10  # submissions
-    most: int = 1000  # runs there at once
-    most_pending: int = 20  # of these, jobs and arrays that wait there
 
 
 class Sighting(Struct, frozen=True):
@@ -91,8 +87,8 @@ class Language(ABC):
     """Whether :meth:`last_words` finds every end that the engine itself has caused."""
 
     @abstractmethod
-    def policy(self) -> EnginePolicy:
-        """Return the current policy."""
+    def policy(self) -> EngineConfig:
+        """Return the current settings, as far as every engine has them."""
 
     @abstractmethod
     def missing(self) -> str | None:
@@ -198,3 +194,28 @@ class Language(ABC):
     def attach(self, job_id: str) -> tuple[str, ...] | None:
         """Return the command that opens a shell beside a job, on its node; None: the engine has none."""
         return None
+
+
+_NOT_EXECUTED = (126, 127)  # the exit codes of a shell, and of the helper that runs commands
+
+
+def is_unanswered(status: int | None, said: str, unreachable: re.Pattern[str]) -> bool:
+    """Whether a command failed because it got no answer, and not because of its request.
+
+    *unreachable* finds the engine's words for that in what it *said*. A command that could not be executed has asked
+    nothing, unless it was too long to be executed at all.
+    """
+    if status is None or status < 0:
+        return True
+    if status in _NOT_EXECUTED:
+        return os.strerror(errno.E2BIG) not in said
+    return status != 0 and unreachable.search(said) is not None
+
+
+_MOST_WORDS = 200  # characters of an engine's words about a job
+
+
+def printable(text: str) -> str:
+    """Return an engine's words about a job, not too many of them, without control characters."""
+    text = whole_words(text.strip(), _MOST_WORDS)
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)

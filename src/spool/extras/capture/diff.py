@@ -1,16 +1,21 @@
-"""What differs between two runs: what they were asked to do, with which code, where, and what came of it."""
+"""`spool diff`: what differs between two runs: their tasks, code and places, and what came of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
+import click
 from msgspec import Struct
 
+from spool.cli import publicjson, render
+from spool.cli.common import json_option, one_job, opened
+from spool.cli.group import JobArgument, Verb
 from spool.core import layout
-from spool.core.capture import code_in_words
 from spool.core.errors import InvalidFile, NoSuchJob, cannot
 from spool.core.model import Result
 from spool.core.units import show_duration, show_size
+from spool.extras.capture.record import DIFF, code_in_words
 from spool.formats import toml
 from spool.formats.wrapper import variables_of
 from spool.query.details import RunDetails, job_details
@@ -20,6 +25,8 @@ _OF_EACH_RUN = frozenset({"SPOOL_JOB", "SPOOL_RUN", "SPOOL_METADIR"})
 _RECORDED = frozenset({"code", "python", "packages", "environment"})  # sections that a record has, or nothing does
 _OF_EVERY_RUN = frozenset({"executor", "host", "gpus"})  # of the machine; a capture has the rest
 _MOST_SHOWN = 200  # characters of a value
+_SHORT = 48  # cells of a value on a line of its own kind; a longer one is cut
+_BEFORE = 16  # … and begins so far before the first difference
 
 
 class Difference(Struct, frozen=True):
@@ -29,6 +36,7 @@ class Difference(Struct, frozen=True):
     key: str
     one: str | None
     other: str | None
+    PUBLIC: ClassVar[str] = "section key one other"
 
 
 class Comparison(Struct, frozen=True):
@@ -38,11 +46,46 @@ class Comparison(Struct, frozen=True):
     other: str
     differences: tuple[Difference, ...]
     notes: tuple[str, ...]  # what could not be compared, and how to see more
+    PUBLIC: ClassVar[str] = "one other differences notes"
 
 
 class _Side(Struct, frozen=True):
     run: RunDetails
     facts: dict[str, dict[str, str]]  # by section and key
+
+
+@click.command(cls=Verb)
+@click.argument("one", cls=JobArgument, metavar="NAME[/RUN]")
+@click.argument("other", cls=JobArgument, metavar="NAME[/RUN]")
+@json_option
+@click.pass_obj
+def command(root: str, one: str, other: str, as_json: bool) -> int:
+    """Show what differs between two runs.
+
+    Compares their job files, parameters, code (with `[capture]` in the configuration), packages, environment, machine
+    and GPUs, and their outcomes. Without RUN it is the newest run. The exit code is 0 whether or not anything differs.
+
+      spool diff train/1 train/4
+      spool diff sweep_3 sweep_7
+      spool diff train/1 train/2 --json
+
+    By hand: diff -r jobs/train/1 jobs/train/4
+    """
+    spool = opened(root)
+    found = compare(spool, run_named(spool, one), run_named(spool, other))
+    if as_json:
+        render.as_json({"version": 1, **publicjson.plain(found)})
+    else:
+        _print(found)
+    return 0
+
+
+def run_named(spool: Spool, text: str) -> tuple[str, int | None]:
+    """Return the job and the run that `JOB/RUN` names; the run is None for a job alone. Raises NoSuchJob."""
+    head, slash, run = text.rpartition("/")
+    if slash and head and run.isascii() and run.isdigit() and len(run) < 10:
+        return one_job(spool, head), int(run)
+    return one_job(spool, text), None
 
 
 def compare(spool: Spool, one: tuple[str, int | None], other: tuple[str, int | None]) -> Comparison:
@@ -55,7 +98,7 @@ def compare(spool: Spool, one: tuple[str, int | None], other: tuple[str, int | N
         if section in _RECORDED and not (left and right):
             continue  # unknown is not different; a note says why
         keys = dict.fromkeys((*left, *right))
-        if section == "machine" and not all(side.run.capture for side in sides):
+        if section == "machine" and not all(side.run.parts.get("capture") for side in sides):
             keys = {key: None for key in keys if key in _OF_EVERY_RUN}
         found += [
             Difference(section, key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)
@@ -71,7 +114,7 @@ def _side(spool: Spool, name: str, run: int | None) -> _Side:
     if not details.runs:
         raise NoSuchJob(cannot("compare", f"the newest run of {name}", "it has not run yet"))
     found = details.runs[-1]
-    record, capture = found.record, found.capture
+    record, capture = found.record, found.parts.get("capture")
     code = capture.code if capture is not None else None
     python = capture.interpreter if capture is not None else None
     lock = capture.lock_file if capture is not None else None
@@ -130,7 +173,7 @@ def _outcome(run: RunDetails, record: Result) -> dict[str, str | None]:
 
 def _notes(names: list[str], sides: list[_Side]) -> Iterator[str]:
     """Yield what could not be compared, and the commands that show more."""
-    captures = [side.run.capture for side in sides]
+    captures = [side.run.parts.get("capture") for side in sides]
     for name, side, capture in zip(names, sides, captures, strict=True):
         if side.run.record.started_at_ns is None:
             yield f"{name}: it has not started, so nothing is known of its code and environment"
@@ -139,7 +182,7 @@ def _notes(names: list[str], sides: list[_Side]) -> Iterator[str]:
         elif capture.problem:
             yield f"{name}: not captured: {capture.problem}"
         elif capture.code is not None and capture.code.diff_bytes:
-            yield f"{name}: {code_in_words(capture.code)}: {side.run.metadir}/{layout.CAPTURE_DIFF}"
+            yield f"{name}: {code_in_words(capture.code)}: {side.run.metadir}/{DIFF}"
     codes = [capture.code for capture in captures if capture is not None and capture.code is not None]
     if len(codes) == len(sides) and all(code.commit for code in codes) and codes[0].commit != codes[1].commit:
         yield f"the commits: git -C {codes[1].top} diff {str(codes[0].commit)[:12]} {str(codes[1].commit)[:12]}"
@@ -178,3 +221,43 @@ def _written(value: object) -> str:
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key} = {_written(each)}' for key, each in value.items())}}}"
     return toml.quote(value) if isinstance(value, str) else toml.show(value)
+
+
+def _print(found: Comparison) -> None:
+    if not found.differences:
+        render.say(f"{found.one} and {found.other} do not differ")
+    section = ""
+    rows: list[list[str]] = []
+
+    def flush() -> None:
+        if rows:
+            columns = (render.Column(section.upper()), render.Column(found.one), render.Column(found.other))
+            render.table(columns, rows)
+            render.say()
+            rows.clear()
+
+    for each in found.differences:
+        if each.section != section:
+            flush()
+            section = each.section
+        rows.append([each.key, *_short(each.one, each.other)])
+    flush()
+    for note in found.notes:
+        render.prose(note)
+
+
+def _short(one: str | None, other: str | None) -> tuple[str, str]:
+    """Return two values as cells; of longer ones the part in which they differ."""
+    lines = [" ".join(value.split()) if value is not None else "-" for value in (one, other)]
+    common = 0
+    if max(map(len, lines)) > _SHORT:
+        differ = (at for at, (left, right) in enumerate(zip(*lines, strict=False)) if left != right)
+        common = next(differ, min(map(len, lines)) if lines[0] != lines[1] else 0)
+    begin = common - _BEFORE if common > _SHORT - _BEFORE else 0
+    first, second = (_cut(line, begin) for line in lines)
+    return first, second
+
+
+def _cut(line: str, begin: int) -> str:
+    line = f"…{line[begin + 1 :]}" if begin else line
+    return line if len(line) <= _SHORT else f"{line[: _SHORT - 1]}…"

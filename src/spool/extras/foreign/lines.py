@@ -1,6 +1,6 @@
 """The lines of a script for another scheduler: which there are, their options, and what these become together.
 
-What each option means alone is in the tables of `foreign`.
+What each option means alone is in the tables of `options`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.cli.foreign import (
+from spool.core.units import format_size, parse_size
+from spool.extras.foreign.options import (
     GPU,
     GRES,
     IS_PBS_RESOURCE,
@@ -30,7 +31,6 @@ from spool.cli.foreign import (
     megabytes,
     pbs_parts,
 )
-from spool.core.units import format_size, parse_size
 from spool.store.ownership import this_user
 
 

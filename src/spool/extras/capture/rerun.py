@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 from spool.cli.common import own
-from spool.cli.diff import run_named
 from spool.cli.group import JobArgument, Verb
 from spool.cli.render import say, say_text
 from spool.cli.submission import check_free, checked_name, publish, tell_doubts
@@ -21,11 +20,11 @@ from spool.cli.telling import tell
 from spool.client.draft import Draft, escaped, next_name, placeholders
 from spool.client.submit import literal
 from spool.core import layout
-from spool.core.capture import CUT, NONE, Capture, Code
 from spool.core.errors import InvalidJob, NoSuchJob, SpoolError, cannot
+from spool.extras.capture.code import GitError, git, interpreter_of, sources_in
+from spool.extras.capture.diff import run_named
+from spool.extras.capture.record import CUT, DIFF, NONE, Capture, Code, capture_of
 from spool.formats import jobfile, toml
-from spool.machine.code import GitError, git, interpreter_of, sources_in
-from spool.query.details import capture_of
 from spool.store.disk import Disk
 from spool.store.spool import Spool
 
@@ -142,7 +141,7 @@ def _usable(spool: Spool, job: str, run: int) -> Capture:
 def _make(spool: Spool, job: str, run: int, code: Code, tree: str) -> None:
     """Make the work tree. Raises SpoolError, and leaves nothing then."""
     what, commit = f"{job}/{run} again exactly", str(code.commit)
-    patch = spool.layout.record(job, run, layout.CAPTURE_DIFF)
+    patch = spool.layout.record(job, run, DIFF)
     if code.diff is not None:
         kept = _read(patch)
         if kept is None or sha256(kept).hexdigest() != code.diff_hash:

@@ -407,14 +407,19 @@ def _pbs_resources(text: str) -> list[str]:
     return words
 
 
-def _pbs_output(option: str) -> Converter:
-    """Read `HOST:PATH`; in a directory, the file gets the names of the job and the run."""
+def _path(option: str, names: Mapping[str, str], finished: Callable[[str], str] = str) -> Converter:
+    """Read `HOST:PATH`; in a directory, the file gets the names of the job and the run.
+
+    *names* has patterns and what stands for them here; *finished* returns the path in the end.
+    """
 
     def read(text: str) -> list[str]:
-        path = text.rpartition(":")[2].replace("%", "%%").replace("^array_index^", "%a")
+        path = text.rpartition(":")[2].replace("%", "%%")
+        for name, ours in names.items():
+            path = re.sub(name, ours, path)
         if path.endswith("/") or os.path.isdir(path):
             path = os.path.join(path, f"%n.%r.{'err' if option == '--stderr' else 'out'}")
-        return [option, path]
+        return [option, finished(path)]
 
     return read
 
@@ -425,21 +430,25 @@ def _pbs_more(text: str) -> list[str]:
     return dependencies(text.removeprefix("depend="))
 
 
-_PBS: Mapping[str, Converter] = {
-    "-l": _pbs_resources,
+_OF_QSUB: Mapping[str, Converter] = {
     "-N": _name,
-    "-J -t": _same("--array"),
-    "-o": _pbs_output("--stdout"),
-    "-e": _pbs_output("--stderr"),
-    "-d -w": _same("--workdir"),
-    "-W": _pbs_more,
     "-v": _exported,
     "-A -P": _same("--project"),
-    "-q": _NO_PARTS,
-    "-m -M": _MAIL,
-    "-p": _nothing("PBS priorities use another scale; give --priority 0-255"),
     "-a": _nothing("give --start-after 2026-01-31T09:00"),
+    "-m -M": _MAIL,
     "-S": _needless,  # `interpreter`
+}
+"""What PBS and Grid Engine, whose command has one name, have in common."""
+_PBS: Mapping[str, Converter] = {
+    **_OF_QSUB,
+    "-l": _pbs_resources,
+    "-J -t": _same("--array"),
+    "-o": _path("--stdout", {r"\^array_index\^": "%a"}),
+    "-e": _path("--stderr", {r"\^array_index\^": "%a"}),
+    "-d -w": _same("--workdir"),
+    "-W": _pbs_more,
+    "-q": _NO_PARTS,
+    "-p": _nothing("PBS priorities use another scale; give --priority 0-255"),
     "-j": lambda text: [] if text in ("oe", "eo") else ["--stderr", "%n.%r.err"],
     "-r": lambda text: ["--requeue" if text == "y" else "--no-requeue"],
     "-c -C -k -u": _nothing("no equivalent in spool"),
@@ -483,38 +492,24 @@ def _held_by(text: str) -> list[str]:
     return ["--depends-on", "ended:" + ",".join(names)]
 
 
-def _sge_output(option: str) -> Converter:
-    """Read `HOST:PATH` with `$JOB_NAME` and others; in a directory, the file gets the names of the job and the run."""
-
-    def read(text: str) -> list[str]:
-        path = text.rpartition(":")[2].replace("%", "%%")
-        for name, ours in (("JOB_NAME", "%x"), ("JOB_ID", "%A"), ("TASK_ID", "%a"), ("USER", "%u"), ("HOSTNAME", "%N")):
-            path = re.sub(rf"\$(?:{name}|{{{name}}})", ours, path)
-        if path.endswith("/") or os.path.isdir(path):
-            path = os.path.join(path, f"%n.%r.{'err' if option == '--stderr' else 'out'}")
-        return [option, output_pattern(path)]
-
-    return read
-
+_IN_PATHS_OF_SGE = {
+    rf"\$(?:{name}|{{{name}}})": ours
+    for name, ours in (("JOB_NAME", "%x"), ("JOB_ID", "%A"), ("TASK_ID", "%a"), ("USER", "%u"), ("HOSTNAME", "%N"))
+}
 
 _SGE: Mapping[str, Converter] = {
+    **_OF_QSUB,
     "-l": _sge_resource,
     "-pe": _slots,
     "-t": _same("--array"),
     "-tc": _same("--max-running"),
-    "-N": _name,
-    "-o": _sge_output("--stdout"),
-    "-e": _sge_output("--stderr"),
+    "-o": _path("--stdout", _IN_PATHS_OF_SGE, output_pattern),
+    "-e": _path("--stderr", _IN_PATHS_OF_SGE, output_pattern),
     "-wd": _same("--workdir"),
     "-hold_jid": _held_by,
     "-hold_jid_ad": _nothing("give --depends-on each:NAME", matters=True),
-    "-v": _exported,
-    "-A -P": _same("--project"),
     "-q -masterq": _NO_PARTS,
     "-p": _nothing("Grid Engine's priorities use another scale; give --priority 0-255"),
-    "-a": _nothing("give --start-after 2026-01-31T09:00"),
-    "-m -M": _MAIL,
-    "-S": _needless,  # `interpreter`
     "-j": lambda text: [] if text[:1] in "yY" else ["--stderr", "%n.%r.err"],
     "-r": lambda text: ["--requeue" if text[:1] in "yY" else "--no-requeue"],
     "-i": _nothing("the job's stdin is empty; read the file in the command instead", matters=True),

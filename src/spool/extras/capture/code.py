@@ -5,6 +5,10 @@ text conversion, and no bare repository that lies inside a work tree counts. Not
 lacks. It writes nothing, not even the index. In another user's work tree git itself refuses to work
 (`safe.directory`). Filters of the user's own configuration, such as those of LFS, run as in `git status`. No
 interpreter is started: its version and packages are read off names.
+
+git and file systems may be slow, or hang, so `steps` runs this module as a process. It reads an order from its standard
+input, writes the records into the directory that the order names, and prints nothing. What it cannot find out is in the
+record's `problem`.
 """
 
 from __future__ import annotations
@@ -14,13 +18,30 @@ import os
 import re
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
+from typing import Any
 
-from spool.core.capture import CUT, MOST_PACKAGES, MOST_UNTRACKED, NONE, WHOLE, Code, Interpreter, LockFile
 from spool.core.names import without_here
+from spool.extras.capture import record
+from spool.extras.capture.record import (
+    CUT,
+    MOST_PACKAGES,
+    MOST_UNTRACKED,
+    NONE,
+    WHOLE,
+    Capture,
+    Code,
+    Interpreter,
+    LockFile,
+    render_capture,
+)
+from spool.formats.freetext import one_line
+from spool.machine import identity
+from spool.store.disk import Disk
 
 LOCK_FILES = (
     "uv.lock", "pixi.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "conda-lock.yml", "requirements.txt",
@@ -29,6 +50,7 @@ LOCK_FILES = (
 """The names of lock files; the first that is there counts."""
 
 MOST_LOCK_BYTES = 1 << 20
+_WITHIN_S = 10.0  # git may take so long, all its commands together
 _MOST_LISTED = 4 << 20  # bytes of git's list of files; a longer one is cut
 _PLAIN = (
     "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null",
@@ -297,3 +319,52 @@ def driver_version() -> str | None:
         if match := _DRIVER.search(file.readline(4096)):
             return match[1]
     return None
+
+
+def capture(order: dict[str, Any]) -> dict[str, bytes]:
+    """Return the records that *order* asks for, by their names."""
+    until = time.monotonic() + _WITHIN_S
+    workdir, files, problems = str(order["workdir"]), dict[str, bytes](), list[str]()
+    captured_at_ns = time.time_ns()
+    code = interpreter = lock = None
+    if order["git"]:
+        try:
+            code, diff = code_at(workdir, until, int(order["diff_bytes"]))
+            if diff:
+                files[record.DIFF] = diff
+        except GitError as error:
+            problems.append(one_line(str(error)))
+    if order["packages"]:
+        if order["words"] is not None:  # else it is that of a container
+            interpreter = interpreter_of(order["words"], workdir, order["environment"])
+        found = lock_file_of(workdir, code.top if code is not None else None)
+        if found is not None:
+            lock, text = found
+            if text:
+                files[record.LOCK] = text
+    said = Capture(
+        captured_at_ns=captured_at_ns,
+        problem="; ".join(problems),
+        host=identity.host(),
+        kernel=os.uname().release,
+        driver=driver_version(),
+        code=code,
+        interpreter=interpreter,
+        lock_file=lock,
+    )
+    return {record.RECORD: render_capture(said), **files}
+
+
+def main() -> None:
+    """Carry out the order on standard input."""
+    order = json.load(sys.stdin)
+    files = capture(order)
+    directory = str(order["into"])
+    disk = Disk(os.path.dirname(directory))
+    disk.mkdir(directory)
+    for name, text in files.items():
+        disk.create(f"{directory}/{name}", text, 0o400)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""What was captured of the code that a run began with: values, their record (FORMAT 4.27), and how they read."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from msgspec import Struct
+
+from spool.core.errors import InvalidRecord
+from spool.core.model import SECOND_NS
+from spool.core.reasons import count_of
+from spool.core.units import show_duration
+from spool.formats import toml
+from spool.formats.freetext import one_line
+from spool.formats.run_records import number_lines, optional, read_keys, said, several, text_lines
+from spool.formats.timestamps import at_lines, read_at
+from spool.query.details import RunDetails
+from spool.store.spool import Spool
+
+MOST_UNTRACKED = 100
+"""How many untracked files are named; the others are counted."""
+
+MOST_PACKAGES = 2000
+"""How many packages of an interpreter are named."""
+
+RECORD, DIFF, LOCK = "capture.toml", "capture.diff", "capture.lock"
+FILES = (DIFF, LOCK, RECORD)
+"""What the metadir of a run has of it; the last says what the others are."""
+
+_LATER_NS = 60 * SECOND_NS  # a capture that is older than this may not be what the run began with
+
+WHOLE, CUT, NONE = "whole", "cut", "none"
+"""What is kept of the uncommitted changes: all of them; the first bytes of too many; nothing, as configured."""
+
+
+class Code(Struct, frozen=True):
+    """The git work tree that a job's working directory is in."""
+
+    top: str  # its directory
+    prefix: str = ""  # of the working directory below it; "" is the top itself
+    commit: str | None = None  # None: there is none yet
+    branch: str | None = None  # None: no branch is checked out
+    changed: int = 0  # files that differ from the commit
+    diff: str | None = None  # WHOLE, CUT or NONE; None: nothing differs
+    diff_bytes: int = 0  # that are kept
+    diff_hash: str | None = None  # SHA-256 of these
+    untracked: tuple[str, ...] = ()  # the first, relative to `top`
+    untracked_count: int = 0
+    submodules: bool = False
+    PUBLIC: ClassVar[str] = """
+        top prefix commit branch changed diff diff_bytes diff_sha256=diff_hash untracked untracked_count
+        submodules
+    """
+
+
+class Interpreter(Struct, frozen=True):
+    """The Python that a job finds, from files alone: it is not run."""
+
+    path: str
+    prefix: str = ""  # the environment that it is of
+    version: str | None = None
+    found_by: str = ""  # "command", the variable that names its environment, or "PATH"
+    packages: tuple[str, ...] = ()  # "NAME VERSION", of its site-packages
+    PUBLIC: ClassVar[str] = "path prefix version found_by packages"
+
+
+class LockFile(Struct, frozen=True):
+    """The file beside the code that pins its packages."""
+
+    path: str
+    hash: str | None = None  # SHA-256; None: it was too long to read
+    size_bytes: int = 0
+    kept: bool = False  # a copy is in the metadir
+    PUBLIC: ClassVar[str] = "path sha256=hash size_bytes kept"
+
+
+class Capture(Struct, frozen=True):
+    """What was there when a run began, as far as that is known."""
+
+    captured_at_ns: int | None = None
+    problem: str = ""  # what could not be found out, and why
+    host: str | None = None
+    kernel: str | None = None
+    driver: str | None = None  # of NVIDIA
+    code: Code | None = None
+    interpreter: Interpreter | None = None
+    lock_file: LockFile | None = None
+    PUBLIC: ClassVar[str] = "captured_at_ns problem host kernel driver git=code python=interpreter lock_file"
+
+
+def code_in_words(code: Code) -> str:
+    """Return a commit and what differed from it, in a line: `3f2a1bc9d0e1 (main), 2 files changed`."""
+    parts = [code.commit[:12] if code.commit is not None else "no commit yet"]
+    if code.branch is not None:
+        parts[0] += f" ({code.branch})"
+    if code.changed:
+        kept = {WHOLE: "", CUT: ", diff cut", NONE: ", diff not kept"}.get(code.diff or "", "")
+        parts.append(f"{code.changed} file{'' if code.changed == 1 else 's'} changed{kept}")
+    if code.untracked_count:
+        parts.append(f"{code.untracked_count} untracked")
+    return ", ".join(parts)
+
+
+def told(run: RunDetails) -> list[tuple[str, str]]:
+    """Return the lines of `spool show` about what a run began with."""
+    capture, started_at_ns = run.parts.get("capture"), run.record.started_at_ns
+    if capture is None:
+        return []
+    lines = [("not captured", capture.problem)]
+    if capture.code is not None:
+        at_ns, code = capture.captured_at_ns, code_in_words(capture.code)
+        if at_ns is not None and started_at_ns is not None and started_at_ns - at_ns > _LATER_NS:
+            code += f"; captured {show_duration(started_at_ns - at_ns)} before the run began"
+        lines += [("commit", code), ("work tree", capture.code.top)]
+    if (python := capture.interpreter) is not None:
+        parts = [python.path, f"({python.version})" if python.version else ""]
+        lines.append(("python", " ".join(filter(None, parts))))
+        lines.append(("packages", count_of(len(python.packages), "package") if python.packages else ""))
+    if (lock := capture.lock_file) is not None:
+        lines.append(("lock file", f"{lock.path}{f' ({lock.hash[:12]})' if lock.hash else ''}"))
+    return [*lines, ("driver", capture.driver or "")]
+
+
+def capture_of(spool: Spool, name: str, run: int) -> Capture | None:
+    """Return what was captured of the code that a run began with; None if nothing was."""
+    text = spool.record(name, run, RECORD)
+    if text is None:
+        return None
+    try:
+        return parse_capture(text)
+    except InvalidRecord as error:
+        return Capture(problem=str(error))
+
+
+def render_capture(capture: Capture) -> bytes:
+    """Return the text of `capture.toml`."""
+    lines = [
+        at_lines("captured_at", capture.captured_at_ns),
+        text_lines(
+            ("problem", capture.problem or None),
+            ("host", capture.host),
+            ("kernel", capture.kernel),
+            ("driver", capture.driver),
+        ),
+        _code_lines(capture.code) if capture.code is not None else "",
+        _interpreter_lines(capture.interpreter) if capture.interpreter is not None else "",
+    ]
+    if (lock := capture.lock_file) is not None:
+        lines += [
+            "\n[lock_file]\n",
+            text_lines(("path", lock.path), ("sha256", lock.hash)),
+            number_lines(("size_bytes", lock.size_bytes)),
+            f"kept = {toml.show(lock.kept)}\n",
+        ]
+    return "".join(lines).encode()
+
+
+def _code_lines(code: Code) -> str:
+    return "".join(
+        [
+            "\n[git]\n",
+            text_lines(
+                ("top", code.top), ("prefix", code.prefix or None), ("commit", code.commit), ("branch", code.branch)
+            ),
+            number_lines(("changed", code.changed)),
+            text_lines(("diff", code.diff)),
+            number_lines(("diff_bytes", code.diff_bytes or None)),
+            text_lines(("diff_sha256", code.diff_hash)),
+            number_lines(("untracked_count", code.untracked_count or None)),
+            _list("untracked", code.untracked),
+            f"submodules = {toml.show(code.submodules)}\n",
+        ]
+    )
+
+
+def _interpreter_lines(python: Interpreter) -> str:
+    return "".join(
+        [
+            "\n[python]\n",
+            text_lines(("path", python.path), ("prefix", python.prefix or None), ("version", python.version)),
+            text_lines(("found_by", python.found_by or None)),
+            _list("packages", python.packages),
+        ]
+    )
+
+
+def _list(key: str, texts: tuple[str, ...]) -> str:
+    return f"{key} = [\n{''.join(f'  {toml.quote(text)},{chr(10)}' for text in texts)}]\n" if texts else ""
+
+
+def parse_capture(data: bytes) -> Capture:
+    """Return what `capture.toml` says. Raises InvalidRecord."""
+    keys = read_keys(data, "capture")
+    git, python, lock = (optional(keys, table, dict) for table in ("git", "python", "lock_file"))
+    return Capture(
+        captured_at_ns=read_at(keys, "captured_at"),
+        problem=said(keys, "problem") or "",
+        host=said(keys, "host"),
+        kernel=said(keys, "kernel"),
+        driver=said(keys, "driver"),
+        code=_code(git) if git is not None else None,
+        interpreter=_interpreter(python) if python is not None else None,
+        lock_file=_lock_file(lock) if lock is not None else None,
+    )
+
+
+def _code(keys: dict[str, Any]) -> Code:
+    diff = said(keys, "diff")
+    return Code(
+        top=said(keys, "top") or "",
+        prefix=said(keys, "prefix") or "",
+        commit=said(keys, "commit"),
+        branch=said(keys, "branch"),
+        changed=optional(keys, "changed", int) or 0,
+        diff=diff if diff in (WHOLE, CUT, NONE) else None,
+        diff_bytes=optional(keys, "diff_bytes", int) or 0,
+        diff_hash=said(keys, "diff_sha256"),
+        untracked=tuple(map(one_line, several(keys, "untracked", str)))[:MOST_UNTRACKED],
+        untracked_count=optional(keys, "untracked_count", int) or 0,
+        submodules=optional(keys, "submodules", bool) or False,
+    )
+
+
+def _interpreter(keys: dict[str, Any]) -> Interpreter:
+    return Interpreter(
+        path=said(keys, "path") or "",
+        prefix=said(keys, "prefix") or "",
+        version=said(keys, "version"),
+        found_by=said(keys, "found_by") or "",
+        packages=tuple(map(one_line, several(keys, "packages", str)))[:MOST_PACKAGES],
+    )
+
+
+def _lock_file(keys: dict[str, Any]) -> LockFile:
+    return LockFile(
+        path=said(keys, "path") or "",
+        hash=said(keys, "sha256"),
+        size_bytes=optional(keys, "size_bytes", int) or 0,
+        kept=optional(keys, "kept", bool) or False,
+    )

@@ -1,0 +1,118 @@
+"""Engines: jobs run on other machines, handed to Slurm, to Grid Engine, or to what an installed package can talk to.
+
+Here are the keys of job files and of config.toml that say how.
+"""
+
+from __future__ import annotations
+
+from spool.core.capability import Capability, EngineOffer
+from spool.core.names import LOCAL_EXECUTORS
+from spool.formats.capabilities import is_offered
+from spool.formats.key import SHORTEST_NS, Key, KeyTable, Part
+
+TYPE_CHECKING = False  # that of `typing`, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GROUP = "spool.engines"
+"""The entry point group of the engines that installed packages offer."""
+
+# A row stays a row of a table.
+# fmt: off
+
+JOB = Part(
+    Key("executor_options", "options of a program",
+        "More options for the command that submits the job to its engine, such as `--constraint=ib` for sbatch. "
+        "Options that spool sets are refused.",
+        default=(), field="engines.options", examples=[["--constraint=ib"]], option="--executor-option OPTION",
+        also="--executor-options",
+        help="One more option for sbatch, qsub or the like, such as --constraint=ib. May be repeated."),
+    after="executor",
+    reader="spool.extras.engines.settings:JOB_READER",
+)
+
+
+def _of_all(engine: str, command: str) -> tuple[Key, ...]:
+    """Return the keys that the table of every engine has."""
+    return (
+        Key("max_in_flight", "count", f"How many jobs may be in {engine} at once, waiting there or running.", least=1,
+            default=2000),
+        Key("max_pending", "count",
+            f"How many jobs and arrays may wait in {engine} for room at once. One that waits for something else, such "
+            "as a drained node, a limit or a licence, does not count.", least=1, default=20),
+        Key("poll", "duration", f"The longest time between two questions to {engine} about all jobs.",
+            least=SHORTEST_NS, default="30s"),
+        Key("submit_per_second", "number",
+            "How many jobs a second are handed over on average; more in a short burst.", least=0.1, most=1000,
+            default=10),
+        Key("options", "options of a program", f"More options of {command} for every job.", default=(),
+            examples=[["--constraint=ib"]]),
+    )
+
+
+_SLURM = KeyTable(
+    "SlurmTable",
+    'How jobs with executor = "slurm" are handed to Slurm.',
+    Key("partition", "filled text", "The partition. If absent, Slurm's default; likewise for the next two.",
+        default=None),
+    Key("account", "filled text", "The account that pays.", default=None),
+    Key("qos", "filled text", "The quality of service.", default=None),
+    Key("preemptible_qos", "filled text",
+        "The quality of service of jobs with `preemptible = true`, which Slurm may stop for others. Default: `qos`.",
+        default=None),
+    Key("gpus", "texts by name", 'What Slurm calls the GPU types of job files: `A100 = "gpu:a100"`.', default={}),
+    Key("gpu_memory", "word", 'What becomes of jobs that share a GPU: they are held ("refuse"), or ask for as many '
+        'shards as GiB ("shard").', words=("refuse", "shard"), default="refuse"),
+    *_of_all("Slurm", "sbatch"),
+)
+
+_SGE = KeyTable(
+    "SgeTable",
+    'How jobs with executor = "sge" are handed to Grid Engine.',
+    Key("queue", "filled text", "The queue. If absent, any that fits; likewise for the project.", default=None),
+    Key("project", "filled text", "The project that pays.", default=None),
+    Key("pe", "filled text",
+        "The parallel environment of jobs with more than one CPU, all on one host. Without it they are held.",
+        default=None),
+    Key("memory", "filled text", "The resource that stands for `memory`, such as `mem_free` or `h_vmem`.",
+        default="mem_free"),
+    Key("memory_per_slot", "flag",
+        "Whether Grid Engine multiplies that by the number of CPUs, as it does for consumables such as `h_vmem`.",
+        default=False),
+    Key("gpus", "filled text", "The resource that stands for `gpus`. Without it, jobs with GPUs are held.",
+        default=None),
+    Key("gpu_types", "texts by name",
+        'What stands for the GPU types of job files, besides the number: `A100 = "gpu_model=a100"`.', default={}),
+    *_of_all("Grid Engine", "qsub"),
+)
+
+ENGINE = KeyTable(
+    "EngineTable",
+    "The settings that every engine has.",
+    *_of_all("the engine", "its command"),
+)
+
+CONFIG = Part(
+    Key("slurm", _SLURM, "How to hand jobs to Slurm.", default={}),
+    Key("sge", _SGE, "How to hand jobs to Grid Engine.", default={}),
+    Key("engines", "tables by name",
+        "One table per engine that an installed package offers: `[engines.NAME]`. `max_in_flight`, `max_pending`, "
+        "`poll`, `submit_per_second` and `options` mean the same as for Slurm; the engine defines the other keys.",
+        default={}, field="engines.of_packages"),
+    after="preemption",
+    reader="spool.extras.engines.settings:CONFIG_READER",
+)
+
+# fmt: on
+
+
+def offered() -> Iterator[Capability]:
+    """Yield the engines that installed packages offer, whether they can be loaded or not."""
+    if not is_offered(GROUP):
+        return
+    from importlib import metadata  # on this call, because it is slow to import
+
+    taken = {*LOCAL_EXECUTORS, *(key.name for key in CONFIG.keys if key.table is not None)}
+    for name in sorted({entry.name for entry in metadata.entry_points(group=GROUP)} - taken):
+        offer = EngineOffer(name, "spool.extras.engines.engine:executor")
+        yield Capability(name, f"Hands jobs to {name}.", engines={name: offer})

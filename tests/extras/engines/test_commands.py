@@ -1,0 +1,97 @@
+"""Jobs for engines on the command line, and in a spool whose engine is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from calling import Command, asked
+from crash.world import Session, world_at
+from spool.core import layout
+from spool.extras.engines import slurm
+from spool.formats import jobfile
+
+_FOR_SLURM = "--slurm --executor-option --constraint=ib --executor-option=--exclude=n1,n2"
+
+
+@pytest.mark.parametrize("way", ["quick", "full", "line"])
+def test_an_option_is_short_for_its_executor(spool: Command, spool_root: Path, way: str) -> None:
+    """On the command line as in a `#SPOOL` line; what sbatch is told besides goes along, option by option."""
+    script = Path("script.sh")
+    script.write_text(f"#!/bin/sh\n#SPOOL {_FOR_SLURM}\ntrue\n")
+    full = ("--executor", "process", *_FOR_SLURM.split(), "--prolog", "true", "--", "true")
+    words = {"quick": (*_FOR_SLURM.split(), "--", "true"), "full": full, "line": (script,)}
+    spool("submit", "--name", "t", *words[way])
+    spec = jobfile.parse((spool_root / "queued" / "t.toml").read_bytes(), name="t")
+    assert (spec.executor, spec.part("engines")) == ("slurm", ("--constraint=ib", "--exclude=n1,n2"))
+
+
+def test_options_for_slurm_that_the_default_executor_would_pass_over_keep_a_job_waiting(
+    spool: Command, spool_root: Path
+) -> None:
+    """They are told of when it is submitted, and it starts nowhere without them."""
+    submitted = spool("submit", "--name", "t", "--executor-option=--constraint=ib", "--", "true")
+    assert (submitted.code, "executor_options" in submitted.err) == (0, True)
+    assert [each["code"] for each in asked(spool, "why", "t")["reasons"]] == ["executor"]
+
+
+@pytest.mark.parametrize("way", ["configured", "stated"])
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [("--gpu-idle=30m", "gpu_idle"), ("--keep-session", "keep_session"), ("--resource=x", "resources")],
+)
+def test_a_key_that_has_no_effect_in_slurm_is_refused_for_a_job_there(
+    spool: Command, spool_root: Path, tmp_path: Path, way: str, option: str, key: str
+) -> None:
+    """A job that names Slurm is not submitted; one that is configured to go there is told of, and does not start."""
+    if way == "stated":
+        refused = spool("submit", "--name", "t", "--slurm", option, "--", "true")
+        assert refused.code != 0
+        assert option.partition("=")[0] in refused.err
+        assert not list((spool_root / "queued").iterdir())
+        return
+    (spool_root / "config.toml").write_text('autostart = false\nexecutor = "slurm"\n[resources]\nx = 1\n')
+    submitted = spool("submit", "--name", "t", option, "--", "true")
+    assert submitted.code == 0
+    assert f"cannot start: its {key} " in submitted.err
+    assert f"executor: its {key} " in spool("why", "t").out
+    path = tmp_path / "t.toml"
+    path.write_bytes((spool_root / "queued" / "t.toml").read_bytes())
+    assert f"cannot start: its {key} " in spool("check", str(path)).err
+
+
+def test_a_job_for_slurm_is_told_at_submission_that_slurm_is_missing(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warning comes on stderr, and the job is submitted all the same; `--strict` submits nothing."""
+    monkeypatch.setattr(slurm, "_PROGRAMS", ("no-such-sbatch",))
+    why = "job a cannot start: Slurm is not installed here: no no-such-sbatch in PATH"
+    for strict, code, out in ((("--strict",), 1, ""), ((), 0, "a\n")):
+        said = spool("submit", *strict, "--name", "a", "--slurm", "--", "true")
+        assert (said.code, said.out, why in said.err) == (code, out, True)
+        assert (spool_root / "queued" / "a.toml").exists() is not bool(strict)
+
+
+def test_another_default_executor_that_is_not_there_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for it, with the reason, and do not fail; with the old one back they start."""
+    monkeypatch.setattr(slurm, "_PROGRAMS", ("sbatch-that-is-not-there",))
+    with world_at(tmp_path / "spool", monkeypatch) as world:
+        world.cpus, config = 1, world.root / layout.CONFIG
+        config.write_text("cpus = 1\n")
+        session = Session(world)
+        for name, command in (("first", "hang until 2"), ("next", "hang # as submitted")):
+            session.users.submit(name, command)
+            session.settle()
+        config.write_text('cpus = 1\nexecutor = "slurm"\n')
+        session.now.wakeup.reload = True
+        world.exit(world.pids("first")[0], 0)
+        session.settle()
+        assert not session.errors
+        assert not world.pids("next")
+        assert "sbatch-that-is-not-there" in str(session.now.planner.plan.reason("next"))
+        config.write_text("cpus = 1\n")
+        session.now.wakeup.reload = True
+        session.settle()
+        assert world.pids("next")
+        session.end()

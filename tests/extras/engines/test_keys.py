@@ -1,0 +1,209 @@
+"""The keys of engines in job files and in config.toml: their values, and what is said of each mistake."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from formats.wrong_values import texts_of
+from spool.core.errors import InvalidConfig, InvalidJob
+from spool.core.model import Request, Spec
+from spool.extras.engines import CONFIG
+from spool.extras.engines.settings import EngineSettings, SgeConfig, SlurmConfig, settings_of
+from spool.formats import config, jobfile, toml
+from spool.formats.key import KeyTable
+from spool.formats.schema import rows
+
+GOLDEN = Path(__file__).parent / "golden"
+S = 1_000_000_000
+
+
+def parsed(text: str) -> Spec:
+    """Return the spec of a job file with that text after its command."""
+    return jobfile.parse(f'command = "x"\n{text}'.encode(), name="x")
+
+
+def problems(text: str) -> list[str]:
+    """Return what is wrong with a job file."""
+    with pytest.raises(InvalidJob) as error:
+        jobfile.parse(text.encode(), name="x")
+    return [problem.message for problem in error.value.problems]
+
+
+def test_a_golden_job_file_loads_for_ever() -> None:
+    """A job that was right once keeps its meaning in every later version."""
+    assert jobfile.parse((GOLDEN / "job.toml").read_bytes(), name="x") == Spec(
+        command="python train.py",
+        request=Request(gpus=2, gpu_types=("A100",)),
+        executor="slurm",
+        parts=(("engines", ("--constraint=ib", "-x node7", "--exclusive")),),
+    )
+
+
+def test_a_golden_configuration_loads_for_ever() -> None:
+    """So does a configuration."""
+    found = config.parse((GOLDEN / "config.toml").read_bytes())
+    assert found.executor == "slurm"
+    assert settings_of(found).slurm == SlurmConfig(
+        partition="gpu",
+        account="vision",
+        qos="long",
+        max_in_flight=50,
+        poll_ns=5 * S,
+        submit_per_second=2.5,
+        gpus={"A100": "gpu:a100", "H100": "gpu:h100"},
+        gpu_memory="shard",
+        options=("--constraint=ib", "--mail-type=FAIL"),
+    )
+    found = config.parse(b'[slurm]\nqos = "normal"\npreemptible_qos = "scavenger"\n')
+    assert settings_of(found).slurm == SlurmConfig(qos="normal", preemptible_qos="scavenger")
+
+
+def test_the_tables_state_the_defaults_of_the_settings() -> None:
+    """A configuration that states every default is one that states none."""
+    stated = [(name.strip("`"), default.strip("`")) for name, _, default, _ in rows("config") if default]
+    for table in ("slurm", "sge"):
+        lines = [f"{name} = {default}" for name, default in stated if name.startswith(f"{table}.")]
+        assert len(lines) > 4
+        assert settings_of(config.parse("\n".join(lines).encode())) == EngineSettings()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("slurm", SlurmConfig), ("sge", SgeConfig)])
+def test_each_key_of_a_table_is_a_field_and_each_field_is_a_key(name: str, kind: type[SlurmConfig | SgeConfig]) -> None:
+    """What a row fills is there, and nothing else."""
+    (table,) = (key.table for key in CONFIG.keys if key.name == name)
+    assert isinstance(table, KeyTable)
+    assert {key.field for key in table.keys} == {*kind.__struct_fields__}
+
+
+REFUSED = texts_of(r"""
+gpus = 1 & executor = "slurm" & gpu_memory: "auto"
+executor = "slurm" & keep_session: true
+executor = "slurm" & container: "x"
+executor = "sge" & container: "x"
+executor = "slurm" & gpus = 1 & gpu_idle: "30m"
+executor = "slurm" & resources: { licence = 1 }
+executor_options: "--constraint=ib" | ["--constraint", "ib"] | ["--comment=\u001b[2J"]
+executor = "tmux" & executor_options: ["--constraint=ib"]
+executor: "slum"
+""")
+
+
+@pytest.mark.parametrize(("key", "texts"), REFUSED)
+def test_a_value_that_cannot_be_meant_is_refused_with_its_key(key: str, texts: list[str]) -> None:
+    """Keys of this machine alone are refused for an engine, and those of an engine for this machine."""
+    for text in texts:
+        (problem,) = problems(f'command = "x"\n{text}')
+        assert f'"{key}' in problem, text
+
+
+WRONG = texts_of(r"""
+slurm.max_in_flight: 0
+slurm.poll: "1ms"
+slurm.submit_per_second: 0
+slurm.partition: "a b"
+slurm.account: "--uid=0"
+slurm.gpus: { A100 = "gpu a100" }
+slurm.gpu_memory: "share"
+slurm.options: ["--time=1"]
+sge.queue: "a b"
+sge.gpu_types: { A100 = "-l x" }
+sge.options: ["-N x"]
+engines: { mine = 3 } | { sge = {} } | { tmux = {} } | { "a b" = {} }
+engines.mine.max_pending: 0
+""")
+
+
+def test_a_setting_that_cannot_be_meant_is_refused_with_its_key_and_line() -> None:
+    """One mistake gives one problem."""
+    for key, line in ((key, line) for key, lines in WRONG for line in lines):
+        with pytest.raises(InvalidConfig) as error:
+            config.parse(f"\n{line}".encode())
+        (problem,) = error.value.problems
+        assert key.rpartition(".")[2] in problem.message, line
+        assert problem.line == 2, line
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ('executor = "slum"', "slurm"),
+        ('slurm.gpu_memory = "share"', "shard"),
+        ("slurm.max_in_flght = 1", "slurm.max_in_flight"),
+    ],
+)
+def test_what_was_meant_is_told(line: str, meant: str) -> None:
+    """Of a key and of a word alike."""
+    with pytest.raises(InvalidConfig, match=re.escape(f'did you mean "{meant}"?')):
+        config.parse(line.encode())
+
+
+OPTIONS_OF_SPOOL = """
+-J|-Jx|-J x|--job-name|--job-name=x|--job-name x|--job=x|--j|-kJx|-Hkx|-D/tmp|--comment=x|--comm=x|--output=x|-o x|-e
+--chdir=/|--requeue|--no-requeue|--array=1-2|-a1|--wrap=id|--export=NONE|--parsable|--time=1|-t1|--mem=1|--mem-per-cpu=1
+-c4|--cpus-per-task=4|--gres=gpu:1|-G1|--gpus=1|--gpus-per-node=1|--input=x|-i x|-d x|--dependency=afterok:1|--begin=now
+-b now|-H|--hold|-W|--wait|--test-only|-Mx|-N2|--nodes=2|-n2|--ntasks=2|--uid=0|--signal=USR1|--open-mode=truncate
+--quiet|--tres-per-task=gres/gpu:1
+"""
+OTHER_OPTIONS = """
+--constraint=ib|-C ib|-Cib|--nodelist=n1|-w n1|--exclude=n1|-x n1|--exclusive|--nice=5|-p gpu|--partition=gpu|-A acct
+-q long|--reservation=r|--mail-user=a@b|--licenses=x:2|-s|--wckey=x|--mem-bind=local|--cpu-freq=high|--tmp=10G
+--switches=1|--deadline=now+1hour
+"""
+
+
+@pytest.mark.parametrize(("options", "passed_on"), [(OPTIONS_OF_SPOOL, False), (OTHER_OPTIONS, True)])
+def test_no_option_for_slurm_sets_what_spool_sets_itself(options: str, passed_on: bool) -> None:
+    """However it is spelled: short, in a bundle, cut short, with its value or without; every other is passed on."""
+    for option in options.strip().replace("\n", "|").split("|"):
+        text = f'executor = "slurm"\nexecutor_options = [{toml.quote(option)}]'
+        if passed_on:
+            assert parsed(text).part("engines") == (option,)
+        else:
+            (problem,) = problems(f'command = "x"\n{text}')
+            assert '"executor_options' in problem, option
+
+
+def test_the_default_idle_time_of_gpus_is_for_jobs_on_this_machine() -> None:
+    """A job of an engine does not have it; its own idle time, or its container, has a reason to be refused there."""
+    defaults, _ = jobfile.defaults_of({"gpu_idle": "30m", "gpu_idle_action": "stop", "cpus": 2})
+    there = jobfile.parse(b'command = "x"\nexecutor = "slurm"\n', name="x", defaults=defaults)
+    assert (there.gpu_idle_ns, there.gpu_idle_action, there.request.cpus) == (None, "warn", 2)
+    assert "gpu_idle" not in jobfile.from_defaults(defaults, b'command = "x"\nexecutor = "slurm"\n')
+    with pytest.raises(InvalidJob, match="executor"):
+        jobfile.parse(b'command = "x"\nexecutor = ["slurm"]\n', name="x", defaults=defaults)
+    usual = jobfile.parse(b'command = "x"\n', name="x", defaults=defaults)
+    assert usual.gpu_idle_ns is not None
+    assert jobfile.why_not_there(usual, "slurm") is None
+    own = jobfile.parse(b'command = "x"\ngpu_idle = "20m"\n', name="x", defaults=defaults)
+    assert (jobfile.why_not_there(own, "slurm") or "").startswith("its gpu_idle has no effect in Slurm")
+    why = jobfile.why_not_there(parsed('container = "x"'), "slurm") or ""
+    assert why.startswith("its container is for this machine alone; for Slurm write the runtime into the command")
+
+
+@pytest.mark.parametrize("key", ['gpu_idle = "0s"', "keep_session = false", "resources = {}"])
+def test_a_key_that_says_nothing_is_no_problem_on_an_engine(key: str) -> None:
+    """No idle time, no session and no resource are what a job of an engine has."""
+    assert parsed(f'executor = "slurm"\n{key}').executor == "slurm"
+
+
+@pytest.mark.parametrize("engine", ["slurm", "sge"])
+@pytest.mark.parametrize(
+    ("asked", "key"), [('gpu_min_memory = "40G"', "gpu_min_memory"), ('gpu_type = ["A100", "H100"]', "gpu_type")]
+)
+def test_what_an_engine_cannot_be_asked_of_gpus_is_refused_at_submission(engine: str, asked: str, key: str) -> None:
+    """The same is fine on this machine, and one type is fine everywhere."""
+    text = f'command = "true"\ngpus = 1\n{asked}\nexecutor = "{engine}"\n'
+    with pytest.raises(InvalidJob, match=f"{key}.*name one gpu_type"):
+        jobfile.parse(text.encode(), name="x")
+    jobfile.parse(text.replace(engine, "process").encode(), name="x")
+    jobfile.parse(text.replace(asked, 'gpu_type = "A100"').encode(), name="x")
+
+
+def test_what_a_plugin_adds_for_gpus_of_this_machine_is_left_out() -> None:
+    """A job on a cluster has no `gpu_idle`."""
+    said = [("p", {"gpu_idle": "1h", "preemptible": True})]
+    there = b'command = "true"\nexecutor = "slurm"\n'
+    assert dict(jobfile.additions("x", there, said, jobfile.NO_DEFAULTS)[0]) == {"p": {"preemptible": True}}
