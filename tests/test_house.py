@@ -596,11 +596,6 @@ WORDS = {
 SPOKEN_OF: dict[str, tuple[str, str]] = {
     "engines": ("what replaces a key that is gone; variables that a script expects", "formats/config query/foresight"),
     "foreign": ("variables that a script expects", "query/foresight"),
-    "containers": ("how else to run one in a terminal", "formats/jobfile"),
-    "here": (
-        "the key `terminal`",
-        "client/requests core/model core/reasons formats/jobfile formats/keys",
-    ),
     "machine": (
         "whether a machine is shared decides every start, so the gate and its view stay",
         "core/constraints core/model core/scheduler formats/config formats/run_records formats/state dispatcher/leases"
