@@ -566,6 +566,68 @@ def test_arrows_go_down_only() -> None:
     assert not wrong
 
 
+def test_no_capability_needs_another() -> None:
+    """A folder of extras imports and names no other, so that each can be deleted alone."""
+    named = re.compile(r"\bspool\.extras\.([a-z]+)")
+    wrong = [
+        f"{module.path} names {other}"
+        for module in modules()
+        if module.layer == "extras" and "/" in module.path.removeprefix("extras/")
+        for other in named.findall(module.text)
+        if other != module.path.split("/")[1]
+    ]
+    assert not wrong
+
+
+# Capability -> what only its folder speaks of.
+WORDS = {
+    "amd": r"\bamd\b|rocm",
+    "capture": r"(?<!no-)capture",
+    "containers": r"podman|docker|apptainer",
+    "engines": r"slurm|sbatch|qsub|\bsge\b|grid engine",
+    "foreign": r"gflow|\bpbs\b|\blsf\b",
+    "functions": r"cloudpickle",
+    "here": r"run --here",
+    "machine": r"arbiter|machine\.toml",
+    "metrics": r"prometheus",
+    "notify": r"apprise|sendmail",
+    "page": r"status.page|jinja",
+    "plot": r"matplotlib|\bsvg\b",
+    "simulate": r"simulat|\bswf\b",
+    "top": r"textual\b",
+}
+# Capability -> why modules of the core speak of it all the same, and which.
+SPOKEN_OF: dict[str, tuple[str, str]] = {
+    "engines": ("what replaces a key that is gone; variables that a script expects", "formats/config query/foresight"),
+    "foreign": ("variables that a script expects", "query/foresight"),
+    "machine": (
+        "whether a machine is shared decides every start, so the gate and its view stay",
+        "core/constraints core/model core/scheduler formats/config formats/run_records formats/state dispatcher/leases"
+        " dispatcher/loop dispatcher/planner state/run state/world query/explain query/foresight query/shared"
+        " query/snapshot",
+    ),
+    "simulate": (
+        "decisions that only a simulation asks for are taken by the same function",
+        "core/model core/playback core/priority core/scheduler",
+    ),
+}
+
+
+def test_the_core_speaks_of_no_capability() -> None:
+    """No module below the commands has a word that belongs to a capability, or it is listed with the reason."""
+    floors = ("core", "formats", "store", "dispatcher", "state", "query", "client")
+    found = {
+        capability: {
+            module.path.removesuffix(".py")
+            for module in modules()
+            if module.layer in floors and re.search(pattern, module.text, re.IGNORECASE)
+        }
+        for capability, pattern in WORDS.items()
+    }
+    listed = {capability: set(SPOKEN_OF.get(capability, ("", ""))[1].split()) for capability in WORDS}
+    assert found == listed
+
+
 def test_every_folder_is_a_layer() -> None:
     """A folder beside the known ones would stand outside of the arrows."""
     assert {module.layer for module in modules()} - {""} == set(LAYERS)

@@ -145,8 +145,8 @@ def test_a_guess_that_was_too_small_is_no_fault_of_the_job() -> None:
     assert may_grow(spec, replace(last, outcome=State.FAILED), ROOMY) is spec
     stated = Spec("true", request=Request(memory_bytes=4 * GIB))
     assert may_grow(stated, last, ROOMY) is stated
-    here = replace(spec, terminal="spool-here-1")
-    assert may_grow(here, last, ROOMY) is here, "it has one run, in this terminal"
+    once = replace(spec, requeue=False)
+    assert may_grow(once, last, ROOMY) is once
 
 
 def test_gpu_memory_is_that_of_whole_gpus_until_a_run_has_shown_its_use() -> None:

@@ -32,16 +32,7 @@ def test_only_what_nobody_has_set_before_is_taken() -> None:
     assert left[0] == "plugin p: cpus is set already and stays as it is"
 
 
-def test_what_has_no_meaning_for_the_job_is_left_out() -> None:
-    """As of `[defaults]`: a job in a terminal has one run."""
-    said = {"p": {"gpu_idle": "1h", "retry": {"max": 1}, "preemptible": True}}
-    in_terminal = taken(said, b'command = "true"\nterminal = "x"\n')[0]
-    assert in_terminal == {"p": {"gpu_idle": "1h"}}
-
-
-@pytest.mark.parametrize(
-    "key", ["command", "script", "array", "matrix", "rows", "max_running", "depends_on", "task", "terminal"]
-)
+@pytest.mark.parametrize("key", ["command", "script", "array", "matrix", "rows", "max_running", "depends_on", "task"])
 def test_keys_that_make_another_job_of_it_are_refused(key: str) -> None:
     """With the plugin and the key."""
     with pytest.raises(InvalidValue, match=f'plugin p: cannot add "{key}"'):

@@ -94,7 +94,7 @@ _COMMANDS = {  # where a verb is the `command` of no module of its own
     "move": "edit:move", "signal": "signals:command",
 }  # fmt: skip
 _ELSEWHERE = {
-    "sbatch": "submit", "gbatch": "submit", "add": "submit", "srun": "run", "salloc": "run --here", "sprio": "why",
+    "sbatch": "submit", "gbatch": "submit", "add": "submit", "srun": "run", "salloc": "run", "sprio": "why",
     "squeue": "ls", "gqueue": "ls", "queue": "ls", "list": "ls", "status": "ls", "ps": "ls",
     "scancel": "cancel", "gcancel": "cancel", "kill": "cancel", "rm": "cancel", "remove": "cancel", "delete": "cancel",
     "logs": "log", "tail": "log", "cat": "log", "follow": "log -f", "start": "dispatch",

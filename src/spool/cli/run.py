@@ -9,8 +9,9 @@ import stat
 import sys
 import termios
 import time
+from collections.abc import Callable
 from functools import partial
-from importlib import import_module
+from inspect import cleandoc
 from typing import Any
 
 import click
@@ -33,12 +34,23 @@ from spool.client import submit as submitting
 from spool.client.output import Follower, OutputPiece, Stream
 from spool.client.requests import Requests
 from spool.core import layout
+from spool.core.capability import OtherWay
 from spool.core.errors import ExitCode, SpoolError, SpoolUnusable, cannot
 from spool.core.model import State
+from spool.formats.capabilities import contributed, loaded
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
-_HERE = "spool.extras.here.command"  # imported for --here: it needs half of the program
+_WAYS: tuple[OtherWay, ...] = tuple(way for _, way in contributed("way"))
+
+
+def _other_ways(function: Callable[..., int]) -> Callable[..., int]:
+    """Give the verb the options of its other ways, and their part of the help."""
+    for way in reversed(_WAYS):
+        option = partial(click.option, way.option, "runs", cls=SpelledOption, section=COMMON_TITLE, default=None)
+        function = option(flag_value=way.runs, help=way.help)(function)
+    function.__doc__ = "\n\n".join([cleandoc(function.__doc__ or ""), *(way.text for way in _WAYS)])
+    return function
 
 
 @click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
@@ -52,14 +64,8 @@ _HERE = "spool.extras.here.command"  # imported for --here: it needs half of the
     is_flag=True,
     help="Print only the job's output.",
 )
-@click.option(
-    "--here",
-    cls=SpelledOption,
-    section=COMMON_TITLE,
-    is_flag=True,
-    help="Run it in this terminal once it is its turn; without a command, open a shell.",
-)
-@partial(key_options, alone={"shell": "Alone: open a shell here."})
+@_other_ways
+@partial(key_options, alone=dict(way.alone for way in _WAYS))
 @export_option
 @replace_option
 @strict_option
@@ -74,7 +80,7 @@ def command(
     replace: bool,
     quiet: bool,
     strict: bool,
-    here: bool,
+    runs: str | None,
     export: tuple[str, ...],
     words: tuple[str, ...],
     **_: Any,
@@ -90,17 +96,11 @@ def command(
 
       spool run -g 1 -- python train.py
       spool run -c 'make -j4 && make check' --cpus 4
-
-    With --here the command runs in this terminal, as if the shell had started it: with its input, its colours, your
-    whole environment, and Ctrl-C and Ctrl-Z. What it prints is in no log. It waits its turn as any job does, and ends
-    with the terminal. Inside a job, it just runs.
-
-      spool run --here -g 1 -- python train.py
-      spool run --here -g 1 -t 2h           a shell with a GPU
     """
     request = asked(ctx, words, name, shell_command)
-    if here or request.values.get("shell") == [""]:
-        code: int = import_module(_HERE).run_here(ctx.obj, request, quiet=quiet, strict=strict, replaces=replace)
+    runs = runs or next((way.runs for way in _WAYS if request.values.get(way.alone[0]) == [""]), None)
+    if runs is not None:
+        code: int = loaded(runs)(ctx.obj, request, quiet=quiet, strict=strict, replaces=replace)
         return code
     _check_readable(ctx.obj)
     draft = draft_of(request, ctx.obj, stderr_apart=not _one_output())

@@ -15,11 +15,12 @@ from enum import StrEnum
 from msgspec import Struct
 
 from spool.core import layout
-from spool.core.errors import InvalidFile, NoSuchJob, SpoolError, cannot
+from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Stop, StopKind
 from spool.core.names import LOCAL_EXECUTORS, engine_title
 from spool.formats import run_records
+from spool.formats.capabilities import one_run_keys
 from spool.store.disk import Disk, status_of
 from spool.store.ownership import check_owner
 from spool.store.reading import is_too_long, read_bytes
@@ -51,16 +52,10 @@ class ChangeKind(StrEnum):
     WOULD_BE_STOPPED_AND_QUEUED = "would be stopped and queued again"
 
 
-def _refuse_terminal(name: str, text: bytes | None) -> None:
-    """Raise SpoolError if that is the file of a job of `spool run --here`, which has one run, in one terminal."""
-    if text is not None and b"terminal" in text:  # rarely, so few files are parsed for this
-        from spool.formats import toml
-
-        with suppress(InvalidFile):
-            if "terminal" in toml.read(text, "the job file"):
-                why = "it belongs to the terminal of a `spool run --here`"
-                remedy = f"run its command with `spool run --here` again, or in the background: `spool rerun {name}`"
-                raise SpoolError(cannot("requeue", f"job {name}", why, remedy=remedy))
+def _check_for_another_run(name: str, text: bytes | None) -> None:
+    """Raise SpoolError if that is a job file with a key that only one run can have."""
+    for why in one_run_keys(text or b"").values():
+        raise SpoolError(cannot("requeue", f"job {name}", why))
 
 
 _WOULD = {
@@ -132,13 +127,13 @@ class Requests:
         places = self._spool.places(name)
         source = next((place for place in moves if place in places), None)
         if change is None:
-            _refuse_terminal(name, self._spool.job_text(source, name) if source else None)
+            _check_for_another_run(name, self._spool.job_text(source, name) if source else None)
             return self._move("requeue", name, moves, QUEUED, dry_run=dry_run)
         if source is None:
             raise self._not_there("requeue", name, places)
         self._check_text(name, source)
         new = change(name, self._spool.job_text(source, name) or b"")
-        _refuse_terminal(name, new)
+        _check_for_another_run(name, new)
         if dry_run:
             return Change(_WOULD[moves[source]], source)
         return self._replace_and_move(name, source, moves[source], new)

@@ -57,6 +57,22 @@ class EngineOffer:
         self.shortcut = shortcut
 
 
+class OtherWay:
+    """Another way of `spool run`, with an option of its own.
+
+    * `option`: its spelling; `help`, `text`: its line of help, and what the verb's help says of it.
+    * `alone`: a key whose option, given without a value, means this way too, and what its help says of that.
+    * `runs`: `(root, Asked, *, quiet, strict, replaces) -> int`: takes the place of the verb; the exit code.
+    """
+
+    def __init__(self, option: str, help: str, text: str, runs: str, *, alone: tuple[str, str]) -> None:  # noqa: A002
+        self.option = option
+        self.help = help
+        self.text = text
+        self.runs = runs
+        self.alone = alone
+
+
 class GpuVendor:
     """GPUs that NVML does not list, which are asked for beside it where they may be.
 
@@ -96,10 +112,13 @@ class Capability:
     * `only_elsewhere`: why a job of this machine cannot have its keys; `{}` is the name of its executor.
     * `engines`: the engines that it offers, by the names that `executor` has in job files.
     * `search`: `() -> Iterable[Capability]`: further capabilities that installed packages offer, in a way of its own.
+    * `running`: what lists say of a running job that has its keys, if there is nothing else to say.
     * `by_others`: whether processes of such a run may be started by others than its wrapper, as those of a daemon are.
     * `problem`: `(Spec) -> str | None`: why a job that has its keys cannot start on this machine; None if it can.
     * `doubts`: `(Spec, Config) -> Iterable[str]`: what of its keys in a job will not work; told at submission.
     * `launch`: `(Spec, Assignments, ActiveRun) -> Assignments`: changes what is written for the wrapper of such a run.
+    * `starts`: `(Launch, LocalProcesses) -> LocalRun`: starts such a run in place of its executor. Its wrapper is no
+      child of the dispatcher, and enters none of its control groups.
     * `files`: a tuple of `formats.validation.FileKind`: the files that are its own, for `spool check` and the schemas.
     * `leases`: the class of the `dispatcher.leases.Leases` by which a dispatcher starts jobs on a shared machine.
     * `sharing`: `(directory, owner, uid, now_ns) -> query.shared.MachineSharing`: what the users of one have of it.
@@ -109,6 +128,7 @@ class Capability:
     * `listener`: the class of a `Listener`, whose kind is the capability's name; it runs once `listens`,
       `(Config) -> bool`, or at the request of a job if `for_jobs`.
     * `verbs`: its verbs, by name.
+    * `way`: an `OtherWay` of `spool run`.
     * `completions`: for an option, by its name in Python, `(Spool) -> Iterable[str]`: the words that a shell offers.
     * `charts`: what draws the charts of verbs, a `cli.charts.Charts`.
     * `told`: `(RunDetails) -> Iterable[tuple[str, str]]`: its lines of `spool show`, title and text.
@@ -131,6 +151,7 @@ class Capability:
         job: str = "",
         config: str = "",
         only_here: str = "",
+        running: str = "",
         only_elsewhere: str = "",
         engines: Mapping[str, EngineOffer] | None = None,
         search: str = "",
@@ -138,6 +159,7 @@ class Capability:
         problem: str = "",
         doubts: str = "",
         launch: str = "",
+        starts: str = "",
         files: str = "",
         leases: str = "",
         sharing: str = "",
@@ -148,6 +170,7 @@ class Capability:
         listens: str = "",
         for_jobs: bool = False,
         verbs: Mapping[str, ContributedVerb] | None = None,
+        way: str = "",
         completions: Mapping[str, str] | None = None,
         charts: str = "",
         told: str = "",
@@ -165,6 +188,7 @@ class Capability:
         self.job = job
         self.config = config
         self.only_here = only_here
+        self.running = running
         self.only_elsewhere = only_elsewhere
         self.engines = engines or {}
         self.search = search
@@ -172,6 +196,7 @@ class Capability:
         self.problem = problem
         self.doubts = doubts
         self.launch = launch
+        self.starts = starts
         self.files = files
         self.leases = leases
         self.sharing = sharing
@@ -182,6 +207,7 @@ class Capability:
         self.listens = listens
         self.for_jobs = for_jobs
         self.verbs = verbs or {}
+        self.way = way
         self.completions = completions or {}
         self.charts = charts
         self.told = told

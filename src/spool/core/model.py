@@ -208,7 +208,6 @@ class Spec(Struct, frozen=True):
     epilog: str | None = None
     executor: str | None = None  # None is the configured default
     keep_session: bool | None = None  # None is the configured default
-    terminal: str | None = None  # the process of `spool run --here` in whose terminal the command runs
     project: str | None = None
     tags: tuple[str, ...] = ()
     comment: str | None = None

@@ -40,9 +40,6 @@ CODES = (
     "executor",
 )
 
-IN_A_TERMINAL = "in a terminal"
-"""What a list says of a run of `spool run --here` if there is nothing else to say."""
-
 INSTANT = re.compile(r"(due )?\b(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)", re.ASCII)
 """An instant in a sentence; one that is "due" reads as the time until then."""
 

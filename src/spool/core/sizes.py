@@ -218,11 +218,11 @@ def _gpu_memory(stated: Request, kind: _Peaks | None, most: Most) -> tuple[int |
 def may_grow(spec: Spec, result: Result, most: Most) -> Spec:
     """Return *spec* so that a run which was killed for too little of what spool worked out is followed by a larger one.
 
-    That is no fault of the job, so it needs no `retry`. After a run that had all the memory there is, `retry` decides.
-    A job in a terminal has one run.
+    That is no fault of the job, so it needs no `retry`. After a run that had all the memory there is, `retry` decides,
+    as it does for a job that is not requeued.
     """
     granted = result.grant.memory_bytes
-    if not spec.request.memory_auto or result.outcome is not State.OUT_OF_MEMORY or granted is None or spec.terminal:
+    if not (spec.request.memory_auto and spec.requeue) or result.outcome is not State.OUT_OF_MEMORY or granted is None:
         return spec
     if most.memory_bytes is not None and granted >= most.memory_bytes:
         return spec

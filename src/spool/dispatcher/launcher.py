@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from importlib import import_module
 
 from msgspec import Struct
 
@@ -29,7 +28,7 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.planner import Shortage
 from spool.executors import Executor, Launch
 from spool.formats import journal, run_records, wrapper
-from spool.formats.capabilities import contributed, loaded
+from spool.formats.capabilities import loaded, used_by
 from spool.formats.config import Config
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
@@ -47,7 +46,6 @@ log = logging.getLogger(__name__)
 
 _LOAD_AGAIN_NS = SECOND_NS  # for an executor that could not be imported
 
-_HERE = "spool.extras.here.launching"  # imported for the first job in a terminal
 IN_THE_WAY = "running/ already has a file with its name that belongs to no run: move that file away"
 SILENT_NS = 30_000_000_000  # how long a launched wrapper may take to write its jid
 
@@ -271,7 +269,7 @@ class Launcher:
     def _write(self, live: ActiveRun, texts: Answer | None) -> tuple[bytes, RunGroup | None]:
         """Write the wrapper of a run, and create the control group that limits its memory and CPUs, if possible."""
         groups, group, grant = self._executors.groups(live.executor), None, live.grant
-        if live.spec.terminal is not None:  # its wrapper comes from a session that may not enter our groups
+        if _starts(live.spec):  # its wrapper comes from a session that may not enter our groups
             groups = None
         if groups is not None and (grant.memory_bytes is not None or (grant.cpu_list and groups.binds_cpus())):
             group = groups.create(live.name, live.run, grant.memory_bytes, grant.cpu_list)
@@ -327,10 +325,10 @@ class Launcher:
             at_once=self._at_once(live.spec),
         )
         try:
-            if live.spec.terminal is None:
-                handle = self._executors[live.executor].start(launch)
+            if starts := _starts(live.spec):
+                handle = loaded(starts)(launch, self._executors.local)
             else:
-                handle = import_module(_HERE).start(launch, self._executors.local)
+                handle = self._executors[live.executor].start(launch)
         except StartRefused as error:
             live.taken_back(str(error))
             self._shortage.refused(live, str(error), now_ns)
@@ -343,6 +341,11 @@ class Launcher:
             if live.elsewhere is None:
                 self._shortage.tries(live)
         return False
+
+
+def _starts(spec: Spec) -> str:
+    """Return what starts a run in place of its executor; "": nothing does."""
+    return next((each.starts for each in used_by(spec) if each.starts), "")
 
 
 def _remove(group: RunGroup | None) -> None:
@@ -475,11 +478,9 @@ class WrapperWriter:
             nicer=0 if spec.nice is None else spec.nice - os.getpriority(os.PRIO_PROCESS, 0),
             cgroup=str(group.procs) if group is not None else None,
         )
-        if spec.terminal is not None:
-            written = import_module(_HERE).in_terminal(written, spec)
-        for capability, launched in contributed("launch") if spec.parts else ():
-            if spec.part(capability.name) is not None:
-                written = launched(spec, written, live)
+        for capability in used_by(spec):
+            if capability.launch:
+                written = loaded(capability.launch)(spec, written, live)
         return wrapper.render(written)
 
     def _environment(self, live: ActiveRun, metadir: str) -> dict[str, str]:

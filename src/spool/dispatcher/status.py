@@ -13,12 +13,12 @@ from typing import assert_never
 from spool.core import layout, phases
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, shown, suspended_words
 from spool.core.model import SECOND_NS, Jid, Machine, Spec, State
-from spool.core.reasons import IN_A_TERMINAL
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.context import Context
 from spool.dispatcher.inotify import DirectoryWatcher
 from spool.dispatcher.timers import Pace
+from spool.formats.capabilities import running_words
 from spool.formats.state import (
     GpuUseView,
     GpuView,
@@ -243,8 +243,8 @@ class StatusWriter:
         state, reason = self._state_of(live)
         request, watch = live.requested.request, live.gpu_watch
         idle = watch.words(live.spec) if watch is not None else ""
-        if live.spec.terminal is not None and state is State.RUNNING:
-            idle = idle or IN_A_TERMINAL
+        if not idle and state is State.RUNNING:
+            idle = running_words(live.spec)
         return JobView(
             state=state,
             beside=_beside(self._state.jobs.get(live.name), live.inode),

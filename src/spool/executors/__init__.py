@@ -14,7 +14,7 @@ from spool.core.model import Jid, Machine, Spec
 from spool.core.names import LOCAL_EXECUTORS
 from spool.executors.base import Engine, EngineEnd, Executor, Home, Launch, RunHandle, Usage
 from spool.executors.local import LocalProcesses
-from spool.formats.capabilities import capabilities, engine_offer, executors, is_of_a_package, loaded
+from spool.formats.capabilities import engine_offer, executors, is_of_a_package, loaded, used_by
 from spool.formats.config import Config
 from spool.formats.jobfile import why_not_there
 from spool.machine.cgroups import RunGroups
@@ -105,7 +105,7 @@ class Executors:
         """Return why a job cannot be started: its executor cannot start anything, or rejects one of its keys."""
         request = spec.request
         here = spec.keep_session or spec.gpu_idle_ns is not None or request.resources or request.gpu_memory_auto
-        if here or spec.terminal is not None or spec.parts:
+        if here or spec.parts:
             why = why_not_there(spec, spec.executor or self._default())
             if why is not None:
                 return why
@@ -113,16 +113,15 @@ class Executors:
 
     def _part_problem(self, spec: Spec) -> str | None:
         """Return why a capability whose keys a job has cannot be used here; kept like the answers about executors."""
-        for name, part in spec.parts:
-            capability = next((each for each in capabilities() if each.name == name), None)
-            if capability is None or not capability.problem:
+        for capability in used_by(spec):
+            if not capability.problem:
                 continue
-            asked = name, part, spec.env
+            asked = capability.name, spec.part(capability.name), spec.env
             if asked not in self._parts:
                 try:
                     self._parts[asked] = loaded(capability.problem)(spec)
                 except (ImportError, OSError) as error:
-                    self._parts[asked] = f"cannot load what its {name} need: {why_not_imported(error)}"
+                    self._parts[asked] = f"cannot load what its {capability.name} need: {why_not_imported(error)}"
             if self._parts[asked] is not None:
                 return self._parts[asked]
         return None

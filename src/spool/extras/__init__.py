@@ -55,6 +55,16 @@ TABLE = (
         search="spool.extras.engines:offered",
     ),
     Capability(
+        "here",
+        "Runs a command in the terminal of its submitter: `spool run --here`.",
+        job="spool.extras.here:JOB",
+        only_here="is one of this machine, and its job runs here",
+        running="in a terminal",
+        launch="spool.extras.here.launching:launched",
+        starts="spool.extras.here.launching:start",
+        way="spool.extras.here:WAY",
+    ),
+    Capability(
         "machine",
         "Lets users who do not trust each other share the machine: an arbiter gives their spools turns.",
         files="spool.extras.machine.machinefile:FILES",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from spool.core.capability import Capability, EngineOffer
+    from spool.core.model import Spec
     from spool.formats.key import Key, Part
 
 GROUP = "spool.capabilities"
@@ -135,6 +136,31 @@ def contributed(column: str) -> Iterator[tuple[Capability, Any]]:
 def only(column: str) -> Any | None:
     """Return the object of the one capability that has something in that column; None if there is none."""
     return next((found for _, found in contributed(column)), None)
+
+
+def used_by(spec: Spec) -> list[Capability]:
+    """Return the capabilities whose keys a job has."""
+    return [each for each in capabilities() if spec.part(each.name) is not None] if spec.parts else []
+
+
+def running_words(spec: Spec) -> str:
+    """Return what a list says of a job that runs if there is nothing else to say."""
+    return next((each.running for each in used_by(spec) if each.running), "")
+
+
+def one_run_keys(data: bytes) -> dict[str, str]:
+    """Return the keys of the job file *data* that only one run can have, each with the reason."""
+    bound = {name: part.once for part in parts("job").values() if part.once for name in part.names}
+    if not any(name.encode() in data for name in bound):
+        return {}  # nearly always, so few files are parsed for this
+    from spool.core.errors import InvalidFile
+    from spool.formats import toml
+
+    try:
+        stated = toml.read(data, "the job file")
+    except InvalidFile:
+        return {}
+    return {name: why for name, why in bound.items() if name in stated}
 
 
 def parts(column: str) -> dict[str, Part]:

@@ -32,7 +32,7 @@ from spool.core.model import (
 from spool.core.names import ANY_GPU_TYPE, LIMITS, LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of, engine_title
 from spool.core.units import parse_duration
 from spool.formats import keys, toml, values
-from spool.formats.capabilities import contributed, engine_offer, loaded
+from spool.formats.capabilities import contributed, engine_offer, loaded, parts
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import MAX_TASKS, Matrix, Names, Rows, Text
@@ -47,6 +47,8 @@ Added = Sequence[tuple[str, Mapping[str, Any]]]
 _MOST_GPU_TYPES = 16
 
 NO_DEFAULTS = JobDefaults()
+
+_PARTS = tuple(parts("job").values())
 
 
 def parse(
@@ -113,8 +115,9 @@ def _applicable(defaults: JobDefaults, document: Mapping[str, Any]) -> Mapping[s
     without: tuple[str, ...] = () if has_shell else ("setup",)
     if isinstance(executor, str) and engine_of(executor) is not None:
         without = (*without, "gpu_idle", "gpu_idle_action")
-    if "terminal" in document:
-        without = (*without, "retry", "preemptible", "stdout", "stderr")
+    for part in _PARTS:
+        if part.excludes and not part.names.isdisjoint(document):
+            without = (*without, *part.excludes)
     return {key: value for key, value in defaults.keys.items() if key not in without} if without else defaults.keys
 
 
@@ -296,8 +299,10 @@ def _check_together(reading: Reading) -> None:
         problems.add(("setup",), f'{why}, or "shell" as /bin/sh or /bin/bash')
     if "executor" in found[""]:
         _check_place(reading, found[""]["executor"])
-    if "terminal" in document:
-        _check_terminal(reading)
+    for part in _PARTS:
+        if part.excludes and not part.names.isdisjoint(document):
+            for key in filter(document.get, part.excludes):
+                problems.add((key,), f'does not go with "{part.keys[0].name}": {part.excludes[key]}')
     if document.get("depends_on") == {} and not problems:  # or there were keys, but wrong ones
         problems.add(("depends_on",), 'is an empty table; set "all", "any", "ended", "failed" or "each"')
     factor = found.get("retry", {}).get("memory_factor")
@@ -310,19 +315,6 @@ def _check_together(reading: Reading) -> None:
     elif "max_running" in document:
         why = 'needs "array", "matrix" or "rows"; to limit several jobs together use "group"'
         problems.add(("max_running",), why)
-
-
-def _check_terminal(reading: Reading) -> None:
-    """Add the keys that would give a job in a terminal more than one run, or take it from there."""
-    for key in ("array", "matrix", "rows", "retry", "preemptible"):
-        if reading.document.get(key):
-            reading.problems.add((key,), 'does not go with "terminal": such a job has one run, in one terminal')
-    for key in ("stdout", "stderr"):
-        if reading.document.get(key):
-            reading.problems.add((key,), 'does not go with "terminal": it prints there; redirect it as in any shell')
-    if reading.document.get("container"):
-        why = 'does not go with "terminal": start it by its runtime, as in `spool run --here -- podman run -it IMAGE`'
-        reading.problems.add(("container",), why)
 
 
 def _can_set_up(document: Mapping[str, Any]) -> bool:
@@ -348,7 +340,6 @@ def _check_place(reading: Reading, executor: str) -> None:
         set_here.get("gpu_idle_ns") is not None,
         isinstance(asked.get("gpu_memory_bytes"), values.AutoSize),
         bool(asked.get("resources")),
-        "terminal" in set_here,
     )
     for (key, why), is_stated in zip(_NOT_ELSEWHERE.items(), stated, strict=True):
         if is_stated:
@@ -363,7 +354,6 @@ _NOT_ELSEWHERE = {
     "gpu_idle": "has no effect in {}, where spool does not see the GPUs; leave it out, or set `time_limit` instead",
     "gpu_memory": 'is "auto", which learns from the GPUs of this machine; in {} state a size, or leave it out',
     "resources": "are counted on this machine alone; name what {} counts in `executor_options`, as --licenses=NAME:N",
-    "terminal": "is one of this machine, and its job runs here",
 }
 """The keys that mean something on this machine only, with the remedy for a job of an engine."""
 
@@ -384,7 +374,6 @@ def why_not_there(spec: Spec, executor: str) -> str | None:
             idle_ns is not None,
             spec.request.gpu_memory_auto,
             bool(spec.request.resources),
-            spec.terminal is not None,
         )
         for key, is_stated in zip(_NOT_ELSEWHERE, stated, strict=True):
             if is_stated:
@@ -546,7 +535,9 @@ _DEFAULTS_FORMAT = Format(keys.DEFAULTS, {**values.KINDS, **_KINDS}, InvalidConf
 # entries have options.
 _REPLACED = {key.name for key in keys.JOB.keys if key.kind in ("command", "workdir", "output", "script")}
 _ARRAY_ONLY = {key.name for key in keys.JOB.keys if key.array_only}
-_NEVER_ADDED = {*_ARRAY_ONLY, "command", "script", "task", "depends_on", "terminal"}
+_NEVER_ADDED = {*_ARRAY_ONLY, "command", "script", "task", "depends_on"}.union(
+    *(part.names for part in _PARTS if part.once)
+)
 _ADDED_TO = {
     key.name for key in keys.JOB.keys if key.kind in ("variables", "amounts") or (key.table and not key.option)
 }

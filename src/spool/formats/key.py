@@ -7,7 +7,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
 MOST = 1_000_000
@@ -101,12 +101,19 @@ class Part:
 
     *reader* names the `PartReader` as "module:attribute". A key that is no table has a `field` with a dot, such as
     "metrics.path", so that its value is found with the others of its part. Each states its `default`.
+
+    *excludes* are keys of the file that one with its keys cannot have, each with the reason. Defaults do not add them.
+    *once*: why only one run can have its keys; such a job is not queued again, and copies of it are without.
     """
 
-    def __init__(self, *keys: Key, after: str, reader: str) -> None:
+    def __init__(
+        self, *keys: Key, after: str, reader: str, excludes: Mapping[str, str] | None = None, once: str = ""
+    ) -> None:
         self.keys = keys
         self.after = after
         self.reader = reader
+        self.excludes = excludes or {}
+        self.once = once
 
     @property
     def names(self) -> frozenset[str]:

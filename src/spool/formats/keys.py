@@ -240,9 +240,6 @@ _RUNNING = with_parts("job", (
     Key("keep_session", "flag",
         "Whether to keep the job's tmux session open after it ends. Default: from the configuration.",
         option="--keep-session --no-keep-session"),
-    Key("terminal", "label",
-        "The terminal in which the command runs: the process of the `spool run --here` that writes this key and waits "
-        "for the job. Once it is gone, the job fails. Not for arrays, nor with `retry`, `preemptible` or outputs."),
 ))
 
 _PEOPLE = with_parts("job", (

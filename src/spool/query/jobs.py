@@ -28,7 +28,8 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended_words
 from spool.core.model import NOT_SUSPENDED, SECOND_NS, JobDefaults, Result, Spec, State, Suspension
 from spool.core.names import LOCAL_EXECUTORS, engine_title, is_pattern
-from spool.core.reasons import IN_A_TERMINAL, instant
+from spool.core.reasons import instant
+from spool.formats.capabilities import running_words
 from spool.formats.history import job_of_line, parse_history_line
 from spool.formats.run_records import GrantRecord
 from spool.formats.state import JobView, StateView
@@ -503,8 +504,8 @@ class JobLister:
         if not reason and spec is not None and spec.gpu_idle_ns is not None:
             watch = self.gpu_watch(name, run)
             reason = watch.words(spec) if watch is not None else ""
-        if not reason and spec is not None and spec.terminal is not None and found.state is State.RUNNING:
-            reason = IN_A_TERMINAL
+        if not reason and spec is not None and found.state is State.RUNNING:
+            reason = running_words(spec)
         return JobRow(
             name,
             found.state or State.STARTING,

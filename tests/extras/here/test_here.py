@@ -24,6 +24,8 @@ import pytest
 import spool
 from plugins.fake_nvml import FakeNvml
 from served import Served
+from spool.core.errors import InvalidValue
+from spool.formats import jobfile
 from support import PATIENCE_S, wait_for
 
 EXECUTORS = ("process", "sh")
@@ -480,7 +482,7 @@ def test_what_ran_in_a_terminal_is_not_run_without_it(desk: Desk) -> None:
     desk.served.wait_done("once")
     for words in (("requeue", "once"), ("requeue", "once", "--with", "cpus=1")):
         done = desk.served.spool(*words)
-        assert (done.returncode, "run its command with `spool run --here` again" in done.stderr) == (1, True), words
+        assert (done.returncode, "run its command with that again" in done.stderr) == (1, True), words
     assert desk.served.places("once") == ["done"]
     spool.Client(str(desk.served.root)).requeue("once", terminal=None, requeue=None)
     assert desk.served.wait_outcome("once", 2) == "finished"
@@ -556,6 +558,15 @@ def test_the_key_says_what_it_does_not_go_with(served: Served) -> None:
     for name, text in (("many", 'does not go with "terminal"'), ("away", "is one of this machine")):
         error = served.root / "queued" / f"{name}.toml.error"
         assert text in served.until(lambda error=error: error.exists() and error.read_text(), name)  # type: ignore[misc]
+
+
+def test_a_plugin_adds_nothing_that_gives_it_another_run() -> None:
+    """As from `[defaults]`, what does not go with the key is left out; the key itself is refused."""
+    said = {"p": {"gpu_idle": "1h", "retry": {"max": 1}, "preemptible": True, "stdout": "out"}}
+    data = b'command = "true"\nterminal = "x"\n'
+    assert jobfile.additions("x", data, tuple(said.items()), jobfile.NO_DEFAULTS)[0] == (("p", {"gpu_idle": "1h"}),)
+    with pytest.raises(InvalidValue, match='plugin p: cannot add "terminal"'):
+        jobfile.additions("x", b'command = "true"\n', (("p", {"terminal": "x"}),), jobfile.NO_DEFAULTS)
 
 
 @pytest.mark.parametrize("executor", [None], indirect=True)

@@ -18,8 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from extras.machine.talk import journal_of
 from served import Served, marked
-from spool.extras.machine import journal, status
+from spool.extras.machine import status
 from spool.extras.machine.status import MachineShares
 from support import ROOT, wait_for
 
@@ -42,22 +43,18 @@ resources = {{ {resources} }}
 
 def as_user(uid: int) -> list[str]:
     """Return what runs a command as the user *uid*; nothing without root."""
-    return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if are_accounts() else []
+    return _as(uid) if are_accounts() else []
+
+
+def _as(uid: int) -> list[str]:
+    return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
 
 
 def are_accounts() -> bool:
     """Whether the users are accounts of their own: that takes root, and a Python that they can run."""
     if os.getuid() != 0 or shutil.which("setpriv") is None:
         return False
-    command = [
-        "setpriv",
-        f"--reuid={SERVER}",
-        f"--regid={SERVER}",
-        "--clear-groups",
-        sys.executable,
-        "-c",
-        "import spool",
-    ]
+    command = [*_as(SERVER), sys.executable, "-c", "import spool"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     return subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 0
 
@@ -175,17 +172,6 @@ class SharedMachine:
         # Its pid is that of the arbiter itself, as setpriv becomes what it runs.
         return shares is not None and self.process is not None and shares.pid == self.process.pid and not shares.users
 
-    def leases(self) -> set[int]:
-        """Return the leases of the arbiter's journal."""
-        found: set[int] = set()
-        for text in (self.directory / "leases.jsonl").read_bytes().splitlines():
-            match journal.parse_line(text):
-                case journal.LeaseLine(lease=number):
-                    found.add(number)
-                case journal.EndLine(lease=number):
-                    found.discard(number)
-        return found
-
     # What must hold.
 
     def replay(self) -> Counter[str]:
@@ -215,7 +201,7 @@ class SharedMachine:
         """Fail unless every job has run once and finished, and nothing is left of all of it."""
         wait_for(lambda: all(user.is_done for user in self.users), what="the end of all jobs")
         wait_for(lambda: self.is_free, what="a machine without leases")
-        assert self.leases() == set()
+        assert journal_of(self.directory) == {}
         begun = self.replay()
         for user in self.users:
             assert {job: begun[job] for job in user.jobs} == dict.fromkeys(user.jobs, 1), logs(self)

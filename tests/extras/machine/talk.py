@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from spool.extras.machine import machinefile, protocol
+from spool.extras.machine import journal, machinefile, protocol
 from spool.extras.machine.arbiter import Arbiter
+from spool.extras.machine.journal import EndLine, LeaseLine
 from spool.extras.machine.protocol import LeaseRequest
 from support import wait_for
 
@@ -85,6 +86,19 @@ class Speaker:
         self.sock.close()
 
 
+def journal_of(directory: Path) -> dict[int, LeaseLine]:
+    """Return the leases that the journal has: those that another arbiter would begin with."""
+    left: dict[int, LeaseLine] = {}
+    for text in (directory / "leases.jsonl").read_bytes().splitlines():
+        line = journal.parse_line(text)
+        if isinstance(line, LeaseLine):
+            assert line.lease not in left
+            left[line.lease] = line
+        elif isinstance(line, EndLine):
+            del left[line.lease]
+    return left
+
+
 class Driven:
     """An arbiter in *directory*, with machine.toml *text*, that turns when the test wants."""
 
@@ -134,6 +148,17 @@ class Driven:
     def until(self, so: Callable[[], bool]) -> None:
         """Turn until something is so."""
         wait_for(lambda: so() or self.arbiter.turn(), what="what was waited for")
+
+    def told(self, speaker: Speaker, *orders: protocol.Order) -> None:
+        """Say something as that dispatcher, and turn until it is answered."""
+        speaker.say(*orders)
+        self.settle()
+
+    def asked(self, speaker: Speaker, cpus: int = 1, **more: object) -> int:
+        """Ask for a lease, turn until there is an answer, and return the number of the ask."""
+        number = speaker.ask(cpus, **more)
+        self.settle()
+        return number
 
     def settle(self) -> None:
         """Turn until everything that was said is answered: a new dispatcher, which came last, is welcomed."""

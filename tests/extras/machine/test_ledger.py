@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from extras.machine.talk import Driven, Speaker
+from extras.machine.talk import Driven, Speaker, journal_of
 from extras.machine.test_attacks import BOB, HOUR_NS, IS_ROOT, MACHINE, SECOND_NS, Clock, several_users
 from spool.core.model import Gpu, Grant, Machine, Policy, Pool
 from spool.extras.machine import arbiter as server
-from spool.extras.machine import journal, protocol
-from spool.extras.machine.journal import EndLine, LeaseLine
+from spool.extras.machine import protocol
 from spool.extras.machine.ledger import Holder, Lease, LeaseLedger
 from spool.extras.machine.protocol import Began, Begin, Drop, EndLease, Hold, LeaseRequest
 
@@ -33,19 +32,6 @@ requests = st.builds(
     limit_ns=st.sampled_from([0, 60 * SECOND_NS, HOUR_NS]),
     like=st.sampled_from(["", "a", "b"]),
 )
-
-
-def journal_of(directory: Path) -> dict[int, LeaseLine]:
-    """Return the leases that the journal has: those that another arbiter would begin with."""
-    left: dict[int, LeaseLine] = {}
-    for text in (directory / "leases.jsonl").read_bytes().splitlines():
-        line = journal.parse_line(text)
-        if isinstance(line, LeaseLine):
-            assert line.lease not in left
-            left[line.lease] = line
-        elif isinstance(line, EndLine):
-            del left[line.lease]
-    return left
 
 
 def fits(demands: Iterable[LeaseRequest]) -> bool:

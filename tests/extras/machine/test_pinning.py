@@ -64,12 +64,8 @@ def test_the_machine_has_no_more_cpus_than_can_be_given_to_one_run_each(
     assert welcome.cpus == 2
 
 
-def test_without_the_key_a_grant_is_as_before(place: Path) -> None:  # noqa: F811
-    """No CPUs are named, so that older dispatchers understand it; a job without CPUs gets none either way."""
-    with driven(place, MACHINE) as machine:
-        assert type(granted(machine, machine.dispatcher("a"), 2)) is protocol.Granted
-
-
-def test_a_lease_without_cpus_names_none(machine: Driven) -> None:
-    """With `cpus = 0` there is nothing to pin to."""
+def test_without_pinned_cpus_a_grant_is_as_before(machine: Driven, tmp_path: Path) -> None:
+    """Without the key no CPUs are named, so that older dispatchers understand it; with it, not for `cpus = 0`."""
     assert type(granted(machine, machine.dispatcher("a"), 0)) is protocol.Granted
+    with driven(tmp_path / "other", MACHINE) as other:
+        assert type(granted(other, other.dispatcher("a"), 2)) is protocol.Granted

@@ -7,9 +7,9 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -44,6 +44,7 @@ from spool.state.world import as_if_alone, on_shared
 from spool.testing.faults import FaultyDisk, PowerCut
 from support import PATIENCE_S, wait_for
 
+T = TypeVar("T")
 WHY = "cpus: needs 1, 0 free (2 leases of bob hold 2)"
 FOREVER_NS = 1 << 62  # some 146 years after boot
 
@@ -77,7 +78,7 @@ class FakeArbiter:
         """Everything that was said to it."""
         return [order for datagram in self.datagrams for order in datagram]
 
-    def of(self, kind: type) -> list[protocol.Order]:
+    def of(self, kind: type[T]) -> list[T]:
         """Return what was said to it of one kind."""
         return [order for order in self.heard if isinstance(order, kind)]
 
@@ -191,11 +192,16 @@ def arbiter(tmp_path: Path) -> Iterator[FakeArbiter]:
     made.release()
 
 
-@pytest.fixture
-def session(tmp_path: Path, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """Give a dispatcher whose machine that arbiter shares out, and which waits for its answers as long as it takes."""
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a dispatcher wait for answers as long as it takes."""
     monkeypatch.setattr(asking, "_ANSWER_NS", int(PATIENCE_S) * SECOND_NS)
     monkeypatch.setattr(asking, "_WELCOME_NS", int(PATIENCE_S) * SECOND_NS)
+
+
+@pytest.fixture
+def session(tmp_path: Path, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """Give a dispatcher whose machine that arbiter shares out."""
     monkeypatch.setattr(asking, "_BEGUN_NS", 1000 * SECOND_NS)
     monkeypatch.setattr(asking, "_FIRST_PAUSE_NS", 0)
     monkeypatch.setattr(asking, "_LONGEST_PAUSE_NS", 0)
@@ -221,6 +227,34 @@ def hears(session: Session) -> None:
     session.now.sleep(0)
 
 
+@pytest.fixture
+def ahead(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:  # a session asks for nothing ahead
+    """Let a dispatcher keep two asks open for what is next in line, and look for it at any time."""
+    monkeypatch.setattr(asking, "AHEAD", 2)
+    monkeypatch.setattr(asking, "_LINE_PART", 0)
+
+
+def submits(session: Session, *names: str, keys: Sequence[str] = (), command: str = "hang") -> None:
+    """Have jobs submitted, and the dispatcher do all that it can."""
+    for name in names:
+        session.users.submit(name, command, *keys)
+    session.settle()
+
+
+def leaves(session: Session, name: str) -> None:
+    """Have the run of a job end, and the dispatcher do all that it can."""
+    session.world.exit(session.world.pids(name)[0], 0)
+    session.settle()
+
+
+def first_ask(session: Session, arbiter: FakeArbiter) -> Ask:
+    """Have the dispatcher take its turns until the arbiter, which grants nothing, has heard of its first start."""
+    session.turns(2)
+    wait_for(lambda: arbiter.of(Ask), what="the ask")
+    [ask] = arbiter.of(Ask)
+    return ask
+
+
 def reloads(session: Session) -> None:
     """Have the dispatcher, or another one if there is none, read its configuration."""
     if session.now is not None:
@@ -243,8 +277,7 @@ def lease_of(session: Session, name: str, run: int = 1) -> int | None:
 
 def says(session: Session, name: str) -> str:
     """Return the reason of a job in `state.json`."""
-    now = session.now
-    view = now.status._view(now.planner.plan, now.planner.machine, paused=False)
+    view = session.now.status._view(session.now.planner.plan, session.now.planner.machine, paused=False)
     return view.jobs[name].reason
 
 
@@ -258,7 +291,7 @@ def test_a_start_has_its_lease_in_the_same_pass(session: Session, arbiter: FakeA
     assert lease is not None
     wait_for(lambda: arbiter.of(Begin), what="the begin")
     asked = LeaseRequest(1, like=asking._like("a"))
-    assert arbiter.heard == [Hello(VERSION, session.now.gate.leases._name), Ask(1, asked), Begin(lease)]  # type: ignore[union-attr]
+    assert arbiter.heard == [Hello(VERSION, session.now.gate.leases._name), Ask(1, asked), Begin(lease)]
 
 
 def test_a_lease_is_on_the_disk_before_it_begins(session: Session, arbiter: FakeArbiter) -> None:
@@ -270,9 +303,7 @@ def test_a_lease_is_on_the_disk_before_it_begins(session: Session, arbiter: Fake
         recorded.append(any(f"lease = {lease}\n" in text for text in texts))
 
     arbiter.on_begin = is_recorded
-    for name in "abc":
-        session.users.submit(name, "hang")
-    session.settle()
+    submits(session, *"abc")
     wait_for(lambda: len(arbiter.of(Begin)) == 3, what="three begins")
     assert recorded == [True] * 3
 
@@ -280,8 +311,7 @@ def test_a_lease_is_on_the_disk_before_it_begins(session: Session, arbiter: Fake
 def test_a_start_without_a_lease_waits_and_says_why(session: Session, arbiter: FakeArbiter) -> None:
     """The reason of the arbiter is the job's; a grant that comes late starts it without another plan."""
     arbiter.grants = False
-    session.users.submit("a", "hang")
-    session.settle()
+    submits(session, "a")
     assert not session.world.begun
     assert says(session, "a") == f"machine: {WHY}"
     now = session.now
@@ -291,7 +321,6 @@ def test_a_start_without_a_lease_waits_and_says_why(session: Session, arbiter: F
     assert now.gate.leases.work()
     assert "\x1b" not in says(session, "a")
     [ask] = arbiter.of(Ask)
-    assert isinstance(ask, Ask)
     arbiter.say(arbiter.grant(ask))
     hears(session)
     assert now.planner.is_old
@@ -306,48 +335,40 @@ def test_a_start_without_a_lease_waits_and_says_why(session: Session, arbiter: F
 def test_a_grant_that_crosses_a_drop_starts_nothing(session: Session, arbiter: FakeArbiter) -> None:
     """The number of the ask tells: the lease is given back, and the next job asks for its own."""
     arbiter.grants = False
-    session.users.submit("a", "hang")
-    session.settle()
+    submits(session, "a")
     session.users.path(QUEUED, "a").unlink()
     session.settle()
     wait_for(lambda: arbiter.of(Drop), what="the drop")
     [ask] = arbiter.of(Ask)
-    assert isinstance(ask, Ask)
     crossed = arbiter.grant(ask)
     arbiter.say(crossed)
     hears(session)
-    session.users.submit("b", "hang")
-    session.settle()
+    submits(session, "b")
     wait_for(lambda: EndLease(crossed.lease) in arbiter.heard, what="the end of the crossed lease")
     assert not session.world.begun
-    assert [each.number for each in arbiter.of(Ask) if isinstance(each, Ask)] == [1, 2]
+    assert [each.number for each in arbiter.of(Ask)] == [1, 2]
     assert not arbiter.held
 
 
 def test_equal_demands_are_interchangeable(session: Session, arbiter: FakeArbiter) -> None:
     """A job that takes the place of another in the plan has its ask; another demand has an ask of its own."""
     arbiter.grants = False
-    session.users.submit("a1", "hang")
-    session.settle()
+    submits(session, "a1")
     session.users.path(QUEUED, "a1").rename(session.users.path(QUEUED, "a2"))  # seen at once, as one change
     session.settle()
-    session.users.submit("a3", "hang", "cpus = 2")
-    session.settle()
+    submits(session, "a3", keys=["cpus = 2"])
     wait_for(lambda: len(arbiter.of(Ask)) == 2, what="the second ask")
-    assert [ask.demand.cpus for ask in arbiter.of(Ask) if isinstance(ask, Ask)] == [1, 2]
+    assert [ask.demand.cpus for ask in arbiter.of(Ask)] == [1, 2]
     assert not arbiter.of(Drop)
 
 
 def test_the_end_of_a_run_and_the_next_ask_are_one_datagram(session: Session, arbiter: FakeArbiter) -> None:
     """So the arbiter can give the room to the next start in the same pass."""
     arbiter.cpus = 1
-    session.users.submit("a", "hang")
-    session.settle()
-    session.users.submit("b", "hang")
-    session.settle()
+    submits(session, "a")
+    submits(session, "b")
     lease = lease_of(session, "a")
-    session.world.exit(session.world.pids("a")[0], 0)
-    session.settle()
+    leaves(session, "a")
     wait_for(lambda: len(arbiter.of(Begin)) == 2, what="the second begin")
     [together] = [datagram for datagram in arbiter.datagrams if EndLease(lease or 0) in datagram]
     assert [type(order) for order in together] == [EndLease, Ask]
@@ -355,25 +376,19 @@ def test_the_end_of_a_run_and_the_next_ask_are_one_datagram(session: Session, ar
     assert len(arbiter.held) == 1
 
 
-def test_what_is_next_in_line_is_asked_for_before_its_turn(
-    session: Session, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("ahead")
+def test_what_is_next_in_line_is_asked_for_before_its_turn(session: Session, arbiter: FakeArbiter) -> None:
     """So its wait counts for the arbiter; whatever is granted starts, and what is gone is withdrawn."""
-    monkeypatch.setattr(asking, "AHEAD", 2)
-    monkeypatch.setattr(asking, "_LINE_PART", 0)
     arbiter.cpus = 1
-    session.users.submit("a", "hang")
-    session.settle()
+    submits(session, "a")
     arbiter.grants = False
     for name in ("b", "c", "d"):
         session.users.submit(name, "hang")
-    session.users.submit("late", "hang", "cpus = 1\npriority = 1")
-    session.settle()
+    submits(session, "late", keys=["cpus = 1\npriority = 1"])
     wait_for(lambda: len(arbiter.of(Ask)) == 3, what="the asks of the two that are next")
     assert says(session, "b").startswith("cpus: needs 1, 0 free")
     assert len(session.world.begun) == 1
     ask = arbiter.of(Ask)[1]
-    assert isinstance(ask, Ask)
     arbiter.say(arbiter.grant(ask))
     hears(session)
     session.settle()
@@ -386,22 +401,17 @@ def test_what_is_next_in_line_is_asked_for_before_its_turn(
     assert len(arbiter.held) == 2
 
 
-def test_a_lower_priority_is_not_next_in_line(
-    session: Session, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("ahead")
+def test_a_lower_priority_is_not_next_in_line(session: Session, arbiter: FakeArbiter) -> None:
     """The arbiter knows no priority: it could give the room to the less urgent job."""
-    monkeypatch.setattr(asking, "AHEAD", 9)
-    monkeypatch.setattr(asking, "_LINE_PART", 0)
     arbiter.cpus = 2
-    session.users.submit("a", "hang", "cpus = 2")
-    session.settle()
+    submits(session, "a", keys=["cpus = 2"])
     arbiter.grants = False
     session.users.submit("urgent", "hang", "cpus = 2\npriority = 200")
-    session.users.submit("b", "hang", "cpus = 1")
-    session.settle()
+    submits(session, "b", keys=["cpus = 1"])
     wait_for(lambda: len(arbiter.of(Ask)) == 2, what="the ask of the urgent job")
     session.settle()
-    assert [ask.demand.cpus for ask in arbiter.of(Ask) if isinstance(ask, Ask)] == [2, 2]
+    assert [ask.demand.cpus for ask in arbiter.of(Ask)] == [2, 2]
 
 
 @pytest.mark.parametrize("short", [True, False])
@@ -411,8 +421,7 @@ def test_the_wrapper_of_a_run_is_told_late(
     """A run that is over by then costs no message for it."""
     if not short:
         monkeypatch.setattr(asking, "_BEGUN_NS", 0)
-    session.users.submit("a", "ok" if short else "hang")
-    session.settle()
+    submits(session, "a", command="ok" if short else "hang")
     if short:
         wait_for(lambda: arbiter.of(EndLease), what="the end")
         assert not arbiter.of(Began)
@@ -423,12 +432,11 @@ def test_the_wrapper_of_a_run_is_told_late(
 
 def test_a_hello_names_what_runs(session: Session, arbiter: FakeArbiter) -> None:
     """After a loss of the connection, and by the next dispatcher, from the records; unused leases are not named."""
-    session.users.submit("a", "hang")
-    session.settle()
+    submits(session, "a")
     lease, pid = lease_of(session, "a"), session.world.pids("a")[0]
     arbiter.close()
     arbiter.open()
-    session.now.gate.leases.read()  # type: ignore[union-attr]
+    session.now.gate.leases.read()
     session.settle()
     wait_for(lambda: len(arbiter.of(Hello)) == 2, what="another hello")
     session.end()
@@ -453,29 +461,25 @@ def test_many_leases_are_named_in_parts(
     session.end()
     session.settle()
     wait_for(lambda: len(arbiter.of(Hello)) == 4, what="three parts")
-    parts = [hello for hello in arbiter.of(Hello)[1:] if isinstance(hello, Hello)]
-    assert [(len(hello.holds), hello.more) for hello in parts] == [(2, True), (2, True), (1, False)]
+    assert [(len(hello.holds), hello.more) for hello in arbiter.of(Hello)[1:]] == [(2, True), (2, True), (1, False)]
     assert len(arbiter.held) == 5
 
 
 def test_a_run_whose_lease_is_unknown_goes_on(session: Session, arbiter: FakeArbiter) -> None:
     """It holds its room here, is claimed, and ends nothing at an arbiter that does not count it."""
-    session.users.submit("a", "hang")
-    session.settle()
+    submits(session, "a")
     arbiter.counts = False
     arbiter.close()
     arbiter.held.clear()
     arbiter.open()
-    now = session.now
-    now.gate.leases.read()
+    session.now.gate.leases.read()
     joins(session)
     wait_for(lambda: len(arbiter.of(Hello)) == 3, what="the claim")
     session.settle()
-    assert [live.lease for live in now.state.live.values()] == [None]
-    [claim] = [claim for hello in arbiter.of(Hello) if isinstance(hello, Hello) for claim in hello.claims]
+    assert [live.lease for live in session.now.state.live.values()] == [None]
+    [claim] = [claim for hello in arbiter.of(Hello) for claim in hello.claims]
     assert claim.pid == session.world.pids("a")[0]
-    session.world.exit(session.world.pids("a")[0], 0)
-    session.settle()
+    leaves(session, "a")
     assert not arbiter.of(EndLease)
 
 
@@ -495,13 +499,11 @@ def test_a_run_from_before_sharing_is_claimed(session: Session, arbiter: FakeArb
     reloads(session)
     wait_for(lambda: len(arbiter.heard) > told, what="the hello")
     session.settle()
-    now = session.now
-    [live] = now.state.live.values()
+    [live] = session.now.state.live.values()
     assert arbiter.held == {live.lease}
     [hello] = arbiter.heard[told:]
     assert [(claim.demand.cpus, claim.pid) for claim in hello.claims] == [(3, session.world.pids("a")[0])]
-    session.world.exit(session.world.pids("a")[0], 0)
-    session.settle()
+    leaves(session, "a")
     wait_for(lambda: not arbiter.held, what="the end of the lease")
 
 
@@ -516,58 +518,42 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("more", WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize("more", [{}, *WRONG.values()], ids=["what was asked for", *WRONG])
 def test_a_grant_of_something_else_is_not_believed(
     session: Session, arbiter: FakeArbiter, more: dict[str, Any]
 ) -> None:
     """A dispatcher starts nothing by a grant of more or other than it asked for, and says why."""
     arbiter.grants = False
     session.users.submit("a", "hang", "[resources]", "licence = 1")
-    session.turns(2)
-    wait_for(lambda: arbiter.of(Ask), what="the ask")
-    now = session.now
+    ask, leases = first_ask(session, arbiter), session.now.gate.leases
     if "lease" in more:
-        now.gate.leases._leases[77] = UnusedLease(LeaseRequest(9), Granted(9, 77, FOREVER_NS))
-    [ask] = arbiter.of(Ask)
+        leases._leases[77] = UnusedLease(LeaseRequest(9), Granted(9, 77, FOREVER_NS))
     given = {"lease": 1001, "pool_indices": (("licence", (5,)),), **more}
+    arbiter.held.add(1001)
     arbiter.say(Granted(number=ask.number, begin_before_ns=FOREVER_NS, **given))
     hears(session)
-    assert not session.world.begun
-    assert now.gate.leases._sock is None
-    assert now.gate.leases.view.problem
-    arbiter.grants = True
-
-
-def test_what_was_asked_for_is_believed(session: Session, arbiter: FakeArbiter) -> None:
-    """The same grant without a mistake starts the job."""
-    arbiter.grants = False
-    session.users.submit("a", "hang", "[resources]", "licence = 1")
-    session.turns(2)
-    wait_for(lambda: arbiter.of(Ask), what="the ask")
-    [ask] = arbiter.of(Ask)
-    arbiter.held.add(1001)
-    arbiter.say(Granted(ask.number, 1001, FOREVER_NS, pool_indices=(("licence", (5,)),)))
-    hears(session)
-    session.settle()
-    assert session.world.begun == [("a", 1)]
+    if more:
+        assert (leases._sock, bool(leases.view.problem)) == (None, True)
+        assert not session.world.begun
+    else:
+        session.settle()
+        assert session.world.begun == [("a", 1)]
 
 
 def test_a_flood_of_answers_ends_no_pass(session: Session, arbiter: FakeArbiter) -> None:
     """An arbiter that says without end what nobody has asked for is left once the dispatcher cannot answer it."""
     session.settle()
-    now = session.now
     grants = [Granted(1 << 40, 1 << 40, FOREVER_NS)] * protocol.MOST_MESSAGES
-    while now.gate.leases._sock is not None:
+    while session.now.gate.leases._sock is not None:
         arbiter.say(*grants)
-        now.gate.leases.read()
-    assert len(now.gate.leases._out) < 1 << 16
+        session.now.gate.leases.read()
+    assert len(session.now.gate.leases._out) < 1 << 16
 
 
 def test_a_lease_that_comes_too_late_launches_nothing(session: Session, arbiter: FakeArbiter) -> None:
     """Whoever was stopped for so long gives it back, and the job starts under another one."""
     arbiter.begin_before = [boot_clock() - 1, FOREVER_NS]
-    session.users.submit("a", "hang")
-    session.settle()
+    submits(session, "a")
     assert session.world.begun == [("a", 2)]
     wait_for(lambda: len(arbiter.of(Begin)) == 2, what="the second begin")
     assert EndLease(lease_of(session, "a", 1) or 0) in arbiter.heard
@@ -583,34 +569,15 @@ def test_a_start_that_was_taken_back_gives_its_lease_back(session: Session, arbi
     assert not session.world.begun
 
 
-def test_nothing_starts_without_an_arbiter(session: Session, arbiter: FakeArbiter) -> None:
-    """Runs go on, the reason says since when and what to do, and the jobs start when it is back."""
-    session.users.submit("a", "hang")
-    session.settle()
-    arbiter.close()
-    session.users.submit("b", "hang")
-    session.settle()
-    now = session.now
-    assert session.world.pids("a")
-    assert not session.world.pids("b")
-    reason = now.planner.plan.reason("b")
-    assert reason.code == "machine"
-    assert reason.text.startswith("machine: the arbiter has not answered since ")
-    assert reason.text.endswith(f"; start it with `spool machine serve {arbiter.directory}`")
-    assert not now.stuck
-    arbiter.open()
-    joins(session)
-    assert session.world.pids("b")
-
-
 def test_a_refusal_is_the_reason(session: Session, arbiter: FakeArbiter) -> None:
     """The arbiter does not serve this user."""
     arbiter.refuses = "mallory is not one of the users\x1b]0;of this machine"
-    session.users.submit("a", "hang")
-    session.settle()
-    now = session.now
-    assert str(now.planner.plan.reason("a")).startswith("machine: the arbiter refuses: mallory is not one of the users")
-    assert "\x1b" not in str(now.planner.plan.reason("a"))
+    submits(session, "a")
+    assert str(session.now.planner.plan.reason("a")).startswith(
+        "machine: the arbiter refuses: mallory is not one of the users"
+    )
+    assert "\x1b" not in str(session.now.planner.plan.reason("a"))
+    assert not session.now.stuck
     assert not session.world.begun
 
 
@@ -619,10 +586,8 @@ def test_a_socket_of_another_account_is_refused(
 ) -> None:
     """Nothing is said to it."""
     monkeypatch.setattr(asking, "served_in", lambda directory, _: SharedMachine(directory, frozenset({4_000_000})))
-    session.users.submit("a", "hang")
-    session.settle()
-    now = session.now
-    assert "who is not trusted with that" in str(now.planner.plan.reason("a"))
+    submits(session, "a")
+    assert "who is not trusted with that" in str(session.now.planner.plan.reason("a"))
     assert not arbiter.heard
     assert not session.world.begun
 
@@ -640,13 +605,10 @@ def test_garbage_from_the_arbiter_ends_no_pass(session: Session, arbiter: FakeAr
 
 def test_who_leaves_keeps_the_leases_of_its_runs_alone(session: Session, arbiter: FakeArbiter) -> None:
     """A lease that no run uses is given back."""
-    session.users.submit("a", "hang")
-    session.settle()
+    submits(session, "a")
     arbiter.grants = False
-    session.users.submit("b", "hang")
-    session.settle()
+    submits(session, "b")
     ask = arbiter.of(Ask)[-1]
-    assert isinstance(ask, Ask)
     unused = arbiter.grant(ask)
     arbiter.say(unused)
     hears(session)
@@ -658,8 +620,7 @@ def test_who_leaves_keeps_the_leases_of_its_runs_alone(session: Session, arbiter
 def test_a_machine_that_is_shared_no_more_needs_no_lease(session: Session, arbiter: FakeArbiter) -> None:
     """The configuration changes, and what waits starts."""
     arbiter.grants = False
-    session.users.submit("a", "hang")
-    session.settle()
+    submits(session, "a")
     (session.world.root / layout.CONFIG).write_text('machine = "off"\n')
     session.now.wakeup.reload = True
     session.settle()
@@ -671,8 +632,6 @@ def test_no_cut_loses_a_run_or_leaves_a_lease(
     tmp_path: Path, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dispatcher that dies before any of its changes: each job runs once, and no lease is left."""
-    monkeypatch.setattr(asking, "_ANSWER_NS", int(PATIENCE_S) * SECOND_NS)
-    monkeypatch.setattr(asking, "_WELCOME_NS", int(PATIENCE_S) * SECOND_NS)
     for cut_at in range(1, 60):
         with world_at(tmp_path / f"spool{cut_at}", monkeypatch) as world:
             shares(world, arbiter)
@@ -695,8 +654,6 @@ def test_no_message_is_the_last_that_may_be_said(
     tmp_path: Path, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch, *, before: bool
 ) -> None:
     """A dispatcher that dies before or after any of its datagrams: each job runs once, and no lease is left."""
-    monkeypatch.setattr(asking, "_ANSWER_NS", int(PATIENCE_S) * SECOND_NS)
-    monkeypatch.setattr(asking, "_WELCOME_NS", int(PATIENCE_S) * SECOND_NS)
     monkeypatch.setattr(asking, "_BEGUN_NS", 0)
     flush = asking.ArbiterLeases._flush
     cut_at = said = 0
@@ -719,8 +676,7 @@ def test_no_message_is_the_last_that_may_be_said(
             shares(world, arbiter)
             session = Session(world)
             for name in ("a", "b"):
-                session.users.submit(name, "ok")
-                session.settle()
+                submits(session, name, command="ok")
             assert sorted(name for name, _ in world.begun) == ["a", "b"]
             wait_for(lambda: not arbiter.held, what=f"no lease after the cut {cut_at}")
             session.end()
@@ -734,30 +690,23 @@ def test_no_message_is_the_last_that_may_be_said(
 
 
 def test_the_units_of_a_lease_replace_those_of_the_plan() -> None:
-    """The GPUs, and the indices of the machine's pools; those of the spool's own pools stay."""
+    """The GPUs, the indices of the machine's pools, and the CPUs; the indices of the spool's own pools stay."""
     grant = Grant(1, gpu_uuids=("GPU-1",), gpu_indices=(0,), resource_indices=(("tpu", (0,)), ("mine", (7,))))
     granted = Granted(1, 9, 0, ("GPU-2",), (4,), (("tpu", (3,)),))
     start = UnusedLease(LeaseRequest(1), granted).applied_to(Start("a", grant))
     expected = Grant(1, gpu_uuids=("GPU-2",), gpu_indices=(4,), resource_indices=(("mine", (7,)), ("tpu", (3,))))
     assert start == Start("a", expected, 9)
-
-
-def test_the_cpus_of_a_lease_are_those_of_the_run() -> None:
-    """A machine with `cpu_pinning` names them in the lease; the spool's own key decides nothing there."""
-    granted = PinnedGrant(1, 9, 0, cpu_list="0-1,4")
-    start = UnusedLease(LeaseRequest(3), granted).applied_to(Start("a", Grant(3)))
-    assert start == Start("a", Grant(3, cpu_list="0-1,4"), 9)
-    view = SharedView(directory="d", cpus=8, memory_bytes=99)
-    assert on_shared(Machine(2, 10, cores=(Core((0, 1)),)), Config(), view).cores == ()
+    pinned = UnusedLease(LeaseRequest(3), PinnedGrant(1, 9, 0, cpu_list="0-1,4")).applied_to(Start("a", Grant(3)))
+    assert pinned == Start("a", Grant(3, cpu_list="0-1,4"), 9)
 
 
 def test_the_totals_of_the_arbiter_count_as_far_as_the_configuration_lets_them() -> None:
     """CPUs, memory and pools; the other users' processes are left to the arbiter."""
     gpu = Gpu("GPU-1", 0, "H100", memory_total_bytes=80, memory_free_bytes=3)
-    machine = Machine(2, 10, 1, (gpu,), resources=(Pool("licence", 1), Pool("own", 3)))
+    machine = Machine(2, 10, 1, (gpu,), resources=(Pool("licence", 1), Pool("own", 3)), cores=(Core((0, 1)),))
     view = SharedView(directory="d", cpus=8, memory_bytes=99, resources=(Pool("licence", 4), Pool("tpu", 2, (0, 1))))
     seen = on_shared(machine, Config(memory_bytes=50), view)
-    assert (seen.cpus, seen.memory_bytes, seen.no_leases) == (8, 50, None)
+    assert (seen.cpus, seen.memory_bytes, seen.no_leases, seen.cores) == (8, 50, None, ())
     assert seen.resources == (Pool("licence", 1), Pool("own", 3), Pool("tpu", 2, (0, 1)))
     alone = as_if_alone(seen)
     assert (alone.gpus[0].memory_free_bytes, alone.memory_available_bytes) == (80, None)

@@ -25,6 +25,7 @@ from spool.extras.capture.code import GitError, git, interpreter_of, sources_in
 from spool.extras.capture.diff import run_named
 from spool.extras.capture.record import CUT, DIFF, NONE, Capture, Code, capture_of
 from spool.formats import jobfile, toml
+from spool.formats.capabilities import one_run_keys
 from spool.store.disk import Disk
 from spool.store.spool import Spool
 
@@ -42,9 +43,8 @@ _TEXTS = ("command", "script", "stdout", "stderr", "setup", "prolog", "epilog", 
 def command(root: str, /, name: str, exact: bool, new_name: str | None, hold: bool, dry_run: bool) -> int:
     """Submit an earlier run again, as a new job.
 
-    The new job has the file that the run began with, whatever became of the job since; only a terminal of `spool run
-    --here` is left out. Without RUN it is the newest run. `spool requeue` runs the job itself again, with its present
-    file.
+    The new job has the file that the run began with, whatever became of the job since. Without RUN it is the newest
+    run. `spool requeue` runs the job itself again, with its present file.
 
     With --exact it runs in `worktrees/NAME` in the spool: a git work tree with the commit that the run began with and
     its uncommitted changes, from `[capture]` in the configuration. Paths into the old tree lead to the new one. What
@@ -66,7 +66,10 @@ def command(root: str, /, name: str, exact: bool, new_name: str | None, hold: bo
         why = "there is no such run, or its records were removed"
         raise NoSuchJob(cannot("run", f"{name} again", why if spool.runs(job) else "it has not run yet"))
     new = checked_name(new_name or next_name(root, job))
-    text = _without_terminal(new, text)
+    if bound := one_run_keys(text):
+        keys = toml.read(text, "a job file")
+        text = _text(new, {key: value for key, value in keys.items() if key not in bound})
+        tell(f"{new} is without {', '.join(bound)}, which only one run can have")
     if not exact:
         _submit(root, new, text, hold=hold, dry_run=dry_run)
         return 0
@@ -99,15 +102,6 @@ def _submit(root: str, name: str, text: bytes, *, hold: bool, dry_run: bool) -> 
     tell_doubts(root, [draft], strict=False)
     publish(root, [draft], held=hold, replace=False)
     say(name, at_once=True)
-
-
-def _without_terminal(new: str, text: bytes) -> bytes:
-    """Return a job file without the terminal that its run was in, which is gone."""
-    keys = toml.read(text, "a job file")
-    if keys.pop("terminal", None) is None:
-        return text
-    tell(f"that run was in a terminal, by `spool run --here`; {new} runs in the background")
-    return _text(new, keys)
 
 
 def _usable(spool: Spool, job: str, run: int) -> Capture:

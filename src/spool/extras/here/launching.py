@@ -13,8 +13,10 @@ from spool.core.model import Jid, Spec
 from spool.executors.base import Launch, refused
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.run_records import parse_jid, render_jid
+from spool.formats.validation import PartReader
 from spool.formats.wrapper import Assignments
 from spool.machine import identity
+from spool.state.run import ActiveRun
 
 _LOG = "spool: what this run prints is in the terminal of its `spool run --here`\n"
 
@@ -26,7 +28,11 @@ def terminal_of(pid: int) -> str:
     return render_jid(replace(found, host="-")).decode().strip()
 
 
-def in_terminal(written: Assignments, spec: Spec) -> Assignments:
+READER = PartReader(lambda reading: reading.found["here"].get("terminal", ""))
+"""What reads the key `terminal`."""
+
+
+def launched(spec: Spec, written: Assignments, _: ActiveRun) -> Assignments:
     """Return what is written for a run that has stdin, outputs and limits from the child in its terminal.
 
     Raises SpoolError if that is gone.
@@ -41,9 +47,9 @@ def start(launch: Launch, processes: LocalProcesses) -> LocalRun:
     assert launch.spec is not None
     wrapper = _waiting(launch.spec)
     try:
-        for record, text in ((layout.JOB_LOG, _LOG), (layout.LAUNCH, launch.spec.terminal)):
+        for record, text in ((layout.JOB_LOG, _LOG), (layout.LAUNCH, launch.spec.part("here"))):
             with open(f"{launch.metadir}/{record}", "x", encoding="utf-8") as file:
-                file.write(text or "")
+                file.write(text)
     except OSError as error:
         if refused(error):
             raise StartRefused(f"its terminal was not told: {error.strerror}") from error
@@ -54,7 +60,7 @@ def start(launch: Launch, processes: LocalProcesses) -> LocalRun:
 def _waiting(spec: Spec) -> Jid:
     """Return the process that is to become the wrapper. Raises SpoolError if it has ended."""
     try:
-        found = parse_jid(f"{spec.terminal}\n".encode())
+        found = parse_jid(f"{spec.part('here')}\n".encode())
     except InvalidRecord:
         found = None
     if found is None or identity.liveness(found) is not Liveness.ALIVE:
