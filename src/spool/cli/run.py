@@ -80,7 +80,7 @@ def command(
     replace: bool,
     quiet: bool,
     strict: bool,
-    runs: str | None,
+    runs: str | None = None,
     export: tuple[str, ...],
     words: tuple[str, ...],
     **_: Any,
