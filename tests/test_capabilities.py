@@ -12,7 +12,7 @@ from calling import spawned
 from spool.cli import group
 from spool.core.capability import Capability
 from spool.formats import capabilities
-from support import ROOT
+from support import ROOT, wait_for
 
 EXAMPLE = ROOT / "examples" / "capability"
 TEXTS = ("job", "config", "problem", "launch", "steps", "wanted", "listener", "listens", "told", "checks")
@@ -37,17 +37,21 @@ def with_packages(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return spawned(*words, env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{place}"})
 
 
+def install(place: Path, name: str, entry: str) -> None:
+    """Install a distribution of that name, which offers a capability, in *place*."""
+    info = place / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[spool.capabilities]\n{entry}\n")
+
+
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """Install the example's package in a directory of its own, and return that."""
     place = tmp_path / "site"
-    (place / "spool_cost-1.0.dist-info").mkdir(parents=True)
+    place.mkdir()
     (place / "spool_cost.py").write_bytes((EXAMPLE / "spool_cost.py").read_bytes())
-    (place / "spool_cost-1.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: spool-cost\nVersion: 1.0\n"
-    )
-    stated = "[spool.capabilities]\ncost = spool_cost:CAPABILITY\n"
-    (place / "spool_cost-1.0.dist-info" / "entry_points.txt").write_text(stated)
+    install(place, "spool_cost", "cost = spool_cost:CAPABILITY")
     return place
 
 
@@ -62,9 +66,7 @@ def test_a_package_outside_can_do_what_extras_do(installed: Path, spool_root: Pa
 
 def test_a_broken_package_is_left_out(tmp_path: Path) -> None:
     """What it raises is said on stderr, and commands work."""
-    (tmp_path / "broken-1.0.dist-info").mkdir()
-    (tmp_path / "broken-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
-    (tmp_path / "broken-1.0.dist-info" / "entry_points.txt").write_text("[spool.capabilities]\nx = nowhere:X\n")
+    install(tmp_path, "broken", "x = nowhere:X")
     said = with_packages(tmp_path, "--help")
     assert (said.returncode, "nowhere" in said.stderr) == (0, True)
 
@@ -77,3 +79,37 @@ def test_a_verb_stands_behind_the_one_that_its_row_names() -> None:
             for verb, each in capability.verbs.items():
                 if each.section == title and each.after in names:
                     assert names.index(verb) > names.index(each.after)
+
+
+LISTENER = """
+from spool.core.capability import Capability
+
+class Writer:
+    name = "writer"
+    def __init__(self, root, config):
+        self.path = f"{root}/heard"
+    def wants(self, name):
+        return True
+    def hear(self, event, done):
+        with open(self.path, "a") as file:
+            file.write(f"{event.name} {event.job}\\n")
+        done()
+    def tick(self):
+        return None
+    def close(self):
+        pass
+
+def listens(config):
+    return True
+
+CAPABILITY = Capability("writer", "Writes.", listener="writing:Writer", listens="writing:listens")
+"""
+
+
+def test_a_listener_of_a_package_hears_though_no_file_names_it(tmp_path: Path, spool_root: Path) -> None:
+    """A dispatcher looks for capabilities of packages as it begins, without a key or a verb that is missed."""
+    install(tmp_path, "writing", "w = writing:CAPABILITY")
+    (tmp_path / "writing.py").write_text(LISTENER)
+    (spool_root / "queued" / "a.toml").write_text('command = "true"\n')
+    assert with_packages(tmp_path, "dispatch", "--until-idle").returncode == 0
+    wait_for(lambda: (spool_root / "heard").exists() and "finished a" in (spool_root / "heard").read_text())

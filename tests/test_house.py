@@ -438,7 +438,10 @@ def test_no_function_asks_for_more_than_five_things() -> None:
 
 
 def test_a_module_is_shared_or_deep_or_a_plug() -> None:
-    """A module has two importers, or 150 lines, or is a plug: a verb, an executor, a listener, of a capability."""
+    """A module has two importers, or 150 lines, or is a plug: a verb, an executor, a listener, of a capability.
+
+    Or it says what a plug has to be, by a protocol: extras can be deleted.
+    """
     importers = imported_by()
     named = re.compile(r'"spool\.([a-z_.]+):\w+"')
     plugs = {f"{name.replace('.', '/')}.py" for module in modules() for name in named.findall(module.text)}
@@ -450,6 +453,7 @@ def test_a_module_is_shared_or_deep_or_a_plug() -> None:
         and not module.path.endswith(("__init__.py", "__main__.py"))
         and not _is_verb(module)
         and module.path not in plugs
+        and "(Protocol):" not in module.text
         and not any(path.endswith("/__init__.py") for path in importers[module.path])  # where the plugs are named
     }
     assert _unlisted(small, SMALL_MODULES) == []

@@ -12,8 +12,7 @@ import pytest
 
 from calling import Command, put_job, spawned, start
 from shell import Home, home_of_test
-from spool.cli import charts, group, render, reserve
-from spool.core.model import Result, State
+from spool.cli import group, reserve
 from spool.store.spool import Spool
 from support import ROOT
 
@@ -155,28 +154,6 @@ def test_dispatch_leaves_quietly_where_another_lives(dispatcher: object, spool: 
     assert spool("dispatch", "--once").code == 0
     assert spool("dispatch", "--idle-exit", "1s").code == 0
     assert spool("dispatch", "--once", "--until-idle").code == 2
-
-
-def test_the_picture_shows_waits_runs_and_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each job is a row: dots while it waits, blocks while it runs, a cross where a run ended badly."""
-    monkeypatch.setattr(charts, "can_draw", lambda: False)
-    second = 1_000_000_000
-    runs = {
-        "a": [
-            Result("a", 1, 1, State.FAILED, "", 0, 2 * second, 4 * second),
-            Result("a", 2, 2, State.FINISHED, "", 0, 6 * second, 10 * second),
-        ],
-        "b": [Result("b", 1, 1, State.CANCELLED, "", 0, None, 5 * second)],
-    }
-    lines = charts.gantt(runs, 0, 10 * second, 40)
-    row = lines[0].split("  ")[1]
-    assert row.startswith("..")
-    assert row.index("#") < row.index("x") < row.rindex("#")
-    assert "x" in lines[1]
-    assert "+0s" in lines[2]
-    monkeypatch.setattr(render, "painter", lambda: lambda style, text: f"<{style}>{text}")
-    for row, outcome in zip(charts.gantt(runs, 0, 10 * second, 40), ("failed", "cancelled"), strict=False):
-        assert f"<{render.colour_of(outcome)}>" in row
 
 
 def test_a_spool_may_be_named_by_a_link(spool: Command, spool_root: Path, tmp_path: Path) -> None:

@@ -285,12 +285,6 @@ def _columns(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[s
     return ls.COLUMNS
 
 
-def _panels(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
-    from spool.cli.pictures import PANELS
-
-    return PANELS
-
-
 def _states(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
     from spool.core.model import State
 
@@ -339,7 +333,6 @@ _OPTIONS: Mapping[str, _Words | str] = {
     "group": _labels("group"),
     "keys": _fixed([f"{key}=" for key in (*_KEYS, "command")]),
     "output": "file",
-    "panels": _listed(_panels),
     "plot": "file",
     "policy": _listed(_fixed(("fifo", "easy", "spool"))),
     "project": _labels("project"),

@@ -9,7 +9,7 @@ import tempfile
 import click
 
 from spool.cli import render
-from spool.cli.charts import gantt
+from spool.cli.charts import charts
 from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.client.demonstration import DemoEvent, Demonstration, went_well
@@ -82,8 +82,10 @@ def _picture(demonstration: Demonstration, names: list[str], results: list[Resul
         runs.setdefault(result.job, []).append(result)
     begin_ns = min((result.submitted_at_ns for result in results if result.submitted_at_ns), default=0)
     end_ns = max((result.ended_at_ns for result in results if result.ended_at_ns), default=begin_ns)
+    if (drawing := charts()) is None:
+        return
     render.say()
-    for line in gantt(runs, begin_ns, end_ns, min(120, shutil.get_terminal_size().columns)):
+    for line in drawing.gantt(runs, begin_ns, end_ns, min(120, shutil.get_terminal_size().columns)):
         render.say(drawn=line)
 
 

@@ -50,7 +50,6 @@ _SECTIONS = (
             "reserve": "Reserve GPUs for a user or project.",
             "plan": "Show what would start now, what waits, and why.",
             "stats": "Show wait times, run times and usage of ended runs.",
-            "plot": "Plot what ran when and where, in the terminal or to a file.",
         },
     ),
     (

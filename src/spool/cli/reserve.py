@@ -10,7 +10,8 @@ from datetime import datetime
 
 import click
 
-from spool.cli import charts, publicjson, render
+from spool.cli import publicjson, render
+from spool.cli.charts import Bar, Line, charts
 from spool.cli.common import for_each, json_option, own, viewed
 from spool.cli.group import Subverbs, Verb, unfilled
 from spool.cli.moments import understood
@@ -157,10 +158,10 @@ def list_(root: str, everything: bool, as_json: bool) -> int:
         return 0
     rows_of_text = [_row(one) for one in found.rows]
     render.table(_COLUMNS, rows_of_text, [_STYLES[one.state] for one in found.rows])
-    lines = _lines(found)
-    if lines:
+    lines, drawing = _lines(found), charts()
+    if lines and drawing is not None:
         render.say()
-        for line in charts.timeline(lines, found.at_ns, min(shutil.get_terminal_size((80, 24)).columns, 120)):
+        for line in drawing.timeline(lines, found.at_ns, min(shutil.get_terminal_size((80, 24)).columns, 120)):
             render.say(line)
     if found.gpu_problem is not None:
         tell(f"the machine's GPUs are unknown: {found.gpu_problem}")
@@ -241,18 +242,16 @@ def _row(one: ReservationStatus) -> list[str]:
     ]
 
 
-def _lines(found: ReservationList) -> Sequence[charts.Line]:
+def _lines(found: ReservationList) -> Sequence[Line]:
     """Return a row for each valid reservation, and one for each GPU that one of them names."""
     standing = [(one, one.reservation) for one in found.rows if one.stands and one.reservation is not None]
-    lines = [
-        charts.Line(one.name, [charts.Bar(said.start_at_ns, said.end_at_ns, one.state.value)]) for one, said in standing
-    ]
+    lines = [Line(one.name, [Bar(said.start_at_ns, said.end_at_ns, one.state.value)]) for one, said in standing]
     for index in found.gpus:
         bars = [
-            charts.Bar(said.start_at_ns, said.end_at_ns, one.state.value)
+            Bar(said.start_at_ns, said.end_at_ns, one.state.value)
             for one, said in standing
             if index in said.gpu_indices
         ]
         if bars:
-            lines.append(charts.Line(f"GPU {index}", bars))
+            lines.append(Line(f"GPU {index}", bars))
     return lines

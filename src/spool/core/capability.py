@@ -130,6 +130,7 @@ class Capability:
     * `verbs`: its verbs, by name.
     * `way`: an `OtherWay` of `spool run`.
     * `completions`: for an option, by its name in Python, `(Spool) -> Iterable[str]`: the words that a shell offers.
+    * `charts`: what draws the charts of verbs, a `cli.charts.Charts`.
     * `told`: `(RunDetails) -> Iterable[tuple[str, str]]`: its lines of `spool show`, title and text.
     * `on_info`: `(MachineSharing, now_ns) -> None`: prints the other users of a shared machine for `spool info`.
     * `gpus`: the `GpuVendor` whose GPUs it finds.
@@ -171,6 +172,7 @@ class Capability:
         verbs: Mapping[str, ContributedVerb] | None = None,
         way: str = "",
         completions: Mapping[str, str] | None = None,
+        charts: str = "",
         told: str = "",
         on_info: str = "",
         gpus: GpuVendor | None = None,
@@ -207,6 +209,7 @@ class Capability:
         self.verbs = verbs or {}
         self.way = way
         self.completions = completions or {}
+        self.charts = charts
         self.told = told
         self.on_info = on_info
         self.gpus = gpus

@@ -15,6 +15,7 @@ from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS
 from spool.dispatcher.loop import Dispatcher
 from spool.executors import local
+from spool.formats import capabilities
 from spool.store.disk import remedy_for
 from spool.store.locked_spool import LockedSpool
 
@@ -156,6 +157,7 @@ def _open(spool: LockedSpool, *, patient: bool) -> Dispatcher | None:
         dispatcher, told = None, False
         try:
             preload()
+            capabilities.search()  # no word is missed of those of a package that only listens, or has steps of a pass
             if patient:
                 make_spool(spool.root)
             dispatcher = Dispatcher(spool)

@@ -35,7 +35,7 @@ class Steps(Protocol):
         """Add to the records of a claimed run, before its launch. Raises nothing."""
 
     def work(self) -> bool:
-        """Take in the answers; return whether there were any."""
+        """Record the answers; return whether there were any."""
 
     def close(self) -> None:
         """Release everything."""
@@ -78,7 +78,7 @@ class ContributedSteps:
             steps.put(live)
 
     def work(self) -> bool:
-        """Take in the answers; return whether there were any."""
+        """Record the answers; return whether there were any."""
         answered = [steps.work() for steps in self._made.values()]  # each, whatever the others have
         return any(answered)
 

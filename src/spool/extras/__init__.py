@@ -143,6 +143,20 @@ TABLE = (
         },
     ),
     Capability(
+        "plot",
+        "Draws runs over time, and the charts of other verbs.",
+        verbs={
+            "plot": ContributedVerb(
+                "The machine",
+                "spool.extras.plot.verb:command",
+                "Plot what ran when and where, in the terminal or to a file.",
+                after="stats",
+            )
+        },
+        completions={"panels": "spool.extras.plot.pictures:panels"},
+        charts="spool.extras.plot:charts",
+    ),
+    Capability(
         "simulate",
         "Simulates how policies would schedule a workload.",
         verbs={

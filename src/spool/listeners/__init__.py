@@ -9,17 +9,22 @@ from spool.formats.capabilities import capabilities, loaded
 from spool.formats.config import Config
 from spool.listeners.base import Gate, Listener
 
-__all__ = ["KINDS", "RUNS_FOREIGN_CODE", "Gate", "Listener", "by_kind"]
+__all__ = ["RUNS_FOREIGN_CODE", "Gate", "Listener", "by_kind", "kinds"]
 
 _WHERE = {
     "hooks": "spool.listeners.hooks:Hooks",
     "plugins": "spool.listeners.plugins:Plugins",
 }
 
-_CONTRIBUTED = {each.name: each.listener for each in capabilities() if each.listener}
 
-KINDS = (*_WHERE, *_CONTRIBUTED)
-"""Every kind of listener; also the names of their cursors."""
+def _where() -> dict[str, str]:
+    return _WHERE | {each.name: each.listener for each in capabilities() if each.listener}
+
+
+def kinds() -> tuple[str, ...]:
+    """Return every kind of listener; also the names of their cursors."""
+    return tuple(_where())
+
 
 RUNS_FOREIGN_CODE = frozenset({"hooks", "plugins"})
 """Listeners that run foreign code. Each event is noted before its delivery, so that it cannot crash them for ever."""
@@ -30,6 +35,5 @@ def by_kind(kind: str, root: str, config: Callable[[], Config], **more: Any) -> 
 
     Raises ImportError, KeyError.
     """
-    of_class = loaded(_CONTRIBUTED[kind] if kind in _CONTRIBUTED else _WHERE[kind])
-    made: Listener = of_class(root, config, **more)
+    made: Listener = loaded(_where()[kind])(root, config, **more)
     return made

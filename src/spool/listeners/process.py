@@ -32,7 +32,7 @@ from spool.core.eventnames import EventName
 from spool.core.events import Answer
 from spool.core.layout import Layout
 from spool.core.model import SECOND_NS
-from spool.formats import config
+from spool.formats import capabilities, config
 from spool.formats.config import Config
 from spool.formats.listener_protocol import (
     AT_ONCE,
@@ -45,7 +45,7 @@ from spool.formats.listener_protocol import (
     read_by_listeners,
     render,
 )
-from spool.listeners import KINDS, RUNS_FOREIGN_CODE, by_kind, hooks
+from spool.listeners import RUNS_FOREIGN_CODE, by_kind, hooks, kinds
 from spool.listeners.base import Begin, Gate, Listener, NullSink
 from spool.listeners.delivery import Delivery
 from spool.listeners.discovery import loading
@@ -93,6 +93,7 @@ class _ListenerProcess:
         self._root = root
         self._layout = Layout(root)
         self._channel = channel
+        capabilities.search()
         self._config = _CurrentConfig(root)
         logging.getLogger("spool").setLevel(self._config().log_level.upper())
         self._disk = Disk(f"{root}/{layout.STAGING}")
@@ -177,7 +178,7 @@ class _ListenerProcess:
 
     def _make(self) -> None:
         """Create missing listeners and stop unwanted ones, and report the present ones."""
-        for kind in KINDS:
+        for kind in kinds():
             if kind in self._wanted and kind not in self._listeners and kind not in self._refused:
                 listener = self._made(kind)
                 if listener is not None:

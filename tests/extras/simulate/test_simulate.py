@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from calling import Command, asked
-from spool.cli import charts, render
+from spool.cli import render
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Request, Result, State
 from spool.extras.simulate.simulation import SimulatedPolicy
@@ -273,12 +273,6 @@ def test_waits_utilisation_and_queue_are_drawn(spool: Command, trace: Path, tmp_
     heights = [float(point.split()[1]) for point in (easy.get("d") or "")[1:].split("L")]
     assert heights[0] > heights[-1]
     assert len(set(heights)) == 2
-
-
-def test_blocks_show_what_is_not_nothing() -> None:
-    """The smallest value that is not 0 has a mark, the highest a full one, and nothing divides by 0."""
-    assert charts.curve([0.0, 0.001, 0.5, 1.0, 2.0], 1.0) == " ▁▄██"
-    assert charts.curve([0.0, 0.0], 0.0) == "  "
 
 
 def test_a_share_of_the_jobs_may_be_preempted(spool: Command, tmp_path: Path) -> None:

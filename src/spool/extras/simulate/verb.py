@@ -6,12 +6,13 @@ import math
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import click
 from msgspec.structs import replace
 
-from spool.cli import charts, publicjson, render, svg
+from spool.cli import publicjson, render
+from spool.cli.charts import TICKS, CurvePanel, Tick, charts
 from spool.cli.common import json_option, opened, value_of
 from spool.cli.group import Verb
 from spool.cli.telling import tell
@@ -43,7 +44,6 @@ _PLOT_POINTS = 400
 _UNITS = (("days", 86_400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 _SHARES = [(at / 4, f"{25 * at}%") for at in range(5)]
-_PANEL = 150  # pixels
 _MARGIN = 14  # columns before a curve on the terminal
 _FEW = 5  # users, without --all-users
 _SPARED = ("median wait", "95% wait", "CPU", "longest wait")  # columns left out on a narrow terminal
@@ -141,7 +141,7 @@ def command(
         raise UsageError("cannot simulate: give either a trace or --history")
     if no_limits and limits is not None:
         raise UsageError("cannot simulate: --no-limits and --limits cannot be combined; give one of them")
-    drawn = svg.checked(plot) if plot is not None else None
+    drawn = _checked(plot) if plot is not None else None
     spool = opened(root) if history else Spool(root) if is_spool(root) else None
     config = Settings(spool).config if spool is not None else Config()
     memory_bytes = value_of("--memory", memory, parse_size) if memory is not None else None
@@ -167,57 +167,54 @@ def command(
     return 0
 
 
+def _checked(path: str) -> str:
+    """Return the name of the file to draw. Raises UsageError."""
+    drawing = charts()
+    if drawing is None:
+        raise UsageError(cannot("plot", path, "this installation is without what draws; leave --plot out"))
+    return drawing.checked(path)
+
+
 def _plot(path: str, setup: SimulationSetup, done: Sequence[PolicyResult]) -> None:
+    """Draw the distribution of waits, use and queue length, a line for each policy. Raises SpoolError."""
+    drawing = charts()
+    assert drawing is not None
     machine, source = setup.machine, setup.workload.source.rpartition("/")[2]
     title = f"{count_of(len(setup.coming), 'job')} of {source}, {_in_words(machine)}"
     waits = {each.policy: distribution(each.outcomes, _PLOT_POINTS) for each in done}
-    _draw(path, waits, curves(done, machine, _PLOT_POINTS), title)
+    colours = {each.policy.value: list(SimulatedPolicy).index(each.policy) for each in done}
+    drawing.curves(path, title, colours, [_of_waits(waits), *_over_time(curves(done, machine, _PLOT_POINTS))])
     tell(f"drew {path}")
 
 
-def _draw(
-    path: str,
-    waits: Mapping[SimulatedPolicy, Sequence[tuple[int, float]]],
-    curves: Mapping[SimulatedPolicy, Curve],
-    title: str,
-) -> None:
-    """Draw the distribution of waits, use and queue length as SVG, a line for each policy. Raises SpoolError."""
-    diagram = svg.Diagram(title, [(_colour(policy), policy.value) for policy in waits])
-    _plot_waits(diagram, waits)
-    length = max((each.step_ns * len(each.queue) for each in curves.values()), default=0) / SECOND_NS
+def _over_time(found: Mapping[SimulatedPolicy, Curve]) -> Iterator[CurvePanel]:
+    length = max((each.step_ns * len(each.queue) for each in found.values()), default=0) / SECOND_NS
     unit, factor = next((each for each in _UNITS if length >= 2 * each[1]), _UNITS[-1])
     ends = length / factor or 1
     apart = next((each for each in _STEPS if ends / each <= 10), _STEPS[-1])
     across = [(at * apart / ends, str(at * apart)) for at in range(int(ends / apart) + 1)]
-    shares: list[tuple[str, dict[SimulatedPolicy, Sequence[float]]]] = [
-        ("processors in use", {policy: each.utilisation for policy, each in curves.items()})
-    ]
-    if any(each.gpu_utilisation is not None for each in curves.values()):
-        shares.append(("GPUs in use", {policy: each.gpu_utilisation or () for policy, each in curves.items()}))
-    highest = max((max(each.queue, default=0) for each in curves.values()), default=0) or 1
-    queues: dict[SimulatedPolicy, Sequence[float]] = {
-        policy: [number / highest for number in each.queue] for policy, each in curves.items()
-    }
-    panels = [(what, lines, _SHARES) for what, lines in shares]
-    for what, lines, ticks in [*panels, ("waiting jobs", queues, [(0.0, "0"), (1.0, f"{highest:.0f}")])]:
-        panel = diagram.panel(f"{what}, {unit} since the first submission", _PANEL, across)
-        panel.scale(ticks)
-        for policy, values in lines.items():
-            panel.steps(values, _colour(policy), width=curves[policy].step_ns * len(values) / SECOND_NS / length)
-    diagram.save(path)
+
+    def panel(what: str, levels: Mapping[SimulatedPolicy, Sequence[float]], up: Sequence[Tick]) -> CurvePanel:
+        lines = {}
+        for policy, values in levels.items():
+            step = found[policy].step_ns / SECOND_NS / length if length else 0.0
+            ends = ((at * step, value, (at + 1) * step) for at, value in enumerate(values))
+            lines[policy.value] = [point for left, high, right in ends for point in ((left, high), (right, high))]
+        return CurvePanel(f"{what}, {unit} since the first submission", across, up, lines)
+
+    yield panel("processors in use", {policy: each.utilisation for policy, each in found.items()}, _SHARES)
+    if any(each.gpu_utilisation is not None for each in found.values()):
+        yield panel("GPUs in use", {policy: each.gpu_utilisation or () for policy, each in found.items()}, _SHARES)
+    highest = max((max(each.queue, default=0) for each in found.values()), default=0) or 1
+    queues = {policy: [number / highest for number in each.queue] for policy, each in found.items()}
+    yield panel("waiting jobs", queues, [(0.0, "0"), (1.0, f"{highest:.0f}")])
 
 
-def _colour(policy: SimulatedPolicy) -> str:
-    return charts.COLOURS[list(SimulatedPolicy).index(policy) % len(charts.COLOURS)]
-
-
-def _plot_waits(diagram: svg.Diagram, waits: Mapping[SimulatedPolicy, Sequence[tuple[int, float]]]) -> None:
-    """Draw the share of jobs that waited at most a given time; a wait below a second counts as zero."""
+def _of_waits(waits: Mapping[SimulatedPolicy, Sequence[tuple[int, float]]]) -> CurvePanel:
+    """Return the share of jobs that waited at most a given time; a wait below a second counts as zero."""
     longest = max((points[-1][0] for points in waits.values() if points), default=0) / SECOND_NS
     end = math.log10(max(longest, 10.0))
-    ticks = [(math.log10(at) / end, word) for at, word in charts.TICKS if at <= 10**end]
-    panel = diagram.panel("share of jobs that waited at most", _PANEL, ticks)
-    panel.scale(_SHARES)
+    lines = {}
     for policy, points in waits.items():
         level = max((part for wait, part in points if wait <= SECOND_NS), default=0.0)
         line = [(0.0, level)]
@@ -226,7 +223,9 @@ def _plot_waits(diagram: svg.Diagram, waits: Mapping[SimulatedPolicy, Sequence[t
                 at = math.log10(wait / SECOND_NS) / end
                 line += [(at, level), (at, part)]
                 level = part
-        panel.line([*line, (1.0, level)], _colour(policy))
+        lines[policy.value] = [*line, (1.0, level)]
+    ticks = [(math.log10(at) / end, word) for at, word in TICKS if at <= 10**end]
+    return CurvePanel("share of jobs that waited at most", ticks, _SHARES, lines)
 
 
 def _study(setup: SimulationSetup, rules: Policy, discipline: SimulatedPolicy, *, quiet: bool) -> PolicyResult:
@@ -346,19 +345,22 @@ def _picture(machine: Machine, done: Sequence[PolicyResult]) -> None:
 
     Each queue is scaled to its own maximum, printed before it: under one policy it may be a hundred times longer.
     """
+    drawing = charts()
+    if drawing is None:
+        return
     width = max(20, min(shutil.get_terminal_size((80, 24)).columns, 120) - _MARGIN)
     found = curves(done, machine, width)
     render.say("processors in use")
     for policy, each in found.items():
-        render.say(f"{policy.value:6}{'100%':>6}  {charts.curve(each.utilisation, 1.0)}".rstrip())
+        render.say(f"{policy.value:6}{'100%':>6}  {drawing.curve(each.utilisation, 1.0)}".rstrip())
     if machine.gpus:
         render.say("GPUs in use")
         for policy, each in found.items():
-            render.say(f"{policy.value:6}{'100%':>6}  {charts.curve(each.gpu_utilisation or (), 1.0)}".rstrip())
+            render.say(f"{policy.value:6}{'100%':>6}  {drawing.curve(each.gpu_utilisation or (), 1.0)}".rstrip())
     render.say("jobs that wait")
     for policy, each in found.items():
         highest = max(each.queue, default=0.0)
-        render.say(f"{policy.value:6}{highest:6.0f}  {charts.curve(each.queue, highest)}".rstrip())
+        render.say(f"{policy.value:6}{highest:6.0f}  {drawing.curve(each.queue, highest)}".rstrip())
     length = max((each.step_ns * len(each.queue) for each in found.values()), default=0)
     render.say(f"{'':{_MARGIN}}0{render.duration(length):>{width - 1}}")
 

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from datetime import datetime
 from itertools import groupby
 
-from spool.cli import charts, render, svg
+from spool.cli import render
+from spool.cli.charts import TICKS, Tick
 from spool.core.accounting import By
 from spool.core.errors import shown
 from spool.core.model import SECOND_NS
 from spool.core.names import engine_title
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
+from spool.extras.plot import charts, svg
 from spool.query.timeline import OTHERS, LaneBar, Timeline, TimelineRow, UsageCurve, WaitTimes
 
 PANELS = ("gpus", "cpus", "use", "waits", "memory")
@@ -279,7 +281,7 @@ class FilePicture:
         diagram.save(self._path)
 
     def _chart(
-        self, diagram: svg.Diagram, found: Timeline, rows: Sequence[TimelineRow], about: tuple[str, Sequence[svg.Tick]]
+        self, diagram: svg.Diagram, found: Timeline, rows: Sequence[TimelineRow], about: tuple[str, Sequence[Tick]]
     ) -> None:
         heading, across = about
         panel = diagram.panel(heading, max(_ROW * len(rows), _ROW), across)
@@ -295,7 +297,7 @@ class FilePicture:
     def _curves(
         self,
         diagram: svg.Diagram,
-        about: tuple[str, Sequence[svg.Tick]],
+        about: tuple[str, Sequence[Tick]],
         curves: Sequence[tuple[str, str, Sequence[float]]],
     ) -> svg.Panel:
         """Add a panel of curves, each with its name and colour, of values from 0 to 1."""
@@ -305,7 +307,7 @@ class FilePicture:
             panel.steps(values, colour, filled=True)
         return panel
 
-    def _waits(self, diagram: svg.Diagram, found: Timeline, across: Sequence[svg.Tick]) -> None:
+    def _waits(self, diagram: svg.Diagram, found: Timeline, across: Sequence[Tick]) -> None:
         """Add the waits on a logarithmic scale: a bar from the median to the 90th percentile in each column."""
         keys = [(_CURVE_COLOURS[1], "median to 90th percentile")]
         panel = diagram.panel(wait_words(found.all_waits), _CURVE, across, keys)
@@ -320,9 +322,9 @@ class FilePicture:
                 low, high = up(each.median_ns / SECOND_NS), up(each.p90_ns / SECOND_NS)
                 middle = (at + 0.5) / columns
                 panel.bar((middle - 0.002, low - 0.02, middle + 0.002, high + 0.02), _CURVE_COLOURS[1])
-        panel.scale([(up(at), word) for at, word in ((0, "0"), *charts.TICKS) if at <= max(longest, 10)])
+        panel.scale([(up(at), word) for at, word in ((0, "0"), *TICKS) if at <= max(longest, 10)])
 
-    def _memory(self, diagram: svg.Diagram, found: Timeline, across: Sequence[svg.Tick]) -> None:
+    def _memory(self, diagram: svg.Diagram, found: Timeline, across: Sequence[Tick]) -> None:
         highest = _highest_memory(found) or 1
         curves = [
             (name, colour, [each / highest for each in used.columns])
@@ -352,3 +354,8 @@ def _joined(rows: Sequence[TimelineRow]) -> list[tuple[LaneBar, int, int]]:
             still[key] = place
         open_ = still
     return found
+
+
+def panels(spool: object) -> tuple[str, ...]:
+    """Return the words of `--show`, which a shell offers."""
+    return tuple(PANELS)

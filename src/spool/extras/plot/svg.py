@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from spool.cli.charts import Tick
 from spool.core.errors import SpoolError, UsageError, cannot, shown
 
 _WIDTH, _LEFT, _RIGHT = 1100, 96, 16  # pixels
@@ -20,8 +21,6 @@ _ROOM_FOR_NAME = 9  # pixels
 
 Key = tuple[str, str]
 """A colour, and what it stands for."""
-Tick = tuple[float, str]
-"""A position on an axis, and its label."""
 
 
 def checked(path: str) -> str:

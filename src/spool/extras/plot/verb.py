@@ -11,11 +11,11 @@ import click
 from spool.cli import publicjson, render
 from spool.cli.common import json_option, moment_of, viewed
 from spool.cli.group import Verb
-from spool.cli.pictures import FILE_SIZE, PANELS, FilePicture, TerminalPicture
 from spool.cli.telling import tell
 from spool.core.accounting import By, RunFilter
 from spool.core.errors import UsageError
 from spool.core.reasons import count_of
+from spool.extras.plot.pictures import FILE_SIZE, PANELS, FilePicture, TerminalPicture
 from spool.formats.timestamps import render_instant
 from spool.query.timeline import GROUPINGS, Frame, Timeline, timeline
 

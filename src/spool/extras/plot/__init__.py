@@ -1,0 +1,7 @@
+"""`spool plot`: pictures of runs, and the charts of other verbs."""
+
+from __future__ import annotations
+
+from spool.extras.plot import charts
+
+__all__ = ["charts"]
