@@ -15,12 +15,14 @@ from spool.executors.base import Launch, refused
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.run_records import parse_jid, render_jid
 from spool.formats.validation import PartReader
-from spool.formats.wrapper import Assignments
+from spool.formats.wrapper import Assignments, both
 from spool.machine import identity
 from spool.machine.processes import STANDS_STILL
 from spool.state.run import ActiveRun
 
-_LOG = "spool: what this run prints is in the terminal of its `spool run --here`\n"
+# By the wrapper: a log is a sign that a run has begun, so none may be there before its jid.
+_LOG = """\
+echo 'spool: what this run prints is in the terminal of its `spool run --here`' > "$SPOOL_METADIR/log" || :"""
 
 
 def own_terminal() -> str:
@@ -41,16 +43,19 @@ def launched(spec: Spec, written: Assignments, _: ActiveRun) -> Assignments:
     """
     around = replace(written.surroundings, stdin=None, inherit_outputs=True, terminal="shared", open_files=None)
     before = os.getpriority(os.PRIO_PROCESS, _caller(spec).pid)
-    return replace(written, surroundings=around, nicer=0 if spec.nice is None else spec.nice - before)
+    nicer = 0 if spec.nice is None else spec.nice - before
+    return replace(written, surroundings=around, init=both(_LOG, written.init), nicer=nicer)
 
 
-def start(launch: Launch, processes: LocalProcesses) -> LocalRun:
-    """Tell the terminal of a run to start it. Raises SpoolError if it is gone."""
+def start(launch: Launch, processes: LocalProcesses) -> LocalRun | None:
+    """Tell the terminal of a run to start it; None: not now, because of a problem. Raises SpoolError if it is gone."""
     assert launch.spec is not None
+    _caller(launch.spec)
+    if problem(launch.spec) is not None:
+        return None
     try:
-        for record, text in ((layout.JOB_LOG, _LOG), (layout.LAUNCH, launch.spec.part("here"))):
-            with open(f"{launch.metadir}/{record}", "x", encoding="utf-8") as file:
-                file.write(text)
+        with open(f"{launch.metadir}/{layout.LAUNCH}", "x", encoding="utf-8") as file:
+            file.write(launch.spec.part("here"))
     except OSError as error:
         if refused(error):
             raise StartRefused(f"its terminal was not told: {error.strerror}") from error
