@@ -38,7 +38,7 @@ _REQUEST = Table(
     """,
 )
 
-# 0 bytes once meant an unknown peak. CPU time has two keys, of which the later one, read last, is exact.
+# A peak of 0 bytes once meant an unknown one. CPU time has two keys: the second, read last, is exact.
 _RESULT = Table(
     "a result record",
     Result,
