@@ -14,7 +14,9 @@ import pytest
 from shell import Home
 from spool.formats import jobfile, reservation
 from spool.formats.capabilities import contributed
-from support import ROOT, wait_for
+from support import ROOT, WHOLE, wait_for
+
+pytestmark = WHOLE  # the pages are about all capabilities
 
 EXAMPLES = ROOT / "examples"
 TOML = sorted(path for path in EXAMPLES.rglob("*.toml") if path.name != "pyproject.toml")

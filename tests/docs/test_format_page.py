@@ -16,7 +16,9 @@ from spool.formats.state import JobView, StateView
 from spool.formats.values import OWN_VARIABLES, SET_BY_SPOOL, WARNING_SIGNALS
 from spool.listeners.discovery import CAN_BE_REFUSED
 from spool.machine.host import login_environment
-from support import ROOT
+from support import ROOT, WHOLE
+
+pytestmark = WHOLE  # the pages are about all capabilities
 
 PAGE = (ROOT / "docs" / "FORMAT.md").read_text(encoding="utf-8")
 

@@ -15,8 +15,10 @@ from spool.core.errors import InvalidFile
 from spool.core.units import format_duration, parse_duration, parse_size
 from spool.formats import config, jobfile, keys, reservation, schema
 from spool.formats.capabilities import contributed
-from support import ROOT
+from support import ROOT, WHOLE
 from test_readme import calls, end_dispatcher
+
+pytestmark = WHOLE  # the pages are about all capabilities
 
 MIGRATIONS = sorted((ROOT / "docs" / "migrate").glob("*.md"))
 RECIPES = ROOT / "docs" / "RECIPES.md"

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 
-from support import ROOT
+from support import ROOT, WHOLE
+
+pytestmark = WHOLE  # the pages are about all capabilities
 
 
 def test_the_pages_of_commands_and_keys_are_those_of_the_program() -> None:

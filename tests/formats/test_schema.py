@@ -27,9 +27,10 @@ from spool.formats import capabilities, config, jobfile, keys, schema, toml
 from spool.formats.jobfile import FORMAT
 from spool.formats.key import REQUIRED, KeyTable
 from spool.formats.validation import Format
-from support import ROOT
+from support import ROOT, WHOLE
 
 
+@WHOLE
 @pytest.mark.parametrize("kind", schema.KINDS)
 def test_the_shipped_schema_is_up_to_date(kind: str) -> None:
     """Run `python -m spool.formats.schema --write` after changing a key."""
@@ -70,6 +71,7 @@ def test_the_generator_prints_one_kind(capsys: pytest.CaptureFixture[str]) -> No
     assert schema.main(["job", "--x"]) == 2
 
 
+@WHOLE
 def test_one_command_writes_what_is_made_of_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--write` puts the schemas and the pages' tables into a checkout, and leaves the rest of the page as it is."""
     places = {kind: f"src/spool/{schema.FOLDERS.get(kind, 'formats')}" for kind in schema.KINDS}
