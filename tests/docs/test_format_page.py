@@ -11,7 +11,7 @@ from spool.core import errors, layout
 from spool.core.eventnames import EventName
 from spool.core.model import OUTCOMES, State, StopKind
 from spool.formats import journal, schema
-from spool.formats.history import HistoryLine
+from spool.formats.history import HISTORY
 from spool.formats.state import JobView, StateView
 from spool.formats.values import OWN_VARIABLES, SET_BY_SPOOL, WARNING_SIGNALS
 from spool.listeners.discovery import CAN_BE_REFUSED
@@ -44,12 +44,9 @@ def test_tables_of_keys_are_made_from_the_readers(kind: str) -> None:
 def test_history_has_the_fields_of_the_page() -> None:
     """Every field of a line of history is on the page, in its order, with its default, and no other is."""
     rows = re.findall(r"^\| `(\w+)` \|.*\| *(.*?) *\|$", clause("10"), re.MULTILINE)
-    fields = msgspec.structs.fields(HistoryLine)
-    assert [name for name, _ in rows] == [field.name for field in fields]
-    for field, (_, stated) in zip(fields, rows, strict=True):
-        known = field.default not in (msgspec.NODEFAULT, msgspec.UNSET)
-        default = list(field.default) if isinstance(field.default, tuple) else field.default
-        assert stated.strip("`") == (msgspec.json.encode(default).decode() if known else ""), field.name
+    assert [name for name, _ in rows] == list(HISTORY.defaults())
+    for (key, default), (_, stated) in zip(HISTORY.defaults().items(), rows, strict=True):
+        assert stated.strip("`") == ("" if default is None else msgspec.json.encode(default).decode()), key
 
 
 def test_state_has_the_fields_of_the_page() -> None:

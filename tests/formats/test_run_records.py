@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -96,6 +97,23 @@ def test_golden_records_load_for_ever() -> None:
     assert run_records.parse_gpus((GOLDEN / "gpus.toml").read_bytes()) == WATCH
     usage = run_records.WrittenUsage(12_345_678_900, 1 << 30, 1 << 29)
     assert run_records.parse_usage((GOLDEN / "usage").read_bytes()) == usage
+
+
+@pytest.mark.parametrize(
+    ("kind", "render", "parse"),
+    [
+        ("history", render_history, parse_history_line),
+        ("result", render_result, parse_result),
+        ("grant", run_records.render_grant, run_records.parse_grant),
+        ("array", run_records.render_array, run_records.parse_array),
+        ("gpus", run_records.render_gpus, run_records.parse_gpus),
+    ],
+)
+def test_a_record_is_written_as_ever(kind: str, render: Callable[[Any], bytes], parse: Callable[[bytes], Any]) -> None:
+    """What an older version wrote of any values is the same, byte for byte, once it is read and written again."""
+    for line in (GOLDEN / "recorded.jsonl").read_text(encoding="utf-8").splitlines():
+        text = json.loads(line)[kind].encode()
+        assert render(parse(text)) == text
 
 
 def test_a_result_keeps_parameters_and_metrics_whatever_they_are() -> None:

@@ -13,13 +13,15 @@ import msgspec
 
 from spool.core.events import Event
 from spool.core.model import Grant, Request
-from spool.formats.history import EARLIEST, use_line
-from spool.formats.run_records import NS_PER_MS
+from spool.formats.history import HISTORY
 from spool.formats.state import escaped
 from spool.formats.timestamps import render_instant
 from spool.formats.wrapper import resource_variables
 
-_SIGNALLED = 128
+_OF_RESULT = (
+    *("outcome", "ended_at", "ended_at_is", "exit_code", "signal", "peak_memory_bytes", "cpu_time_ms", "node"),
+    *("gpu_use", "requeues", "again", "again_at"),
+)
 
 
 class _Base(msgspec.Struct, frozen=True):
@@ -138,23 +140,10 @@ def facts(event: Event) -> dict[str, Any]:
         "gpu": event.gpu,
     }
     if result is not None:
-        code = result.exit_code
-        found |= {
-            "outcome": result.outcome.value,
-            "ended_at": _instant(result.ended_at_ns),
-            "ended_at_is": EARLIEST if result.end_is_bound else None,
-            "exit_code": code,
-            "signal": code - _SIGNALLED if code is not None and code > _SIGNALLED else None,
-            "peak_memory_bytes": result.peak_memory_bytes,
-            "cpu_time_ms": result.cpu_time_ns // NS_PER_MS if result.cpu_time_ns is not None else None,
-            "node": result.node,
-            "gpu_use": [msgspec.to_builtins(use_line(use)) for use in result.gpu_use],
-            "requeues": result.requeues or None,
-            "again": result.again,
-            "again_at": _instant(result.again_at_ns),
-        }
-        found["started_at"] = found["started_at"] or _instant(result.started_at_ns)
-        found["submitted_at"] = found["submitted_at"] or _instant(result.submitted_at_ns)
+        line = HISTORY.to_json(result)
+        found |= {key: line.get(key) for key in _OF_RESULT}
+        found["started_at"] = found["started_at"] or line.get("started_at")
+        found["submitted_at"] = found["submitted_at"] or line.get("submitted_at")
     return _known(found)
 
 

@@ -15,31 +15,21 @@ How the records may change from one version to the next, for these and for `hist
 from __future__ import annotations
 
 import re
-from typing import Any, TypeGuard, TypeVar
 
 from msgspec import Struct
 
-from spool.core.errors import InvalidFile, InvalidRecord, cannot
+from spool.core.errors import InvalidRecord, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SOMEONE_WHO, GpuUse, Grant, Jid, State, Stop, StopKind, Suspension
 from spool.core.names import LOCAL_EXECUTORS
-from spool.formats import toml
 from spool.formats.freetext import MOST_READ, one_line
-from spool.formats.timestamps import at_lines, read_at
-
-T = TypeVar("T")
-
-NOTHING = Grant()
-"""The grant of a run that never started."""
+from spool.formats.wire import Table, optional, read_keys, several
 
 VOID_JID = b"void\n"
 """The `jid` that a dispatcher writes for a run that it settles: the run never started and never will."""
 
-NS_PER_MS = 1_000_000
-
 _MOST_PID = (1 << 31) - 1
-_MOST_NAMED = 64 << 10  # bytes of a table of texts, in a record that has 1 MiB at most
 _MOST = (1 << 63) - 1  # of counted or measured values: no record that spool has written has a larger one
 
 _JID = re.compile(r"([1-9][0-9]{0,18}) ([0-9]{1,19}) (\S+) (\S+) (\S+)(?: (?:([a-z]+:\S+)(?: .*)?|.*))?")
@@ -205,6 +195,26 @@ def render_status(state: State) -> bytes:
     return f"{state}\n".encode()
 
 
+GRANT = Table(
+    "a grant",
+    Grant,
+    """
+    cpus! cpu_list memory_bytes gpu_uuids gpu_indices gpus=gpus_elsewhere gpu_memory_bytes resources resource_indices
+    """,
+)
+"""A grant, as in `grant.toml` and in the table `[grant]` of `result.toml`."""
+
+USE = Table(
+    "a use of a GPU",
+    GpuUse,
+    """
+    watched_ms! mean_percent peak_percent memory_watched_ms! mean_memory_bytes peak_memory_bytes
+    energy_watched_ms energy_mj
+    """,
+)
+"""A table `[[gpu_use]]`, as in `gpus.toml` and `result.toml`, or an object of the history."""
+
+
 class GrantRecord(Struct, frozen=True):
     """The content of `grant.toml`: the grant of a run, and what settles the run after a restart."""
 
@@ -213,7 +223,7 @@ class GrantRecord(Struct, frozen=True):
     attempt: int = 1
     requeues: int = 0
     executor: str = "process"
-    grant: Grant = NOTHING
+    grant: Grant = Grant()
     user: str | None = None
     submitted_at_ns: int | None = None
     granted_at_ns: int | None = None
@@ -231,44 +241,18 @@ class GrantRecord(Struct, frozen=True):
         return jid.engine is None and self.boot_id in (None, jid.boot_id)
 
 
-def render_grant(record: GrantRecord) -> bytes:
-    """Return the text of `grant.toml`."""
-    grant = record.grant
-    lines = [
-        f"job = {toml.quote(record.job)}\nrun = {record.run}\nattempt = {record.attempt}\n",
-        f"requeues = {record.requeues}\nexecutor = {toml.quote(record.executor)}\n",
-        text_lines(("user", record.user), ("host", record.host), ("boot_id", record.boot_id)),
-        text_lines(("place", record.place)),
-        "" if record.inode is None else f'inode = "{record.inode}"\n',  # as text, since it may need all of 64 bits
-        at_lines("submitted_at", record.submitted_at_ns),
-        at_lines("granted_at", record.granted_at_ns),
-        number_lines(("lease", record.lease)),
-        f"waited_ms = {record.waited_ns // NS_PER_MS}\n" if record.waited_ns else "",
-        grant_lines(grant),
-    ]
-    return "".join(lines).encode()
+_GRANT_RECORD = Table(
+    "a grant record",
+    GrantRecord,
+    """
+    job:name run attempt:positive! requeues! executor! user host boot_id place inode:inode submitted_at granted_at lease
+    waited_ms grant:grant!
+    """,
+    grant=GRANT.part(),
+)
 
-
-def parse_grant(data: bytes) -> GrantRecord:
-    """Return the content of `grant.toml`. Raises InvalidRecord."""
-    keys = read_keys(data, "grant")
-    return GrantRecord(
-        job=required(keys, "job", str, "grant"),
-        run=required(keys, "run", int, "grant"),
-        attempt=optional(keys, "attempt", int) or 1,
-        requeues=optional(keys, "requeues", int) or 0,
-        executor=said(keys, "executor") or "process",
-        grant=grant_of(keys),
-        user=said(keys, "user"),
-        submitted_at_ns=read_at(keys, "submitted_at"),
-        granted_at_ns=read_at(keys, "granted_at"),
-        host=said(keys, "host"),
-        boot_id=said(keys, "boot_id"),
-        inode=_inode(keys.get("inode")),
-        lease=optional(keys, "lease", int),
-        place=said(keys, "place"),
-        waited_ns=_span_ns(keys, "waited_ms"),
-    )
+render_grant, parse_grant = _GRANT_RECORD.render, _GRANT_RECORD.parse
+"""`grant.toml`."""
 
 
 class ArrayRecord(Struct, frozen=True):
@@ -285,226 +269,32 @@ class ArrayRecord(Struct, frozen=True):
     expanded_at_ns: int | None = None
 
 
-def render_array(record: ArrayRecord) -> bytes:
-    """Return the text of `array.toml`."""
-    lines = [
-        f"job = {toml.quote(record.job)}\nrun = {record.run}\ntasks = {record.tasks}\n",
-        text_lines(("user", record.user), ("host", record.host), ("boot_id", record.boot_id)),
-        "" if record.inode is None else f'inode = "{record.inode}"\n',  # as text, since it may need all of 64 bits
-        at_lines("submitted_at", record.submitted_at_ns),
-        at_lines("expanded_at", record.expanded_at_ns),
-    ]
-    return "".join(lines).encode()
+_ARRAY = Table(
+    "an array record",
+    ArrayRecord,
+    "job:name run tasks user host boot_id inode:inode submitted_at expanded_at",
+)
 
+render_array, parse_array = _ARRAY.render, _ARRAY.parse
+"""`array.toml`."""
 
-def parse_array(data: bytes) -> ArrayRecord:
-    """Return the content of `array.toml`. Raises InvalidRecord."""
-    keys = read_keys(data, "array")
-    inode = optional(keys, "inode", str)
-    return ArrayRecord(
-        job=required(keys, "job", str, "array"),
-        run=required(keys, "run", int, "array"),
-        tasks=required(keys, "tasks", int, "array"),
-        inode=int(inode) if inode is not None and inode.isdecimal() else None,
-        user=said(keys, "user"),
-        host=said(keys, "host"),
-        boot_id=said(keys, "boot_id"),
-        submitted_at_ns=read_at(keys, "submitted_at"),
-        expanded_at_ns=read_at(keys, "expanded_at"),
-    )
+_WATCH = Table("a gpus record", GpuWatch, "at idle_ms! told! is_told")
 
 
 def render_gpus(watch: GpuWatch) -> bytes:
     """Return the text of `gpus.toml`."""
-    lines = [
-        at_lines("at", watch.at_ns),
-        f"idle_ms = {watch.idle_ns // NS_PER_MS}\ntold = {watch.told}\n",
-        "is_told = true\n" if watch.is_told else "",
-        gpu_use_lines(watch.gpus, watch.counters_mj),
+    counters = watch.counters_mj or (None,) * len(watch.gpus)
+    uses = [
+        f"\n[[gpu_use]]\n{USE.lines(use)}" + (f"counter_mj = {counter}\n" if counter is not None else "")
+        for use, counter in zip(watch.gpus, counters, strict=True)
     ]
-    return "".join(lines).encode()
+    return (_WATCH.lines(watch) + "".join(uses)).encode()
 
 
 def parse_gpus(data: bytes) -> GpuWatch:
     """Return the content of `gpus.toml`. Raises InvalidRecord."""
-    keys = read_keys(data, "gpus")
-    at_ns = read_at(keys, "at")
-    if at_ns is None:
-        raise InvalidRecord(cannot("understand", "a gpus record", '"at" is missing'))
-    counters = tuple(optional(table, "counter_mj", int) for table in several(keys, "gpu_use", dict))
-    return GpuWatch(
-        at_ns,
-        gpu_use_of(keys),
-        idle_ns=_span_ns(keys, "idle_ms"),
-        told=max(0, optional(keys, "told", int) or 0),
-        is_told=optional(keys, "is_told", bool) or False,
-        counters_mj=counters if any(counter is not None for counter in counters) else (),
-    )
-
-
-def gpu_use_lines(gpus: tuple[GpuUse, ...], counters_mj: tuple[int | None, ...] = ()) -> str:
-    """Return a table `[[gpu_use]]` for each GPU, as in `gpus.toml` and `result.toml`; they come last."""
-    lines = ""
-    for use, counter_mj in zip(gpus, counters_mj or (None,) * len(gpus), strict=True):
-        mean = f"mean_percent = {round(use.mean_percent, 2)}\n" if use.mean_percent is not None else ""
-        lines += f"\n[[gpu_use]]\nwatched_ms = {use.watched_ns // NS_PER_MS}\n{mean}" + number_lines(
-            ("peak_percent", use.peak_percent),
-            ("memory_watched_ms", use.memory_watched_ns // NS_PER_MS),
-            ("mean_memory_bytes", use.mean_memory_bytes),
-            ("peak_memory_bytes", use.peak_memory_bytes),
-            ("energy_watched_ms", use.energy_watched_ns // NS_PER_MS or None),
-            ("energy_mj", use.energy_mj),
-            ("counter_mj", counter_mj),
-        )
-    return lines
-
-
-def gpu_use_of(keys: dict[str, Any]) -> tuple[GpuUse, ...]:
-    """Return the use that `gpu_use_lines` wrote."""
-    return tuple(
-        GpuUse(
-            watched_ns=_span_ns(table, "watched_ms"),
-            mean_percent=_percent(table, "mean_percent"),
-            peak_percent=optional(table, "peak_percent", int),
-            memory_watched_ns=_span_ns(table, "memory_watched_ms"),
-            mean_memory_bytes=optional(table, "mean_memory_bytes", int),
-            peak_memory_bytes=optional(table, "peak_memory_bytes", int),
-            energy_watched_ns=_span_ns(table, "energy_watched_ms"),
-            energy_mj=optional(table, "energy_mj", int),
-        )
-        for table in several(keys, "gpu_use", dict)
-    )
-
-
-def _percent(keys: dict[str, Any], key: str) -> float | None:
-    value = optional(keys, key, float)
-    return value if value is not None and 0 <= value <= 100 else None
-
-
-def _span_ns(keys: dict[str, Any], key: str) -> int:
-    return max(0, optional(keys, key, int) or 0) * NS_PER_MS
-
-
-def _inode(value: object) -> int | None:
-    return int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,20}", value) else None
-
-
-def text_lines(*pairs: tuple[str, str | None]) -> str:
-    """Return a TOML line for each pair whose value is known."""
-    lines = ""
-    for key, value in pairs:
-        if value is not None:
-            lines += f"{key} = {toml.quote(value)}\n"
-    return lines
-
-
-def number_lines(*pairs: tuple[str, int | None]) -> str:
-    """Return a TOML line for each pair whose value is known."""
-    lines = ""
-    for key, value in pairs:
-        if value is not None:
-            lines += f"{key} = {value}\n"
-    return lines
-
-
-def grant_lines(grant: Grant) -> str:
-    """Return the keys of a grant, as in `grant.toml` and in the table `[grant]` of `result.toml`."""
-    lines = f"cpus = {grant.cpus}\n" + text_lines(("cpu_list", grant.cpu_list or None))
-    lines += number_lines(("memory_bytes", grant.memory_bytes))
-    if grant.gpu_uuids or grant.gpu_indices:
-        lines += f"gpu_uuids = [{', '.join(map(toml.quote, grant.gpu_uuids))}]\n"
-        lines += f"gpu_indices = [{', '.join(map(str, grant.gpu_indices))}]\n"
-    if grant.gpus_elsewhere:
-        lines += f"gpus = {grant.gpus_elsewhere}\n"
-    lines += number_lines(("gpu_memory_bytes", grant.gpu_memory_bytes)) + resource_lines(grant.resources)
-    if grant.resource_indices:
-        listed = (f"{toml.quote(name)} = [{', '.join(map(str, each))}]" for name, each in grant.resource_indices)
-        lines += f"resource_indices = {{ {', '.join(listed)} }}\n"
-    return lines
-
-
-def resource_lines(resources: tuple[tuple[str, int], ...]) -> str:
-    """Return a TOML line with named resources and their counts; "" if there are none."""
-    if not resources:
-        return ""
-    return f"resources = {{ {', '.join(f'{toml.quote(name)} = {count}' for name, count in resources)} }}\n"
-
-
-def named_lines(table: str, pairs: tuple[tuple[str, str], ...]) -> str:
-    """Return a TOML table of texts by their names, "" if there are none; more than 64 KiB are left out."""
-    lines, size = list[str](), 0
-    for name, text in pairs:
-        line = f"{toml.quote(one_line(name))} = {toml.quote(one_line(text))}\n"
-        size += len(line.encode())
-        if size > _MOST_NAMED:
-            break
-        lines.append(line)
-    return f"\n[{table}]\n{''.join(lines)}" if lines else ""
-
-
-def named(keys: dict[str, Any], table: str) -> tuple[tuple[str, str], ...]:
-    """Return the texts that `named_lines` wrote."""
-    texts = optional(keys, table, dict) or {}
-    return tuple((one_line(name), one_line(text)) for name, text in texts.items() if isinstance(text, str))
-
-
-def resources_of(keys: dict[str, Any]) -> tuple[tuple[str, int], ...]:
-    """Return the resources that `resource_lines` wrote."""
-    table = optional(keys, "resources", dict) or {}
-    return tuple(sorted((name, count) for name, count in table.items() if type(count) is int and count > 0))
-
-
-def grant_of(keys: dict[str, Any]) -> Grant:
-    """Return the grant that `grant_lines` wrote."""
-    indices = optional(keys, "resource_indices", dict) or {}
-    return Grant(
-        cpus=optional(keys, "cpus", int) or 0,
-        memory_bytes=optional(keys, "memory_bytes", int),
-        gpu_uuids=tuple(map(one_line, several(keys, "gpu_uuids", str))),
-        gpu_indices=several(keys, "gpu_indices", int),
-        gpu_memory_bytes=optional(keys, "gpu_memory_bytes", int),
-        gpus_elsewhere=max(0, optional(keys, "gpus", int) or 0),
-        resources=resources_of(keys),
-        resource_indices=tuple(sorted((name, several(indices, name, int)) for name in indices)),
-        cpu_list=said(keys, "cpu_list") or "",
-    )
-
-
-def read_keys(data: bytes, record: str) -> dict[str, Any]:
-    """Return the keys of a TOML record. Raises InvalidRecord."""
-    try:
-        return toml.read(data, f"a {record} record")
-    except InvalidFile as error:
-        raise InvalidRecord(cannot("understand", f"a {record} record", error.problems[0].message)) from None
-
-
-def required(keys: dict[str, Any], key: str, kind: type[T], record: str) -> T:
-    """Return the value of *key*. Raises InvalidRecord if it is missing or of another type."""
-    value = optional(keys, key, kind)
-    if value is None:
-        raise InvalidRecord(cannot("understand", f"a {record} record", f'"{key}" is missing or of another type'))
-    return value
-
-
-def optional(keys: dict[str, Any], key: str, kind: type[T]) -> T | None:
-    """Return the value of *key*, None if it is missing or of another type, or a negative or too large number."""
-    value = keys.get(key)
-    return value if _is_of(value, kind) else None
-
-
-def said(keys: dict[str, Any], key: str) -> str | None:
-    """Return the text of *key* as one line (`freetext`), because the job itself may have written the record."""
-    text = optional(keys, key, str)
-    return None if text is None else one_line(text)
-
-
-def several(keys: dict[str, Any], key: str, kind: type[T]) -> tuple[T, ...]:
-    """Return the list of *key* without elements of another type, empty if the key is missing."""
-    value = keys.get(key)
-    return tuple(element for element in value if _is_of(element, kind)) if isinstance(value, list) else ()
-
-
-def _is_of(value: Any, kind: type[T]) -> TypeGuard[T]:
-    if type(value) is int and not 0 <= value <= _MOST:
-        return False
-    return type(value) is kind
+    keys = read_keys(data, "a gpus record")
+    tables = several(keys, "gpu_use", dict)
+    counters = tuple(optional(table, "counter_mj", int) for table in tables)
+    known = counters if any(counter is not None for counter in counters) else ()
+    return _WATCH.made(keys, gpus=tuple(map(USE.made, tables)), counters_mj=known)
