@@ -14,9 +14,7 @@ import pytest
 from shell import Home
 from spool.formats import jobfile, reservation
 from spool.formats.capabilities import contributed
-from support import ROOT, WHOLE, wait_for
-
-pytestmark = WHOLE  # the pages are about all capabilities
+from support import ROOT, optional, wait_for
 
 EXAMPLES = ROOT / "examples"
 TOML = sorted(path for path in EXAMPLES.rglob("*.toml") if path.name != "pyproject.toml")
@@ -261,6 +259,7 @@ def test_the_job_that_comes_every_night_never_overlaps_itself(home: Home) -> Non
     assert runs_of(home, "slow") == ["1", "2"]
 
 
+@pytest.mark.skipif(optional("spool.extras.here") is None, reason="`spool run --here` is not there")
 def test_a_notebook_runs_in_the_terminal(home: Home) -> None:
     """The script runs Jupyter here as a job, with the limits that it states."""
     jupyter = home.path / ".local/bin/jupyter"

@@ -18,8 +18,6 @@ from spool.listeners.discovery import CAN_BE_REFUSED
 from spool.machine.host import login_environment
 from support import ROOT, WHOLE
 
-pytestmark = WHOLE  # the pages are about all capabilities
-
 PAGE = (ROOT / "docs" / "FORMAT.md").read_text(encoding="utf-8")
 
 
@@ -34,6 +32,7 @@ def clause(number: str) -> str:
     return match.group()
 
 
+@WHOLE
 @pytest.mark.parametrize("kind", sorted(schema.KINDS))
 def test_tables_of_keys_are_made_from_the_readers(kind: str) -> None:
     """The page's table of keys is, word for word, the one that `python -m spool.formats.schema KIND --table` prints."""

@@ -15,10 +15,8 @@ from spool.core.errors import InvalidFile
 from spool.core.units import format_duration, parse_duration, parse_size
 from spool.formats import config, jobfile, keys, reservation, schema
 from spool.formats.capabilities import contributed
-from support import ROOT, WHOLE
+from support import ROOT, optional
 from test_readme import calls, end_dispatcher
-
-pytestmark = WHOLE  # the pages are about all capabilities
 
 MIGRATIONS = sorted((ROOT / "docs" / "migrate").glob("*.md"))
 RECIPES = ROOT / "docs" / "RECIPES.md"
@@ -127,6 +125,7 @@ def test_every_block_of_the_recipes_runs() -> None:
     assert 'outcome = "finished"' in (attempts[-1] / "result.toml").read_text(encoding="utf-8")
 
 
+@pytest.mark.skipif(optional("spool.extras.here") is None, reason="`spool run --here` is not there")
 def test_the_recipe_of_jupyter_runs() -> None:
     """Its first block runs Jupyter; here that is a program of that name, and there is no GPU."""
     home = Home(home_of_test())

@@ -8,9 +8,8 @@ import sys
 
 from support import ROOT, WHOLE
 
-pytestmark = WHOLE  # the pages are about all capabilities
 
-
+@WHOLE
 def test_the_pages_of_commands_and_keys_are_those_of_the_program() -> None:
     """`.ci/reference` has been run after the last change of a help text or a key."""
     words = [sys.executable, str(ROOT / ".ci" / "reference"), "--check"]

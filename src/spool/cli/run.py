@@ -80,9 +80,9 @@ def command(
     replace: bool,
     quiet: bool,
     strict: bool,
-    runs: str | None,
     export: tuple[str, ...],
     words: tuple[str, ...],
+    runs: str | None = None,
     **_: Any,
 ) -> int:
     """Submit a job, follow its output and exit with its code.

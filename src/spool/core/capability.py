@@ -117,8 +117,8 @@ class Capability:
     * `problem`: `(Spec) -> str | None`: why a job that has its keys cannot start on this machine; None if it can.
     * `doubts`: `(Spec, Config) -> Iterable[str]`: what of its keys in a job will not work; told at submission.
     * `launch`: `(Spec, Assignments, ActiveRun) -> Assignments`: changes what is written for the wrapper of such a run.
-    * `starts`: `(Launch, LocalProcesses) -> LocalRun`: starts such a run in place of its executor. Its wrapper is no
-      child of the dispatcher, and enters none of its control groups.
+    * `starts`: `(Launch, LocalProcesses) -> LocalRun | None`: starts such a run, not its executor; None: not now.
+      Its wrapper is no child of the dispatcher, and enters none of its control groups.
     * `files`: a tuple of `formats.validation.FileKind`: the files that are its own, for `spool check` and the schemas.
     * `leases`: the class of the `dispatcher.leases.Leases` by which a dispatcher starts jobs on a shared machine.
     * `sharing`: `(directory, owner, uid, now_ns) -> query.shared.MachineSharing`: what the users of one have of it.

@@ -60,6 +60,7 @@ TABLE = (
         job="spool.extras.here:JOB",
         only_here="is one of this machine, and its job runs here",
         running="in a terminal",
+        problem="spool.extras.here.launching:problem",
         launch="spool.extras.here.launching:launched",
         starts="spool.extras.here.launching:start",
         way="spool.extras.here:WAY",

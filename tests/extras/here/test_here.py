@@ -404,6 +404,55 @@ def test_it_waits_its_turn_and_ctrl_c_ends_the_wait(desk: Desk) -> None:
     assert third.ends() == 0
 
 
+def test_ctrl_z_while_it_waits_keeps_no_room(desk: Desk) -> None:
+    """A stopped caller is passed by others, with the reason; once it is continued, its command has its turn."""
+    desk.served.begun("first", _UNTIL_GO, cpus=1)
+    waits = subprocess.Popen(
+        desk.words("-n", "stopped", "echo", "my turn"),
+        stdout=subprocess.PIPE,
+        env=desk.environment,
+        stdin=subprocess.DEVNULL,
+    )
+    desk.served.until(lambda: desk.served.places("stopped") == ["queued"], "the job")
+    waits.send_signal(signal.SIGSTOP)
+    (desk.home / "go").touch()
+    desk.served.wait_reason("stopped", "is stopped, as by Ctrl-Z")
+    desk.served.completes("other", "true", cpus=1)
+    assert desk.served.places("stopped") == ["queued"]
+    waits.send_signal(signal.SIGCONT)
+    assert waits.communicate(timeout=PATIENCE_S)[0] == b"my turn\n"
+    assert waits.returncode == 0
+
+
+def test_a_caller_that_is_killed_while_it_waits_leaves_a_job_that_fails(desk: Desk) -> None:
+    """Nothing runs for nobody: when its turn comes the job has failed, and says why."""
+    desk.served.begun("first", _UNTIL_GO, cpus=1)
+    words = desk.words("-n", "gone", "touch", "ran")
+    waits = subprocess.Popen(words, env=desk.environment, cwd=desk.home, stdin=subprocess.DEVNULL)
+    desk.served.until(lambda: desk.served.places("gone") == ["queued"], "the job")
+    waits.kill()
+    waits.wait()
+    (desk.home / "go").touch()
+    assert desk.served.wait_outcome("gone") == "failed"
+    assert "the terminal of this job is gone" in desk.served.spool("why", "gone").stdout
+    assert not (desk.home / "ran").exists()
+
+
+def test_without_any_terminal_it_runs_too(desk: Desk) -> None:
+    """From cron or over `ssh` without `-t` there is none, and stdin may even be closed."""
+    words = shlex.join(desk.words("-q", "-c", "echo out; exit 3"))
+    done = subprocess.run(
+        ["sh", "-c", f"exec {words} <&-"],
+        stdout=subprocess.PIPE,
+        env=desk.environment,
+        cwd=desk.home,
+        timeout=PATIENCE_S,
+        check=False,
+        start_new_session=True,
+    )
+    assert (done.returncode, done.stdout) == (3, b"out\n")
+
+
 def test_a_list_says_that_it_is_in_a_terminal(desk: Desk) -> None:
     """`ls` has a word for it while it runs, with and without a dispatcher; it takes a CPU."""
     terminal = desk.terminal("-n", "here", "-c", "echo ready; read -r x")

@@ -14,7 +14,7 @@ import pytest
 from extras.machine.shared_machine import SharedMachine, shared_machine
 from plugins.fake_nvml import FakeNvml
 from served import overlap
-from support import PATIENCE_S, wait_for
+from support import PATIENCE_S, optional, wait_for
 
 
 def _uuid(at: int) -> str:
@@ -52,6 +52,7 @@ def test_two_spools_share_the_cpus_and_a_device(machine: SharedMachine) -> None:
     wait_for(lambda: machine.is_free, what="a machine without leases")
 
 
+@pytest.mark.skipif(optional("spool.extras.here") is None, reason="`spool run --here` is not there")
 def test_a_command_in_a_terminal_waits_for_its_turn(machine: SharedMachine) -> None:
     """`spool run --here` asks the arbiter as any job does, and gives its lease back with the end of the command."""
     alina, bob, _ = machine.users

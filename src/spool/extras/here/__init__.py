@@ -1,8 +1,9 @@
 """`spool run --here`: a job whose command runs in the terminal of who submits it.
 
-`spool run` has a child in its own terminal, session and process group, which the job's `terminal` names (`command.py`).
-When it is the job's turn, the dispatcher only tells that (`launching.py`), and the child becomes the wrapper. So keys,
-job control and pipes are those of any program that a shell starts, and what ends, limits and measures a run is as ever.
+The job's `terminal` names the process of `spool run` that waits for it (`command.py`). When it is the job's turn, the
+dispatcher only tells that (`launching.py`), and that process starts the wrapper, a child in its own terminal, session
+and process group. So keys, job control and pipes are those of any program that a shell starts, and what ends, limits
+and measures a run is as ever.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The user's side: submit the job, wait for its turn, and let a child in this terminal become its wrapper.
-
-The child is there before the job, whose `terminal` is its identity: so the dispatcher knows the wrapper from the start.
-"""
+"""The user's side: submit the job, wait for its turn, and have a child in this terminal as its wrapper."""
 
 from __future__ import annotations
 
@@ -10,9 +7,10 @@ import pwd
 import signal
 import termios
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from ctypes import CDLL
+from subprocess import Popen
 from types import FrameType
 
 from msgspec.structs import replace
@@ -31,11 +29,11 @@ from spool.core.errors import SpoolError, UsageError, cannot
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, Grant, State
 from spool.core.names import LOCAL_EXECUTORS, UMASK, engine_title
-from spool.extras.here.launching import terminal_of
+from spool.extras.here.launching import own_terminal
 from spool.formats import jobfile, wrapper
 from spool.formats.run_records import parse_rc
 from spool.machine.children import become_subreaper
-from spool.machine.host import login_environment, pin
+from spool.machine.host import login_environment, pinned
 from spool.machine.marks import MachineProber
 from spool.query.last_view import last_view
 from spool.query.rows import in_words
@@ -46,7 +44,9 @@ from spool.store.spool import Spool
 _LOOK_NS = SECOND_NS  # between two looks at why a job waits
 _TURN_S = 0.5  # between two looks at whether a command has ended whose wrapper has not
 _PR_SET_PDEATHSIG = 1
-_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the wait
+_PASSED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # on to the command
+_TYPED = (signal.SIGINT, signal.SIGQUIT)
 _ELSEWHERE = {
     "slurm": "`srun --pty COMMAND` runs it in this terminal, and `salloc` opens a shell",
     "sge": "`qrsh COMMAND` runs it in this terminal, and `qlogin` opens a shell",
@@ -58,17 +58,19 @@ def run_here(root: str, asked: Asked, *, quiet: bool, strict: bool, replaces: bo
     asked = _with_shell(asked)
     if (around := _run_around(root)) is not None:
         return _run_inside(asked, root, around)
-    child = _Child(_environment(whole=not asked.export))
-    draft = _draft(asked, root, child.terminal)
+    draft = _draft(asked, root)
     spool = made(root) if submit.is_ours(root) else own(root)
     tell_doubts(spool.root, [draft], strict=strict)
-    publish(spool.root, [draft], held=draft.held, replace=replaces)
-    visit = _Visit(spool, draft.name, child, quiet=quiet)
+    visit: _Visit | None = None
     try:
         with _handled(_interrupted, *_ENDS):
+            with _blocked(*_ENDS):  # a job that is submitted is also cancelled
+                publish(spool.root, [draft], held=draft.held, replace=replaces)
+                visit = _Visit(spool, draft.name, _environment(whole=not asked.export), quiet=quiet)
             return visit.follow()
     except SystemExit as interruption:
-        visit.cancel()
+        if visit is not None:
+            visit.cancel()
         return int(str(interruption.code))
 
 
@@ -86,7 +88,7 @@ def _with_shell(asked: Asked) -> Asked:
     return replace(asked, values=values, plain=(shell,))
 
 
-def _draft(asked: Asked, root: str, terminal: str) -> Draft:
+def _draft(asked: Asked, root: str) -> Draft:
     """Return the job, which is run once at most, in this terminal.
 
     Its environment is that of this process, which no file has. Raises UsageError for what does not go with a terminal.
@@ -100,7 +102,7 @@ def _draft(asked: Asked, root: str, terminal: str) -> Draft:
         raise UsageError(cannot("run", "it here", why, remedy=f"{remedy}; --executor process takes this machine"))
     if draft.keys.get("requeue"):
         raise UsageError("cannot run it here with a requeue: it has one run, in this terminal")
-    keys = {**draft.keys, "executor": executor, "requeue": False, "terminal": terminal}
+    keys = {**draft.keys, "executor": executor, "requeue": False, "terminal": own_terminal()}
     functions = {} if asked.export else {key: text for key, text in os.environ.items() if key.startswith("BASH_FUNC_")}
     if env := {**functions, **dict(keys.pop("env", {}))}:  # type: ignore[call-overload]  # sh passes on no function
         keys["env"] = env
@@ -185,51 +187,41 @@ def _interrupted(number: int, _: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-class _Child:
-    """The child that becomes the wrapper of the run, or ends with this process."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        told, self._tells = os.pipe()
-        caller, self.pid = os.getpid(), os.fork()
-        if self.pid == 0:
-            try:
-                os.close(self._tells)
-                CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGHUP))
-                if os.getppid() == caller:
-                    _become_wrapper(told, environment)
-            finally:
-                os._exit(wrapper.NO_JID)
-        os.close(told)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # to be waited for
-        self.terminal = terminal_of(self.pid)
-
-    def become(self, script: str, cpus: str) -> None:
-        """Let it become the wrapper *script* on those CPUs; "": on any."""
-        with suppress(BrokenPipeError), open(self._tells, "w", encoding="utf-8", errors="surrogateescape") as tells:
-            tells.write(f"{script}\0{cpus}")
+@contextmanager
+def _blocked(*numbers: int) -> Iterator[None]:
+    """Let these signals wait."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _become_wrapper(told: int, environment: dict[str, str]) -> None:
-    with open(told, encoding="utf-8", errors="surrogateescape") as file:
-        script, _, cpus = file.read().partition("\0")
-    if not script:  # the caller has ended
-        return
-    if cpus:
-        pin(0, cpus)
-    os.umask(UMASK)  # that of the command is in its text
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python has made other use of them
-        signal.signal(number, signal.SIG_DFL)
-    become_subreaper()
-    os.execve("/bin/sh", ["/bin/sh", script], environment)  # noqa: S606  # that is what this is for
+def _begun(script: str, environment: Mapping[str, str]) -> Popen[bytes]:
+    """Start a wrapper, with its signals blocked here. It gets HUP when this process ends."""
+    caller = os.getpid()
+
+    def prepare() -> None:
+        CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGHUP))
+        if os.getppid() != caller:
+            os._exit(wrapper.NO_JID)
+        become_subreaper()
+        for number in (*_ENDS, *_PASSED, *_TYPED):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_ENDS, *_PASSED, *_TYPED, signal.SIGCHLD))
+
+    # The umask of the command is in its text.
+    return Popen(["/bin/sh", script], env=environment, umask=UMASK, preexec_fn=prepare)
 
 
 class _Visit:
     """A job that waits for its turn in this terminal, and runs there."""
 
-    def __init__(self, spool: Spool, name: str, child: _Child, *, quiet: bool) -> None:
+    def __init__(self, spool: Spool, name: str, environment: Mapping[str, str], *, quiet: bool) -> None:
         self._spool = spool
         self._name = name
-        self._child = child
+        self._environment = environment
         self._quiet = quiet
         self._awaited = Awaited(spool, name, waited=True)
         self._line = render.StatusLine()
@@ -275,26 +267,31 @@ class _Visit:
             self._line.clear()
 
     def _is_told(self, run: int) -> bool:
-        """Whether the dispatcher wants the child to become the wrapper of *run*."""
-        if self._spool.record(self._name, run, layout.LAUNCH) != self._child.terminal.encode():
+        """Whether the dispatcher wants the wrapper of *run* to be started."""
+        if self._spool.record(self._name, run, layout.LAUNCH) != own_terminal().encode():
             return False
         os.unlink(self._spool.layout.record(self._name, run, layout.LAUNCH))
         return True
 
     def _execute(self, run: int) -> int | None:
-        """Start the wrapper and wait for the end of its command; return the exit code, None if there is none."""
+        """Start the wrapper and wait for the end of its command; return the exit code, None if there is none.
+
+        Without a wrapper, the dispatcher soon takes the run back and starts another one.
+        """
         grant = self._spool.grant(self._name, run)
         cpus = grant.grant.cpu_list if grant is not None else ""
         script = self._spool.layout.record(self._name, run, layout.WRAPPER)
-        pid = self._child.pid
-        with (
-            _settings_kept(),
-            _handled(lambda number, _: os.kill(pid, number), signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2),
-            _handled(lambda *_: None, signal.SIGINT, signal.SIGQUIT),  # the keys reach the command themselves
-            _handled(signal.SIG_DFL, signal.SIGHUP),
-        ):
-            self._child.become(script, cpus)
-            while self._code(run) is None and os.waitpid(pid, os.WNOHANG) == (0, 0):
+        with _settings_kept(), ExitStack() as stack, _blocked(signal.SIGCHLD):
+            try:
+                with _blocked(*_ENDS, *_PASSED, *_TYPED), pinned(cpus) if cpus else nullcontext():
+                    child = _begun(script, self._environment)
+                    stack.enter_context(_handled(lambda number, _: child.send_signal(number), *_PASSED))
+                    stack.enter_context(_handled(lambda *_: None, *_TYPED))  # the keys reach the command themselves
+                    stack.enter_context(_handled(signal.SIG_DFL, signal.SIGHUP))
+            except OSError as error:
+                self._say(f"cannot start the command: {error.strerror}; spool tries again")
+                return None
+            while self._code(run) is None and child.poll() is None:
                 signal.sigtimedwait({signal.SIGCHLD}, _TURN_S)
         return self._code(run)
 
