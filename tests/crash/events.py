@@ -7,17 +7,32 @@ from collections import Counter
 import pytest
 
 from crash.world import World
-from spool.core import layout
+from spool.core.capability import Capability
 from spool.core.eventnames import EventName
 from spool.core.events import Event
 from spool.dispatcher import launcher, monitor, recovery
 from spool.dispatcher.listener_client import ListenerClient
+from spool.formats import capabilities
+from spool.formats.config import Config
 from spool.store.disk import Disk
 from spool.store.eventlog import EventReader
+
+LISTENER = Capability("recorder", "Hears everything.", listener="crash.events:none", listens="crash.events:listens")
+"""A listener whose process is not there; the core's tests need none of a capability that comes with spool."""
+
+_worlds: set[str] = set()  # where somebody listens
+
+
+def listens(config: Config) -> bool:
+    """Whether there is a world where somebody listens."""
+    return bool(_worlds)
 
 
 def nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no process that tells the listeners, and each play make the same changes in the same passes."""
+    _worlds.clear()
+    there = capabilities.capabilities()
+    monkeypatch.setattr(capabilities, "capabilities", lambda: (*there, LISTENER))
     monkeypatch.setattr(ListenerClient, "tick", lambda _: None)
     monkeypatch.setattr(ListenerClient, "next_due_ns", lambda _: None)
     for name in ("_SOON_NS", "_LATER_NS"):
@@ -28,8 +43,7 @@ def nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def want_everything(world: World) -> None:
     """Have somebody listen who wants to hear of everything."""
-    with (world.root / layout.CONFIG).open("a") as config:
-        config.write('metrics = "/nowhere/spool.prom"\n')
+    _worlds.add(str(world.root))
 
 
 def events(world: World) -> list[Event]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from crash.lives import NAMES, SEED
 from crash.test_views import Watched
 from crash.world import World, world_at
-from long.test_random_lives import NAMES, SEED
 from spool.cli.ls import FIELDS
 from spool.cli.publicjson import plain
 from spool.core import layout

@@ -10,8 +10,8 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
+from crash.lives import NAMES, SEED, Life
 from crash.world import World, world_at
-from long.test_random_lives import NAMES, SEED, Life
 from spool.core import layout
 from spool.core.backfill import Holding
 from spool.core.forecast import forecast

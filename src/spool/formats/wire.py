@@ -311,7 +311,7 @@ KINDS = {
     "str | None": _TEXT,
     "int": _NUMBER,
     "int | None": _NUMBER,
-    # A number; 0 is an unknown one.
+    # A number where 0 means unknown.
     "positive": Form(
         str, _typed(int, lambda number: number or None), int, None, lambda number: number if number > 0 else None
     ),
@@ -347,7 +347,7 @@ KINDS = {
         lambda is_bound: _EARLIEST if is_bound else None,
         _is_bound,
     ),
-    # A list of one text, as that text: older readers know no other. Its key stands before that of "several".
+    # A list of one text, as that text, which is all that older readers know; its row stands before that of "several".
     "alone": Form(
         lambda texts: toml.quote(texts[0]) if len(texts) == 1 else "",
         lambda keys, key: None if (text := said(keys, key)) is None else (text,),

@@ -22,6 +22,9 @@ from spool.store.ownership import this_user
 from spool.store.spool import Spool
 from support import optional
 
+# Their records name this very process as the wrapper of a run.
+pytestmark = pytest.mark.usefixtures("own_process_stands_for_wrappers")
+
 TOP = optional("spool.extras.top.reading")
 MINUTE = 60 * SECOND_NS
 
