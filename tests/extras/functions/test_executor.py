@@ -520,21 +520,18 @@ def test_a_map_that_is_not_gone_on_with_cancels_what_waits(
     made: list[Future[object]] = []
     submit_all = Executor.submit_all
     monkeypatch.setattr(Executor, "submit_all", lambda *args, **kw: made.extend(submit_all(*args, **kw)) or list(made))
-    end = tmp_path / "end"
+    end, there = tmp_path / "end", tmp_path / "there"
+    there.touch()
     with Executor(served.root, cpus=1, max_running=1) as executor:
-        if why == "raises":
-            found = executor.map(divmod, [1] * 6, [0, *[1] * 5])
-            with pytest.raises(ZeroDivisionError):
-                next(found)
-        elif why == "times out":
-            found = executor.map(called.until, [str(end)] * 6, timeout=1)
-            with pytest.raises(TimeoutError):
-                next(found)
-            end.touch()
-        else:
-            found = executor.map(called.double, range(6))
+        first = {"raises": "\0", "times out": str(end), "is closed": str(there)}[why]
+        found = executor.map(called.until, [first, *[str(end)] * 5], timeout=1 if why == "times out" else None)
+        if why == "is closed":
             assert next(found) == 0
             found.close()  # type: ignore[attr-defined]
+        else:
+            with pytest.raises(ValueError if why == "raises" else TimeoutError, match=""):
+                next(found)
+        end.touch()
         assert sum(future.cancelled() for future in made) >= 3
 
 
