@@ -7,11 +7,13 @@ from collections import Counter
 import pytest
 
 from crash.world import World
-from spool.core import layout
+from spool.core.capability import Capability
 from spool.core.eventnames import EventName
 from spool.core.events import Event
 from spool.dispatcher import launcher, monitor, recovery
 from spool.dispatcher.listener_client import ListenerClient
+from spool.formats import capabilities
+from spool.formats.config import Config
 from spool.store.disk import Disk
 from spool.store.eventlog import EventReader
 
@@ -26,10 +28,17 @@ def nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "SILENT_NS", 0)
 
 
-def want_everything(world: World) -> None:
+_RECORDER = Capability("recorder", "Hears everything.", listens="crash.events:listens", listener="crash.events:none")
+
+
+def listens(_: Config) -> bool:
+    """Say that it listens, whatever is configured."""
+    return True
+
+
+def want_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have somebody listen who wants to hear of everything."""
-    with (world.root / layout.CONFIG).open("a") as config:
-        config.write('metrics = "/nowhere/spool.prom"\n')
+    monkeypatch.setattr(capabilities, "_outside", (_RECORDER,))
 
 
 def events(world: World) -> list[Event]:

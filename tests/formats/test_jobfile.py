@@ -22,7 +22,6 @@ from spool.core.model import (
     Spec,
     WarningSignal,
 )
-from spool.extras.containers.runtimes import Container
 from spool.formats import config, jobfile, validation, values
 from spool.formats.jobfile import parse, shape
 from support import zone_file
@@ -52,7 +51,6 @@ EXPECTED = {
         stdout="logs/%n.%r.out",
         stderr="logs/%n.%r.err",
         setup=". venv/bin/activate",
-        parts=(("containers", Container("pytorch/pytorch", "docker", ("--ipc=host",))),),
         prolog="module load cuda",
         epilog="rm -rf $TMPDIR",
         executor="tmux",
