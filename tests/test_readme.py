@@ -16,7 +16,9 @@ from shell import Home, home_of_test
 from spool.cli import group
 from spool.formats.state import parse_state
 from spool.store.reading import read_bytes
-from support import ROOT, wait_for
+from support import ROOT, WHOLE, wait_for
+
+pytestmark = WHOLE  # the pages are about all capabilities
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 NO_CALLS = ("spool is full", "spool paused")  # reasons

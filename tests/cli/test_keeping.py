@@ -25,7 +25,7 @@ from spool.core.model import Result, State
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
 from spool.testing.faults import FaultyDisk, cut_off, every_cut
-from support import make_spool
+from support import WHOLE, make_spool
 
 DAY_NS = 86_400_000_000_000
 
@@ -523,6 +523,7 @@ def test_doctor_of_nothing_says_so(spool: Command, tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
+@WHOLE
 def test_the_demonstration_does_what_it_promises(
     spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from spool.core.model import ForeignProcess, Gpu
 from spool.formats.state import GpuView, MachineView, StateView, render_state
 from spool.machine.host import unlisted_cards
 from spool.store.locked_spool import LockedSpool
+from support import WHOLE
 
 UNKNOWN = 999
 
@@ -292,6 +293,7 @@ def test_before_there_is_a_spool_each_look_says_what_there_is(spool: Command, sp
     assert (said.code, "no spool there" in said.err) == (5, True)
 
 
+@WHOLE
 def test_what_needs_a_spool_says_so(spool: Command, spool_root: Path) -> None:
     """A simulation of the history has none to read."""
     shutil.rmtree(spool_root)

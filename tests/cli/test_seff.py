@@ -19,6 +19,7 @@ from spool.core.model import Grant, Jid, Request, Result, State
 from spool.formats import run_records
 from spool.machine import identity
 from spool.store.ownership import this_user
+from support import WHOLE
 
 T0 = 1_700_000_000 * S
 G = 1 << 30
@@ -174,6 +175,7 @@ def test_an_array_is_the_sum_of_its_tasks(spool: Command, spool_root: Path) -> N
     assert lines[2] == "memory     8 GiB given to each, median 2 GiB, 4 GiB at most"
 
 
+@WHOLE
 def test_gpus_of_slurm_count_as_many_as_were_asked_for(spool: Command, spool_root: Path) -> None:
     """Slurm alone knows which they were and what they did."""
     ended(spool_root, "far", grant=Grant(4, 8 * G, gpus_elsewhere=2), executor="slurm", cpu_time_ns=None)

@@ -31,6 +31,7 @@ from spool.formats.schema import schema
 from spool.machine.host import expanded, why_not_expanded
 from spool.machine.identity import boot_id
 from spool.store.glance import machine_line
+from support import WHOLE
 
 
 def queued(root: Path, name: str) -> dict[str, object]:
@@ -92,6 +93,7 @@ def test_every_key_has_an_option_and_every_option_a_key() -> None:
     assert {option.key for option in OPTIONS} == keys
 
 
+@WHOLE
 def test_every_option_reaches_the_file(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options of every kind come out as the keys that a person would have written; `--env NAME` takes our value."""
     monkeypatch.setenv("COLOUR", "blue")

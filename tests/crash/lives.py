@@ -1,4 +1,4 @@
-"""Random lives: people do anything at any moment, and dispatchers are cut off, run out of room and are rebooted."""
+"""Random lives: submissions, moves, removals, kills and cuts, in an order that a seed decides."""
 
 from __future__ import annotations
 

@@ -55,7 +55,8 @@ def test_all_that_a_pass_can_import_is_loaded_before_the_first() -> None:
 import json, sys
 from spool.dispatcher import service
 service.preload()
-ours = {name: module.__file__ for name, module in sys.modules.items() if name.split(".")[0] == "spool"}
+ours = {name: module.__file__ for name, module in sys.modules.items()
+        if name.split(".")[0] == "spool" and module.__file__}
 print(json.dumps([ours, sorted(sys.modules)]))
 """
     said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout

@@ -12,8 +12,10 @@ import pytest
 from shell import Home, home_of_test
 from spool.formats.state import parse_state
 from spool.store.reading import read_bytes
-from support import ROOT
+from support import ROOT, WHOLE
 from test_readme import blocks, end_dispatcher
+
+pytestmark = WHOLE  # the pages are about all capabilities
 
 yaml = pytest.importorskip("yaml")
 DOCS = ROOT / "docs"

@@ -10,7 +10,9 @@ import sys
 import pytest
 
 from shell import Home, home_of_test
-from support import ROOT, wait_for
+from support import ROOT, WHOLE, wait_for
+
+pytestmark = WHOLE  # the pages are about all capabilities
 
 EXAMPLES = re.findall(
     r"^<!-- needs (\w+) -->\n```(python|sh)\n(.*?)^```",

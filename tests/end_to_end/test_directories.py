@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import stat
@@ -70,9 +69,8 @@ def test_what_is_in_the_way_of_a_directory_is_told_and_never_deleted(served: Ser
     while os.path.lexists(aside):
         try:
             os.rename(aside, path)
-        except IsADirectoryError:  # the dispatcher was faster
-            with contextlib.suppress(FileNotFoundError):
-                path.rmdir()
+        except IsADirectoryError:  # the dispatcher was faster, and may have put something into it
+            shutil.rmtree(path, ignore_errors=True)
 
     def told() -> bool:
         # Without .tmp/ state.json cannot be replaced; the log and `doctor` tell then.

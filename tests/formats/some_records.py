@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from spool.core.model import OUTCOMES, Grant, Request, Result
+from spool.core.gpuuse import GpuWatch
+from spool.core.model import OUTCOMES, GpuUse, Grant, Request, Result
 from spool.formats import run_records
 from spool.formats.freetext import one_line
 
@@ -23,6 +25,17 @@ _request = st.builds(
 _grant = st.builds(
     Grant, st.integers(0, 64), number, _texts, _numbers, number, _named, _which, gpus_elsewhere=st.integers(0, 8)
 )
+_ms = st.integers(0, 10**12).map(lambda ms: ms * 1_000_000)
+_use = st.builds(
+    GpuUse,
+    _ms,
+    st.none() | st.integers(0, 100).map(float),
+    number,
+    _ms,
+    **dict.fromkeys(("mean_memory_bytes", "peak_memory_bytes", "energy_mj"), number),
+    energy_watched_ns=_ms,
+)
+_uses = st.lists(_use, max_size=2).map(tuple)
 _run = {"job": text, "run": st.integers(1, 10**6), "attempt": st.integers(1, 99), "requeues": st.integers(0, 9)}
 results = st.builds(
     Result,
@@ -33,14 +46,23 @@ results = st.builds(
     ended_at_ns=instant,
     exit_code=st.none() | st.integers(0, 255),
     peak_memory_bytes=st.none() | st.integers(1, (1 << 63) - 1),
-    cpu_time_ns=st.none() | st.integers(0, 10**12).map(lambda ms: ms * 1_000_000),
+    cpu_time_ns=st.none() | _ms,
     again=st.none() | st.sampled_from(["retry", "requeue", "hold"]),
     again_at_ns=number,
     **dict.fromkeys(("user", "project", "group", "executor", "host", "node"), _some),
     tags=_texts,
     request=_request,
     grant=_grant,
+    suspended_ns=_ms,
+    gpu_use=_uses,
+    end_is_bound=st.booleans(),
     **_run,
+)
+watches = st.builds(GpuWatch, st.integers(0, 10**18), _uses, _ms, st.integers(0, 9), st.booleans()).flatmap(
+    lambda watch: (
+        st.just(watch)
+        | st.tuples(*([number] * len(watch.gpus))).filter(any).map(lambda known: replace(watch, counters_mj=known))
+    )
 )
 grants = st.builds(
     run_records.GrantRecord,

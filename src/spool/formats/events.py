@@ -7,6 +7,7 @@ there, and the names are those of `history.jsonl`. A job's recipients are left o
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -15,12 +16,12 @@ from spool.core.events import Event
 from spool.core.model import Grant, Request
 from spool.formats.history import HISTORY
 from spool.formats.state import escaped
-from spool.formats.timestamps import render_instant
+from spool.formats.wire import Form, Table, said
 from spool.formats.wrapper import resource_variables
 
 _OF_RESULT = (
     *("outcome", "ended_at", "ended_at_is", "exit_code", "signal", "peak_memory_bytes", "cpu_time_ms", "node"),
-    *("gpu_use", "requeues", "again", "again_at"),
+    *("gpu_use", "requeues", "again", "again_at", "started_at", "submitted_at"),
 )
 
 
@@ -112,39 +113,11 @@ def variables(event: Event) -> dict[str, str]:
 
 def facts(event: Event) -> dict[str, Any]:
     """Return the known facts of *event*, ready for JSON."""
-    result = event.result
-    found: dict[str, Any] = {
-        "id": event.id,
-        "event": event.name.value,
-        "time": render_instant(event.at_ns),
-        "host": event.host,
-        "version": event.version,
-        "spool_dir": event.spool_dir,
-        "reason": event.reason or None,
-        "job": event.job,
-        "array": event.is_array or None,
-        "run": event.run,
-        "attempt": event.attempt,
-        "user": event.user,
-        "project": event.project,
-        "group": event.group,
-        "tags": list(event.tags) or None,
-        "executor": event.executor,
-        "engine_id": event.engine_id,
-        "metadir": event.metadir,
-        "request": _tables(event.request),
-        "grant": _tables(event.grant),
-        "submitted_at": _instant(event.submitted_at_ns),
-        "started_at": _instant(event.started_at_ns),
-        "reservation": event.reservation,
-        "gpu": event.gpu,
-    }
-    if result is not None:
-        line = HISTORY.to_json(result)
-        found |= {key: line.get(key) for key in _OF_RESULT}
-        found["started_at"] = found["started_at"] or line.get("started_at")
-        found["submitted_at"] = found["submitted_at"] or line.get("submitted_at")
-    return _known(found)
+    found = _FACTS.to_json(event)
+    if event.result is not None:
+        line = HISTORY.to_json(event.result)
+        found |= {key: line[key] for key in _OF_RESULT if key in line and key not in found}
+    return found
 
 
 def render_facts(found: dict[str, Any]) -> bytes:
@@ -152,9 +125,7 @@ def render_facts(found: dict[str, Any]) -> bytes:
     return msgspec.json.encode(found) + b"\n"
 
 
-def _tables(value: Request | Grant | None) -> dict[str, Any] | None:
-    if value is None:
-        return None
+def _tables(value: Request | Grant) -> dict[str, Any]:
     found = msgspec.structs.asdict(value)
     found.pop("gpus_elsewhere", None)  # the request has it
     found["cpu_list"] = found.get("cpu_list") or None
@@ -164,12 +135,16 @@ def _tables(value: Request | Grant | None) -> dict[str, Any] | None:
         (found["gpu_type"],) = found.pop("gpu_types")  # as in the history
     for key in found.keys() & {"resources", "resource_indices"}:
         found[key] = dict(found[key])
-    return _known(found)
+    return {key: value for key, value in found.items() if value is not None and value not in ((), {})}
 
 
-def _known(found: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in found.items() if value is not None and value not in ((), [], {})}
-
-
-def _instant(at_ns: int | None) -> str | None:
-    return None if at_ns is None else render_instant(at_ns)
+_FACTS = Table(
+    "the facts of an event",
+    Event,
+    """
+    id event=name:word time=at_ns:instant host version spool_dir reason job array=is_array run attempt user project
+    group tags executor engine_id metadir request:tables grant:tables submitted_at started_at reservation gpu
+    """,
+    word=Form(str, said, str, attrgetter("value")),
+    tables=Form(str, said, dict, _tables),
+)

@@ -38,7 +38,7 @@ _REQUEST = Table(
     """,
 )
 
-# 0 bytes once meant an unknown peak. CPU time has two keys, of which the later one, read last, is exact.
+# 0 bytes once meant an unknown peak. CPU time has two keys: the later one is exact, and is read last.
 _RESULT = Table(
     "a result record",
     Result,

@@ -107,42 +107,17 @@ class GpuView(Struct, frozen=True, kw_only=True):
     @staticmethod
     def of(gpu: Gpu, jobs: Iterable[str]) -> GpuView:
         """Return the view of *gpu*, which is granted to *jobs*."""
-        return GpuView(
-            uuid=gpu.uuid,
-            index=gpu.index,
-            name=gpu.name,
-            memory_total_bytes=gpu.memory_total_bytes,
-            memory_free_bytes=gpu.memory_free_bytes,
-            mig=gpu.mig,
-            utilisation_percent=gpu.utilisation_percent,
-            memory_utilisation_percent=gpu.memory_utilisation_percent,
-            problem=gpu.problem,
-            jobs=tuple(jobs),
-            taken_bytes=dict(gpu.taken_bytes),
-            foreign_processes=gpu.foreign,
-            node=gpu.node,
-            links=gpu.links,
-            vendor=gpu.vendor,
-        )
+        known = asdict(gpu)
+        del known["work"]
+        taken, foreign = known.pop("taken_bytes"), known.pop("foreign")
+        return GpuView(jobs=tuple(jobs), taken_bytes=dict(taken), foreign_processes=foreign, **known)
 
     def gpu(self) -> Gpu:
         """Return the GPU of this view."""
-        return Gpu(
-            uuid=self.uuid,
-            index=self.index,
-            name=self.name,
-            memory_total_bytes=self.memory_total_bytes,
-            memory_free_bytes=self.memory_free_bytes,
-            mig=self.mig,
-            utilisation_percent=self.utilisation_percent,
-            memory_utilisation_percent=self.memory_utilisation_percent,
-            problem=self.problem,
-            taken_bytes=tuple(sorted(self.taken_bytes.items())),
-            foreign=self.foreign_processes,
-            node=self.node,
-            links=self.links,
-            vendor=self.vendor,
-        )
+        known = asdict(self)
+        del known["jobs"]
+        taken, foreign = known.pop("taken_bytes"), known.pop("foreign_processes")
+        return Gpu(taken_bytes=tuple(sorted(taken.items())), foreign=foreign, **known)
 
 
 class GpusTold(Struct, frozen=True):

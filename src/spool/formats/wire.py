@@ -311,7 +311,7 @@ KINDS = {
     "str | None": _TEXT,
     "int": _NUMBER,
     "int | None": _NUMBER,
-    # A number of which 0 is unknown.
+    # A number where 0 means unknown.
     "positive": Form(
         str, _typed(int, lambda number: number or None), int, None, lambda number: number if number > 0 else None
     ),

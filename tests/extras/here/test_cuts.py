@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from crash.conftest import world as world
 from crash.cuts import cuts, each_alike
 from crash.world import Ends, Session, World, check, ends_of, world_at
 from spool.core import layout
@@ -29,13 +30,14 @@ def _caller_looks(session: Session) -> None:
     session.world.launched.append(Launch("job", run, spool.root, metadir, script, keep=False))
 
 
-def _played(world: World, cut_at: int | None) -> FaultyDisk:
+def _played(world: World, cut_at: int | None, *, slow: int = 0) -> FaultyDisk:
     disk = FaultyDisk(world.staging, cut_at=cut_at)
     session = Session(world, iter([disk]))
-    looks = [_caller_looks]  # after a cut the next dispatcher is faster than the caller
+    looks = [*[lambda _: None] * slow, _caller_looks]  # after a cut the next dispatcher is faster than the caller
     session.after_turn = lambda: looks.append(_caller_looks) or looks.pop(0)(session)  # type: ignore[func-returns-value]
     session.after_cut = lambda: looks.insert(0, lambda _: None)
     session.users.submit("job", "ok", f'terminal = "{own_terminal()}"', "requeue = false")
+    session.turns(8)
     session.settle()
     session.end()
     session.settle()
@@ -54,3 +56,8 @@ def test_a_command_in_a_terminal_runs_once_wherever_the_dispatcher_is_killed(
     with world_at(tmp_path / "whole", monkeypatch) as world:
         whole = _played(world, None)
     each_alike(tmp_path, monkeypatch, whole, cuts(whole, 0), _played)
+
+
+def test_a_run_that_its_terminal_has_not_begun_yet_is_not_lost(world: World) -> None:
+    """However often the dispatcher looks at it meanwhile."""
+    _played(world, None, slow=5)
