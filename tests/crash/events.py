@@ -17,22 +17,9 @@ from spool.formats.config import Config
 from spool.store.disk import Disk
 from spool.store.eventlog import EventReader
 
-LISTENER = Capability("recorder", "Hears everything.", listener="crash.events:none", listens="crash.events:listens")
-"""A listener whose process is not there; the core's tests need none of a capability that comes with spool."""
-
-_worlds: set[str] = set()  # where somebody listens
-
-
-def listens(config: Config) -> bool:
-    """Whether there is a world where somebody listens."""
-    return bool(_worlds)
-
 
 def nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no process that tells the listeners, and each play make the same changes in the same passes."""
-    _worlds.clear()
-    there = capabilities.capabilities()
-    monkeypatch.setattr(capabilities, "capabilities", lambda: (*there, LISTENER))
     monkeypatch.setattr(ListenerClient, "tick", lambda _: None)
     monkeypatch.setattr(ListenerClient, "next_due_ns", lambda _: None)
     for name in ("_SOON_NS", "_LATER_NS"):
@@ -41,9 +28,17 @@ def nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "SILENT_NS", 0)
 
 
-def want_everything(world: World) -> None:
+_RECORDER = Capability("recorder", "Hears everything.", listens="crash.events:listens", listener="crash.events:none")
+
+
+def listens(_: Config) -> bool:
+    """Say that it listens, whatever is configured."""
+    return True
+
+
+def want_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have somebody listen who wants to hear of everything."""
-    _worlds.add(str(world.root))
+    monkeypatch.setattr(capabilities, "_outside", (_RECORDER,))
 
 
 def events(world: World) -> list[Event]:

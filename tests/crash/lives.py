@@ -8,8 +8,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from crash.world import Session, World, check, history
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
+from spool.dispatcher import filemoves, launcher, recovery
+from spool.store import locked_spool
 from spool.store.disk import Disk
 from spool.testing.faults import FaultyDisk
 
@@ -18,6 +22,17 @@ _NEW = 38 if "CI" in os.environ else random.SystemRandom().randrange(1, 1 << 32)
 SEED = int(os.environ.get("LIVES_SEED", "0")) or _NEW
 NAMES = ("a", "b", "c", "d")
 COMMANDS = ("ok", "ok", "fail", "hang", "hang until 2", "fail until 2", "fail until 3")
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a dispatcher wait for nothing that may still come."""
+    for module, name in (
+        (filemoves, "MISSING_NS"),
+        (recovery, "SILENT_NS"),
+        (launcher, "SILENT_NS"),
+        (locked_spool, "CUT_OFF_NS"),
+    ):
+        monkeypatch.setattr(module, name, 0)
 
 
 class Life:

@@ -163,7 +163,6 @@ def _played_while_full(
     world: World, play: Play, *, fail_at: int | None = None, fail_for: int = 1
 ) -> tuple[FaultyDisk, Session]:
     """Perform *play* on a disk that is full for a while; everything is told, and the same dispatcher goes on."""
-    want_everything(world)
     disk = FaultyDisk(world.staging, fail_at=fail_at, fail_for=fail_for, error=errno.ENOSPC)
     session = Session(world, iter([disk]))
     session.survives_errors = True
@@ -176,8 +175,9 @@ def _played_while_full(
 
 @pytest.fixture
 def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have what could not be written tried again in the next pass, and no process that tells the listeners."""
+    """Have what could not be written tried again in the next pass, and a listener that no process tells."""
     nobody_reads(monkeypatch)
+    want_everything(monkeypatch)
     monkeypatch.setattr(arrays, "_TRY_AGAIN_NS", 0)
 
 

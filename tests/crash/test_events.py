@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,6 @@ from spool.dispatcher.events import ConditionKind, OngoingCondition, conditions
 from spool.formats.listener_protocol import Reply
 from spool.listeners import discovery
 from spool.listeners.discovery import HookFiles
-from spool.store.disk import Disk
 from spool.testing.faults import FaultyDisk
 
 # How often each file of the script is submitted to queued/, held, and released, whatever is cut off.
@@ -39,11 +37,6 @@ HELD = {"parked": 1, "stopped": 1}
 def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no process that tells the listeners."""
     nobody_reads(monkeypatch)
-
-
-def _played(world: World, disks: Iterator[Disk], *, survives: bool = False) -> Session:
-    want_everything(world)
-    return play(world, disks, survives=survives)
 
 
 def _check(world: World) -> None:
@@ -74,10 +67,11 @@ def _check(world: World) -> None:
 
 @pytest.fixture
 def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
-    """Give the disk of a script that nothing cut off."""
+    """Give the disk of a script that nothing cut off, of which everything is told."""
+    want_everything(monkeypatch)
     with world_at(tmp_path / "whole", monkeypatch) as world:
         disk = FaultyDisk(world.staging)
-        _played(world, iter([disk]))
+        play(world, iter([disk]))
         _check(world)
     return disk
 
@@ -89,7 +83,7 @@ def test_a_cut_before_any_change_leaves_nothing_untold(
     """Killed before any change of the disk, the next dispatcher tells what is not on record."""
 
     def played(world: World, number: int) -> None:
-        assert _played(world, iter([FaultyDisk(world.staging, cut_at=number, torn=torn)])).cuts == 1
+        assert play(world, iter([FaultyDisk(world.staging, cut_at=number, torn=torn)])).cuts == 1
         _check(world)
 
     each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin, torn=torn), played)
@@ -107,7 +101,7 @@ def test_a_second_cut_during_the_recovery_leaves_nothing_untold(
         about = f"{where(whole, first)}, then {then}, {torn=}"
         with world_at(tmp_path / f"{pair}", monkeypatch) as world, noting(failures, about):
             disks = [FaultyDisk(world.staging, cut_at=cut, torn=torn) for cut in (first, *then)]
-            assert _played(world, iter(disks)).cuts >= 2
+            assert play(world, iter(disks)).cuts >= 2
             _check(world)
     assert not failures, "\n".join(failures)
 
@@ -120,7 +114,7 @@ def test_a_full_disk_leaves_nothing_untold(
 
     def played(world: World, number: int) -> None:
         disk = FaultyDisk(world.staging, fail_at=number, error=errno.ENOSPC)
-        session = _played(world, iter([disk]), survives=survives)
+        session = play(world, iter([disk]), survives=survives)
         _check(world)
         if session.dispatchers == 1:
             assert not repeated(world)
@@ -135,7 +129,7 @@ def test_what_cannot_be_written_down_for_a_while_is_told_once(
     """However often the dispatcher tries to do the paperwork of an end, the listeners hear of it once."""
 
     def played(world: World, number: int) -> None:
-        session = _played(world, iter([FaultyDisk(world.staging, fail_at=number, fail_for=20)]), survives=True)
+        session = play(world, iter([FaultyDisk(world.staging, fail_at=number, fail_for=20)]), survives=True)
         _check(world)
         if session.dispatchers == 1:
             assert not repeated(world)

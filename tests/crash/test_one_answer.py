@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from crash.lives import NAMES, SEED
+from crash.lives import NAMES, SEED, hurry
 from crash.test_views import Watched
 from crash.world import World, world_at
 from spool.cli.ls import FIELDS
@@ -21,23 +20,18 @@ from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord
 from spool.core.layout import DONE, PLACES, QUEUED, RUNNING
 from spool.core.model import Machine, Result, State
-from spool.dispatcher import filemoves, launcher, recovery
 from spool.formats.history import parse_history_line
 from spool.formats.state import StateView, parse_state, render_state
 from spool.machine import marks
 from spool.query import comparison, snapshot
 from spool.query.details import job_details
 from spool.query.explain import preview, why
-from spool.query.jobs import counts, list_jobs
+from spool.query.jobs import list_jobs
 from spool.query.rows import JobRow
 from spool.query.tasks import ListedJob
-from spool.store import locked_spool
 from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
-from support import optional
 
-PAGE = optional("spool.extras.page.content")
-TOP = optional("spool.extras.top.reading")
 LIVES = int(os.environ.get("LIVES", "1"))
 RUNS = frozenset({State.STARTING, State.RUNNING, State.STOPPING})
 WAITS = frozenset({State.QUEUED, State.HELD, State.INVALID})
@@ -62,8 +56,12 @@ class Compared(Watched):
             view = now.status._view(now.planner.plan, machine, paused=now.pause.paused)
             (root / layout.STATE).write_bytes(render_state(view))
         self._cuts = self.session.cuts + len(self.session.errors)
-        compare(self.world, fresh=fresh)
+        self.compare(fresh=fresh)
         self.compared += 1
+
+    def compare(self, *, fresh: bool) -> None:
+        """Assert that all views agree. *fresh*: state.json was written after the last thing that happened."""
+        compare(self.world, fresh=fresh)
 
     def event(self) -> None:
         """Do something, look before any dispatcher has noticed, and go on; at times without a dispatcher."""
@@ -73,12 +71,12 @@ class Compared(Watched):
         )
         self.told.append(f"{deed.__name__} {name}")
         deed(name)
-        compare(self.world, fresh=False)
+        self.compare(fresh=False)
         if self.random.random() < 0.15:
             self.told.append("the dispatcher is killed")
             self.session.end()
             self.world.tick()
-            compare(self.world, fresh=False)
+            self.compare(fresh=False)
         else:
             self.session.turns(self.random.randint(1, 3))
 
@@ -110,18 +108,10 @@ def compare(world: World, *, fresh: bool) -> None:
     _drawn(listed.rows, listed.at_ns)
     _shown(spool, rows)
     _planned(spool, rows, fresh=fresh)
-    if TOP is not None:
-        _overview(world, listed.rows)
     if fresh:
         view = parse_state((world.root / layout.STATE).read_bytes())
         assert view is not None
         _told(view, rows)
-        if PAGE is not None:
-            page = PAGE.ContentReader(str(world.root)).read(time.time_ns(), served=True)
-            active = [row for row in listed.rows if row.place != DONE]
-            assert page.counts == {state.value: number for state, number in counts(active).items()}, (
-                f"page: {active}, {view.jobs}"
-            )
     _accounted(world, spool, rows)
 
 
@@ -194,17 +184,6 @@ def _planned(spool: Spool, rows: dict[str, list[JobRow]], *, fresh: bool) -> Non
             assert why(spool, name).place == RUNNING, f"why {name}"
 
 
-def _overview(world: World, found: Sequence[JobRow]) -> None:
-    """`top` has the jobs of the list."""
-    seen = TOP.OverviewReader(str(world.root)).look(time.time_ns())
-    assert seen is not None
-    active = {(row.name, row.place): row for row in found if not row.state.ended and row.place != DONE}
-    assert {(row.name, row.place) for row in seen.active if row.place != DONE} == set(active), "top"
-    for row in seen.active:
-        if row.place != DONE:
-            same(f"top {row.name}", row, active[row.name, row.place])
-
-
 def _told(view: StateView, rows: dict[str, list[JobRow]]) -> None:
     """Assert that the list has what the dispatcher has just written."""
     for name, said in view.jobs.items():
@@ -236,20 +215,16 @@ def same(what: str, one: JobRow, other: JobRow) -> None:
         assert getattr(one, key) == getattr(other, key), f"{what}: {key}: {one} and in the list {other}"
 
 
-def test_every_view_says_the_same_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After every event of a random life ls, show, why, plan, top, the page, state.json and the history agree."""
+def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Compared] = Compared) -> None:
+    """Live lives after every event of which views are compared."""
     print(f"LIVES_SEED={SEED}")
-    for module, name in ((filemoves, "MISSING_NS"), (recovery, "SILENT_NS"), (launcher, "SILENT_NS")):
-        monkeypatch.setattr(module, name, 0)
-    monkeypatch.setattr(locked_spool, "CUT_OFF_NS", 0)
-    if TOP is not None:
-        monkeypatch.setattr(TOP, "machine_now", lambda *_: Machine(2, 1 << 30))  # NVML is a process of its own
+    hurry(monkeypatch)
     for seed in range(SEED, SEED + LIVES):
         with world_at(tmp_path / f"{seed}", monkeypatch) as world:
             for module in (snapshot, comparison, marks):
                 monkeypatch.setattr(module, "MachineProber", lambda *_, world=world: world)
             (world.root / layout.CONFIG).write_text('disk_floor = "0M"\nkill_grace = "7s"\ncpus = 2\n')
-            life = Compared(world, seed)
+            life = kind(world, seed)
             try:
                 life.live(20)
                 assert life.compared
@@ -258,3 +233,8 @@ def test_every_view_says_the_same_of_a_job(tmp_path: Path, monkeypatch: pytest.M
                 raise AssertionError(f"LIVES_SEED={seed} LIVES=1: {error}\n{told}") from error
             finally:
                 life.session.end()
+
+
+def test_every_view_says_the_same_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every event of a random life ls, show, why, plan, state.json and the history agree."""
+    live(tmp_path, monkeypatch)

@@ -10,7 +10,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crash.lives import NAMES, SEED, Life
+from crash.lives import NAMES, SEED, Life, hurry
 from crash.world import World, world_at
 from spool.core import layout
 from spool.core.backfill import Holding
@@ -19,12 +19,10 @@ from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
 from spool.core.runs import Runs
 from spool.core.scheduler import Plan, Start, View, decide
-from spool.dispatcher import filemoves, launcher, recovery
 from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.planner import ForeseenPlan, Planner
 from spool.formats.state import rendered
 from spool.query import snapshot
-from spool.store import locked_spool
 from spool.store.spool import Spool
 
 MOVES = ((RUNNING, QUEUED), (RUNNING, HELD), (DONE, QUEUED), (QUEUED, HELD), (HELD, QUEUED), (QUEUED, DONE))
@@ -230,10 +228,7 @@ def test_a_look_at_the_files_sees_what_the_dispatcher_sees(tmp_path: Path, monke
     """
     print(f"LIVES_SEED={SEED}")
     foreseen = compare_foreseen(monkeypatch)
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    monkeypatch.setattr(recovery, "SILENT_NS", 0)
-    monkeypatch.setattr(launcher, "SILENT_NS", 0)
-    monkeypatch.setattr(locked_spool, "CUT_OFF_NS", 0)
+    hurry(monkeypatch)
     for seed in (*KNOWN, *range(SEED, SEED + LIVES)):
         with world_at(tmp_path / f"{seed}", monkeypatch) as world:
             monkeypatch.setattr(snapshot, "MachineProber", lambda _, world=world: world)

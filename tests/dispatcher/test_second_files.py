@@ -13,7 +13,6 @@ from spool.machine import marks
 from spool.query.jobs import counts, list_jobs
 from spool.query.rows import JobRow
 from spool.store.spool import Spool
-from support import optional
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ MAIN = {
 @pytest.mark.parametrize("more", [(QUEUED,), (HELD,), (QUEUED, HELD)], ids="+".join)
 @pytest.mark.parametrize("first", MAIN)
 def test_each_file_of_a_name_is_counted_once_in_every_view(session: Session, first: str, more: tuple[str, ...]) -> None:
-    """`ls`, state.json and the page count what lies beside a run, an array or a job, with a dispatcher and without."""
+    """`ls` and state.json count what lies beside a run, an array or a job, with a dispatcher and without."""
     place, state = MAIN[first]
     _begin(session, first)
     more = tuple(each for each in more if each != place)
@@ -73,8 +72,6 @@ def test_each_file_of_a_name_is_counted_once_in_every_view(session: Session, fir
     assert view.jobs["a"].state == state
     assert view.jobs["a"].beside == " ".join(more)
     assert {str(each): number for each, number in counts(rows).items()} == view.counts()
-    if (page := optional("spool.extras.page.content")) is not None:
-        assert page.ContentReader(str(session.world.root)).read(view.at_ns, served=True).counts == view.counts()
     others = [row for row in rows if row.name == "a" and row.place in more]
     assert sorted((row.place, row.state, row.array) for row in others) == sorted(
         (each, State(each), False) for each in more

@@ -24,11 +24,10 @@ from spool.core.model import (
 )
 from spool.formats import config, jobfile, validation, values
 from spool.formats.jobfile import parse, shape
-from support import WHOLE, optional, zone_file
+from support import zone_file
 
 GOLDEN = Path(__file__).parent / "golden" / "jobs"
 S = 1_000_000_000
-CONTAINERS = optional("spool.extras.containers.runtimes")
 EXPECTED = {
     "minimal": Spec(command="echo hello"),
     "everything": Spec(
@@ -52,7 +51,6 @@ EXPECTED = {
         stdout="logs/%n.%r.out",
         stderr="logs/%n.%r.err",
         setup=". venv/bin/activate",
-        parts=(("containers", CONTAINERS and CONTAINERS.Container("pytorch/pytorch", "docker", ("--ipc=host",))),),
         prolog="module load cuda",
         epilog="rm -rf $TMPDIR",
         executor="tmux",
@@ -102,7 +100,7 @@ def test_every_golden_file_has_an_expectation() -> None:
     assert {path.stem for path in GOLDEN.glob("*.toml")} == set(EXPECTED)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=WHOLE if EXPECTED[name].parts else ()) for name in EXPECTED])
+@pytest.mark.parametrize("name", EXPECTED)
 def test_golden_job_files_load_for_ever(name: str) -> None:
     """A job file that was right once keeps its meaning in every later version."""
     assert jobfile.parse((GOLDEN / f"{name}.toml").read_bytes(), name=name) == EXPECTED[name]
@@ -261,9 +259,7 @@ REFUSED += [
 ]
 
 
-@pytest.mark.parametrize(
-    ("key", "texts"), [pytest.param(*row, marks=WHOLE if row[0] == "container" else ()) for row in REFUSED]
-)
+@pytest.mark.parametrize(("key", "texts"), REFUSED)
 def test_a_value_that_cannot_be_meant_is_refused_with_its_key_and_line(key: str, texts: list[str]) -> None:
     """Types are strict, ranges are checked, keys that need each other are asked for; one mistake gives one problem."""
     for text in texts:
@@ -286,7 +282,7 @@ def test_a_value_that_cannot_be_meant_is_refused_with_its_key_and_line(key: str,
         ('on_dependency_failure = "wiat"', "wait"),
         ('retry = { on = ["time_out"] }', "timeout"),
         ('executor = "tmx"', "tmux"),
-        pytest.param('container = { image = "x", runtime = "dokcer" }', "docker", marks=WHOLE),
+        ('container = { image = "x", runtime = "dokcer" }', "docker"),
     ],
 )
 def test_what_was_meant_is_told(text: str, meant: str) -> None:

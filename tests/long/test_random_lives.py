@@ -1,4 +1,4 @@
-"""Random lives: people do anything at any moment, and dispatchers are cut off, run out of room and are rebooted."""
+"""Nothing is lost, and nothing runs twice, through whole random lives."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from crash.lives import SEED, Life
+from crash.lives import SEED, Life, hurry
 from crash.world import world_at
-from spool.dispatcher import filemoves, launcher, recovery
-from spool.store import locked_spool
 
 LIVES = int(os.environ.get("LIVES", "12"))
 # A life in which the end of a submission, cancelled beside another of its name, once lost its line of history.
@@ -34,9 +32,6 @@ def live(root: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
 def test_nothing_is_lost_and_nothing_runs_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever people do and whatever ends the dispatcher, each submission runs, and each run once."""
     print(f"LIVES_SEED={SEED}")
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    monkeypatch.setattr(recovery, "SILENT_NS", 0)
-    monkeypatch.setattr(launcher, "SILENT_NS", 0)
-    monkeypatch.setattr(locked_spool, "CUT_OFF_NS", 0)
+    hurry(monkeypatch)
     for number, seed in enumerate((*KNOWN, *range(SEED, SEED + LIVES))):
         live(tmp_path / f"{number}", monkeypatch, seed)

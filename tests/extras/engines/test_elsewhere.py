@@ -723,7 +723,7 @@ def test_that_its_engine_has_accepted_a_run_is_told_once(
 ) -> None:
     """The event comes when its id is known, between those of its claim and of its begin, by whichever dispatcher."""
     nobody_reads(monkeypatch)
-    want_everything(session.world)
+    want_everything(monkeypatch)
     run, live = handed_over(session)
     assert heard(session) == [("queued", None), ("submitting", None), ("submitted", None)]
     if killed == "before":

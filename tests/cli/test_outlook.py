@@ -5,27 +5,24 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from calling import Command, asked, put_job
-from cli.records import begin
-from extras.page.pages import a_running_job, a_view, a_waiting_job, lay, page_of
+from cli.records import begin, view
 from spool.core.model import SECOND_NS, Result, State
 from spool.formats.history import render_history
+from spool.formats.state import JobView, MachineView
 from spool.python.client import Client
 from spool.query.jobs import list_jobs
 from spool.query.outlook import OutlookReader, with_outlook
 from spool.store.lock import hold
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
-from support import optional
 
-# Their records name this very process as the wrapper of a run.
-pytestmark = pytest.mark.usefixtures("own_process_stands_for_wrappers")
-
-TOP = optional("spool.extras.top.reading")
 MINUTE = 60 * SECOND_NS
 
 
@@ -90,33 +87,34 @@ def test_the_planner_adds_guesses_and_starts_where_a_dispatcher_serves(spool_roo
     assert unserved["next"].outlook(now) == unserved["x_3"].outlook(now) == "-"
 
 
-def test_the_screen_the_page_and_python_foresee_the_same(spool_root: Path, now: int) -> None:
-    """Where a dispatcher serves, all of them have the end of the run and the start behind it."""
-    (spool_root / "config.toml").write_text("cpus = 1\n")
-    _running(spool_root, "first", now - 10 * MINUTE, "1h")
-    put_job(spool_root, "next", 'command = "true"\n')
-    jobs = {"first": a_running_job(now, hours=1 / 6, limit_hours=1.0, cpus=1), "next": a_waiting_job(now, "cpus")}
-    lock = hold(str(spool_root / ".lock"))
-    lay(spool_root, a_view(now, jobs=jobs, pid=os.getpid()))
-    os.utime(spool_root / "state.json", ns=(now, now))
-    client = Client(spool_root)
-    plain = {row.name: row for row in client.jobs().rows}
-    rows = {row.name: row for row in client.jobs(forecast=True).rows}
-    seen = TOP.OverviewReader(str(spool_root)).look(now) if TOP is not None else None
-    page = page_of(spool_root, now)
-    lock.release()
+@contextmanager
+def first_and_next(root: Path, now: int) -> Iterator[None]:
+    """Have a dispatcher serve the one CPU: `first` has it for 50 minutes more, and `next` waits."""
+    (root / "config.toml").write_text("cpus = 1\n")
+    _running(root, "first", now - 10 * MINUTE, "1h")
+    put_job(root, "next")
+    limit = {"started_at_ns": now - 10 * MINUTE, "time_limit_ns": 60 * MINUTE}
+    first = JobView(state="running", run=1, cpus=1, user="alice", since_ns=now - 40 * MINUTE, **limit)
+    waits = JobView(state="queued", cpus=1, user="bob", since_ns=now - 10 * MINUTE, reason="cpus")
+    lock = hold(str(root / ".lock"))
+    machine = MachineView(cpus=1, cpus_free=0, memory_bytes=1 << 30, memory_free_bytes=1 << 30)
+    view(root, {"first": first, "next": waits}, at_ns=now, pid=os.getpid(), machine=machine)
+    os.utime(root / "state.json", ns=(now, now))
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def test_python_foresees_what_the_commands_do(spool_root: Path, now: int) -> None:
+    """It has the end of the run and, where that is asked for, the start behind it."""
+    with first_and_next(spool_root, now):
+        client = Client(spool_root)
+        plain = {row.name: row for row in client.jobs().rows}
+        rows = {row.name: row for row in client.jobs(forecast=True).rows}
     assert (plain["first"].left_ns, plain["next"].start) == (50 * MINUTE, None)
     assert rows["first"].left_ns == 50 * MINUTE
     assert rows["next"].start_at_ns == now + 50 * MINUTE
-    assert "Starts" in page
-    assert "in 50m00s" in page
-    if TOP is None:
-        return
-    on_screen = {row.name: seen.outlook.of(row, now) for row in seen.active}
-    assert on_screen["first"].left_ns == rows["first"].left_ns
-    assert on_screen["next"].start_at_ns == rows["next"].start_at_ns
-    assert on_screen["next"].outlook(now + MINUTE) == "in 49m00s"
-    assert TOP.OverviewReader(str(spool_root)).look(now).outlook.starts == {}  # nothing serves it any more
 
 
 def test_a_view_that_stays_open_asks_rarely(spool_root: Path, now: int, monkeypatch: pytest.MonkeyPatch) -> None:
