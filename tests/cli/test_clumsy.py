@@ -13,7 +13,6 @@ from calling import Command, asked, put_job
 from spool.cli import group
 from spool.cli.group import VERBS, JobArgument
 from spool.store.disk import Disk
-from support import WHOLE
 
 
 @pytest.mark.parametrize(
@@ -122,7 +121,6 @@ def test_an_unknown_job_is_answered_with_the_likely_one(spool: Command, spool_ro
         (["--env", "=x"], "--env: "),
         (["--resource", "a=b"], "--resource: "),
         (["--setup", ""], "--setup: "),
-        pytest.param(["--container", ""], "--container: ", marks=WHOLE),
         (["--gpu-memory", "1G"], "--gpu-memory: needs --gpus"),
         (["--max-running", "3"], "--max-running: needs --array, --matrix or --param-file"),
         (["--retry-memory-factor", "2", "-m", "1G"], "--retry-memory-factor: needs --retry-max"),

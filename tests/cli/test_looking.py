@@ -25,7 +25,7 @@ from spool.query.jobs import JobLister
 from spool.query.rows import JobRow
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
-from support import ROOT, WHOLE, printed_on, wait_for
+from support import ROOT, printed_on, wait_for
 
 
 def ended(root: Path, name: str, outcome: State, at_ns: int, *, run: int = 1, code: int | None = None) -> None:
@@ -312,10 +312,7 @@ def test_why_knows_what_has_to_end_first(spool: Command, spool_root: Path) -> No
     assert found["start_at"] is not None
 
 
-@pytest.mark.parametrize(
-    ("line", "paused", "code"),
-    [pytest.param('executor = "slurm"', False, "executor", marks=WHOLE), ("", True, "paused")],
-)
+@pytest.mark.parametrize(("line", "paused", "code"), [('executor = "tmux"', False, "executor"), ("", True, "paused")])
 def test_why_promises_no_time_where_somebody_has_to_do_something(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, line: str, paused: bool, code: str
 ) -> None:

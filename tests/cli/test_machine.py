@@ -20,7 +20,6 @@ from spool.core.model import ForeignProcess, Gpu
 from spool.formats.state import GpuView, MachineView, StateView, render_state
 from spool.machine.host import unlisted_cards
 from spool.store.locked_spool import LockedSpool
-from support import WHOLE
 
 UNKNOWN = 999
 
@@ -290,14 +289,6 @@ def test_before_there_is_a_spool_each_look_says_what_there_is(spool: Command, sp
     assert not spool_root.exists()
     (spool_root / "something").mkdir(parents=True)
     said = spool(*verb.split())
-    assert (said.code, "no spool there" in said.err) == (5, True)
-
-
-@WHOLE
-def test_what_needs_a_spool_says_so(spool: Command, spool_root: Path) -> None:
-    """A simulation of the history has none to read."""
-    shutil.rmtree(spool_root)
-    said = spool("simulate", "--history")
     assert (said.code, "no spool there" in said.err) == (5, True)
 
 

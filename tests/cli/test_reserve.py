@@ -17,7 +17,6 @@ from plugins.fake_nvml import FakeNvml
 from spool.core.model import SECOND_NS as S
 from spool.query import reservations
 from spool.store.ownership import this_user
-from support import optional
 
 HOUR = 3600 * S
 NOW_NS = time.time_ns()
@@ -157,10 +156,6 @@ def test_list_tells_states_and_problems(spool: Command, spool_root: Path) -> Non
     assert problems["active"] is None
     everything = asked(spool, "reserve", "list", "--all")["reservations"]
     assert {one["name"] for one in everything if one["state"] == "completed"} == {"over"}
-    if optional("spool.extras.plot") is not None:
-        text = spool("reserve", "list").out
-        assert "GPU 0" in text
-        assert "┃" in text
 
 
 def test_nothing_reserved_asks_nothing_of_nvml(spool: Command, four: FakeNvml) -> None:

@@ -19,7 +19,6 @@ from spool.core.model import Grant, Jid, Request, Result, State
 from spool.formats import run_records
 from spool.machine import identity
 from spool.store.ownership import this_user
-from support import WHOLE
 
 T0 = 1_700_000_000 * S
 G = 1 << 30
@@ -175,13 +174,12 @@ def test_an_array_is_the_sum_of_its_tasks(spool: Command, spool_root: Path) -> N
     assert lines[2] == "memory     8 GiB given to each, median 2 GiB, 4 GiB at most"
 
 
-@WHOLE
-def test_gpus_of_slurm_count_as_many_as_were_asked_for(spool: Command, spool_root: Path) -> None:
-    """Slurm alone knows which they were and what they did."""
-    ended(spool_root, "far", grant=Grant(4, 8 * G, gpus_elsewhere=2), executor="slurm", cpu_time_ns=None)
+def test_gpus_elsewhere_count_as_many_as_were_asked_for(spool: Command, spool_root: Path) -> None:
+    """The engine alone knows which they were and what they did."""
+    ended(spool_root, "far", grant=Grant(4, 8 * G, gpus_elsewhere=2), executor="grid", cpu_time_ns=None)
     said = spool("seff", "far").out.splitlines()
     assert "GPUs       2 GPUs given, use unknown, 2.00 GPU hours" in said
-    assert "note       its CPU time is unknown: only Slurm measures it" in said
+    assert "note       its CPU time is unknown: only grid measures it" in said
 
 
 def test_a_run_that_slurm_has_now_counts_its_time_and_gpus_so_far(spool: Command, spool_root: Path) -> None:

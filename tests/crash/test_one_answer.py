@@ -18,7 +18,7 @@ from spool.cli.publicjson import plain
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord
-from spool.core.layout import DONE, PLACES, QUEUED, RUNNING
+from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.core.model import Machine, Result, State
 from spool.formats.history import parse_history_line
 from spool.formats.state import StateView, parse_state, render_state
@@ -102,8 +102,8 @@ def compare(world: World, *, fresh: bool) -> None:
     rows: dict[str, list[JobRow]] = {}
     for row in listed.rows:
         rows.setdefault(row.name, []).append(row)
-    for found in rows.values():  # an array comes before what waits for it, also while it is held
-        found.sort(key=lambda row: not row.array)
+    for found in rows.values():  # an invalid file of a name is listed behind a valid one, and is the first of its job
+        found.sort(key=lambda row: (not row.array, row.place == HELD))
     _complete(world, spool, rows)
     _drawn(listed.rows, listed.at_ns)
     _shown(spool, rows)

@@ -15,7 +15,7 @@ from spool.core.errors import InvalidFile
 from spool.core.units import format_duration, parse_duration, parse_size
 from spool.formats import config, jobfile, keys, reservation, schema
 from spool.formats.capabilities import contributed
-from support import ROOT, optional
+from support import ROOT, WHOLE
 from test_readme import calls, end_dispatcher
 
 MIGRATIONS = sorted((ROOT / "docs" / "migrate").glob("*.md"))
@@ -56,6 +56,7 @@ def folder(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+@WHOLE
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_job_that_the_pages_submit_is_accepted(
     page: Path, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -84,6 +85,7 @@ def test_every_option_that_is_the_same_is_one(page: Path) -> None:
         assert option in taken, option
 
 
+@WHOLE
 @pytest.mark.parametrize(("page", "text"), TABLES)
 def test_every_table_of_the_pages_is_valid(page: str, text: str) -> None:
     """Each block of TOML is a job file, or else a configuration, of a spool or a machine, or a reservation."""
@@ -125,22 +127,6 @@ def test_every_block_of_the_recipes_runs() -> None:
     assert 'outcome = "finished"' in (attempts[-1] / "result.toml").read_text(encoding="utf-8")
 
 
-@pytest.mark.skipif(optional("spool.extras.here") is None, reason="`spool run --here` is not there")
-def test_the_recipe_of_jupyter_runs() -> None:
-    """Its first block runs Jupyter; here that is a program of that name, and there is no GPU."""
-    home = Home(home_of_test())
-    jupyter = home.path / ".local" / "bin" / "jupyter"
-    jupyter.write_text('#!/bin/sh\necho "in $SPOOL_JOB: $*"\n', encoding="utf-8")
-    jupyter.chmod(0o755)
-    recipe = RECIPES.read_text(encoding="utf-8").partition("## Jupyter on a GPU\n")[2]
-    block = re.findall(r"^```shell\n(.*?)^```", recipe, re.MULTILINE | re.DOTALL)[0]
-    try:
-        printed = home.sh(block.replace("-g 1", "-g 0").replace("--cpus 4", "--cpus 1"))
-    finally:
-        end_dispatcher(home.spool)
-    assert printed.endswith("in jupyter: lab --no-browser --port 8899\n")
-
-
 # "`half_life` (7 days", "`gpu.poll`, 5s", "`max_requeues` times (3"
 _STATED = re.compile(
     r"`(?P<key>[a-z_.]+)`(?: times)?(?:,| \() ?(?P<value>[0-9.]+(?:s\b| (?:GiB|seconds|hours|days)\b)?)"
@@ -157,6 +143,7 @@ def _amount(text: str) -> float:
     return (parse_size if (unit or number).endswith(("G", "M")) else parse_duration)(number + unit)
 
 
+@WHOLE
 def test_pages_name_the_defaults_that_keys_have() -> None:
     """Where a page says after the name of a key what it is by default, the key has that default."""
     rows = [row for kind in ("job", "config") for row in schema.rows(kind) if re.search("[0-9]", row[2])]

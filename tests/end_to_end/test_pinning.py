@@ -13,7 +13,7 @@ import pytest
 
 from served import Served
 from spool.core.pinning import cpu_list, cpus_in
-from support import ROOT, optional, wait_for
+from support import ROOT, wait_for
 
 EXECUTORS = ("process", "sh", "tmux")
 OURS = sorted(os.sched_getaffinity(0))
@@ -133,7 +133,7 @@ def test_a_dispatcher_gives_out_only_cpus_that_it_may_use(served: Served, gate: 
 
 @pytest.mark.executors("process")
 def test_the_commands_show_the_cpus(served: Served, gate: Path) -> None:
-    """`ls`, `show` and `plot` tell which CPUs a run has or had; a row of `plot` is that CPU."""
+    """`ls` and `show` tell which CPUs a run has or had."""
     served.start()
     served.drop("first", until(gate))
     cpu = has(served, "first")[1]
@@ -147,10 +147,6 @@ def test_the_commands_show_the_cpus(served: Served, gate: Path) -> None:
     assert f"1 CPU ({cpu})" in command(served, "show", "first")
     (run,) = json.loads(command(served, "show", "first", "--json"))["runs"]
     assert run["grant"]["cpu_list"] == cpu
-    if optional("spool.extras.plot") is not None:
-        rows = json.loads(command(served, "plot", "--json"))["cpu_rows"]
-        drawn = {bar["run"]["job"]: row["label"] for row in rows for bar in row["bars"]}
-        assert drawn == {name: f"CPU {text}" for name, text in own.items()}
 
 
 @pytest.mark.executors("process")

@@ -243,9 +243,6 @@ requeue: 3
 stdout: "a%x" | "a%" | "logs/" | "a%a" | " \n"
 executor: "tmx" | "proces"
 setup: ["x"]
-container: 3 | { runtime = "docker" } | "--volume=/:/x" | { image = "x", runtime = "dokcer" }
-container: { image = "x", options = ["--name=x"] } | { image = "x", options = ["-itd"] }
-container: { image = "x", options = ["-v", "/a:/a"] } | { image = "x", options = ["/data:/data"] }
 tags: [1] | ["a", "b", "a"] | [" a"]
 project: "a\n"
 resources: 2 | { licence = 0 } | { a = 1, licence = '2' } | { Licence = 1 } | { cpus = 1 }
@@ -282,7 +279,6 @@ def test_a_value_that_cannot_be_meant_is_refused_with_its_key_and_line(key: str,
         ('on_dependency_failure = "wiat"', "wait"),
         ('retry = { on = ["time_out"] }', "timeout"),
         ('executor = "tmx"', "tmux"),
-        ('container = { image = "x", runtime = "dokcer" }', "docker"),
     ],
 )
 def test_what_was_meant_is_told(text: str, meant: str) -> None:

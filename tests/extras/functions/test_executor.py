@@ -35,6 +35,8 @@ from spool.python.keys import CallKeys, JobKeys
 from spool.store.disk import Disk
 from spool.store.spool import Spool
 from support import PATIENCE_S, ROOT, wait_for
+from test_examples import folder
+from test_examples import served as served_examples
 
 
 @pytest.fixture(scope="module")
@@ -928,3 +930,14 @@ def test_the_call_goes_with_its_job(served: Served, executor: Executor) -> None:
     wait_for(is_gone)  # the dispatcher has recorded the end by then
     with pytest.raises(SpoolError, match="calls no Python function, or its run was removed"):
         CallResult(place, future.name, End(future.name, State.FINISHED, run=1)).value()
+
+
+def test_a_notebook_calls_functions_as_jobs(tmp_path: Path) -> None:
+    """Its cells run one after the other, and the results of the array are there by its name."""
+    with served_examples(tmp_path / "home") as home:
+        notebook = json.loads((folder(home, "notebook") / "sweep.ipynb").read_text(encoding="utf-8"))
+        cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        program = "\n".join([*cells, "print(array, round(sum(results) / len(results), 2))"])
+        (home.path / "sweep.py").write_text(program, encoding="utf-8")
+        assert home.run("python3", "sweep.py", cwd=home.path).stdout == "pi-1 3.14\n"
+        assert len(list((home.spool / "done").glob("pi-1_*.toml"))) == 4

@@ -17,6 +17,7 @@ import pytest
 from rich.cells import cell_len
 
 from calling import Command, asked, start
+from plugins.fake_nvml import FakeNvml
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Machine, Result, State
 from spool.formats.history import read_ended_runs, render_history
@@ -299,3 +300,33 @@ def test_the_last_day_begins_with_its_first_run() -> None:
         runs, _ = read_ended_runs(render_history(ended("a", 24 - hours, 23.999)))
         found = last_day(runs, (), machine, Frame(60, 4), now)
         assert (found.until_at_ns - found.since_at_ns) / (3600 * S) == pytest.approx(shown)
+
+
+def test_a_row_is_the_cpu_that_a_run_had_to_itself(spool: Command, spool_root: Path) -> None:
+    """It bears the number of that CPU, whichever order the runs came in."""
+    (spool_root / "config.toml").write_text("cpus = 4\n")
+    write(spool_root, [ended(name, 1, 2, grant=Grant(1, cpu_list=cpu)) for name, cpu in (("a", "2"), ("b", "0"))])
+    rows = asked(spool, "plot", *PERIOD)["cpu_rows"]
+    drawn = {bar["run"]["job"]: row["label"] for row in rows for bar in row["bars"]}
+    assert drawn == {"a": "CPU 2", "b": "CPU 0"}
+
+
+def test_reservations_are_drawn_over_time(spool: Command, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`spool reserve list` has a row for each GPU by name, and marks now."""
+    for name, value in fake_nvml.variables.items():
+        monkeypatch.setenv(name, value)
+    for index in range(2):
+        fake_nvml.gpu(f"GPU-{index}", bus=index + 1)
+    assert spool("reserve", "create", "a", "--gpus", "0,1", "--start", "+3h", "--duration", "2h").code == 0
+    text = spool("reserve", "list").out
+    assert "GPU 0" in text
+    assert "┃" in text
+
+
+def test_the_demonstration_ends_with_a_picture(spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a row for each job, with how that ended."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    lines = spool("demo").out.splitlines()
+    for name in ("data", "pi_4", "endless", "publish", "report"):
+        assert any(line.startswith(f"{name} ") for line in lines)
+    assert any("finished (run 2)" in line for line in lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -299,3 +300,10 @@ def test_gpus_of_several_types(spool: Command, tmp_path: Path) -> None:
     wrong = spool("simulate", path, "--gpus", "H100")
     assert wrong.code == 2
     assert "4x4090:24G" in wrong.err
+
+
+def test_a_simulation_of_the_history_needs_a_spool(spool: Command, spool_root: Path) -> None:
+    """Where there is none, it has no history to read."""
+    shutil.rmtree(spool_root)
+    said = spool("simulate", "--history")
+    assert (said.code, "no spool there" in said.err) == (5, True)
