@@ -218,11 +218,14 @@ def _understood(address: str) -> dict[str, Any]:
     from apprise.plugins import url_to_dict
 
     scheme, _, rest = address.partition("://")
-    stated = url_to_dict(address)
-    if stated is None and scheme in ("http", "https"):
-        place, mark, query = rest.rstrip("?").partition("?")
-        pieces = (piece if piece.startswith("+") else f"-{piece}" for piece in query.split("&") if piece)
-        stated = url_to_dict(f"{scheme.replace('http', 'json')}://{place}{mark}{'&'.join(pieces)}")
+    try:
+        stated = url_to_dict(address)
+        if stated is None and scheme in ("http", "https"):
+            place, mark, query = rest.rstrip("?").partition("?")
+            pieces = (piece if piece.startswith("+") else f"-{piece}" for piece in query.split("&") if piece)
+            stated = url_to_dict(f"{scheme.replace('http', 'json')}://{place}{mark}{'&'.join(pieces)}")
+    except ValueError:  # of urllib, which earlier versions of Apprise let through
+        return {}
     return stated or {}
 
 
