@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -105,9 +106,15 @@ def test_nothing_adds_up_to_nothing_and_not_to_numbers() -> None:
     """Of no runs there is no wait, no success rate, no peak and no moment of one."""
     found = added()
     assert (found.total.runs, found.total.cpu_hours, found.total.peak_cpus, found.groups) == (0, 0, 0, ())
-    for value in (found.first_at_ns, found.total.success_rate, found.total.wait_mean_ns, found.total.run_time_p90_ns):
-        assert value is None
-    assert (found.total.cpu_used_hours, found.total.cpu_efficiency, found.total.peak_memory_bytes) == (None, None, None)
+    unknown = [
+        "success_rate",
+        "wait_mean_ns",
+        "run_time_p90_ns",
+        "cpu_used_hours",
+        "cpu_efficiency",
+        "peak_memory_bytes",
+    ]
+    assert {found.first_at_ns, *(getattr(found.total, name) for name in unknown)} == {None}
 
 
 def test_success_is_of_jobs_and_a_cancel_is_no_failure() -> None:
@@ -132,30 +139,35 @@ def test_a_later_run_has_waited_since_the_run_before() -> None:
     assert total(*taken_back).wait_p90_ns == 30 * S
 
 
-def test_a_job_that_never_started_waited_for_no_start_and_used_nothing() -> None:
-    """It is counted by its outcome alone."""
+def test_a_run_without_a_start_or_an_end_waited_for_nothing_and_used_nothing() -> None:
+    """It is counted by its outcome alone, and without an end it is in no period."""
     found = total(ran("a", 0, None, 50, outcome="unschedulable"))
     assert (found.runs, found.outcomes["unschedulable"], found.success_rate) == (1, 1, 0)
     assert (found.wait_median_ns, found.run_time_median_ns, found.cpu_hours, found.peak_cpus) == (None, None, 0, 0)
+    odd = ran("a", 0, 10, None)
+    assert (total(odd).runs, total(odd).run_time_sum_ns, total(odd, since_at_ns=T0).runs) == (1, 0, 0)
+    assert added(odd, by=By.DAY).groups[0][0] is None
 
 
-def test_a_clock_that_was_set_makes_no_negative_times() -> None:
-    """A run that ended before it began is counted, and has no run time; one that began before it came has no wait."""
-    found = added(ran("a", 0, 100, 50, 4), ran("b", 60, 50, 150, 2))
-    assert (found.clock_set, found.total.runs) == (1, 2)
-    assert (found.total.run_time_sum_ns, found.total.wait_mean_ns) == (100 * S, 50 * S + 50 * S)
-    assert (found.total.peak_cpus, found.total.cpu_hours) == (2, 200 / 3600)
+THEN, SINCE = -17_000 * 11 * DAY // S, 5 * 365 * DAY // S  # from T0: 512 years ago, and 5 years on
 
 
-def test_a_clock_that_was_set_makes_no_times_of_centuries() -> None:
-    """A run from 1700 to 2240 is counted, and has no run time and used nothing; one that waited so long has no wait."""
-    then, since = -17_000 * 11 * DAY // S, 5 * 365 * DAY // S  # from T0: 512 years ago, and 5 years on
-    for wanted in ({}, {"since_at_ns": T0 - DAY}):
-        for by in (None, By.DAY, By.USER):
-            found = added(ran("a", then, then, since), ran("b", then, 0, since), ran("c", 0, 0, 10), by=by, **wanted)
-            assert (found.clock_set, found.total.runs, found.total.timed_runs) == (1, 3, 2)
-            assert (found.total.wait_mean_ns, found.total.peak_cpus) == (0, 2)
-            assert found.total.run_time_sum_ns == (since + 10) * S
+@pytest.mark.parametrize("by", [None, By.DAY, By.USER])
+@pytest.mark.parametrize("wanted", [{}, {"since_at_ns": T0 - DAY}])
+@pytest.mark.parametrize(
+    ("runs", "timed", "wait", "seconds", "cpus"),
+    [
+        ((ran("a", 0, 100, 50, 4), ran("b", 60, 50, 150, 2)), 1, 100, 100, 2),
+        ((ran("a", THEN, THEN, SINCE), ran("b", THEN, 0, SINCE), ran("c", 0, 0, 10)), 2, 0, SINCE + 10, 2),
+    ],
+    ids=["negative", "centuries"],
+)
+def test_a_clock_that_was_set_makes_no_odd_times(runs, timed, wait, seconds, cpus, wanted, by) -> None:
+    """A run that ended before it began, or from 1700 to 2240, is counted, and has neither a run time nor a wait."""
+    found = added(*runs, by=by, **wanted)
+    assert (found.clock_set, found.total.runs, found.total.timed_runs) == (1, len(runs), timed)
+    assert (found.total.wait_mean_ns, found.total.run_time_sum_ns) == (wait * S, seconds * S)
+    assert found.total.peak_cpus == cpus
 
 
 def test_a_line_that_stands_twice_counts_once() -> None:
@@ -164,14 +176,6 @@ def test_a_line_that_stands_twice_counts_once() -> None:
     found = added(ran("a", 0, 10, 100), ran("a", 0, 10, 100), ran("b", 0, 10, 100), again)
     assert (found.total.runs, found.duplicates) == (3, 1)
     assert found.total.cpu_hours == (90 + 90 + 90) / 3600
-
-
-def test_a_run_without_an_end_is_in_no_period() -> None:
-    """Without a period it is counted, by outcome alone."""
-    odd = ran("a", 0, 10, None)
-    assert (total(odd).runs, total(odd).run_time_sum_ns) == (1, 0)
-    assert total(odd, since_at_ns=T0).runs == 0
-    assert added(odd, by=By.DAY).groups[0][0] is None
 
 
 def test_a_period_counts_ends_and_cuts_what_was_used() -> None:
@@ -195,30 +199,26 @@ def test_only_what_is_wanted_counts() -> None:
     assert total(*runs, user="w").runs == 0
 
 
-def test_groups_are_ranked_by_what_they_used() -> None:
-    """GPU hours first, then CPU hours; runs without a user are a group of their own."""
-    found = added(
-        ran("a", 0, 0, 100, 1, user="few"),
-        ran("b", 0, 0, 100, 9, user="many"),
-        ran("c", 0, 0, 100, 1, user="gpu", gpus=("G",)),
-        ran("d", 0, 0, 1, 1),
-        by=By.USER,
-    )
-    assert [key for key, _ in found.groups] == ["gpu", "many", "few", None]
-    assert (found.total.runs, found.total.peak_cpus, found.total.peak_gpus) == (4, 12, 1)
-
-
-def test_a_run_with_two_tags_is_in_two_groups_and_in_the_total_once() -> None:
-    """So the groups may add up to more; one without a tag is in the group of those."""
-    found = added(ran("a", 0, 0, 100, tags=("x", "y", "x")), ran("b", 0, 0, 100), by=By.TAG)
-    assert {key: totals.runs for key, totals in found.groups} == {"x": 1, "y": 1, None: 1}
-    assert (found.total.runs, found.total.peak_cpus) == (2, 2)
-
-
-def test_states_come_in_the_order_of_the_states() -> None:
-    """As everywhere: what finished first."""
-    found = added(ran("a", 0, 0, 10, outcome="lost"), ran("b", 0, 0, 10), by=By.STATE)
-    assert [key for key, _ in found.groups] == ["finished", "lost"]
+@pytest.mark.parametrize(
+    ("by", "runs", "groups", "all_of_them"),
+    [
+        # GPU hours first, then CPU hours; runs without a user are a group of their own.
+        (By.USER, (ran("a", 0, 0, 100, 1, user="few"), ran("b", 0, 0, 100, 9, user="many"),
+                   ran("c", 0, 0, 100, 1, user="gpu", gpus=("G",)), ran("d", 0, 0, 1, 1)),
+         [("gpu", 1), ("many", 1), ("few", 1), (None, 1)], (4, 12, 1)),
+        # A run with two tags is in two groups, and in the total once.
+        (By.TAG, (ran("a", 0, 0, 100, tags=("x", "y", "x")), ran("b", 0, 0, 10)),
+         [("x", 1), ("y", 1), (None, 1)], (2, 2, 0)),
+        # States come in the order of the states.
+        (By.STATE, (ran("a", 0, 0, 10, outcome="lost"), ran("b", 0, 0, 10)),
+         [("finished", 1), ("lost", 1)], (2, 2, 0)),
+    ],
+)  # fmt: skip
+def test_groups_are_ranked_by_what_they_used(by, runs, groups, all_of_them) -> None:
+    """Those that used most come first, and the total counts each run once."""
+    found = added(*runs, by=by)
+    assert [(key, totals.runs) for key, totals in found.groups] == groups
+    assert (found.total.runs, found.total.peak_cpus, found.total.peak_gpus) == all_of_them
 
 
 def test_a_run_over_midnight_is_used_on_both_days_and_ended_on_one() -> None:
@@ -354,13 +354,10 @@ def test_a_run_neither_runs_nor_uses_its_gpu_while_it_is_suspended() -> None:
 
 def test_energy_is_summed_where_it_is_known():
     """A run without it is not a run of zero."""
-    runs = [
-        ran("a", 0, 0, 3600, 2, gpus=("g",), gpu_energy_mj=MJ_PER_KWH // 2, project="llm"),
-        ran("b", 0, 0, 3600, 0, gpus=("h",), gpu_energy_mj=MJ_PER_KWH, project="llm"),
-        ran("c", 0, 0, 3600, 0, gpus=("i",)),
-    ]
+    known = (("a", MJ_PER_KWH // 2, "llm"), ("b", MJ_PER_KWH, "llm"), ("c", None, None))
+    runs = [ran(job, 0, 0, 60, gpus=(job,), gpu_energy_mj=mj, project=project) for job, mj, project in known]
     found = added(*runs, by=By.PROJECT)
-    groups = dict(found.groups)
-    assert (groups["llm"].gpu_kwh, groups["llm"].gpu_kwh_runs) == (1.5, 2)
-    assert (groups[None].gpu_kwh, groups[None].gpu_kwh_runs) == (None, 0)
+    assert {key: (totals.gpu_kwh, totals.gpu_kwh_runs) for key, totals in found.groups} == {
+        "llm": (1.5, 2), None: (None, 0),
+    }  # fmt: skip
     assert found.total.gpu_kwh == 1.5

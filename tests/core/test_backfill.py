@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from core.planning import NOW, S, gpus, job, machine, plan, run, started, why
+from core.planning import NOW, S, code, gpus, job, machine, plan, run, started, why
 from spool.core.backfill import Holding, earliest_start
 from spool.core.model import ForeignProcess, Gpu, Policy, Suspension
 from spool.core.resources import FreeResources
@@ -15,109 +15,83 @@ HOUR = 3600 * S
 
 BIG = job("big", cpus=4, waited=3720)
 RUNS = [run("r", cpus=3, time_limit_ns=HOUR, ran=0)]  # of 4 CPUs one is free, and all of them in an hour
+SMALL = job("small", time_limit_ns=2 * HOUR)
 
 
 def test_what_ends_in_time_may_start():
-    """Beside a protected job, others start that have ended by the time it could start, and no others."""
+    """Beside a protected job, others start that have ended by the time it could start, and no others.
+
+    It is protected as soon as it has come, whatever that costs, as long as that rests on stated limits.
+    """
     fits = job("fits", time_limit_ns=HOUR)
     late = job("late", time_limit_ns=HOUR + 1)
-    assert started(plan(BIG, fits, running=RUNS)) == ["fits"]
-    found = plan(BIG, late, running=RUNS)
-    assert (started(found), found.protected, found.protected_until_ns) == ([], "big", NOW + HOUR)
-    assert not found.protected_by_guess
-    assert why(found, "late") == "kept free for big (waiting since 10:58)"
-    assert why(found, "big") == "cpus: needs 4, 1 free (1 run holds 3)"
+    for big in (BIG, job("big", cpus=4, waited=1)):
+        assert started(plan(big, fits, running=RUNS)) == ["fits"]
+        found = plan(big, late, running=RUNS)
+        assert (started(found), found.protected, found.protected_until_ns) == ([], "big", NOW + HOUR)
+        assert (found.protected_by_guess, found.holding) == (False, Holding())
+        assert why(found, "late").startswith("kept free for big (waiting since ")
+        assert why(found, "big") == "cpus: needs 4, 1 free (1 run holds 3)"
 
 
 def test_what_leaves_enough_may_start():
     """Others start too if they leave what the protected job will need, all of them together."""
-    big = job("big", cpus=5, waited=3720)
-    long = {"time_limit_ns": 2 * HOUR}
-    found = plan(big, job("a", **long), job("b", **long), on=machine(cpus=6), running=RUNS)
-    assert started(found) == ["a"]
-    assert why(found, "b").startswith("kept free for big")
-
-
-def test_the_first_that_does_not_fit_is_protected_at_once():
-    """A job that has only just come is not passed over by those behind it, if it fits nowhere now."""
-    new = job("big", cpus=4, waited=1)
-    found = plan(new, job("small", time_limit_ns=2 * HOUR), running=RUNS)
-    assert (started(found), found.protected) == ([], "big")
-
-
-def test_who_stands_before_it_in_the_order_passes_it():
-    """A protected job holds back those behind it in the order, and nobody who has waited longer for its size."""
-    big = job("big", cpus=4, waited=60, time_limit_ns=10 * HOUR)
-    before = job("before", waited=3600, time_limit_ns=2 * HOUR)
-    found = plan(big, before, running=RUNS)
-    assert started(found) == ["before"]
+    found = plan(job("big", cpus=5, waited=3720), SMALL, replace(SMALL, name="b"), on=machine(cpus=6), running=RUNS)
+    assert started(found) == ["b"]
+    assert code(found, "small") == "left"
 
 
 def test_of_two_that_do_not_fit_the_first_in_the_order_is_protected():
-    """The one that has waited longest for its size is protected, not the one that came first."""
+    """The one that has waited longest for its size, not the one that came first; who stands before it passes it."""
     long = job("long", cpus=4, waited=7200, time_limit_ns=20 * HOUR)
     short = job("short", cpus=2, waited=3600, time_limit_ns=HOUR)
-    found = plan(long, short, job("small", time_limit_ns=2 * HOUR), running=RUNS)
+    found = plan(long, short, SMALL, running=RUNS)
     assert (found.protected, found.protected_until_ns) == ("short", NOW + HOUR)
     assert started(found) == ["small"]  # it leaves 2 of 4, and for the other it need not
+    before = job("before", waited=3600, time_limit_ns=2 * HOUR)
+    assert started(plan(job("big", cpus=4, waited=60, time_limit_ns=10 * HOUR), before, running=RUNS)) == ["before"]
 
 
 def test_priority_decides_who_is_protected():
     """Of two that do not fit the one of higher priority is protected, however long the other has waited."""
     high = job("high", cpus=4, priority=11)
-    assert plan(BIG, high, job("small", time_limit_ns=2 * HOUR), running=RUNS).protected == "high"
+    assert plan(BIG, high, SMALL, running=RUNS).protected == "high"
 
 
-def test_who_never_fits_is_not_protected():
-    """Nothing is kept free for a job that the machine cannot run."""
-    never = job("never", cpus=9, waited=9000)
-    assert started(plan(never, job("small"), running=RUNS)) == ["small"]
-
-
-def test_who_waits_for_something_of_its_own_is_not_protected():
-    """Nothing is kept free for a job that its group, its quota or its instant keeps waiting: no room helps it."""
-    box = {"running": [run("r", cpus=3, group="g", time_limit_ns=HOUR)]}
-    for waits in (
-        job("big", cpus=4, waited=9000, group="g", group_limit=1),
-        job("big", cpus=4, waited=9000, start_after_ns=NOW + S),
-        job("big", cpus=4, waited=9000, depends_on="r"),
-    ):
-        found = plan(waits, job("small", time_limit_ns=2 * HOUR), **box)
-        assert (started(found), found.protected) == (["small"], None)
+@pytest.mark.parametrize(
+    "waits", [{"cpus": 9}, {"group": "g", "group_limit": 1}, {"start_after_ns": NOW + S}, {"depends_on": "r"}]
+)
+def test_who_waits_for_something_of_its_own_is_not_protected(waits):
+    """Nothing is kept free for a job that never fits, or that no room helps: its group, its instant keeps it."""
+    runs = [run("r", cpus=3, group="g", time_limit_ns=HOUR)]
+    found = plan(job("big", **{"cpus": 4, "waited": 9000, **waits}), SMALL, running=runs)
+    assert (started(found), found.protected) == (["small"], None)
 
 
 def test_a_protected_job_whose_group_fills_gives_its_room_back():
     """As soon as a rule of its own holds the protected job, the room that was kept free for it is everybody's."""
     big = job("big", cpus=4, waited=9000, group="g", group_limit=1)
-    small = job("small", cpus=1, time_limit_ns=10 * HOUR)
-    elsewhere = [run("r", cpus=3, time_limit_ns=HOUR, ran=0)]
-    before = plan(big, small, running=elsewhere)
+    before = plan(big, SMALL, running=RUNS)
     assert (started(before), before.protected) == ([], "big")
-    filled = [*elsewhere, run("member", cpus=0, group="g", time_limit_ns=HOUR, ran=0)]
-    after = plan(big, small, running=filled, holding=before.holding)
-    assert (started(after), after.protected) == (["small"], None)
-    assert why(after, "big") == "group g is full: 1 of 1 running"
+    filled = [*RUNS, run("member", cpus=0, group="g", time_limit_ns=HOUR, ran=0)]
+    after = plan(big, SMALL, running=filled, holding=before.holding)
+    assert (started(after), after.protected, code(after, "big")) == (["small"], None, "group")
 
 
 def test_the_next_is_protected_where_the_first_cannot_be_helped():
     """Where nothing that spool could do makes room for the first, the next that does not fit is protected."""
     foreign = gpus(1, foreign=(ForeignProcess(7, "python", 1),))
-    stuck = job("stuck", gpus=1, waited=9000)
-    next_one = job("next", cpus=4, waited=60)
-    found = plan(stuck, next_one, job("j", time_limit_ns=2 * HOUR), on=machine(gpus=foreign), running=RUNS)
+    stuck, next_one = job("stuck", gpus=1, waited=9000), job("next", cpus=4, waited=60)
+    found = plan(stuck, next_one, SMALL, on=machine(gpus=foreign), running=RUNS)
     assert (started(found), found.protected) == ([], "next")
 
 
-def test_higher_priority_is_told_nothing_of_it():
+@pytest.mark.parametrize(("priority", "told"), [(11, ["begins"]), (10, ["begins", "left"])])
+def test_higher_priority_is_told_nothing_of_it(priority, told):
     """A job of higher priority is not held back, whatever else keeps it."""
-    high = job("high", priority=11, start_after_ns=NOW + S)
-    long = {"time_limit_ns": 2 * HOUR}
-    found = plan(BIG, job("open", **long), high, running=RUNS)
-    assert found.protected == "big"
-    assert [each.code for each in found.all_reasons("high")] == ["begins"]
-    same = job("same", start_after_ns=NOW + S, **long)
-    reasons = plan(BIG, job("open", **long), same, running=RUNS).all_reasons("same")
-    assert [each.code for each in reasons] == ["begins", "left"]
+    other = job("other", priority=priority, start_after_ns=NOW + S, time_limit_ns=2 * HOUR)
+    found = plan(BIG, SMALL, other, running=RUNS)
+    assert (found.protected, [each.code for each in found.all_reasons("other")]) == ("big", told)
 
 
 def test_other_gpus_are_given_where_there_are_some():
@@ -152,11 +126,10 @@ def test_a_strict_order_lets_nobody_overtake():
     strict = Policy(strict_order=True, order="arrival")
     found = plan(BIG, job("fits", time_limit_ns=S), running=RUNS, policy=strict)
     assert (started(found), found.protected, found.protected_until_ns) == ([], "big", None)
-    assert why(found, "fits") == "kept free for big (waiting since 10:58)"
+    assert code(found, "fits") == "left"
 
 
 GUESSED = [run("r", cpus=3, ran=0)]  # nobody says how long it runs: an hour, for want of anything known
-SMALL = job("small", time_limit_ns=2 * HOUR)
 
 
 @pytest.mark.parametrize(("waited", "protected"), [(8999, None), (9000, "big")])
@@ -182,28 +155,14 @@ def test_what_was_held_back_before_counts():
     assert (found.protected, found.holding.amounts) == (None, {"big": 0.75})
 
 
-def test_where_everything_is_stated_there_is_no_bound():
-    """Room that rests on stated limits is held back whatever it costs."""
-    new = job("big", cpus=4, waited=1)
-    found = plan(new, SMALL, running=RUNS)
-    assert (found.protected, found.holding) == ("big", Holding())
-
-
-def test_where_the_first_is_too_dear_the_next_is_protected():
-    """A job whose room would cost too much is passed over, and the next that does not fit is looked at."""
-    dear, cheap = job("dear", cpus=4, waited=3600), job("cheap", cpus=2, waited=3000)
+@pytest.mark.parametrize(("dear", "protected"), [(1, "cheap"), (2, "cheap"), (3, None)])
+def test_where_the_first_is_too_dear_the_next_is_protected(dear, protected):
+    """Three jobs are asked whether they are worth protecting, and no more: a pass stays short."""
     runs = [run("known", cpus=1, time_limit_ns=HOUR // 2, ran=0), run("open", cpus=2, ran=0)]
-    found = plan(dear, cheap, SMALL, running=runs)
-    assert (found.protected, found.protected_by_guess, started(found)) == ("cheap", False, [])
-
-
-def test_a_few_that_are_too_dear_are_looked_at_and_no_more():
-    """Three jobs are asked whether they are worth protecting: a pass stays short."""
-    runs = [run("known", cpus=1, time_limit_ns=HOUR // 2, ran=0), run("open", cpus=2, ran=0)]
-    for dear, protected in ((2, "cheap"), (3, None)):
-        jobs = [job(f"dear{n}", cpus=4, memory_bytes=n + 1, waited=3600) for n in range(dear)]
-        found = plan(*jobs, job("cheap", cpus=2, waited=3000), SMALL, running=runs)
-        assert found.protected == protected
+    jobs = [job(f"dear{n}", cpus=4, memory_bytes=n + 1, waited=3600) for n in range(dear)]
+    found = plan(*jobs, job("cheap", cpus=2, waited=3000), SMALL, running=runs)
+    assert (found.protected, found.protected_by_guess) == (protected, False)
+    assert not protected or started(found) == []
 
 
 def test_a_guess_that_has_passed_is_replaced():

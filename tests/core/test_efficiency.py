@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from spool.core.efficiency import MeasuredRun, efficiency, rounded_time, summary
+from spool.core.efficiency import Advice, MeasuredRun, efficiency, rounded_time, summary
 from spool.core.model import SECOND_NS as S
 from spool.core.model import GpuUse, Result, State
 from spool.core.sizes import rounded_size
@@ -35,26 +35,29 @@ TRAIN = measured(
 
 
 def test_what_a_run_used_of_what_it_was_given() -> None:
-    """Five CPU hours in two hours are 2.5 CPUs, of 8 given; two GPUs for two hours are four GPU hours."""
+    """Five CPU hours in two hours are 2.5 CPUs, of 8 given; two GPUs for two hours are four GPU hours.
+
+    The advice is some more in numbers that one would write: 4.8 GiB become 5G, three hours stay three.
+    """
     found = efficiency(TRAIN)
     assert (found.cpus_used, found.cpu_efficiency) == (2.5, 2.5 / 8)
     assert (found.memory_efficiency, found.time_limit_used, found.gpu_hours) == (0.25, 0.25, 4)
-
-
-def test_the_advice_is_what_it_used_and_some_more_in_numbers_that_one_would_write() -> None:
-    """4.8 GiB become 5G, three hours stay three, and 2.5 CPUs become 3."""
-    advice = efficiency(TRAIN).advice
-    assert (advice.cpus, advice.time_limit_ns, advice.notes) == (3, 3 * HOUR, ())
-    assert advice.memory_bytes == 5 * G
+    assert found.advice == Advice(cpus=3, memory_bytes=5 * G, time_limit_ns=3 * HOUR)
 
 
 def test_what_is_unknown_is_unknown_and_never_nothing() -> None:
-    """A run that outlived its dispatcher: no CPU time, no efficiency, no advice on CPUs; the reason is told."""
+    """A run that outlived its dispatcher: no CPU time, no efficiency, no advice on CPUs; the reason is told.
+
+    Where the clock was set, or nobody has filed the end yet, what does not need the time is told.
+    """
     found = efficiency(measured(TRAIN, cpu_time_ns=None, peak_memory_bytes=None))
     assert (found.cpus_used, found.cpu_efficiency, found.memory_efficiency) == (None, None, None)
-    assert (found.advice.cpus, found.advice.memory_bytes, found.advice.time_limit_ns) == (None, None, 3 * HOUR)
-    assert any("CPU time is unknown" in note for note in found.advice.notes)
-    assert any("peak memory is unknown" in note for note in found.advice.notes)
+    assert replace(found.advice, notes=()) == Advice(time_limit_ns=3 * HOUR)
+    assert [[word in note for note in found.advice.notes].count(True) for word in ("CPU time", "peak memory")] == [1, 1]
+    found = efficiency(measured(TRAIN, run_time_ns=None))
+    assert (found.memory_efficiency, found.cpus_used, found.gpu_hours) == (0.25, None, None)
+    assert replace(found.advice, notes=()) == Advice(memory_bytes=5 * G)
+    assert any("run time" in note for note in found.advice.notes)
 
 
 def test_what_was_not_asked_for_has_no_part() -> None:
@@ -81,30 +84,18 @@ def test_a_short_run_says_nothing_of_its_cpus() -> None:
     assert efficiency(measured(TRAIN, run_time_ns=0, cpu_time_ns=0)).cpus_used is None
 
 
-def test_a_run_that_met_a_limit_is_told_to_double_it() -> None:
-    """How much would have been enough, nobody knows."""
-    late = efficiency(measured(TRAIN, outcome=State.TIMEOUT, run_time_ns=8 * HOUR)).advice
-    assert (late.time_limit_ns, late.memory_bytes, late.cpus) == (16 * HOUR, None, 1)
-    full = efficiency(measured(TRAIN, outcome=State.OUT_OF_MEMORY, peak_memory_bytes=16 * G + 5)).advice
-    assert (full.memory_bytes, full.time_limit_ns) == (rounded_size(32 * G + 10), None)
-
-
-@pytest.mark.parametrize(("peak_mib", "twice", "words"), [(None, 400, "200 MiB that it was given"),
-                                                          (150, 400, "200 MiB that it was given"),
-                                                          (320, 640, "320 MiB that it used")])  # fmt: skip
-def test_the_advice_after_a_limit_says_one_number(peak_mib: int | None, twice: int, words: str) -> None:
-    """The words beside it name the number that it is twice of."""
-    mib = 1 << 20
-    peak = None if peak_mib is None else peak_mib * mib
-    full = measured(TRAIN, outcome=State.OUT_OF_MEMORY, memory_bytes=200 * mib, peak_memory_bytes=peak)
+@pytest.mark.parametrize(("peak_mib", "twice", "of"), [(None, 400, "200 MiB"), (150, 400, "200 MiB"),
+                                                       (320, 640, "320 MiB")])  # fmt: skip
+def test_a_run_that_met_a_limit_is_told_to_double_it(peak_mib: int | None, twice: int, of: str) -> None:
+    """How much would have been enough, nobody knows; the words beside the advice name what it is twice of."""
+    peak = None if peak_mib is None else peak_mib * M
+    full = measured(TRAIN, outcome=State.OUT_OF_MEMORY, memory_bytes=200 * M, peak_memory_bytes=peak)
     advice = efficiency(full).advice
-    assert advice.memory_bytes == twice * mib
-    assert f"twice the {words}" in advice.notes[0]
-    late = efficiency(
-        measured(TRAIN, outcome=State.TIMEOUT, time_limit_ns=7 * MINUTE, run_time_ns=7 * MINUTE + 5)
-    ).advice
-    assert late.time_limit_ns == 14 * MINUTE
-    assert "try twice the 7m00s that it was given" in late.notes[0]
+    assert (advice.memory_bytes, advice.time_limit_ns, of in advice.notes[0]) == (twice * M, None, True)
+    late = measured(TRAIN, outcome=State.TIMEOUT, time_limit_ns=7 * MINUTE, run_time_ns=7 * MINUTE + 5)
+    advice = efficiency(late).advice
+    assert (advice.time_limit_ns, advice.memory_bytes) == (14 * MINUTE, None)
+    assert "7m00s" in advice.notes[0]
 
 
 @pytest.mark.parametrize("state", [State.FAILED, State.CANCELLED, State.LOST, State.RUNNING, State.STOPPING])
@@ -121,14 +112,6 @@ def test_a_run_that_never_started_used_nothing() -> None:
     """It has no numbers at all."""
     found = efficiency(measured(JOB, outcome=State.CANCELLED, started=False))
     assert (found.gpu_hours, found.cpus_used, found.advice.notes) == (None, None, ("it never started",))
-
-
-def test_without_a_run_time_there_is_still_a_peak() -> None:
-    """The clock was set, or nobody has filed the end yet: what does not need the time is told."""
-    found = efficiency(measured(TRAIN, run_time_ns=None))
-    assert (found.memory_efficiency, found.cpus_used, found.gpu_hours) == (0.25, None, None)
-    assert (found.advice.memory_bytes, found.advice.time_limit_ns) == (5 * G, None)
-    assert "its run time is unknown" in found.advice.notes
 
 
 def test_the_tasks_of_an_array_together() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from core.planning import S, foretold, gpus, job, machine, plan, run, started, why
+from core.planning import S, code, foretold, gpus, job, machine, plan, run, started
 from spool.core.model import Policy, Request, Running, Waiting
 from spool.core.priority import Past
 from spool.core.runs import Runs
@@ -26,31 +26,14 @@ def far_run(name: str, **values: object) -> Running:
 
 
 def test_what_runs_elsewhere_holds_nothing_here_and_what_runs_here_nothing_there():
-    """Of two full machines each is full for its own jobs only, GPUs and all."""
-    found = plan(
-        job("near", cpus=4),
-        far_job("far", cpus=4, gpus=1),
-        running=[far_run("there", cpus=8, on=(0, 1))],
-        elsewhere=THERE,
-    )
-    assert started(found) == ["near"]
-    assert why(found, "far").startswith("cpus: needs 4, 0 free")
-    found = plan(
-        job("near", gpus=1),
-        far_job("far", gpus=2),
-        on=machine(gpus=gpus(1)),
-        running=[run("here", on=(0,))],
-        elsewhere=THERE,
-    )
-    assert started(found) == ["far"]
-    assert found.starts[0].grant.gpu_indices == (0, 1)
-
-
-def test_the_machine_there_says_what_never_fits():
-    """It is another one than this."""
-    found = plan(far_job("large", cpus=8), far_job("huge", cpus=9), elsewhere=THERE)
-    assert started(found) == ["large"]
-    assert why(found, "huge") == "never fits: needs 9 CPUs, the machine has 8"
+    """Of two full machines each is full for its own jobs only, GPUs and all; the one there says what never fits."""
+    full = [far_run("there", cpus=8, on=(0, 1))]
+    found = plan(job("near", cpus=4), far_job("far", cpus=4, gpus=1), running=full, elsewhere=THERE)
+    assert (started(found), code(found, "far")) == (["near"], "cpus")
+    jobs = job("near", gpus=1), far_job("far", cpus=8, gpus=2), far_job("huge", cpus=9)
+    found = plan(*jobs, on=machine(gpus=gpus(1)), running=[run("here", on=(0,))], elsewhere=THERE)
+    assert (started(found), found.starts[0].grant.gpu_indices) == (["far"], (0, 1))
+    assert (code(found, "near"), code(found, "huge")) == ("gpus", "never_fits")
 
 
 def test_no_room_is_left_across_machines():
@@ -59,7 +42,7 @@ def test_no_room_is_left_across_machines():
     long, wide = {"cpus": 1, "time_limit_ns": 1000 * S}, {"cpus": 4, "waited": 50}
     found = plan(job("wide", **wide), job("long", **long), far_job("far", cpus=0), running=running, elsewhere=THERE)
     assert (found.protected, started(found)) == ("wide", ["far"])
-    assert why(found, "long").startswith("kept free for wide")
+    assert code(found, "long") == "left"
     found = plan(far_job("wide", **wide), job("long", **long), running=running, elsewhere=THERE)
     assert (found.protected, started(found)) == (None, ["long"])
 

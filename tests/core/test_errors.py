@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import inspect
 
-import pytest
-
 from spool.core import errors
 from spool.core.model import Problem
-from spool.core.names import why_not_name
 
 
 def test_every_error_of_the_tree_has_a_documented_exit_code() -> None:
@@ -35,24 +32,3 @@ def test_messages_have_one_grammar() -> None:
         "cannot open the spool: /x: not a directory; remove it"
     )
     assert errors.cannot("open", "the spool", "gone") == "cannot open the spool: gone"
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("train", None),
-        ("0", None),
-        ("a" * 100, None),
-        ("", "at least one"),
-        ("a" * 101, "at most 100"),
-        ("a b", "' '"),
-        ("../x", "'/'"),
-        ("é", "is not allowed"),
-        (".x", "begins with"),
-        ("a\n", "is not allowed"),
-    ],
-)
-def test_a_name_that_is_refused_is_told_why(name: str, why: str | None) -> None:
-    """A job's name is 1-100 characters of A-Za-z0-9._-, the first a letter or a digit."""
-    found = why_not_name(name)
-    assert found is None if why is None else found is not None and why in found

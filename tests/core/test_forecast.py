@@ -46,9 +46,15 @@ def limited(name: str, seconds: int, **values: Any) -> Waiting:
 
 
 def test_three_jobs_that_each_need_all_start_one_after_the_other():
-    """Of three 2-CPU jobs on 2 CPUs the second starts when the first has ended, the third after the second."""
+    """The second of three starts when the first has ended, the third after the second.
+
+    What ends before a protected job could start goes before it; what does not, after it.
+    """
     jobs = [limited(name, 60, cpus=2, waited=waited) for name, waited in (("a", 30), ("b", 20), ("c", 10))]
     assert starts(plan(*jobs, on=machine(2))) == {"a": 0, "b": 60, "c": 120}
+    running = [run("r", cpus=3, ran=0, time_limit_ns=100 * S)]
+    jobs = [limited("wide", 50, cpus=4, waited=90), limited("short", 90, waited=20), limited("long", 200, waited=10)]
+    assert starts(plan(*jobs, running=running)) == {"wide": 100, "short": 0, "long": 150}
 
 
 def test_the_tasks_of_an_array_with_a_limit_start_one_after_the_other():
@@ -73,13 +79,6 @@ def test_who_waits_for_a_licence_starts_when_those_before_have_given_it_back():
     ]
 
 
-def test_a_small_job_may_go_before_a_protected_one_and_is_told_so():
-    """What ends before the protected job could start goes at once; what does not, after it."""
-    running = [run("r", cpus=3, ran=0, time_limit_ns=100 * S)]
-    jobs = [limited("wide", 50, cpus=4, waited=90), limited("short", 90, waited=20), limited("long", 200, waited=10)]
-    assert starts(plan(*jobs, running=running)) == {"wide": 100, "short": 0, "long": 150}
-
-
 def test_the_order_changes_as_users_use_more():
     """Fair share counts what is only foreseen: who has just run waits for the other."""
     jobs = [limited(f"{who}{n}", HOUR // S, cpus=4, user=who, waited=3600 - n) for n in range(3) for who in "ab"]
@@ -100,11 +99,14 @@ def test_a_job_starts_after_what_it_depends_on_if_that_finishes():
 
 
 def test_what_depends_on_a_failure_or_on_a_held_job_is_promised_nothing():
-    """All is assumed to end well; what is held waits for a person."""
+    """All is assumed to end well; what is held waits for a person; a scheduling timeout may come before the room."""
     failing = replace(job("f"), spec=replace(job("f").spec, depends_on=Dependencies(failed=("r",))))
-    found = plan(failing, job("h", depends_on="parked"), held=[job("parked")], running=[run("r", time_limit_ns=HOUR)])
+    late = limited("late", 60, cpus=4, scheduling_timeout_ns=50 * S)
+    running = [run("r", ran=0, time_limit_ns=HOUR)]
+    found = plan(failing, late, job("h", depends_on="parked"), held=[job("parked")], running=running)
     assert told(found, "f").unknown == "it would end as cancelled: dependency: r finished, but should have failed"
     assert told(found, "h").unknown == "dependency: parked is held (0 of 1 done)"
+    assert told(found, "late").unknown.startswith("it would end as unschedulable: scheduling timeout: waited 50s")
 
 
 def test_what_a_run_has_taken_of_a_gpu_is_free_once_it_has_ended():
@@ -116,15 +118,6 @@ def test_what_a_run_has_taken_of_a_gpu_is_free_once_it_has_ended():
     jobs = [limited("one", 50, waited=9, **shares), limited("two", 50, waited=8, **shares)]
     jobs.append(limited("alone", 50, waited=7, gpus=1))
     assert starts(plan(*jobs, on=machine(gpus=(card,)), running=running)) == {"one": 100, "two": 150, "alone": 200}
-
-
-def test_a_job_that_waits_too_long_is_not_promised_a_start():
-    """Its scheduling timeout comes before its room."""
-    found = plan(
-        limited("j", 60, cpus=4, scheduling_timeout_ns=50 * S), running=[run("r", ran=0, time_limit_ns=100 * S)]
-    )
-    assert told(found, "j").at_ns is None
-    assert told(found, "j").unknown.startswith("it would end as unschedulable: scheduling timeout: waited 50s")
 
 
 # Where nobody knows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from core.planning import NOW, S, at, job, later, machine, plan, run, started, view, why
+from core.planning import NOW, S, at, code, job, later, machine, plan, run, started, view, why
 from spool.core.model import Dependencies, Policy, Spec, State, Waiting
 from spool.core.reasons import CODES
 from spool.core.scheduler import decide
@@ -26,39 +26,29 @@ def names_ended(found):
         ({"start_delay_ns": 90 * S}, "begins at 12:01:30"),
         ({"not_before_ns": NOW + 5 * S}, "retry in 5s"),
         ({"depends_on": "other"}, "dependency: other has not been seen yet (0 of 1 done)"),
+        ({}, "another run of this name is running"),
     ],
 )
 def test_a_closed_gate_blocks_nobody_of_the_same_shape(gate, reason):
     """A job that waits for something of its own does not keep its like behind it waiting."""
-    found = plan(job("shut", **gate), later(job("open"), 1), on=machine(cpus=1))
+    runs = [] if gate else [run("shut", cpus=0)]
+    found = plan(job("shut", **gate), later(job("open"), 1), on=machine(cpus=1), running=runs)
     assert started(found) == ["open"]
     assert why(found, "shut") == reason
 
 
-def test_another_run_of_the_name():
-    """A second file of a running name waits for it to end, and its like does not wait for it."""
-    found = plan(job("j", waited=5), job("k"), running=[run("j")])
-    assert (why(found, "j"), started(found)) == ("another run of this name is running", ["k"])
-
-
-def test_a_gate_opens_at_its_very_instant():
-    """`not before T` allows T."""
-    assert started(plan(job("j", start_after_ns=NOW))) == ["j"]
-    assert started(plan(job("j", start_after_ns=NOW + 1))) == []
-
-
 def test_all_instants_must_have_come():
-    """Of a beginning, a delay and a retry, the last counts, and the one that is still to come is told."""
+    """Of a beginning, a delay and a retry, the last counts, to the nanosecond; the one that is to come is told."""
     both = job("j", start_after_ns=at("13:00"), start_delay_ns=5400 * S, not_before_ns=at("14:00"))
     found = plan(both)
     told = ["begins at 2026-01-01T13:30:00Z", "retry due 2026-01-01T14:00:00Z"]
     assert [str(each) for each in found.all_reasons("j")] == told
     assert found.next_at_ns == at("14:00")
-    assert started(plan(both, now=at("13:59"))) == []
-    assert started(plan(both, now=at("14:00"))) == ["j"]
-    later_begin = job("j", start_after_ns=at("15:00"), start_delay_ns=60 * S, not_before_ns=at("14:00"))
-    assert started(plan(later_begin, now=at("14:59"))) == []
-    assert why(plan(later_begin, now=at("14:59")), "j") == "begins at 15:00"
+    begins = job("j", start_after_ns=at("15:00"), start_delay_ns=60 * S, not_before_ns=at("14:00"))
+    assert code(plan(begins, now=at("14:59")), "j") == "begins"
+    for last, when in ((both, "14:00"), (begins, "15:00")):
+        assert started(plan(last, now=at(when) - 1)) == []
+        assert started(plan(last, now=at(when))) == ["j"]
 
 
 def test_the_plan_says_when_to_look_again():
@@ -103,9 +93,9 @@ def test_time_held_or_paused_does_not_count():
     assert names_ended(plan(job("j", clock_at_ns=NOW - 1, waited_ns_before=10 * S, **old))) == {"j": "unschedulable"}
 
 
-def depends(**clauses):
-    """Return a job `j` with these clauses."""
-    return job("j", depends_on=Dependencies(**{key: tuple(names) for key, names in clauses.items()}))
+def depends(name="j", /, **clauses):
+    """Return a job with these clauses."""
+    return job(name, depends_on=Dependencies(**{key: tuple(names) for key, names in clauses.items()}))
 
 
 F, X, Q = State.FINISHED, State.FAILED, None  # Q: waits in the queue
@@ -144,17 +134,6 @@ def test_the_clauses(clauses, world, verdict):
     assert why(found, "j") == f"dependency: {verdict}"
     impossible = "ended" in verdict or "should have" in verdict
     assert names_ended(found) == ({"j": "cancelled"} if impossible else {})
-
-
-def test_an_impossible_job_may_prefer_to_wait():
-    """With `on_dependency_failure = "wait"` a job waits on, and starts if its dependency finishes after all."""
-    waits = job("j", depends_on="a", cancel_on_dependency_failure=False)
-    seen = view(waits, ended={"a": X})
-    found = decide(seen, NOW, Policy())
-    assert (found.endings, why(found, "j")) == ((), "dependency: a ended as failed")
-    seen.ended["a"] = F
-    seen.queue.changed("a")
-    assert started(decide(seen, NOW, Policy())) == ["j"]
 
 
 @pytest.mark.parametrize("again", ["queue", "held", "running"])
@@ -230,31 +209,21 @@ def test_a_dependency_that_waits_again_closes_the_gate():
     assert started(decide(seen, NOW, Policy())) == ["j"]
 
 
-def test_a_job_that_is_put_is_seen_by_those_that_wait_for_its_end():
-    """A queue that finds the outcome of a job it held back judges again whoever waits for it."""
-    seen = view(job("j", depends_on="a", cancel_on_dependency_failure=False), ended={"a": X})
-    assert decide(seen, NOW, Policy()).reason("j").text == "dependency: a ended as failed"
-    seen.queue.put(job("a", cpus=9))
-    decide(seen, NOW, Policy())
-    seen.queue.put(job("a", cpus=8))
-    seen.queue.remove("a")
-    seen.ended["a"] = F
-    assert started(decide(seen, NOW, Policy())) == ["j"]
-
-
-def circle(*edges: str, **values):
-    """Return the plan over jobs given as "a:bc", each depending on all of those after the colon."""
-    return plan(*(job(edge[0], depends_on=tuple(edge[2:])) for edge in edges), **values)
-
-
-def test_every_member_of_a_circle_is_told_and_nobody_else():
-    """A circle is told to its members; who merely waits for one of them is told for whom."""
-    found = circle("a:b", "b:a", "c:a", "d:d")
-    assert why(found, "a") == "dependency: a cycle, a waits for b waits for a"
-    assert why(found, "b") == "dependency: a cycle, b waits for a waits for b"
-    assert why(found, "c") == "dependency: a is queued (0 of 1 done)"
-    assert why(found, "d") == "dependency: a cycle, d waits for d"
-    assert found.endings == ()
+def test_an_impossible_job_may_prefer_to_wait():
+    """With `on_dependency_failure = "wait"` a job waits on, and starts if its dependency finishes after all."""
+    for again in (False, True):
+        seen = view(job("j", depends_on="a", cancel_on_dependency_failure=False), ended={"a": X})
+        found = decide(seen, NOW, Policy())
+        assert (found.endings, why(found, "j")) == ((), "dependency: a ended as failed")
+        if again:  # a queue that finds the outcome of a job it held back judges again whoever waits for it
+            seen.queue.put(job("a", cpus=9))
+            decide(seen, NOW, Policy())
+            seen.queue.put(job("a", cpus=8))
+            seen.queue.remove("a")
+        seen.ended["a"] = F
+        if not again:
+            seen.queue.changed("a")
+        assert started(decide(seen, NOW, Policy())) == ["j"]
 
 
 def test_a_circle_with_a_way_out_is_none():
@@ -267,23 +236,24 @@ def test_a_circle_with_a_way_out_is_none():
     assert "cycle" in why(shut, "a")
 
 
-def test_two_ways_out_are_no_more_than_one():
-    """Of a job whose alternatives both will end, the other clauses still count."""
-    both = Dependencies(all=("a",), any=("p", "q"))
-    found = plan(job("a", depends_on=both), job("p", depends_on="z"), job("q", depends_on="z"))
-    assert why(found, "a") == "dependency: a cycle, a waits for a"
-
-
-def test_a_circle_through_an_array_and_a_held_job():
-    """Arrays and held jobs are part of circles too."""
-    tasks = {"sweep": ("sweep_0", "sweep_1")}
-    found = plan(
-        job("sweep_0", task=("sweep", 0), depends_on="h"),
-        job("sweep_1", task=("sweep", 1)),
-        held=[job("h", depends_on="sweep")],
-        arrays=tasks,
-    )
-    assert why(found, "sweep_0") == "dependency: a cycle, sweep_0 waits for h waits for sweep_0"
+@pytest.mark.parametrize(
+    ("jobs", "held", "told"),
+    [
+        ({"a": {"all": "b"}, "b": {"all": "a"}, "c": {"all": "a"}, "d": {"all": "d"}}, {},
+         {"a": "a cycle, a waits for b waits for a", "b": "a cycle, b waits for a waits for b",
+          "c": "a is queued (0 of 1 done)", "d": "a cycle, d waits for d"}),
+        # Of a job whose alternatives both will end, the other clauses still count.
+        ({"a": {"all": "a", "any": "pq"}, "p": {"all": "z"}, "q": {"all": "z"}}, {},
+         {"a": "a cycle, a waits for a"}),
+        ({"s_0": {"all": "h"}, "s_1": {}}, {"h": {"all": "s"}}, {"s_0": "a cycle, s_0 waits for h waits for s_0"}),
+    ],
+)  # fmt: skip
+def test_every_member_of_a_circle_is_told_and_nobody_else(jobs, held, told):
+    """A circle, through arrays and held jobs too, is told to its members; who waits for one of them, for whom."""
+    found = plan(*(depends(name, **of) for name, of in jobs.items()), arrays={"s": ("s_0", "s_1")},
+                 held=[depends(name, **of) for name, of in held.items()])  # fmt: skip
+    assert {name: why(found, name) for name in told} == {name: f"dependency: {text}" for name, text in told.items()}
+    assert found.endings == ()
 
 
 def test_a_long_chain_is_no_circle_and_no_recursion():
@@ -332,12 +302,13 @@ def test_every_no_is_told_in_the_order_of_the_rules():
     assert str(found.reason("j")) == "spool paused"
 
 
-def test_disk_and_executor():
-    """Nothing starts below the floor of the disk, nor without its executor."""
-    low = machine(disk_free_bytes=400 << 20)
-    assert why(plan(job("j"), on=low), "j") == "disk: 400 MiB free, floor 1 GiB"
-    assert started(plan(job("j"), on=low)) == []
-    assert started(plan(job("j"), on=machine(disk_free_bytes=1 << 30))) == ["j"]
-    missing = job("j", executor_problem="tmux is not installed")
-    found = plan(missing, job("k"))
-    assert (why(found, "j"), started(found)) == ("executor: tmux is not installed", ["k"])
+@pytest.mark.parametrize(("free", "starts"), [((1 << 30) - 1, []), (1 << 30, ["j"])])
+def test_nothing_starts_below_the_floor_of_the_disk(free, starts):
+    """The floor itself is enough."""
+    assert started(plan(job("j"), on=machine(disk_free_bytes=free))) == starts
+
+
+def test_nothing_starts_without_its_executor():
+    """Others do."""
+    found = plan(job("j", executor_problem="tmux is not installed"), job("k"))
+    assert (code(found, "j"), started(found)) == ("executor", ["k"])

@@ -54,30 +54,25 @@ def consumed(counter_mj: int | None, sharers: int = 1) -> GpuWork:
     return GpuWork("job", None, None, counter_mj, sharers)
 
 
-def energy(*looks: tuple[int, GpuWork | None]) -> tuple[int | None, int]:
-    """Return the energy of a run in these looks, and how long it is known for."""
-    (use,) = watched(*((after_ns, [done]) for after_ns, done in looks)).gpus
-    return use.energy_mj, use.energy_watched_ns
-
-
-def test_energy_is_what_the_counter_went_on_between_looks() -> None:
-    """The first look begins it; a time in which nobody looked counts, because the counter does."""
-    assert energy((10 * S, consumed(1000))) == (None, 0)
-    assert energy((10 * S, consumed(1000)), (20 * S, consumed(1500))) == (500, 10 * S)
-    assert energy((10 * S, consumed(1000)), (3610 * S, consumed(901_000))) == (900_000, 3600 * S)
-
-
-def test_energy_is_divided_among_the_runs_that_share_the_gpu() -> None:
-    """Each has an equal part of what the GPU consumed while they shared it."""
-    assert energy((S, consumed(0)), (2 * S, consumed(900, 3)), (3 * S, consumed(1000))) == (400, 2 * S)
-
-
-def test_a_counter_that_went_back_or_fell_silent_counts_from_its_next_value() -> None:
-    """The driver was loaded again, or did not tell: that time is unknown, not nothing."""
-    looks = (S, consumed(500)), (2 * S, consumed(700)), (3 * S, consumed(10)), (4 * S, consumed(60))
-    assert energy(*looks) == (250, 2 * S)
-    assert energy((S, consumed(500)), (2 * S, None), (3 * S, consumed(900)), (4 * S, consumed(950))) == (50, S)
-    assert energy((S, did(50)), (2 * S, did(50))) == (None, 0)
+@pytest.mark.parametrize(
+    ("looks", "energy_mj", "known_s"),
+    [
+        ([(10, consumed(1000))], None, 0),
+        ([(10, consumed(1000)), (20, consumed(1500))], 500, 10),
+        # A time in which nobody looked counts, because the counter does.
+        ([(10, consumed(1000)), (3610, consumed(901_000))], 900_000, 3600),
+        # Each run has an equal part of what the GPU consumed while they shared it.
+        ([(1, consumed(0)), (2, consumed(900, 3)), (3, consumed(1000))], 400, 2),
+        # The driver was loaded again, or did not tell: that time is unknown, not nothing.
+        ([(1, consumed(500)), (2, consumed(700)), (3, consumed(10)), (4, consumed(60))], 250, 2),
+        ([(1, consumed(500)), (2, None), (3, consumed(900)), (4, consumed(950))], 50, 1),
+        ([(1, did(50)), (2, did(50))], None, 0),
+    ],
+)
+def test_energy_is_what_the_counter_went_on_between_looks(looks, energy_mj, known_s) -> None:
+    """The first look begins it."""
+    (use,) = watched(*((after_s * S, [done]) for after_s, done in looks)).gpus
+    assert (use.energy_mj, use.energy_watched_ns) == (energy_mj, known_s * S)
 
 
 def test_energy_while_a_run_is_suspended_is_not_its_own() -> None:
@@ -94,19 +89,21 @@ def test_a_clock_that_was_set_back_adds_nothing_and_goes_on_from_there() -> None
     assert (watch.gpus[0].watched_ns, watch.gpus[0].peak_percent) == (110 * S, 10)
 
 
-def test_a_run_is_idle_while_all_its_gpus_are() -> None:
-    """1 % is idle, one GPU of two that computes is work, and work ends the idleness."""
-    idle, busy = [did(0), did(1)], [did(0), did(2)]
-    assert watched((10 * S, idle), (20 * S, idle)).idle_ns == 20 * S
-    assert watched((10 * S, idle), (20 * S, busy)).idle_ns == 0
-    assert watched((10 * S, busy), (20 * S, idle)).idle_ns == 10 * S
-
-
-def test_unknown_neither_prolongs_nor_ends_idleness() -> None:
-    """NVML hangs for a look: the time of that look is left out, and what was is kept."""
-    assert watched((10 * S, [did(0)]), (20 * S, [None]), (30 * S, [did(0)])).idle_ns == 20 * S
-    assert watched((10 * S, [did(0), did(None)])).idle_ns == 0
-    assert watched((10 * S, [did(0), did(0)]), (20 * S, [did(None), did(50)])).idle_ns == 0
+@pytest.mark.parametrize(
+    ("looks", "idle_s"),
+    [
+        ([[0, 1], [0, 1]], 20),  # 1 % is idle
+        ([[0, 1], [0, 2]], 0),  # one GPU of two that computes is work
+        ([[0, 2], [0, 1]], 10),
+        ([[0], None, [0]], 20),  # NVML hangs: the time of that look is left out, and what was is kept
+        ([[0, None]], 0),
+        ([[0, 0], [None, 50]], 0),
+    ],
+)
+def test_a_run_is_idle_while_all_its_gpus_are(looks, idle_s) -> None:
+    """Work ends the idleness; what is unknown neither prolongs nor ends it."""
+    seen = [[None] if percents is None else [did(each) for each in percents] for percents in looks]
+    assert watched(*((at * 10 * S, work) for at, work in enumerate(seen, 1))).idle_ns == idle_s * S
 
 
 def test_it_is_told_once_in_each_stretch() -> None:

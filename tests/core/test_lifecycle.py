@@ -173,11 +173,10 @@ def test_every_outcome_is_said_to_be_followed_by_a_run_or_not() -> None:
 
 def test_an_exit_code_in_words_names_the_signal() -> None:
     """128+n is called signal n where there is such a signal; other codes are only numbers."""
-    assert exit_words(137) == "signal 9 (exit code 137)"
-    assert exit_words(192) == "signal 64 (exit code 192)"
-    assert exit_words(193) == "exit code 193"
-    assert exit_words(128) == "exit code 128"
-    assert exit_words(3) == "exit code 3"
+    signals = {137: "signal 9 (exit code 137)", 192: "signal 64 (exit code 192)"}
+    assert [exit_words(code) for code in (137, 192, 193, 128, 3)] == [
+        signals.get(code, f"exit code {code}") for code in (137, 192, 193, 128, 3)
+    ]
 
 
 def after(outcome: State, retry: Retry | None = None, *, code=None, attempt=1, requeues=0, requeue=True, **values):
@@ -203,25 +202,43 @@ def test_as_many_tries_as_allowed(most, runs):
     assert count == runs
 
 
-def test_on_names_outcomes_and_exit_codes():
+@pytest.mark.parametrize(
+    ("outcome", "code", "on", "again"),
+    [
+        (State.FAILED, 75, {75}, True),
+        (State.FAILED, 1, {75}, False),
+        (State.TIMEOUT, 143, {143}, False),
+        (State.TIMEOUT, 143, {"timeout"}, True),
+        (State.TIMEOUT, 1, Retry().on, False),
+        (State.OUT_OF_MEMORY, 137, {"out_of_memory"}, True),
+        (State.CANCELLED, 1, {"cancelled", "failed", 1}, False),
+    ],
+)
+def test_on_names_outcomes_and_exit_codes(outcome, code, on, again):
     """A run is retried if `on` holds its outcome, or, having failed, its exit code."""
-    assert after(State.FAILED, Retry(max=1, on=frozenset({75})), code=75)
-    assert not after(State.FAILED, Retry(max=1, on=frozenset({75})), code=1)
-    assert not after(State.TIMEOUT, Retry(max=1, on=frozenset({143})), code=143)
-    assert after(State.TIMEOUT, Retry(max=1, on=frozenset({"timeout"})), code=143)
-    assert not after(State.TIMEOUT, Retry(max=1), code=1)
-    assert after(State.OUT_OF_MEMORY, Retry(max=1, on=frozenset({"out_of_memory"})), code=137)
-    assert not after(State.CANCELLED, Retry(max=9, on=frozenset({"cancelled", "failed", 1})), code=1)
+    assert bool(after(outcome, Retry(max=1, on=frozenset(on)), code=code)) is again
 
 
-def test_losses_are_counted_apart():
+@pytest.mark.parametrize(
+    ("outcome", "values", "follows"),
+    [
+        (State.LOST, {"attempt": 7, "requeues": 2}, ("requeue", None, 7, 3)),
+        (State.LOST, {"requeues": MAX_REQUEUES}, None),
+        (State.LOST, {"requeue": False}, None),
+        (State.LOST, {"retry": Retry(max=1, on=frozenset({"lost"})), "requeues": 3}, ("retry", None, 2, 3)),
+        (State.FAILED, {"retry": Retry(max=1), "requeues": 3}, ("retry", None, 2, 3)),
+        # A run that its engine preempted goes on uncounted, if it may be run again at all.
+        (State.PREEMPTED, {"requeues": MAX_REQUEUES}, ("requeue", None, 1, MAX_REQUEUES)),
+        (State.PREEMPTED, {"requeue": False}, None),
+        # What a person moved goes where it was moved, uncounted.
+        (State.CANCELLED, {"stopped_by": StopKind.REQUEUE, "requeues": 3}, ("requeue", None, 1, 3)),
+        (State.FAILED, {"stopped_by": StopKind.HOLD}, ("hold", None, 1, 0)),
+        (State.CANCELLED, {"stopped_by": StopKind.CANCEL}, None),
+    ],
+)
+def test_losses_are_counted_apart(outcome, values, follows):
     """A lost run is repeated at most three times, whatever was retried before, and keeps its attempt."""
-    assert after(State.LOST, attempt=7, requeues=2) == ("requeue", None, 7, 3)
-    assert after(State.LOST, requeues=MAX_REQUEUES) is None
-    assert after(State.LOST, requeue=False) is None
-    retry = Retry(max=1, on=frozenset({"lost"}))
-    assert after(State.LOST, retry, requeues=3) == ("retry", None, 2, 3)
-    assert after(State.FAILED, Retry(max=1), requeues=3) == ("retry", None, 2, 3)
+    assert after(outcome, **values) == follows
 
 
 def test_the_delay_grows_up_to_its_limit():
@@ -231,23 +248,15 @@ def test_the_delay_grows_up_to_its_limit():
     assert after(State.FAILED, retry, attempt=2) == ("retry", NOW + 30 * S, 3, 0)
 
 
-def test_what_could_not_start_is_never_tried_at_once():
+@pytest.mark.parametrize(
+    ("attempt", "retry", "seconds"),
+    [(1, {}, 1), (2, {}, 2), (3, {}, 4), (60, {}, 3600), (1, {"delay_ns": 30 * S}, 30), (5, {"max_delay_ns": 0}, 1)],
+)
+def test_what_could_not_start_is_never_tried_at_once(attempt, retry, seconds):
     """An executor that cannot start is tried again after 1s, 2s, 4s … or the job's own delay if that is longer."""
-
-    def wait(attempt: int, **values: object) -> int:
-        found = after(State.FAILED, Retry(max=99, **values), attempt=attempt, could_not_start=True)
-        return (found[1] - NOW) // S
-
-    assert [wait(n) for n in (1, 2, 3, 60)] == [1, 2, 4, 3600]
-    assert wait(1, delay_ns=30 * S) == 30
-    assert wait(5, max_delay_ns=0) == 1
+    found = after(State.FAILED, Retry(max=99, **retry), attempt=attempt, could_not_start=True)
+    assert found[1] == NOW + seconds * S
     assert after(State.FAILED, could_not_start=True) is None
-
-
-def test_a_run_that_its_engine_preempted_goes_on_uncounted() -> None:
-    """However often it is preempted it is queued again, if it may be run again at all."""
-    assert after(State.PREEMPTED, requeues=MAX_REQUEUES) == ("requeue", None, 1, MAX_REQUEUES)
-    assert after(State.PREEMPTED, requeue=False) is None
 
 
 def test_a_run_that_spool_preempted_goes_on_uncounted() -> None:
@@ -274,13 +283,6 @@ def test_an_engine_is_quoted_in_its_own_words() -> None:
     said = Evidence(Liveness.GONE, rc=143, engine=EngineWord.TIMEOUT, said="Slurm says TIMEOUT")
     assert prove(said).reason == "over its time limit: Slurm says TIMEOUT"
     assert "file system" in prove(Evidence(Liveness.GONE, engine=EngineWord.COMPLETED)).reason
-
-
-def test_what_a_person_moved_goes_where_it_was_moved():
-    """A running job moved to `queued/` or `held/` goes on there, uncounted."""
-    assert after(State.CANCELLED, stopped_by=StopKind.REQUEUE, requeues=3) == ("requeue", None, 1, 3)
-    assert after(State.FAILED, stopped_by=StopKind.HOLD) == ("hold", None, 1, 0)
-    assert after(State.CANCELLED, stopped_by=StopKind.CANCEL) is None
 
 
 @given(st.integers(0, 10**13), st.floats(0.5, 1e6), st.integers(0, 10**16), st.integers(1, 10**5))

@@ -10,50 +10,43 @@ from spool.core.quotas import limits_of
 from spool.core.scheduler import decide
 
 
-def test_what_the_kernel_could_not_give_is_refused():
-    """A start is refused while the memory really available is below the request, whatever the grants say."""
-    tight = machine(memory=64 * GIB, memory_available_bytes=23 * GIB // 2)
-    found = plan(job("j", memory_bytes=24 * GIB), job("k", memory_bytes=11 * GIB), on=tight)
-    assert started(found) == ["k"]
-    assert code(plan(job("j", memory_bytes=24 * GIB), on=tight), "j") == "memory"
+@pytest.mark.parametrize(
+    ("box", "asked", "runs", "starts"),
+    [
+        # What the kernel could not give is refused, whatever the grants say; each job of a pass counts.
+        ({"memory_available_bytes": 23 * GIB // 2}, (24, 11), [], [1]),
+        ({"memory_available_bytes": 20 * GIB}, (8, 8, 8), [], [0, 1]),
+        # Beside 12 of 16 GiB granted 8 GiB wait, whatever of it is in use.
+        ({"memory": 16 * GIB}, (8,), [run("r", memory_bytes=12 * GIB)], []),
+        # A job that states no memory starts whatever is free.
+        ({"memory_available_bytes": 0}, (None, 0), [run("r", memory_bytes=99 * GIB)], [0, 1]),
+    ],
+)
+def test_memory_is_counted_by_request_and_by_what_is_really_free(box, asked, runs, starts):
+    """Both must have room for a job that requests some, and others are not looked at."""
+    jobs = [job(f"j{n}", memory_bytes=gib and gib * GIB) for n, gib in enumerate(asked)]
+    found = plan(*jobs, on=machine(**box), running=runs)
+    assert started(found) == [f"j{n}" for n in starts]
+    assert {code(found, each.name) for each in jobs} - {None} == ({"memory"} if len(starts) < len(jobs) else set())
 
 
-def test_memory_is_counted_by_request():
-    """Beside 12 of 16 GiB granted, 8 GiB wait, whatever of it is in use."""
-    found = plan(job("j", memory_bytes=8 * GIB), on=machine(memory=16 * GIB), running=[run("r", memory_bytes=12 * GIB)])
-    assert (started(found), found.reason("j").code) == ([], "memory")
-
-
-def test_two_jobs_of_one_pass_do_not_count_on_the_same_memory():
-    """What a job of this pass was granted is no longer available to the next."""
-    found = plan(*(job(f"j{n}", memory_bytes=8 * GIB) for n in range(3)), on=machine(memory_available_bytes=20 * GIB))
-    assert started(found) == ["j0", "j1"]
-
-
-def test_without_a_request_memory_is_not_looked_at():
-    """A job that states no memory starts whatever is free."""
-    full = machine(memory_available_bytes=0)
-    assert started(plan(job("j"), job("z", memory_bytes=0), on=full, running=[run("r", memory_bytes=99 * GIB)])) == [
-        "j",
-        "z",
-    ]
-
-
-def test_a_job_of_no_processors_needs_none():
-    """`cpus = 0` starts on a machine whose processors are all granted."""
+def test_processors_are_counted_as_granted():
+    """`cpus = 0` needs none, and nothing is free before the processes that used it are gone."""
     assert started(plan(job("j", cpus=0), running=[run("r", cpus=9)])) == ["j"]
+    found = plan(job("j", cpus=4), running=[run("r", cpus=1, stopping=True)])
+    assert why(found, "j") == "cpus: needs 4, 3 free (1 run holds 1)"
 
 
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        ({"cpus": 16}, "never fits: needs 16 CPUs, the machine has 2"),
-        ({"memory_bytes": 65 * GIB}, "never fits: needs 65 GiB, the machine has 64 GiB"),
+        ({"cpus": 16}, "needs 16 CPUs, the machine has 2"),
+        ({"memory_bytes": 65 * GIB}, "needs 65 GiB, the machine has 64 GiB"),
     ],
 )
 def test_more_than_the_machine_never_fits(asked, reason):
     """What no waiting can mend is said."""
-    assert why(plan(job("j", **asked), on=machine(cpus=2)), "j") == reason
+    assert why(plan(job("j", **asked), on=machine(cpus=2)), "j") == f"never fits: {reason}"
 
 
 def test_a_group_runs_so_many_at_once():
@@ -90,17 +83,11 @@ BOTH = Policy(
 )
 
 
-def test_quotas_are_made_up_field_by_field():
-    """A named quota overrides only the fields that it states."""
-    assert limits_of(BOTH.default_user_limits, BOTH.user_limits, "bob") == Limits(3, 4)
-    assert limits_of(BOTH.default_user_limits, BOTH.user_limits, "eve") == Limits(2, 4)
-
-
 def test_a_quota_counts_what_starts_in_the_same_pass():
-    """A user's third job waits when two may run; another user's does not."""
-    found = plan(
-        *(job(f"a{n}") for n in range(3)), *(job(f"b{n}", user="bob") for n in range(4)), on=machine(9), policy=BOTH
-    )
+    """A user's third job waits when two may run; a named quota overrides only the fields that it states."""
+    assert limits_of(BOTH.default_user_limits, BOTH.user_limits, "bob") == Limits(3, 4)
+    jobs = [job(f"{user[0]}{n}", user=user) for user in ("alice", "bob") for n in range(4)]
+    found = plan(*jobs, on=machine(9), policy=BOTH)
     assert started(found) == ["a0", "a1", "b0", "b1", "b2"]
     assert why(found, "a2") == "quota: alice uses 2 of 2 jobs"
 
@@ -121,11 +108,10 @@ def test_a_quota_of_gpus():
 def test_a_quota_of_memory():
     """Memory counts as granted; a job that requests none is not held back."""
     quota = Policy(default_user_limits=Limits(max_running_memory_bytes=4 * GIB))
-    box, runs = machine(cpus=64, memory=64 * GIB), [run("r", memory_bytes=3 * GIB)]
-    found = plan(job("fits", memory_bytes=GIB), job("free"), on=box, running=runs, policy=quota)
-    assert started(found) == ["fits", "free"]
-    assert code(plan(job("j", memory_bytes=2 * GIB), on=box, running=runs, policy=quota), "j") == "quota"
-    assert code(plan(job("j", memory_bytes=5 * GIB), on=box, policy=quota), "j") == "never_fits"
+    jobs = [job(f"j{gib}", memory_bytes=gib * GIB or None) for gib in (0, 1, 2, 5)]
+    found = plan(*jobs, on=machine(cpus=64), running=[run("r", memory_bytes=3 * GIB)], policy=quota)
+    assert started(found) == ["j0", "j1"]
+    assert (code(found, "j2"), code(found, "j5")) == ("quota", "never_fits")
 
 
 def test_a_job_satisfies_its_users_and_its_projects_quota():
@@ -136,23 +122,18 @@ def test_a_job_satisfies_its_users_and_its_projects_quota():
 
 
 def test_more_jobs_queued_than_allowed_wait_for_the_earlier_ones():
-    """Of a user's files only the first so many are considered; one over it stays, and is told why."""
-    policy = Policy(default_user_limits=Limits(max_queued_jobs=2))
+    """Of the files of a user, or of a project, only the first so many are considered; one over it is told why."""
+    policy = Policy(default_user_limits=Limits(max_queued_jobs=2), project_limits={"p": Limits(max_queued_jobs=1)})
     jobs = [job(f"j{n}", waited=9 - n, priority=10 + n) for n in range(4)]
-    seen = view(*jobs, job("other", user="bob"), on=machine(cpus=9))
+    others = [job(f"p{n}", user=f"u{n}", project="p", waited=9 - n) for n in range(2)]
+    seen = view(*jobs, *others, on=machine(cpus=9))
     found = decide(seen, NOW, policy)
-    assert started(found) == ["j1", "j0", "other"]
+    assert started(found) == ["j1", "j0", "p0"]
     assert why(found, "j3") == "quota: alice has 4 queued jobs, the limit is 2"
+    assert why(found, "p1") == "quota: project p has 2 queued jobs, the limit is 1"
     seen.queue.remove("j0")
     seen.queue.remove("j1")
-    assert started(decide(seen, NOW, policy)) == ["j3", "j2", "other"]
-
-
-def test_a_projects_queue_is_limited_too():
-    """The limit of queued jobs holds for projects as well."""
-    policy = Policy(project_limits={"p": Limits(max_queued_jobs=1)})
-    found = plan(job("a", project="p", waited=2), job("b", project="p", user="bob", waited=1), policy=policy)
-    assert (started(found), why(found, "b")) == (["a"], "quota: project p has 2 queued jobs, the limit is 1")
+    assert started(decide(seen, NOW, policy)) == ["j3", "j2", "p0"]
 
 
 @pytest.mark.parametrize(
@@ -164,12 +145,6 @@ def test_more_than_a_quota_ever_allows_never_fits(most):
     reason = found.reason("j")
     assert (reason.code, str(reason)[:6], found.stuck) == ("never_fits", "quota:", True)
     assert foretold(found, "j") is None
-
-
-def test_a_stopping_run_keeps_its_grant():
-    """Nothing is free before the processes that used it are gone."""
-    found = plan(job("j", cpus=4), running=[run("r", cpus=1, stopping=True)])
-    assert why(found, "j") == "cpus: needs 4, 3 free (1 run holds 1)"
 
 
 def test_memory_outside_spool_is_nobodys_to_promise():

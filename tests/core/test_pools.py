@@ -38,12 +38,10 @@ def holds(name: str, *, ran: int = 60, tpu: tuple[int, ...] = (), **keys: object
 
 def test_a_resource_is_given_as_far_as_it_goes():
     """Jobs start while there is enough of what they name; the next waits, and is told how much there is."""
-    jobs = [job(f"j{n}", **wants(licence=2)) for n in range(2)]
-    found = plan(*jobs, job("other"), on=BOX)
+    found = plan(*(job(f"j{n}", **wants(licence=2)) for n in range(2)), job("other"), on=BOX)
     assert started(found) == ["j0", "other"]
     assert found.starts[0].grant == Grant(cpus=1, resources=(("licence", 2),))
-    assert found.reason("j1").code == "resources"
-    assert why(found, "j1") == "licence: needs 2, 1 of 3 free (1 run holds 2)"
+    assert (code(found, "j1"), why(found, "j1")) == ("resources", "licence: needs 2, 1 of 3 free (1 run holds 2)")
 
 
 def test_every_resource_that_is_missing_is_told():
@@ -125,40 +123,26 @@ FULL = Policy(max_running=2)
 
 
 def test_the_whole_spool_runs_so_many_at_once():
-    """Whatever they ask for, no more than `max_running` jobs run, the first in the order first."""
-    found = plan(
-        *(job(f"j{n}", waited=9 - n) for n in range(3)), job("first", cpus=0, priority=11), on=BOX, policy=FULL
-    )
-    assert started(found) == ["first", "j0"]
-    assert (found.reason("j1").code, why(found, "j1")) == ("max_running", "spool is full: 2 of 2 running")
-    lowered = plan(job("j"), on=BOX, policy=FULL, running=[run(f"r{n}", cpus=0) for n in range(3)])
-    assert why(lowered, "j") == "spool is full: 3 of 2 running"
+    """Whatever they ask for, no more than `max_running` jobs run, the first in the order first.
 
-
-def test_a_narrower_limit_is_told_before_the_spools():
-    """Of several limits the group's comes first, as it may hold when the spool has room again."""
-    found = plan(
-        job("j", group="g", group_limit=1),
-        on=BOX,
-        policy=replace(FULL, max_running=1),
-        running=[run("r", group="g", group_limit=1)],
-    )
-    assert [each.code for each in found.all_reasons("j")] == ["group", "max_running"]
-
-
-def test_who_waits_for_the_spool_is_not_protected_and_expects_the_next_end():
-    """Nothing is kept free for a job that a full spool keeps waiting; it could start when a run ends."""
-    runs = [run("a", time_limit_ns=HOUR, ran=0), run("b", time_limit_ns=2 * HOUR, ran=0)]
-    found = plan(job("j", waited=9000), job("k", waited=8000), on=BOX, policy=FULL, running=runs)
-    assert (found.protected, foretold(found, "j").at_ns) == (None, NOW + HOUR)
+    Of several limits the group's comes first, as it may hold when the spool has room again.
+    """
+    jobs = [job(f"j{n}", waited=9 - n) for n in range(3)]
+    found = plan(*jobs, job("first", cpus=0, priority=11), on=BOX, policy=FULL)
+    assert (started(found), why(found, "j1")) == (["first", "j0"], "spool is full: 2 of 2 running")
+    runs = [run(f"r{n}", cpus=0, group="g", group_limit=1) for n in range(3)]
+    lowered = plan(job("j", group="g", group_limit=1), on=BOX, policy=FULL, running=runs)
+    assert [each.code for each in lowered.all_reasons("j")] == ["group", "max_running"]
 
 
 def test_a_full_spool_takes_no_room_from_who_is_first():
-    """While the spool is full nobody is protected; when it is not, room is kept free for the first again."""
+    """While the spool is full nobody is protected, and the next end is expected; when it is not, the first is again."""
     wide, small = job("wide", cpus=8, waited=9000), job("small", time_limit_ns=2 * HOUR)
     runs = [run("a", cpus=4, time_limit_ns=HOUR, ran=0), run("b", cpus=0, time_limit_ns=60 * S, ran=0)]
     found = plan(wide, small, on=BOX, policy=FULL, running=runs)
-    assert (started(found), why(found, "wide"), why(found, "small")) == ([], *["spool is full: 2 of 2 running"] * 2)
+    assert (started(found), found.protected) == ([], None)
+    assert [code(found, name) for name in ("wide", "small")] == ["max_running"] * 2
+    assert foretold(plan(small, on=BOX, policy=FULL, running=runs), "small").at_ns == NOW + 60 * S
     found = plan(wide, small, on=BOX, policy=FULL, running=runs[:1])
     assert (started(found), found.protected) == ([], "wide")
     assert started(plan(wide, small, on=BOX, policy=FULL)) == ["wide"]

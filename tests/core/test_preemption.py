@@ -33,11 +33,6 @@ def found(*jobs: Waiting, running, on=BOX, policy: Policy | None = None, **value
     return None if preemption is None else (preemption.victim, preemption.winner)
 
 
-def test_a_long_run_makes_room_for_a_short_job():
-    """The run that allows it is stopped for the job that states a short limit."""
-    assert found(short("s"), running=[long("l")]) == ("l", "s")
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -56,24 +51,32 @@ def test_what_is_never_stopped(values):
 
 
 @pytest.mark.parametrize(
-    "values", [{"time_limit_ns": None}, {"time_limit_ns": 2 * HOUR * S + 1}, {"cpus": 5}, {"start_after_ns": NOW + S}]
+    "values",
+    [
+        {"time_limit_ns": None},
+        {"time_limit_ns": 2 * HOUR * S + 1},
+        {"cpus": 5},
+        {"start_after_ns": NOW + S},
+        {"group": "g", "group_limit": 1},
+    ],
 )
 def test_what_nothing_is_stopped_for(values):
-    """A job that states no limit or a long one, never fits, or may not start now."""
-    assert found(short("s", **values), running=[long("l")]) is None
-
-
-def test_a_guess_stops_nothing():
-    """A job that is expected to be short, but does not say so, waits."""
-    waiting = view(short("s", time_limit_ns=None), on=BOX, running=[long("l")])
+    """A job that states no limit, though it is expected to be short, or a long one, never fits, or may not start."""
+    runs = [long("l"), run("m", cpus=0, group="g", group_limit=1)]
+    waiting = view(short("s", **values), on=BOX, running=runs)
     for _ in range(5):
         waiting.past.run_times.add("bob", "s", short("s").spec.request, 60 * S)
     assert preempt(decide(waiting, NOW, Policy())) is None
 
 
-def test_a_run_without_a_limit_is_long_once_it_has_lasted():
-    """The expected time may be a guess; after eight hours none is needed."""
-    assert found(short("s"), running=[long("l", time_limit_ns=None, ran=8 * HOUR)]) == ("l", "s")
+def test_a_long_run_makes_room_for_a_short_job():
+    """The run that allows it is stopped for the job that states a short limit, also on a GPU.
+
+    Without a limit it is long once it has lasted: the expected time may be a guess; after eight hours none is needed.
+    """
+    for one in (long("l"), long("l", time_limit_ns=None, ran=8 * HOUR)):
+        assert found(short("s"), running=[one]) == ("l", "s")
+    assert found(short("s", gpus=1), running=[long("l", on=(0,))], on=machine(cpus=8, gpus=gpus(1))) == ("l", "s")
 
 
 def test_a_job_that_can_start_stops_nothing():
@@ -123,18 +126,6 @@ def test_room_that_another_job_would_take_is_not_made():
     first = job("first", user="eve", cpus=4, waited=30 * 24 * HOUR, time_limit_ns=24 * HOUR * S)
     assert found(first, short("s", cpus=4), running=[long("l")]) is None
     assert found(replace(first, arrived_at_ns=NOW), short("s", cpus=4, waited=60), running=[long("l")]) == ("l", "s")
-
-
-def test_limits_of_users_hold():
-    """A job that its group keeps waiting gets no room by a stop."""
-    member = run("m", cpus=0, group="g", group_limit=1)
-    assert found(short("s", group="g", group_limit=1), running=[long("l"), member]) is None
-
-
-def test_a_gpu_is_made_free():
-    """The processes and the memory of the run are counted as gone."""
-    box = machine(cpus=8, gpus=gpus(1))
-    assert found(short("s", gpus=1), running=[long("l", on=(0,))], on=box) == ("l", "s")
 
 
 def test_the_job_that_it_was_stopped_for_goes_first():

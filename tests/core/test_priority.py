@@ -84,21 +84,14 @@ def test_who_has_used_less_goes_first():
 def test_fair_share_is_a_bounded_factor():
     """Who has used by far the most stands as if he had waited two thirds as long, and no worse."""
     past = used(alice=10**9, bob=1.0, carol=1.0)
-    heavy = job("heavy", user="alice", waited=5400, time_limit_ns=HOUR)
-    assert first(heavy, job("light", user="bob", waited=1800, time_limit_ns=HOUR), past=past) == "light"
-    longest = job("heavy", user="alice", waited=9000, time_limit_ns=HOUR)
-    assert first(longest, job("light", user="bob", waited=0, time_limit_ns=HOUR), past=past) == "heavy"
+    for heavy_waited, light_waited, who in ((5400, 1800, "light"), (9000, 0, "heavy")):
+        heavy = job("heavy", user="alice", waited=heavy_waited, time_limit_ns=HOUR)
+        assert first(heavy, job("light", user="bob", waited=light_waited, time_limit_ns=HOUR), past=past) == who
     others = (job("light", user="bob"), job("light2", user="carol"))
     found = plan(heavy, *others, past=past, running=[run("r", cpus=4)])
     assert standing(found, "heavy").factor == pytest.approx(LEAST)
     assert standing(found, "light").factor == pytest.approx(2**0.5, rel=1e-4)
     assert "fair share \N{MULTIPLICATION SIGN}0.67" in standing(found, "heavy").words()
-
-
-def test_alone_nobody_is_fair_to_anybody():
-    """Where only one user has jobs that wait, the factor is 1."""
-    found = plan(job("a"), running=[run("r", cpus=4, user="bob")], past=used(alice=9.0, bob=1.0))
-    assert standing(found, "a").factor == 1.0
 
 
 def test_projects_share_where_so_configured():
@@ -135,16 +128,21 @@ def served(past: Past, key: str, cpus: int, *, began: int, lasted: int) -> Past:
 
 
 def test_own_service_counts_as_size():
-    """Half of the machine for 20 minutes since a job arrived is 10 minutes more of size, while others wait too."""
-    mine, other = (job(name, user=name, waited=1200, time_limit_ns=600 * S) for name in ("alice", "bob"))
-    past = served(Past(Policy()), "alice", 2, began=1200, lasted=1200)
-    found = plan(mine, other, past=past, running=[run("r", cpus=4)])
-    assert standing(found, "alice").own_ns == 600 * S
-    assert standing(found, "alice").score == pytest.approx((1200 + 600 + 600) / (600 + 600))
-    assert standing(found, "bob").score == pytest.approx((1200 + 600) / 600)
-    assert standing(found, "alice").words() == (
-        "score 2.0 (waited 20m00s, expected run time 10m00s, own service 10m00s)"
+    """Half of the machine for 20 minutes since a job arrived is 10 minutes more of size, while others wait too.
+
+    Where it is so configured a job is as large as what its project was served since, whoever of it was.
+    """
+    mine, other = (
+        job(name, user=name, project=f"p-{name}", waited=1200, time_limit_ns=600 * S) for name in ("alice", "bob")
     )
+    for key, policy in (("alice", Policy()), ("p-alice", Policy(fair_share_by="project"))):
+        past = served(Past(policy), key, 2, began=1200, lasted=1200)
+        found = plan(mine, other, past=past, running=[run("r", cpus=4)], policy=policy)
+        assert standing(found, "alice").own_ns == 600 * S
+        assert standing(found, "alice").score == pytest.approx((1200 + 600 + 600) / (600 + 600))
+        assert standing(found, "bob").score == pytest.approx((1200 + 600) / 600)
+        assert standing(found, "alice").words().endswith("own service 10m00s)")
+    past = served(Past(Policy()), "alice", 2, began=1200, lasted=1200)
     for jobs, policy in (((mine,), Policy()), ((mine, other), ALONE)):
         assert standing(plan(*jobs, past=past, running=[run("r", cpus=4)], policy=policy), "alice").own_ns == 0
 
@@ -161,15 +159,6 @@ def test_a_clock_that_was_set_back_takes_no_service_away():
     jobs = (job("a", waited=100, **asked), job("b", user="bob", waited=90, **asked))
     found = forecast(plan(*jobs, on=machine(2), running=runs, past=past))
     assert [found[name].at_ns for name in "ab"] == [NOW + 2 * MINUTE, NOW + 3 * MINUTE]
-
-
-def test_own_service_is_counted_by_project_where_so_configured():
-    """Then a job is as large as what its project was served since, whoever of it was."""
-    policy = Policy(fair_share_by="project")
-    past = served(Past(policy), "vision", 4, began=50, lasted=50)
-    jobs = (job("a", user="x", project="vision", waited=90), job("b", user="x", project="speech", waited=90))
-    found = plan(*jobs, past=past, policy=policy, running=[run("r", cpus=4)])
-    assert [standing(found, name).own_ns for name in "ab"] == [50 * S, 0]
 
 
 def test_of_equal_jobs_the_first_to_arrive_goes_first():
@@ -226,18 +215,13 @@ LONG = job("long", waited=10 * 3600, time_limit_ns=1000 * HOUR)
 KEEN = job("keen", waited=3600, time_limit_ns=MINUTE)
 
 
-def test_who_was_passed_by_too_much_work_goes_first():
-    """Once later arrivals have used the whole pool for more than eight hours, a job goes to the front."""
-    for seconds, who in ((8 * 3600, "keen"), (8 * 3600 + 1, "long")):
-        assert first(LONG, KEEN, past=passing("w", LONG, seconds)) == who
-    assert first(LONG, KEEN, past=passing("w", LONG, 9 * 3600), policy=Policy(promotes=False)) == "keen"
-
-
-def test_who_has_waited_long_is_passed_by_more():
-    """From 53h on it takes 15 % of what the job has waited."""
-    long = job("long", waited=100 * 3600, time_limit_ns=100_000 * HOUR)
-    for seconds, who in ((15 * 3600, "keen"), (15 * 3600 + 1, "long")):
+@pytest.mark.parametrize(("waited", "hours"), [(10, 8), (100, 15)])
+def test_who_was_passed_by_too_much_work_goes_first(waited, hours):
+    """Once later arrivals have used the whole pool for more than eight hours; from 53h on, 15 % of the wait."""
+    long = job("long", waited=waited * 3600, time_limit_ns=100_000 * HOUR)
+    for seconds, who in ((hours * 3600, "keen"), (hours * 3600 + 1, "long")):
         assert first(long, KEEN, past=passing("w", long, seconds)) == who
+    assert first(long, KEEN, past=passing("w", long, 99 * 3600), policy=Policy(promotes=False)) == "keen"
 
 
 def test_the_pool_that_is_lacking_counts():
@@ -253,22 +237,18 @@ def test_the_pool_that_is_lacking_counts():
 
 
 def test_of_those_passed_the_first_to_arrive_goes_first():
-    """One at a time goes first: the one that came first, whatever its size; the others keep their order."""
+    """One at a time goes first: the one that came first, whatever its size; the others keep their order.
+
+    Who has waited longer needs more to be passed; it goes first all the same where its like behind it would.
+    """
     earlier = job("earlier", waited=11 * 3600, time_limit_ns=5000 * HOUR)
-    assert first(LONG, earlier, KEEN, past=passing("w", LONG, 9 * 3600)) == "earlier"
     found = plan(LONG, earlier, KEEN, past=passing("w", LONG, 9 * 3600), running=[run("r")], on=ONE)
     assert [each.name for each, _ in found.in_order()] == ["earlier", "keen", "long"]
-    assert standing(found, "earlier").words() == (
-        "waited 11h00m; goes first: later arrivals have passed it by too much work"
+    assert standing(found, "earlier").was_passed
+    older, newer = (
+        job(name, waited=hours * 3600, time_limit_ns=1000 * HOUR) for name, hours in (("a", 100), ("b", 40))
     )
-
-
-def test_of_equal_jobs_the_first_takes_the_place_of_a_later_one_that_was_passed():
-    """Who has waited longer needs more to be passed; it goes first all the same where its like behind it would."""
-    older = job("a1", waited=100 * 3600, time_limit_ns=1000 * HOUR)
-    newer = job("a2", waited=40 * 3600, time_limit_ns=1000 * HOUR)
-    past = passing("w", newer, 9 * 3600)
-    assert first(older, newer, KEEN, past=past) == "a1"
+    assert first(older, newer, KEEN, past=passing("w", newer, 9 * 3600)) == "a"
 
 
 @pytest.mark.parametrize(

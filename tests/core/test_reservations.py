@@ -38,54 +38,46 @@ def given_gpus(found):
     return {start.name: start.grant.gpu_indices for start in found.starts}
 
 
-def test_a_count_holds_against_all_others_together():
-    """Of four one-GPU jobs two start while 2 of 4 GPUs are reserved for somebody else."""
-    found = decide(*singles(4), kept=keep(2))
-    assert started(found) == ["bob0", "bob1"]
-    assert why(found, "bob2") == "reserved: 2 GPUs for alice until 16:00"
+@pytest.mark.parametrize(
+    ("kept", "user", "on", "starts"),
+    [
+        ({}, "bob", (), 2),
+        ({}, "bob", (0,), 2),  # what the holder uses is kept no more
+        ({}, "bob", (0, 1, 2), 1),
+        ({}, "alice", (), 4),  # a reservation is no limit for its holder
+        ({"user": "nobody"}, "nobody", (), 2),  # a reservation for `nobody` keeps GPUs from everybody
+    ],
+)
+def test_a_count_holds_against_all_others_together(kept, user, on, starts):
+    """Of one-GPU jobs two start while 2 of 4 GPUs are reserved for somebody else, less those that he uses."""
+    runs = [run("r", user="alice", on=on)] if on else []
+    assert len(started(decide(*singles(5, user), kept=keep(2, **kept), running=runs))) == starts
 
 
 def test_the_holder_may_use_the_reservation_and_the_rest():
-    """A reservation is no limit for its holder."""
-    assert len(started(decide(*singles(5, "alice"), kept=keep(2)))) == 4
+    """Also with one job, and whatever it reserves; a job that asks for no GPU is not concerned."""
     assert started(decide(job("j", gpus=4), kept=keep(2))) == ["j"]
     assert started(decide(job("j", gpus=3), kept=keep((0,)))) == ["j"]
-
-
-def test_what_the_holder_uses_is_kept_no_more():
-    """N less what the holder's runs use already stays free."""
-    holder = run("r", user="alice", on=(0,))
-    assert len(started(decide(*singles(4), kept=keep(2), running=[holder]))) == 2
-    both = run("r", user="alice", on=(0, 1, 2))
-    assert len(started(decide(*singles(4), kept=keep(2), running=[both]))) == 1
-
-
-def test_an_index_is_for_the_holder_only():
-    """Only the holder's jobs start on reserved indices, and take these first."""
-    kept = keep((0, 2))
-    found = decide(*singles(3), kept=kept)
-    assert given_gpus(found) == {"bob0": (1,), "bob1": (3,)}
-    assert why(found, "bob2") == "reserved: GPUs 0, 2 for alice until 16:00"
-    assert given_gpus(decide(*singles(3, "alice"), kept=kept)) == {"alice0": (0,), "alice1": (2,), "alice2": (1,)}
+    assert started(decide(job("j", user="bob"), kept=keep((0, 1, 2, 3)))) == ["j"]
 
 
 def test_a_projects_reservation():
     """A reservation may be a project's."""
     kept = keep(2, user=None, project="vision")
-    assert len(started(decide(*singles(4), kept=kept))) == 2
     assert len(started(decide(*singles(4, project="vision"), kept=kept))) == 4
-    found = decide(job("j", user="bob", gpus=3), kept=kept)
-    assert why(found, "j") == "reserved: 2 GPUs for project vision until 16:00"
+    found = decide(*singles(4), kept=kept)
+    assert started(found) == ["bob0", "bob1"]
+    assert why(found, "bob2") == "reserved: 2 GPUs for project vision until 16:00"
 
 
-def test_nobody_holds_what_is_nobodys():
-    """A reservation for `nobody` keeps GPUs from everybody, even from a user of that name."""
-    assert len(started(decide(*singles(4, "nobody"), kept=keep(2, user="nobody")))) == 2
-
-
-def test_jobs_without_gpus_are_not_touched():
-    """No reservation concerns a job that asks for no GPU."""
-    assert started(decide(job("j", user="bob"), kept=keep((0, 1, 2, 3)))) == ["j"]
+def test_an_index_is_for_the_holder_only():
+    """Only the holder's jobs start on reserved indices, and take these first; what the machine lacks keeps nothing."""
+    kept = keep((0, 2))
+    found = decide(*singles(3), kept=kept)
+    assert given_gpus(found) == {"bob0": (1,), "bob1": (3,)}
+    assert why(found, "bob2") == "reserved: GPUs 0, 2 for alice until 16:00"
+    assert started(decide(job("j", user="bob", gpus=4), kept=keep((7,)))) == ["j"]
+    assert given_gpus(decide(*singles(3, "alice"), kept=kept)) == {"alice0": (0,), "alice1": (2,), "alice2": (1,)}
 
 
 def test_shared_gpus_in_use_take_nothing_more():
@@ -111,33 +103,35 @@ def test_the_end_belongs_to_nobody():
 SOON = keep((0, 1), start="14:00", end="16:00")
 
 
-@pytest.mark.parametrize(("limit", "starts"), [(2 * HOUR, True), (2 * HOUR + 1, False), (None, False)])
-def test_what_will_be_needed_is_given_only_to_who_ends_before(limit, starts):
-    """Before a reservation its GPUs go only to jobs whose time limits end is before its start."""
-    found = decide(job("j", user="bob", gpus=4, time_limit_ns=limit), kept=SOON)
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (2 * HOUR, None),
+        (2 * HOUR + 1, "and this job could run until 14:00"),
+        (190 * 60 * S, "and this job could run until 15:10"),
+        (None, "and this job has no time limit"),
+    ],
+)
+def test_what_will_be_needed_is_given_only_to_who_ends_before(limit, said):
+    """Before a reservation its GPUs go only to jobs whose time limits end is before its start; else that is told."""
+    for kept, what in ((SOON, "GPUs 0, 1"), (keep(2, start="14:00"), "2 GPUs")):
+        found = decide(job("j", user="bob", gpus=4, time_limit_ns=limit), kept=kept)
+        assert why(found, "j") == (f"reserved: {what} for alice from 14:00, {said}" if said else "None")
+
+
+@pytest.mark.parametrize(
+    ("policy", "now", "starts"),
+    [
+        ({"reservation_allows_unlimited": True}, "12:00", True),
+        ({"reservation_allows_unlimited": True}, "14:00", False),
+        ({"reservation_horizon_ns": 2 * HOUR - 1}, "12:00", True),
+        ({"reservation_horizon_ns": 2 * HOUR}, "12:00", False),
+    ],
+)
+def test_jobs_without_a_limit_may_be_let(policy, now, starts):
+    """So configured, one starts before a reservation that is to come, or further away, and never into an active one."""
+    found = decide(job("j", user="bob", gpus=4), kept=SOON, policy=Policy(**policy), now=at(now))
     assert (started(found) == ["j"]) is starts
-
-
-def test_the_words_for_what_will_be_needed():
-    """The reason names the beginning, and how long the job could run."""
-    found = decide(job("j", user="bob", gpus=4, time_limit_ns=190 * 60 * S), kept=keep(2, start="14:00"))
-    assert why(found, "j") == "reserved: 2 GPUs for alice from 14:00, and this job could run until 15:10"
-    found = decide(job("j", user="bob", gpus=4), kept=SOON)
-    assert why(found, "j") == "reserved: GPUs 0, 1 for alice from 14:00, and this job has no time limit"
-
-
-def test_jobs_without_a_limit_may_be_let():
-    """So configured, a job without a limit starts before a reservation that is to come, but not into an active one."""
-    policy = Policy(reservation_allows_unlimited=True)
-    assert started(decide(job("j", user="bob", gpus=4), kept=SOON, policy=policy)) == ["j"]
-    assert started(decide(job("j", user="bob", gpus=4), kept=SOON, policy=policy, now=at("14:00"))) == []
-
-
-def test_what_is_further_away_than_the_horizon_is_not_looked_at():
-    """A reservation binds from `reservation_horizon` before its start."""
-    waits = job("j", user="bob", gpus=4)
-    assert started(decide(waits, kept=SOON, policy=Policy(reservation_horizon_ns=2 * HOUR - 1))) == ["j"]
-    assert started(decide(waits, kept=SOON, policy=Policy(reservation_horizon_ns=2 * HOUR))) == []
 
 
 def test_others_avoid_what_will_be_needed():
@@ -145,13 +139,11 @@ def test_others_avoid_what_will_be_needed():
     assert given_gpus(decide(job("j", user="bob", gpus=1, time_limit_ns=HOUR), kept=SOON)) == {"j": (2,)}
 
 
-def test_runs_that_end_in_time_count_for_what_is_to_come():
+@pytest.mark.parametrize(("limit", "starts"), [(HOUR, 2), (None, 0)])
+def test_runs_that_end_in_time_count_for_what_is_to_come(limit, starts):
     """GPUs of runs that end, by their limit, before a reservation begins are there for it."""
-    kept = keep(2, start="14:00", end="16:00")
-    ends = run("r", user="bob", on=(0, 1), time_limit_ns=HOUR)
-    assert started(decide(*singles(2), kept=kept, running=[ends])) == ["bob0", "bob1"]
-    stays = run("r", user="bob", on=(0, 1))
-    assert started(decide(*singles(2), kept=kept, running=[stays])) == []
+    runs = [run("r", user="bob", on=(0, 1), time_limit_ns=limit)]
+    assert len(started(decide(*singles(2), kept=keep(2, start="14:00"), running=runs))) == starts
 
 
 def test_only_free_gpus_count_for_a_reservation():
@@ -195,20 +187,16 @@ def test_two_reservations_bind_moment_by_moment():
 
 
 def test_a_reservation_wakes_at_its_edges():
-    """The plan asks to be made again when a reservation comes into the horizon, begins and ends."""
-    policy = Policy(reservation_horizon_ns=HOUR)
+    """The plan asks to be made again when a reservation comes into the horizon, begins and ends.
+
+    A job that it keeps waiting is expected when it is over.
+    """
     waits = job("j", user="bob", gpus=4)
     kept = keep(2, start="14:00", end="16:00")
-    assert decide(waits, kept=kept, policy=policy).next_at_ns == at("13:00")
-    assert decide(waits, kept=kept, policy=policy, now=at("13:00")).next_at_ns == at("14:00")
-    assert decide(waits, kept=kept, policy=policy, now=at("14:00")).next_at_ns == at("16:00")
-    assert decide(waits, kept=kept, policy=policy, now=at("16:00")).next_at_ns is None
-
-
-def test_what_is_reserved_is_expected_after_its_end():
-    """A job that a reservation keeps waiting is expected when that is over."""
-    found = decide(job("j", user="bob", gpus=4), kept=keep(2))
-    assert foretold(found, "j").at_ns == at("16:00")
+    for now, then in (("12:00", "13:00"), ("13:00", "14:00"), ("14:00", "16:00"), ("16:00", None)):
+        found = decide(waits, kept=kept, policy=Policy(reservation_horizon_ns=HOUR), now=at(now))
+        assert found.next_at_ns == (then and at(then))
+    assert foretold(decide(waits, kept=keep(2)), "j").at_ns == at("16:00")
 
 
 @pytest.mark.parametrize(
@@ -224,7 +212,7 @@ def test_what_is_reserved_is_expected_after_its_end():
         (keep(0, name="n"), "at least one GPU"),
         (keep((), name="n"), "no GPUs"),
         (keep(1, name="n", start="12:00", end="12:00"), "its end is before its start"),
-        (keep(4, name="demo"), None),
+        (keep(4, name="demo"), None),  # it takes the place of that one
     ],
 )
 def test_a_conflict_by_count(new, problem):
@@ -240,13 +228,6 @@ def test_a_conflict_by_index():
     assert conflict(keep((0, 1), "bob", name="n"), [keep((2, 3))], range(4)) is None
     assert conflict(keep((101,), name="n"), [], {101, 102}) is None
     assert conflict(keep((3,), name="n"), [], {101, 102}) == "there is no GPU 3, the machine has 2 GPUs: 101, 102"
-
-
-def test_reservations_that_never_coincide_do_not_conflict():
-    """Counts are summed at each moment, not over all that overlap the new one."""
-    existing = [keep(2, start="10:00", end="12:00", name="a"), keep(2, start="12:00", end="14:00", name="b")]
-    assert conflict(keep(2, start="11:00", end="13:00", name="n"), existing, range(4)) is None
-    assert conflict(keep(3, start="11:00", end="13:00", name="n"), existing, range(4)) is not None
 
 
 WHAT = st.one_of(st.integers(1, 4), st.sets(st.integers(0, 3), min_size=1))
@@ -314,8 +295,3 @@ def test_a_reservation_finds_its_gpus_free(kept, asked):
             others = set().union(*(taken for user, taken in there if user != holder))
             assert not others & indices
             assert not others or len(others) <= 4 - count - len(indices)
-
-
-def test_gpus_are_gpus_of_the_machine():
-    """A reservation of indices that the machine does not have keeps nothing."""
-    assert started(plan(job("j", user="bob", gpus=2), on=machine(gpus=gpus(2)), reservations=(keep((7,)),))) == ["j"]

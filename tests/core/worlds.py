@@ -99,19 +99,15 @@ def over_committed(box: Machine, runs: list[Running], policy: Policy, waiting_sp
     limits = [spec.task.max_running for spec in specs if spec.task]
     if limits and sum(run.spec.task is not None for run in runs) > min(limits):
         wrong.append("array")
-    user, project = policy.default_user_limits, policy.default_project_limits
-    for name in ("alice", "bob"):
-        mine = [run for run in runs if run.user == name]
-        if user.max_running_jobs is not None and len(mine) > user.max_running_jobs:
-            wrong.append(f"jobs of {name}")
-        if user.max_running_gpus is not None and sum(len(r.grant.gpu_uuids) for r in mine) > user.max_running_gpus:
-            wrong.append(f"GPUs of {name}")
-        if user.max_running_cpus is not None and sum(run.grant.cpus for run in mine) > user.max_running_cpus:
-            wrong.append(f"CPUs of {name}")
-        most = user.max_running_memory_bytes
-        if most is not None and sum(run.grant.memory_bytes or 0 for run in mine) > most:
-            wrong.append(f"memory of {name}")
-    in_project = [run for run in runs if run.spec.project is not None]
-    if project.max_running_jobs is not None and len(in_project) > project.max_running_jobs:
-        wrong.append("jobs of the project")
+    owners = [(policy.default_user_limits, [run for run in runs if run.user == name]) for name in ("alice", "bob")]
+    owners.append((policy.default_project_limits, [run for run in runs if run.spec.project is not None]))
+    for most, mine in owners:
+        used = {
+            "max_running_jobs": len(mine),
+            "max_running_gpus": sum(len(run.grant.gpu_uuids) for run in mine),
+            "max_running_cpus": sum(run.grant.cpus for run in mine),
+            "max_running_memory_bytes": sum(run.grant.memory_bytes or 0 for run in mine),
+        }
+        limits = {name: getattr(most, name) for name in used}
+        wrong += [name for name, limit in limits.items() if limit is not None and used[name] > limit]
     return wrong

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 
@@ -56,6 +57,12 @@ def logs(stand: Stand) -> Iterator[Logs]:
     made.close()
 
 
+def remembered(stand: Stand) -> list[Line]:
+    """Return what the next dispatcher reads in the journal."""
+    with closing(Logs(stand.spool)) as logs:
+        return logs.read_journal()
+
+
 @pytest.fixture
 def roots(tmp_path: Path) -> Callable[[], Path]:
     """Return a maker of paths for fresh spools."""
@@ -63,16 +70,12 @@ def roots(tmp_path: Path) -> Callable[[], Path]:
     return lambda: tmp_path / f"spool{next(numbers)}"
 
 
-def test_what_is_remembered_is_read_again_by_the_next_dispatcher(stand: Stand) -> None:
+def test_what_is_remembered_is_read_again_by_the_next_dispatcher(stand: Stand, logs: Logs) -> None:
     """Lines of the journal come back in their order, after the logs were closed and opened anew."""
-    logs = Logs(stand.spool)
     assert logs.read_journal() == []
     logs.remember([FIRST, SECOND])
     logs.remember([Left("a")])
-    logs.close()
-    again = Logs(stand.spool)
-    assert again.read_journal() == [FIRST, SECOND, Left("a")]
-    again.close()
+    assert remembered(stand) == [FIRST, SECOND, Left("a")]
 
 
 @pytest.mark.parametrize("name", [layout.JOURNAL, layout.HISTORY])
@@ -80,28 +83,23 @@ def test_a_torn_last_line_is_ended_so_that_the_next_begins_a_line(stand: Stand, 
     """After a power cut in the middle of a line, the torn piece stays alone on its line and nothing else is lost."""
     path = Path(stand.spool.layout.at(name))
     path.write_bytes(b'["left","a"]\n["left","b')
-    logs = Logs(stand.spool)
-    logs.remember([Left("c")])
-    logs.account(b"{}\n")
-    logs.close()
+    with closing(Logs(stand.spool)) as logs:
+        logs.remember([Left("c")])
+        logs.account(b"{}\n")
     lines = path.read_bytes().split(b"\n")
     assert lines[:2] == [b'["left","a"]', b'["left","b']
     assert lines[2] in (b'["left","c"]', b"{}")
     if name == layout.JOURNAL:
-        again = Logs(stand.spool)
-        assert again.read_journal() == [Left("a"), Left("c")]
-        again.close()
+        assert remembered(stand) == [Left("a"), Left("c")]
 
 
 def test_whole_logs_are_opened_without_a_change(stand: Stand) -> None:
     """Where the last line is whole, or there is none, opening appends nothing; nor do empty batches."""
     stand.history.write_bytes(b"{}\n")
-    logs = Logs(stand.spool)
-    logs.remember([])
-    logs.account(b"")
-    logs.close()
-    assert stand.history.read_bytes() == b"{}\n"
-    assert stand.journal.read_bytes() == b""
+    with closing(Logs(stand.spool)) as logs:
+        logs.remember([])
+        logs.account(b"")
+    assert (stand.history.read_bytes(), stand.journal.read_bytes()) == (b"{}\n", b"")
     assert "append" not in stand.disk.names()
 
 
@@ -114,21 +112,18 @@ def test_a_cut_in_the_middle_of_remembering_loses_only_what_was_not_said(roots: 
             said: list[Line] = []
 
             def work() -> None:
-                logs = Logs(stand.spool, strict=True)
-                for line in (FIRST, SECOND, Over("a", 1, True)):
-                    logs.remember([line])
-                    said.append(line)
-                logs.close()
+                with closing(Logs(stand.spool, strict=True)) as logs:
+                    for line in (FIRST, SECOND, Over("a", 1, True)):
+                        logs.remember([line])
+                        said.append(line)
 
             cut_off(work)
-        with Stand(Path(stand.spool.root)) as after:
-            logs = Logs(after.spool)
+        with Stand(Path(stand.spool.root)) as after, closing(Logs(after.spool)) as logs:
             found = logs.read_journal()
             assert found[: len(said)] == said
             assert len(found) <= len(said) + 1
             logs.remember([Left("z")])
             assert logs.read_journal() == [*found, Left("z")]
-            logs.close()
         return stand.disk
 
     assert [disk.is_cut for disk in every_cut(scenario)].count(False) == 1
@@ -142,17 +137,13 @@ def test_compaction_cut_anywhere_leaves_the_old_journal_or_the_new(roots: Callab
 
     def scenario(number: int) -> FaultyDisk:
         root = roots()
-        with Stand(root) as before:
-            logs = Logs(before.spool)
+        with Stand(root) as before, closing(Logs(before.spool)) as logs:
             logs.remember(old)
-            logs.close()
         with Stand(root, cut_at=number, torn=torn) as stand:
             logs = Logs(stand.spool)
             cut_off(lambda: logs.compact(list(new)))
         with Stand(root) as after:
-            logs = Logs(after.spool)
-            found.append(logs.read_journal())
-            logs.close()
+            found.append(remembered(after))
         return stand.disk
 
     list(every_cut(scenario))
@@ -173,14 +164,12 @@ def test_before_anything_is_forgotten_the_names_that_say_it_are_on_the_disk(stan
     assert names[rename + 1][0] == "sync_directory"
 
 
-def test_after_a_compaction_lines_go_to_the_new_journal(stand: Stand) -> None:
+def test_after_a_compaction_lines_go_to_the_new_journal(stand: Stand, logs: Logs) -> None:
     """The descriptor is exchanged with the file: what is remembered next is in the file of the journal's name."""
-    logs = Logs(stand.spool)
     logs.remember([FIRST, Left("a")])
     logs.compact([SECOND])
     logs.remember([Left("b")])
-    assert logs.read_journal() == [SECOND, Left("b")]
-    logs.close()
+    assert logs.read_journal() == remembered(stand) == [SECOND, Left("b")]
     assert stand.journal.read_bytes().count(b"\n") == 2
 
 
@@ -196,20 +185,18 @@ def test_a_journal_is_long_when_much_was_appended_since_it_was_compacted(stand: 
     assert not logs.long
     logs.remember(MANY[:10])
     assert logs.long
-    again = Logs(stand.spool)
-    again.read_journal()  # the lines that are read at the start count
-    assert again.long
-    again.close()
+    with closing(Logs(stand.spool)) as again:
+        again.read_journal()  # the lines that are read at the start count
+        assert again.long
 
 
 def test_strict_logs_are_on_the_disk_when_the_call_returns(stand: Stand) -> None:
     """With strict=True each append is followed by a sync of both logs before the next step, by the caller itself."""
-    logs = Logs(stand.spool, strict=True)
-    logs.remember([FIRST])
-    logs.account(b"{}\n")
-    assert stand.disk.names() == ["append", "sync_log", "sync_log"] * 2
-    assert stand.disk.names(background=True) == []
-    logs.close()
+    with closing(Logs(stand.spool, strict=True)) as logs:
+        logs.remember([FIRST])
+        logs.account(b"{}\n")
+        assert stand.disk.names() == ["append", "sync_log", "sync_log"] * 2
+        assert stand.disk.names(background=True) == []
 
 
 def test_grouped_syncs_come_by_themselves_and_not_from_the_caller(stand: Stand, logs: Logs) -> None:
@@ -226,35 +213,26 @@ def test_grouped_syncs_come_by_themselves_and_not_from_the_caller(stand: Stand, 
 
 
 def test_many_appends_share_few_syncs(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All lines of one while cost one sync of each log, and the last one is synced, too."""
+    """All lines of one while cost one sync of each log; closing syncs the last one, and ends the thread."""
     monkeypatch.setattr("spool.store.logs.GROUP_S", 3600.0)  # longer than any machine needs for them
-    logs = Logs(stand.spool)
-    for line in MANY[:1000]:
-        logs.remember([line])
-    logs.close()
+    with closing(Logs(stand.spool)) as logs:
+        for line in MANY[:1000]:
+            logs.remember([line])
     assert stand.disk.names().count("append") == 1000
     assert stand.disk.recorded[-1].name == "sync_log"
     assert sum(operation.name == "sync_log" for operation in stand.disk.recorded) <= 4
-
-
-def test_closing_syncs_what_is_left_and_ends_the_thread(stand: Stand) -> None:
-    """Nothing that was said waits for a sync after close, and no thread of ours lives on."""
-    logs = Logs(stand.spool)
-    logs.remember([FIRST])
-    logs.close()
-    assert stand.disk.recorded[-1].name == "sync_log"
     assert "spool-sync" not in {thread.name for thread in threading.enumerate()}
 
 
-def broken(fd: int) -> None:
-    """Sync as a disk that fails does."""
-    raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-
-def test_a_grouped_sync_that_fails_is_told_and_tried_again(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grouped_sync_that_fails_is_told_and_tried_again(
+    stand: Stand, logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An I/O error in the background does not vanish: `problem` holds it until a sync has succeeded."""
     monkeypatch.setattr("spool.store.logs.AGAIN_S", 0.01)
-    logs = Logs(stand.spool)
+
+    def broken(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
     with monkeypatch.context() as patch:
         patch.setattr(stand.disk, "sync_log", broken)
         logs.remember([FIRST])
@@ -262,7 +240,6 @@ def test_a_grouped_sync_that_fails_is_told_and_tried_again(stand: Stand, monkeyp
         assert isinstance(logs.problem, SpoolTrouble)
         assert logs.problem.errno == errno.EIO
     wait_for(lambda: logs.problem is None, what="another sync")
-    logs.close()
 
 
 @pytest.mark.parametrize("name", [layout.JOURNAL, layout.HISTORY])
@@ -284,15 +261,12 @@ def test_logs_that_cannot_be_mended_are_closed(stand: Stand, monkeypatch: pytest
 
 def test_a_line_that_a_full_disk_cut_short_does_not_spoil_the_next(tmp_path: Path) -> None:
     """When there is room again, the next line is read, although half of the one before it lies in the file."""
-    with Stand(tmp_path / "spool", fail_at=2, torn=True) as stand:
-        logs = Logs(stand.spool)
+    with Stand(tmp_path / "spool", fail_at=2, torn=True) as stand, closing(Logs(stand.spool)) as logs:
         logs.remember([FIRST])
         with pytest.raises(OSError, match="No space left"):
             logs.remember([SECOND])
         logs.remember([Left("c")])
-        found = logs.read_journal()
-        logs.close()
-    assert found == [FIRST, Left("c")]
+        assert logs.read_journal() == [FIRST, Left("c")]
 
 
 def test_a_cut_passes_through_the_logs(tmp_path: Path) -> None:
@@ -304,29 +278,24 @@ def test_a_cut_passes_through_the_logs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["deleted", "rotated", "replaced"])
-def test_a_history_that_goes_away_meanwhile_loses_no_line(stand: Stand, how: str) -> None:
+def test_a_history_that_goes_away_meanwhile_loses_no_line(stand: Stand, logs: Logs, how: str) -> None:
     """The next line goes to a file with its name, and what was rotated away stays as it was."""
-    logs = Logs(stand.spool)
     logs.account(b"one\n")
-    old = stand.history.with_suffix(".jsonl.1")
+    old = stand.history.rename(stand.history.with_suffix(".jsonl.1"))
     if how == "deleted":
-        stand.history.unlink()
-    else:
-        stand.history.rename(old)
+        old.unlink()
     if how == "replaced":
         stand.history.write_text("cut sho")
     logs.keep()
     logs.account(b"two\n")
-    logs.close()
     assert stand.history.read_text() == ("cut sho\ntwo\n" if how == "replaced" else "two\n")
     assert how == "deleted" or old.read_text() == "one\n"
 
 
 def test_what_was_rotated_away_is_on_the_disk_and_so_is_the_name_of_the_new_file(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
+    stand: Stand, logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power cut takes neither the last lines of the old file nor the new file."""
-    logs = Logs(stand.spool)
     logs.account(b"one\n")
     inode = stand.history.stat().st_ino
     stand.history.rename(stand.history.with_suffix(".jsonl.1"))
@@ -336,20 +305,17 @@ def test_what_was_rotated_away_is_on_the_disk_and_so_is_the_name_of_the_new_file
     logs.keep()
     assert inode in synced
     assert stand.spool.root in synced
-    logs.close()
 
 
-def test_no_line_goes_to_a_file_that_is_gone_while_something_else_has_its_name(stand: Stand) -> None:
+def test_no_line_goes_to_a_file_that_is_gone_while_something_else_has_its_name(stand: Stand, logs: Logs) -> None:
     """The caller hears of it, and says the line again later."""
-    logs = Logs(stand.spool)
-    stand.history.unlink(missing_ok=True)
+    stand.history.unlink()
     stand.history.mkdir()
     for deed in (logs.keep, lambda: logs.account(b"one\n")):
         with pytest.raises(SpoolTrouble):
             deed()
     stand.history.rmdir()
     logs.account(b"one\n")
-    logs.close()
     assert stand.history.read_text() == "one\n"
 
 

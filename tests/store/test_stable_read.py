@@ -45,8 +45,7 @@ def age(path: Path) -> None:
     os.utime(path, (LONG_AGO_S, LONG_AGO_S))
 
 
-@contextmanager
-def no_leases(monkeypatch: pytest.MonkeyPatch, error: int = errno.EINVAL) -> Iterator[None]:
+def no_leases(monkeypatch: pytest.MonkeyPatch, error: int = errno.EINVAL) -> None:
     """Let leases be refused as a network file system refuses them."""
     real = fcntl.fcntl
 
@@ -55,9 +54,25 @@ def no_leases(monkeypatch: pytest.MonkeyPatch, error: int = errno.EINVAL) -> Ite
             raise OSError(error, os.strerror(error))
         return real(fd, command, argument)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "fcntl", refuse)
-        yield
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+
+
+def read(path: object) -> bytes | ReadFailure:
+    """Return what a look finds: the whole text, or why there is none."""
+    found = read_stable(str(path))
+    return found.data if isinstance(found, FileText) else found
+
+
+def opening_fails(monkeypatch: pytest.MonkeyPatch, error: int, flag: int = -1) -> None:
+    """Let no file be opened, or none with that flag."""
+    real = os.open
+
+    def refuse(path: str, flags: int, *rest: int) -> int:
+        if flag < 0 or flags & flag:
+            raise OSError(error, os.strerror(error))
+        return real(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)
 
 
 def test_a_file_that_nobody_writes_is_read_with_its_identity(file: Path) -> None:
@@ -73,9 +88,9 @@ def test_a_file_that_nobody_writes_is_read_with_its_identity(file: Path) -> None
 def test_a_file_that_this_process_has_open_for_writing_is_not_whole(file: Path, mode: str) -> None:
     """Old or not, a file that is open for writing may still change; closed, it is whole without a quiet time."""
     with file.open(mode) as opened:
-        assert read_stable(str(file)) is ReadFailure.WRITING
+        assert read(file) is ReadFailure.WRITING
         opened.write(TEXT)
-    assert isinstance(read_stable(str(file)), FileText)
+    assert read(file) == (TEXT if mode == "r+b" else TEXT * 2)
 
 
 def test_a_writer_in_another_process_is_seen_until_it_closes(file: Path) -> None:
@@ -86,25 +101,21 @@ def test_a_writer_in_another_process_is_seen_until_it_closes(file: Path) -> None
         stderr=subprocess.PIPE,
     )
     with writer:
-        assert writer.stdin is not None
         assert writer.stderr is not None
         assert writer.stderr.readline() == b"ready\n"
         age(file)
-        assert read_stable(str(file)) is ReadFailure.WRITING
-        writer.stdin.close()
-        writer.wait()
-    seen = read_stable(str(file))
-    assert isinstance(seen, FileText)
-    assert seen.data == TEXT + b"# one\n# two\n"
+        assert read(file) is ReadFailure.WRITING
+        writer.communicate()
+    assert read(file) == TEXT + b"# one\n# two\n"
 
 
 def test_a_writable_mapping_counts_as_a_writer(file: Path) -> None:
     """A file that is mapped for writing is being written, although its descriptor is closed."""
     with file.open("r+b") as opened:
         mapping = mmap.mmap(opened.fileno(), 0)
-    assert read_stable(str(file)) is ReadFailure.WRITING
+    assert read(file) is ReadFailure.WRITING
     mapping.close()
-    assert isinstance(read_stable(str(file)), FileText)
+    assert read(file) == TEXT
 
 
 def test_a_writer_that_comes_while_we_read_does_not_end_us(file: Path) -> None:
@@ -130,7 +141,7 @@ def test_a_writer_that_comes_while_we_read_does_not_end_us(file: Path) -> None:
 def test_readers_are_in_nobodys_way_and_no_lease_outlives_the_reading(file: Path) -> None:
     """A pager keeps no job from starting; after it was read, a file can be opened for writing without waiting."""
     with file.open("rb"):
-        assert isinstance(read_stable(str(file)), FileText)
+        assert read(file) == TEXT
     os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))  # EWOULDBLOCK if a lease were left
 
 
@@ -138,14 +149,11 @@ def test_a_fifo_cannot_hang_us(tmp_path: Path) -> None:
     """A FIFO without a writer, and one with, are none of spool's business, and opening them does not block."""
     path = tmp_path / "fifo.toml"
     os.mkfifo(path)
-    assert read_stable(str(path)) is ReadFailure.NOT_OURS
-    fd = os.open(path, os.O_RDWR)
-    try:
-        os.write(fd, TEXT)
-        assert read_stable(str(path)) is ReadFailure.NOT_OURS
-        assert os.read(fd, 100) == TEXT  # and nothing was taken out of it
-    finally:
-        os.close(fd)
+    assert read(path) is ReadFailure.NOT_OURS
+    with open(os.open(path, os.O_RDWR), "r+b", buffering=0) as fifo:
+        fifo.write(TEXT)
+        assert read(path) is ReadFailure.NOT_OURS
+        assert fifo.read(100) == TEXT  # and nothing was taken out of it
 
 
 @pytest.mark.parametrize("target", ["job.toml", "nowhere", "link.toml", "/dev/zero", "socket", "directory"])
@@ -160,29 +168,23 @@ def test_what_is_no_file_is_not_ours(file: Path, monkeypatch: pytest.MonkeyPatch
             link.mkdir()
         else:
             link.symlink_to(target)
-        assert read_stable(str(link)) is ReadFailure.NOT_OURS
-    assert read_stable(str(file.parent / "gone.toml")) is ReadFailure.GONE
+        assert read(link) is ReadFailure.NOT_OURS
+    assert read(file.parent / "gone.toml") is ReadFailure.GONE
 
 
 def test_a_hard_link_is_a_file(file: Path) -> None:
     """`ln` into queued/ is as good as `cp`."""
     os.link(file, file.parent / "again.toml")
-    assert isinstance(read_stable(str(file.parent / "again.toml")), FileText)
+    assert read(file.parent / "again.toml") == TEXT
 
 
 def test_a_huge_file_is_refused_by_its_size_and_not_read(tmp_path: Path) -> None:
     """A terabyte of nothing is TOO_LARGE at once; exactly the limit is still read, and so is nothing at all."""
     path = tmp_path / "huge.toml"
     path.touch()
-    assert isinstance(read_stable(str(path)), FileText)
-    os.truncate(path, 1 << 40)
-    assert read_stable(str(path)) is ReadFailure.TOO_LARGE
-    os.truncate(path, MAX_BYTES + 1)
-    assert read_stable(str(path)) is ReadFailure.TOO_LARGE
-    os.truncate(path, MAX_BYTES)
-    seen = read_stable(str(path))
-    assert isinstance(seen, FileText)
-    assert len(seen.data) == MAX_BYTES
+    for size in (0, 1 << 40, MAX_BYTES + 1, MAX_BYTES):
+        os.truncate(path, size)
+        assert read(path) == (bytes(size) if size <= MAX_BYTES else ReadFailure.TOO_LARGE)
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o200])
@@ -196,10 +198,10 @@ def test_a_file_that_may_not_be_read_is_left_alone(mode: int) -> None:
             os.chown(path, NOBODY, -1)
         path.chmod(mode)
         with without_privileges():
-            assert read_stable(str(path)) is ReadFailure.UNREADABLE
+            assert read(path) is ReadFailure.UNREADABLE
         path.chmod(0o600)
         with without_privileges():
-            assert isinstance(read_stable(str(path)), FileText)
+            assert read(path) == TEXT
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
@@ -207,15 +209,11 @@ def test_a_file_that_there_is_no_room_to_open_is_not_taken_for_another_thing(
     file: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     """It raises: taken for somebody else's business it would leave the queue."""
-
-    def refuse(*_: object) -> int:
-        raise OSError(error, os.strerror(error))
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "open", refuse)
+        opening_fails(patch, error)
         with pytest.raises(OSError, match=os.strerror(error)):
-            read_stable(str(file))
-    assert isinstance(read_stable(str(file)), FileText)
+            read(file)
+    assert read(file) == TEXT
 
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.EINVAL, errno.ENOTSUP])
@@ -223,32 +221,26 @@ def test_where_the_time_of_access_cannot_be_kept_a_file_is_read_all_the_same(
     file: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     """Another user's file, and a file system that does not know how, are read as ever; what is gone is gone."""
-    real = os.open
-
-    def refuse(path: str, flags: int, *rest: int) -> int:
-        if flags & os.O_NOATIME:
-            raise OSError(error, os.strerror(error))
-        return real(path, flags, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", refuse)
-        assert isinstance(read_stable(str(file)), FileText)
-        assert read_stable(str(file.parent)) is ReadFailure.NOT_OURS
-        assert read_stable(f"{file}.gone") is ReadFailure.GONE
+    opening_fails(monkeypatch, error, os.O_NOATIME)
+    assert read(file) == TEXT
+    assert read(file.parent) is ReadFailure.NOT_OURS
+    assert read(f"{file}.gone") is ReadFailure.GONE
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's file")
-def test_another_users_file_is_whole_after_a_quiet_time() -> None:
+def test_another_users_file_is_whole_after_a_quiet_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel gives no lease on another user's file: what was written just now waits, what is old is read."""
     with shared_directory() as directory:
         path = Path(directory) / "theirs.toml"
         path.write_bytes(TEXT)
         path.chmod(0o644)
-        with without_privileges(), at_its_change(path):
-            assert read_stable(str(path)) is ReadFailure.WRITING
+        now = path.stat().st_mtime_ns
+        monkeypatch.setattr(time, "time_ns", lambda: now)
+        with without_privileges():
+            assert read(path) is ReadFailure.WRITING
         age(path)
         with without_privileges():
-            assert isinstance(read_stable(str(path)), FileText)
+            assert read(path) == TEXT
 
 
 @pytest.mark.parametrize("error", [errno.EINVAL, errno.EACCES, errno.ENOTSUP, errno.ENOLCK])
@@ -256,68 +248,49 @@ def test_without_leases_a_file_is_whole_once_it_has_been_quiet(
     file: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     """Where the file system has no leases: a file changed within the quiet time is not whole, afterwards it is."""
+    no_leases(monkeypatch, error)
     now = file.stat().st_mtime_ns
-    with no_leases(monkeypatch, error):
-        for passed, whole_by_then in [
-            (0, False),
-            (stable_read.QUIET_NS - 1, False),
-            (stable_read.QUIET_NS, True),
-            (1 << 60, True),
-            (-3600 * 10**9, True),  # of a server whose clock is ahead: only the near past and future wait
-        ]:
-            with monkeypatch.context() as patch:
-                patch.setattr(time, "time_ns", lambda passed=passed: now + passed)
-                assert isinstance(read_stable(str(file)), FileText) is whole_by_then
+    for passed, whole_by_then in [
+        (0, False),
+        (stable_read.QUIET_NS - 1, False),
+        (stable_read.QUIET_NS, True),
+        (1 << 60, True),
+        (-3600 * 10**9, True),  # of a server whose clock is ahead: only the near past and future wait
+    ]:
+        monkeypatch.setattr(time, "time_ns", lambda passed=passed: now + passed)
+        assert read(file) == (TEXT if whole_by_then else ReadFailure.WRITING)
 
 
-@pytest.mark.parametrize("change", [b"cpus = 64\n", None])
+@pytest.mark.parametrize("change", ["grown", "rewritten", "after the lease"])
 def test_a_file_that_changes_while_it_is_read_is_not_whole(
-    file: Path, monkeypatch: pytest.MonkeyPatch, change: bytes | None
+    file: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """Grown or rewritten between the first look and the last, the bytes that were read are not used."""
+    """Grown or rewritten between the first look and the last, the bytes that were read are not used.
+
+    Nor if it was stopped for so long in the middle that the kernel has let a writer in: a lease proves nothing then.
+    """
+    if change == "after the lease":
+        clock = iter((0, 60 * 10**9))
+        monkeypatch.setattr(fcntl, "fcntl", lambda *_: 0)
+        monkeypatch.setattr(time, "monotonic_ns", lambda: next(clock))
+    else:
+        no_leases(monkeypatch)
     real = os.read
 
-    def read(fd: int, size: int) -> bytes:
+    def changing(fd: int, size: int) -> bytes:
         data = real(fd, size)
-        if change is None:
-            file.write_bytes(data.upper())  # of the same size
-        else:
-            with file.open("ab") as opened:
-                opened.write(change)
+        file.write_bytes(data * 2 if change == "grown" else data.upper())
         return data
 
-    with no_leases(monkeypatch), monkeypatch.context() as patch:
-        patch.setattr(os, "read", read)
-        assert read_stable(str(file)) is ReadFailure.WRITING
+    monkeypatch.setattr(os, "read", changing)
+    assert read(file) is ReadFailure.WRITING
 
 
-def test_a_lease_that_may_be_over_proves_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped in the middle for so long that the kernel has let a writer in, the file is looked at again."""
-    clock = iter((0, 60 * 10**9))
-    real = os.read
-
-    def read(fd: int, size: int) -> bytes:
-        data = real(fd, size)
-        file.write_bytes(data.upper())
-        return data
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "fcntl", lambda *_: 0)
-        patch.setattr(time, "monotonic_ns", lambda: next(clock))
-        patch.setattr(os, "read", read)
-        assert read_stable(str(file)) is ReadFailure.WRITING
-
-
-def test_short_reads_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_reads_are_put_together(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that gives a few bytes at a time still gives the whole file."""
-    path = tmp_path / "job.toml"
-    path.write_bytes(TEXT * 10)
     real = os.read
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "read", lambda fd, size: real(fd, 7))
-        seen = read_stable(str(path))
-    assert isinstance(seen, FileText)
-    assert seen.data == TEXT * 10
+    monkeypatch.setattr(os, "read", lambda fd, size: real(fd, 7))
+    assert read(file) == TEXT
 
 
 def test_a_growing_file_is_whole_only_when_it_has_stopped(tmp_path: Path) -> None:
@@ -333,10 +306,9 @@ def test_a_growing_file_is_whole_only_when_it_has_stopped(tmp_path: Path) -> Non
         wait_for(path.exists)
         answers = []
         while writer.poll() is None:
-            answers.append(read_stable(str(path)))
-        answers.append(read_stable(str(path)))
-    texts = {answer.data for answer in answers if isinstance(answer, FileText)}
-    texts.discard(b"")  # created and not yet open, as far as a reader can tell
+            answers.append(read(path))
+        answers.append(read(path))
+    texts = {*answers} - {b"", *ReadFailure}  # created and not yet open, as far as a reader can tell
     assert [text.count(b"\n") for text in texts] == [200]
 
 
@@ -369,15 +341,6 @@ def shared_directory() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="spool-tests-") as directory:
         os.chmod(directory, 0o755)
         yield directory
-
-
-@contextmanager
-def at_its_change(path: Path) -> Iterator[None]:
-    """Let it be the moment at which *path* was changed."""
-    with pytest.MonkeyPatch.context() as patch:
-        now = path.stat().st_mtime_ns
-        patch.setattr(time, "time_ns", lambda: now)
-        yield
 
 
 @pytest.mark.parametrize("read", [read_stable, read_record, read_file])
