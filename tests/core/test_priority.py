@@ -74,11 +74,13 @@ def learn(past: Past, name: str, seconds: int, user: str = "alice", outcome: Sta
 
 
 def test_who_has_used_less_goes_first():
-    """Of two that have waited as long for their size, the one whose user has used less goes first."""
+    """Of two that have waited as long for their size, the one whose user has used less; not where one waits alone."""
     heavy, light = job("heavy", user="alice", waited=100), job("light", user="bob", waited=90)
     past = used(alice=1000.0, bob=10.0)
     assert first(heavy, light, past=past) == "light"
     assert first(heavy, light, past=past, policy=ALONE) == "heavy"
+    found = plan(heavy, running=[run("r", cpus=4, user="bob")], past=past)
+    assert standing(found, "heavy").factor == 1.0
 
 
 def test_fair_share_is_a_bounded_factor():

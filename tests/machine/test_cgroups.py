@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spool.machine import cgroups
-from spool.machine.cgroups import ControlFiles, RunGroups
+from spool.machine.cgroups import ControlFiles, RunGroup, RunGroups
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 FRESH = {
@@ -31,8 +31,8 @@ FRESH = {
 class Kernel(ControlFiles):
     """Does with a directory what the kernel does with a hierarchy of control groups."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, proc: Path) -> None:
+        self.root, self.proc = root, proc
         self.is_delegated = True
         self.missing: set[str] = set()  # control files that this kernel does not have
         self.deaf: set[str] = set()  # those that take a value and do not keep it
@@ -76,8 +76,8 @@ class Kernel(ControlFiles):
 
 
 @pytest.fixture
-def proc(tmp_path: Path) -> Path:
-    """Show this process in the group /us of a hierarchy that is mounted at a path with a space."""
+def kernel(tmp_path: Path) -> Kernel:
+    """Show this process in the group /us, which is ours, of a hierarchy that is mounted at a path with a space."""
     proc, mount = tmp_path / "proc", tmp_path / "sys fs"
     (proc / "self").mkdir(parents=True)
     mount.mkdir()
@@ -88,44 +88,48 @@ def proc(tmp_path: Path) -> Path:
         "30 23 0:26 /elsewhere /wrong rw,nosuid - cgroup2 cgroup2 rw\n"
         f"31 23 0:26 / {point} rw,nosuid shared:9 - cgroup2 cgroup2 rw\n"
     )
-    return proc
-
-
-@pytest.fixture
-def kernel(tmp_path: Path, proc: Path) -> Kernel:
-    """Show the group /us, which is ours, and this process in it."""
-    made = Kernel(tmp_path / "sys fs" / "us")
+    made = Kernel(mount / "us", proc)
     (made.root / "cgroup.procs").write_text(f"{os.getpid()}\n")
     return made
 
 
-def found(proc: Path, kernel: Kernel) -> RunGroups:
+@pytest.fixture
+def groups(kernel: Kernel) -> RunGroups:
+    """Give the groups for runs."""
+    return found(kernel)
+
+
+def found(kernel: Kernel) -> RunGroups:
     """Return where groups for runs can be made."""
-    groups = cgroups.find_run_groups(proc=str(proc), files=kernel)
+    groups = cgroups.find_run_groups(proc=str(kernel.proc), files=kernel)
     assert isinstance(groups, RunGroups), groups
     return groups
 
 
-def test_a_delegated_group_is_prepared(proc: Path, kernel: Kernel) -> None:
+def told(group: RunGroup) -> tuple[object, ...]:
+    """Return all that a group tells."""
+    numbers = group.memory_bytes(), group.peak_memory_bytes(), group.cpu_time_ns(), group.oom_kills()
+    return *numbers, group.populated(), group.pids()
+
+
+def test_a_delegated_group_is_prepared(kernel: Kernel, groups: RunGroups) -> None:
     """Our process moves into a leaf, and the group passes the memory controller on.
 
     Whoever looks again, or is started in the leaf, finds the same and makes no leaf within the leaf.
     """
-    groups = found(proc, kernel)
     assert groups.path == kernel.root
-    assert (kernel.root / "cgroup.procs").read_text() == ""
-    assert (kernel.root / "dispatcher/cgroup.procs").read_text() == f"{os.getpid()}\n"
-    assert (kernel.root / "cgroup.subtree_control").read_text() == "memory\n"
-    (proc / "self/cgroup").write_text("0::/us/dispatcher\n")
-    assert found(proc, kernel).path == kernel.root
+    files = ("cgroup.procs", "dispatcher/cgroup.procs", "cgroup.subtree_control")
+    assert [(kernel.root / name).read_text() for name in files] == ["", f"{os.getpid()}\n", "memory\n"]
+    (kernel.proc / "self/cgroup").write_text("0::/us/dispatcher\n")
+    assert found(kernel).path == kernel.root
     assert not (kernel.root / "dispatcher/dispatcher").exists()
 
 
-def test_every_reason_against_it_is_a_sentence(proc: Path, kernel: Kernel) -> None:
+def test_every_reason_against_it_is_a_sentence(kernel: Kernel) -> None:
     """Where no groups can be made, the answer says why, and nothing has changed."""
 
     def why() -> str:
-        answer = cgroups.find_run_groups(proc=str(proc), files=kernel)
+        answer = cgroups.find_run_groups(proc=str(kernel.proc), files=kernel)
         assert isinstance(answer, str)
         return answer
 
@@ -138,77 +142,67 @@ def test_every_reason_against_it_is_a_sentence(proc: Path, kernel: Kernel) -> No
     (kernel.root / "cgroup.procs").write_text(f"{os.getpid()}\n4711\n")
     assert "busy" in why()
     assert not (kernel.root / "dispatcher").exists()
-    assert sorted((kernel.root / "cgroup.procs").read_text().split()) == sorted([str(os.getpid()), "4711"])
-    for text in ("4:memory:/legacy\n", "0::/gone/us\n"):
-        (proc / "self/cgroup").write_text(text)
+    assert {*(kernel.root / "cgroup.procs").read_text().split()} == {str(os.getpid()), "4711"}
+    for text in ("4:memory:/legacy\n", "0::/gone/us\n", ""):
+        (kernel.proc / "self/cgroup").write_text(text)
         assert why()
-    (proc / "self/cgroup").unlink()
+    (kernel.proc / "self/cgroup").unlink()
     assert "no cgroup version 2" in why()
 
 
-def test_a_limit_is_in_force_for_all_of_a_run_together(proc: Path, kernel: Kernel) -> None:
+def test_a_limit_is_in_force_for_all_of_a_run_together(kernel: Kernel, groups: RunGroups) -> None:
     """The run's group has the limit, rounded down to pages, no swap, and falls as a whole."""
-    group = found(proc, kernel).create("train", 2, 10 * PAGE + 5)
-    assert group.path == kernel.root / "train.2"
-    assert group.procs == group.path / "cgroup.procs"
+    group = groups.create("train", 2, 10 * PAGE + 5)
+    assert (group.path, group.procs) == (kernel.root / "train.2", kernel.root / "train.2/cgroup.procs")
     values = {name: (group.path / name).read_text() for name in ("memory.max", "memory.swap.max", "memory.oom.group")}
     assert values == {"memory.max": f"{10 * PAGE}\n", "memory.swap.max": "0\n", "memory.oom.group": "1\n"}
 
 
-def test_a_limit_that_is_not_in_force_is_no_limit(proc: Path, kernel: Kernel) -> None:
+@pytest.mark.parametrize(("deaf", "missing", "made"), [("memory.max", "", False), ("", "memory.max", False),
+                                                       ("", "memory.swap.max", True)])  # fmt: skip
+def test_a_limit_that_is_not_in_force_is_no_limit(
+    kernel: Kernel, groups: RunGroups, deaf: str, missing: str, made: bool
+) -> None:
     """When the kernel does not take the limit over, there is no group, and none is left behind.
 
     Where it does not count swap the limit holds.
     """
-    groups = found(proc, kernel)
-    kernel.deaf = {"memory.max"}
-    assert groups.create("train", 1, 10 * PAGE) is None
-    kernel.deaf, kernel.missing = set(), {"memory.max"}
-    assert groups.create("train", 1, 10 * PAGE) is None
-    assert not (kernel.root / "train.1").exists()
-    kernel.missing = {"memory.swap.max"}
-    assert groups.create("train", 1, 10 * PAGE) is not None
+    kernel.deaf, kernel.missing = {deaf}, {missing}
+    assert (groups.create("train", 1, 10 * PAGE) is not None) is (kernel.root / "train.1").exists() is made
 
 
-def test_what_a_group_tells_is_read(proc: Path, kernel: Kernel) -> None:
+def test_what_a_group_tells_is_read(groups: RunGroups) -> None:
     """Memory, peak, CPU time, kills for memory and the processes are what the files say."""
-    groups = found(proc, kernel)
     group = groups.create("train", 1, None)
     assert (group.path / "memory.max").read_text() == "max\n"  # what has no limit can be counted and ended all the same
-    assert (group.memory_bytes(), group.peak_memory_bytes(), group.cpu_time_ns()) == (4096, 8192, 1_500_000)
-    assert (group.oom_kills(), group.populated(), group.pids()) == (0, False, frozenset())
+    assert told(group) == (4096, 8192, 1_500_000, 0, False, frozenset())
     (group.path / "memory.events").write_text("oom 2\noom_kill 7\noom_group_kill 1\n")
     (group.path / "cgroup.events").write_text("populated 1\nfrozen 0\n")
     (group.path / "cgroup.procs").write_text("12\n13\n")
-    again = groups.existing("train", 1)
-    assert (again.oom_kills(), again.populated(), again.pids()) == (7, True, {12, 13})
+    assert told(groups.existing("train", 1))[3:] == (7, True, {12, 13})
 
 
-def test_a_group_that_is_not_there_tells_nothing(proc: Path, kernel: Kernel) -> None:
+def test_a_group_that_is_not_there_tells_nothing(groups: RunGroups) -> None:
     """Unknown is None: an absent group is neither empty nor unharmed, and removing it is done."""
-    group = found(proc, kernel).existing("train", 1)
-    assert (group.memory_bytes(), group.peak_memory_bytes(), group.cpu_time_ns()) == (None, None, None)
-    assert (group.oom_kills(), group.populated(), group.pids()) == (None, None, None)
-    assert not group.kill()
-    assert group.remove()
+    group = groups.existing("train", 1)
+    assert {*told(group)} == {None}
+    assert (group.kill(), group.remove()) == (False, True)
 
 
-def test_a_group_is_killed_and_removed(proc: Path, kernel: Kernel) -> None:
+def test_a_group_is_killed_and_removed(groups: RunGroups) -> None:
     """All of a group is killed by one word; it can be removed once nobody is left."""
-    group = found(proc, kernel).create("train", 1, None)
+    group = groups.create("train", 1, None)
     group.procs.write_text("12\n")
-    assert not group.remove()
-    assert group.kill()
-    assert (group.path / "cgroup.kill").read_text() == "1\n"
+    assert (group.remove(), group.kill(), (group.path / "cgroup.kill").read_text()) == (False, True, "1\n")
     group.procs.write_text("")
     assert group.remove()
     assert not group.path.exists()
 
 
-def test_a_pinned_run_is_bound_to_its_cpus(proc: Path, kernel: Kernel) -> None:
+def test_a_pinned_run_is_bound_to_its_cpus(kernel: Kernel) -> None:
     """If the cpuset controller is delegated too, it is switched on for the groups of the runs, and holds the CPUs."""
     (kernel.root / "cgroup.controllers").write_text("cpu cpuset memory pids\n")
-    groups = found(proc, kernel)
+    groups = found(kernel)
     (groups.path / "cgroup.controllers").write_text("cpu cpuset memory pids\n")
     switched = []
     kernel.write = lambda path, text, write=kernel.write: (  # type: ignore[method-assign]
@@ -220,9 +214,8 @@ def test_a_pinned_run_is_bound_to_its_cpus(proc: Path, kernel: Kernel) -> None:
     assert len(switched) == 2  # one that is not pinned has all
 
 
-def test_without_the_cpuset_controller_a_group_binds_no_cpus(proc: Path, kernel: Kernel) -> None:
+def test_without_the_cpuset_controller_a_group_binds_no_cpus(groups: RunGroups) -> None:
     """The wrapper's affinity has to do then, and the limit on memory is in force all the same."""
-    groups = found(proc, kernel)
     assert not groups.binds_cpus()
     group = groups.create("a", 1, 1 << 30, "0")
     assert not (group.path / "cpuset.cpus").exists()

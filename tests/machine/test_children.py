@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spool.executors.local import LocalProcesses, LocalRun
+from spool.executors.local import LocalProcesses
 from spool.machine import children
 from spool.machine.children import Children
 
@@ -51,9 +51,10 @@ class Family:
     def reap(self) -> dict[int, int]:
         """Reap; return with what each has ended."""
         self.looks.clear()
-        found = {pid: status for pid, status, _ in self.children.reap()}
+        found = {pid: (status, usage) for pid, status, usage in self.children.reap()}
         self.alive -= found.keys()
-        return found
+        assert all(usage.ru_maxrss > 0 for _, usage in found.values())
+        return {pid: status for pid, (status, _) in found.items()}
 
     def looked_at_all(self) -> bool:
         """Whether the last call asked for any child."""
@@ -127,30 +128,22 @@ def test_one_that_has_lived_for_long_is_known_by_its_descriptor(many: Family) ->
     before = descriptors()
     pid = next(iter(many.alive))
     many.end(pid)
-    many.looks.clear()
-    ((reaped, status, usage),) = many.children.reap()
-    many.alive.discard(pid)
-    assert (reaped, status) == (pid, signal.SIGKILL)
-    assert usage.ru_maxrss > 0
+    assert many.reap() == {pid: signal.SIGKILL}
     assert not many.looked_at_all()
     assert descriptors() == before - 1
 
 
 def test_all_that_end_together_are_told_each_once(many: Family) -> None:
-    """More than the kernel would tell at once by itself, new and old, in one call."""
+    """More than the kernel would tell at once by itself, new and old, in one call; then others come.
+
+    Of those none has a descriptor, as they have ended before anybody looked, and none needs one any more.
+    """
     pids = {*many.alive, many.start(), many.start("true")}
-    many.end(*(pids & many.alive))
-    assert many.reap().keys() == pids
-    assert many.reap() == {}
-
-
-def test_many_that_have_all_ended_before_anybody_looked_are_told(family: Family) -> None:
-    """None of them has a descriptor, and none needs one any more; then others come."""
-    for _ in range(2):
-        pids = [family.start("true") for _ in range(MANY + 2)]
-        family.end(*pids)
-        assert family.reap().keys() == set(pids)
-        assert family.reap() == {}
+    for _ in range(3):
+        many.end(*pids)
+        assert many.reap().keys() == pids
+        assert many.reap() == {}
+        pids = {many.start("true") for _ in range(MANY + 2)}
 
 
 def test_one_that_ends_just_before_it_has_a_descriptor_is_told(many: Family, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,32 +234,24 @@ def test_where_there_are_few_again_the_descriptors_are_given_back(many: Family) 
     assert many.reap() == {pids[5]: signal.SIGKILL}
 
 
-def test_a_pid_that_comes_back_is_waited_for_anew(many: Family) -> None:
-    """Somebody else has reaped the first; its descriptor tells of no other process."""
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_one_that_somebody_else_has_reaped_is_forgotten(many: Family, comes_back: bool) -> None:
+    """It is not asked for over and over; its descriptor tells of no other process that has its pid."""
     before = descriptors()
     pid = next(iter(many.alive))
     many.end(pid)
     os.waitpid(pid, 0)
     many.alive.discard(pid)
-    many.children.added(pid)
+    if comes_back:
+        many.children.added(pid)
+        assert descriptors() == before - 1
+    for _ in range(2):
+        assert many.reap() == {}
+    assert pid not in {which for which, _ in many.looks}
     assert descriptors() == before - 1
-    assert many.reap() == {}
     other = many.start("true")
     os.waitid(os.P_PID, other, os.WEXITED | os.WNOWAIT)
     assert many.reap() == {other: 0}
-
-
-def test_one_that_somebody_else_has_reaped_is_forgotten(many: Family) -> None:
-    """It is not asked for over and over."""
-    before = descriptors()
-    pid = next(iter(many.alive))
-    many.end(pid)
-    os.waitpid(pid, 0)
-    many.alive.discard(pid)
-    many.reap()
-    many.reap()
-    assert pid not in {which for which, _ in many.looks}
-    assert descriptors() == before - 1
 
 
 def test_a_child_of_which_nobody_spoke_is_taken_away_within_a_second(many: Family) -> None:
@@ -288,17 +273,11 @@ def test_the_runs_of_many_are_told_with_their_exit_status(family: Family) -> Non
         runs = [engine.child(f"job{number}", 1, family.start(named=False)) for number in range(MANY + 2)]
         assert list(engine.reap()) == []
         family.end(runs[0].pid or 0)
-        assert _reaped(engine, family) == [runs[0]]
-        assert runs[0].exit_status == signal.SIGKILL
+        family.alive.discard(runs[0].pid or 0)
+        assert [(run, run.exit_status) for run in engine.reap()] == [(runs[0], signal.SIGKILL)]
     finally:
         engine.close()
     assert descriptors() == before
-
-
-def _reaped(engine: LocalProcesses, family: Family) -> list[LocalRun]:
-    found = list(engine.reap())
-    family.alive -= {run.pid for run in found if run.pid is not None}
-    return found
 
 
 def test_reaping_gives_way_where_children_end_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,13 +68,6 @@ def test_memory_that_no_run_of_ours_can_hold_is_foreign(reader: UseReader) -> No
         assert reader.read(look, NOBODY, NOBODY) == DeviceUse(foreign=foreign)
 
 
-def test_little_foreign_memory_can_be_ignored(reader: UseReader) -> None:
-    """`below` is the one rule of the three that works without names."""
-    reader.ignoring(Ignore(below_bytes=GIB))
-    assert reader.read(device(GIB - 1), NOBODY, NOBODY).foreign == ()
-    assert reader.read(device(GIB), NOBODY, NOBODY).foreign != ()
-
-
 def test_where_our_run_is_nothing_is_foreign(reader: UseReader) -> None:
     """The processes on a GPU of ours are taken for ours: which they are cannot be told.
 
@@ -111,29 +104,31 @@ def test_without_processes_and_memory_whether_it_is_idle_is_unknown(reader: UseR
     assert use.foreign == (ForeignProcess(0, "unknown", 21 * GIB),)
 
 
-def test_memory_that_no_process_accounts_for_is_foreign_where_pids_tell_too() -> None:
-    """12 GiB in use and nobody listed is somebody that cannot be seen; a little is the driver's own."""
-    reader = UseReader(who=living)
-    assert pids(reader.read(device(12 * GIB), NOBODY, NOBODY)) == [(0, 12 * GIB)]
-    assert reader.read(device(QUIET_BYTES), NOBODY, NOBODY) == DeviceUse()
-    assert pids(reader.read(device(15 * GIB, ((7, 3 * GIB),)), NOBODY, NOBODY)) == [(7, 3 * GIB), (0, 12 * GIB)]
+@pytest.mark.parametrize("pids_mean_something", [True, False])
+def test_memory_that_no_process_accounts_for_is_foreign_where_pids_tell_too(pids_mean_something: bool) -> None:
+    """12 GiB in use and nobody listed is somebody that cannot be seen; a little is the driver's own.
 
-
-def test_an_ignored_process_accounts_for_its_own_memory_and_no_more() -> None:
-    """A notebook that does not count hides nobody behind it, here and in a pid namespace."""
-    notebook = ((7, GIB // 2),)
-    for reader in (UseReader(who=living), UseReader(pids_mean_something=False, who=living)):
-        reader.ignoring(Ignore(below_bytes=GIB))
-        assert reader.read(device(GIB // 2, notebook), NOBODY, NOBODY).foreign == ()
-        assert pids(reader.read(device(12 * GIB, notebook), NOBODY, NOBODY)) == [(0, 12 * GIB - GIB // 2)]
-
-
-def test_what_a_display_server_holds_is_accounted_for() -> None:
-    """Processes that only draw do not count, and their memory is nobody's secret."""
-    for reader in (UseReader(who=living), UseReader(pids_mean_something=False, who=living)):
-        assert reader.read(device(GIB, (), drawing=GIB), NOBODY, NOBODY) == DeviceUse()
-        assert pids(reader.read(device(9 * GIB, (), drawing=GIB), NOBODY, NOBODY)) == [(0, 8 * GIB)]
-        assert reader.read(device(GIB, (), drawing=None), NOBODY, NOBODY) == DeviceUse()
+    What only draws does not count, and its memory is nobody's secret. A notebook that is ignored for its little memory,
+    the one rule of three that works without names, hides nobody behind it.
+    """
+    reader, notebook = UseReader(pids_mean_something=pids_mean_something, who=living), ((7, GIB // 2),)
+    for look, foreign in (
+        (device(12 * GIB), [(0, 12 * GIB)]),
+        (device(QUIET_BYTES), []),
+        (device(9 * GIB, drawing=GIB), [(0, 8 * GIB)]),
+        (device(GIB, drawing=GIB), []),
+        (device(GIB, drawing=None), []),
+        (device(15 * GIB, ((7, 3 * GIB),)), [(7, 3 * GIB), (0, 12 * GIB)]),
+    ):
+        assert pids(reader.read(look, NOBODY, NOBODY)) == foreign
+    reader.ignoring(Ignore(below_bytes=GIB))
+    for look, foreign in (
+        (device(GIB - 1), []),
+        (device(GIB), [(0, GIB)]),
+        (device(GIB // 2, notebook), []),
+        (device(12 * GIB, notebook), [(0, 12 * GIB - GIB // 2)]),
+    ):
+        assert pids(reader.read(look, NOBODY, NOBODY)) == foreign
 
 
 def test_memory_beside_a_run_of_ours_may_be_its_own() -> None:

@@ -92,6 +92,14 @@ def only(look: GpuLook) -> Gpu:
     return gpu
 
 
+def several(nvml: Nvml, letters: str) -> tuple[str, ...]:
+    """Make GPUs in the order of the bus, and return their UUIDs."""
+    uuids = tuple(f"GPU-{letter}" for letter in letters)
+    for bus, uuid in enumerate(uuids):
+        nvml.gpu(uuid, bus=bus)
+    return uuids
+
+
 def test_each_gpu_tells_uuid_index_name_and_memory(nvml: Nvml) -> None:
     """All that a look says of a GPU comes from NVML, sizes in bytes beyond 32 bits."""
     nvml.gpu("GPU-a", total=141 * GIB, free=140 * GIB, name="NVIDIA H200")
@@ -153,8 +161,7 @@ def test_an_old_driver_without_the_newer_calls_is_asked_with_the_older(nvml: Nvm
 
 def test_mig_instances_are_devices_and_their_parent_is_not_given(nvml: Nvml) -> None:
     """Each instance has its own UUID, memory and processes; its index is (parent + 1) * 100 + place."""
-    nvml.gpu("GPU-a", bus=1)
-    nvml.gpu("GPU-b", bus=2)
+    several(nvml, "ab")
     nvml.mig("MIG-x", "GPU-b", 0, free=9 * GIB)
     nvml.mig("MIG-y", "GPU-b", 3)
     nvml.process("MIG-y", 4711)
@@ -214,7 +221,10 @@ def test_gpus_seen_before_nvml_fails_keep_their_identity_with_a_problem(nvml: Nv
 
 
 def test_a_hanging_nvml_stops_no_look_and_is_said_after_the_limit(nvml: Nvml) -> None:
-    """A look returns with what is known; after the limit each GPU has the problem; it goes when NVML answers again."""
+    """A look returns with what is known; after the limit, or once it is doubted, each GPU has the problem.
+
+    It goes when NVML answers again.
+    """
     nvml.gpu("GPU-a")
     watch = nvml.watch(limit_ns=LIMIT_NS)
     before = watch()
@@ -224,14 +234,21 @@ def test_a_hanging_nvml_stops_no_look_and_is_said_after_the_limit(nvml: Nvml) ->
     assert look.problem == "NVML hangs: no answer within 10s"
     assert problems(look) == {"GPU-a": look.problem}
     assert watch(patience_ns=0) == look
+    doubted = watch.watcher.doubt()
+    assert (doubted.problem, problems(doubted)) == (NO_ANSWER, {"GPU-a": NO_ANSWER})
     nvml.mend()
     assert watch.until(lambda look: look.problem is None).gpus == before.gpus
 
 
 def test_a_hang_at_the_very_start_is_unknown_at_once_and_said_after_the_limit(nvml: Nvml) -> None:
-    """Before the first answer nothing is known, and that is not "no GPUs"; one process asks, however long it hangs."""
+    """Before the first answer nothing is known, and that is not "no GPUs"; one process asks, however long it hangs.
+
+    One patient look, as a command makes it, ends with the limit.
+    """
     nvml.gpu("GPU-a")
     nvml.hang("nvmlInitWithFlags")
+    patient = nvml.watch(limit_ns=SECOND_NS // 5)(patience_ns=SECOND_NS // 5)
+    assert patient.problem == "NVML hangs: no answer within 0.2s"
     others = set(psutil.Process().children())  # of other tests in this process
     watch = nvml.watch(limit_ns=LIMIT_NS)
     assert watch(patience_ns=0).problem == "NVML has not answered yet"
@@ -241,13 +258,6 @@ def test_a_hang_at_the_very_start_is_unknown_at_once_and_said_after_the_limit(nv
         assert len([child for child in mine if child.status() != psutil.STATUS_ZOMBIE]) <= 1
     nvml.mend()
     assert problems(watch.until(lambda look: look.problem is None)) == {"GPU-a": None}
-
-
-def test_somebody_who_waits_out_the_limit_is_told_that_it_hangs(nvml: Nvml) -> None:
-    """One patient look, as a command makes it, ends with the limit."""
-    nvml.hang("nvmlInitWithFlags")
-    look = nvml.watch(limit_ns=SECOND_NS // 5)(patience_ns=SECOND_NS // 5)
-    assert look.problem == "NVML hangs: no answer within 0.2s"
 
 
 def test_the_descriptor_wakes_a_dispatcher_when_the_answer_comes(nvml: Nvml) -> None:
@@ -305,8 +315,7 @@ def test_a_helper_that_left_because_nobody_asked_is_started_again(nvml: Nvml) ->
 
 def test_a_gpu_that_falls_off_stays_with_a_problem_and_comes_back(nvml: Nvml) -> None:
     """The lost GPU keeps its place, UUID and index; its neighbours are as before, also in a newly started NVML."""
-    for number, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c")):
-        nvml.gpu(uuid, bus=number)
+    several(nvml, "abc")
     watch = nvml.watch()
     before = watch()
     nvml.remove("GPU-b")
@@ -324,28 +333,29 @@ def test_a_gpu_that_falls_off_stays_with_a_problem_and_comes_back(nvml: Nvml) ->
     assert [gpu for gpu in watch().gpus if gpu.uuid != "GPU-n"] == [*before.gpus]
 
 
-def test_an_error_of_one_gpu_is_that_gpus_problem_alone(nvml: Nvml) -> None:
+PROCESSES, HANDLE = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetHandleByIndex_v2"
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "problem", "notes"),
+    [
+        (PROCESSES, UNKNOWN, {"GPU-b": f"{PROCESSES}: Unknown Error"}, ()),
+        # Without a UUID there is nothing to give: a note at most.
+        (HANDLE, GPU_IS_LOST, {}, ("GPU 1: GPU is lost",)),
+        (HANDLE, 4, {}, ()),  # one that a container or an administrator keeps from us is not there
+    ],
+)
+def test_an_error_of_one_gpu_is_that_gpus_problem_alone(
+    nvml: Nvml, call: str, code: int, problem: dict[str, str], notes: tuple[str, ...]
+) -> None:
     """What one card refuses is said with the call and the error; the other card can be given."""
-    nvml.gpu("GPU-a", bus=1)
-    nvml.gpu("GPU-b", bus=2)
-    nvml.error("nvmlDeviceGetComputeRunningProcesses_v3", UNKNOWN, "GPU-b")
+    several(nvml, "ab")
+    nvml.error(call, code, "GPU-b")
     watch = nvml.watch()
     look = watch()
-    assert look.problem is None
-    assert problems(look) == {"GPU-a": None, "GPU-b": "nvmlDeviceGetComputeRunningProcesses_v3: Unknown Error"}
+    assert (problems(look), look.notes, look.problem) == ({"GPU-a": None, **problem}, notes, None)
     nvml.mend()
     assert problems(watch()) == {"GPU-a": None, "GPU-b": None}
-
-
-@pytest.mark.parametrize(("code", "notes"), [(GPU_IS_LOST, ("GPU 1: GPU is lost",)), (4, ())])
-def test_a_gpu_that_never_told_its_uuid_is_a_note_at_most(nvml: Nvml, code: int, notes: tuple[str, ...]) -> None:
-    """Without a UUID there is nothing to give; one that a container or an administrator keeps from us is not there."""
-    nvml.gpu("GPU-a", bus=1)
-    nvml.gpu("GPU-b", bus=2)
-    nvml.error("nvmlDeviceGetHandleByIndex_v2", code, "GPU-b")
-    look = nvml.watch()()
-    assert problems(look) == {"GPU-a": None}
-    assert (look.notes, look.problem) == (notes, None)
 
 
 def test_compute_processes_count_and_graphics_processes_do_not(nvml: Nvml) -> None:
@@ -393,8 +403,7 @@ def test_what_nvml_does_not_tell_is_unknown_and_no_problem(nvml: Nvml) -> None:
 
     GPUs that share the host's memory say of that, too, that it is not supported.
     """
-    for bus, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c", "GPU-d", "GPU-e")):
-        nvml.gpu(uuid, bus=bus)
+    for uuid in several(nvml, "abcde"):
         nvml.busy(uuid, 87, 34)
     nvml.busy("GPU-e", 0, 0)
     for call in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUtilizationRates"):
@@ -410,12 +419,10 @@ def test_what_nvml_does_not_tell_is_unknown_and_no_problem(nvml: Nvml) -> None:
 
 def test_the_work_of_single_processes_is_asked_for_where_several_may_share_it(nvml: Nvml) -> None:
     """One process does all of it, on an idle GPU none does any; where the card does not tell it is unknown."""
-    for bus, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c", "GPU-d", "GPU-e")):
-        nvml.gpu(uuid, bus=bus)
+    for uuid in several(nvml, "abcde"):
         nvml.busy(uuid, 0 if uuid == "GPU-b" else 70, 0)
-        nvml.process(uuid, 4711)
-    for uuid in ("GPU-b", "GPU-c", "GPU-d", "GPU-e"):
-        nvml.process(uuid, 4712)
+        for pid in (4711,) if uuid == "GPU-a" else (4711, 4712):
+            nvml.process(uuid, pid)
     nvml.computes("GPU-c", 4711, 30)
     nvml.computes("GPU-c", 4712, 130)
     nvml.error("nvmlDeviceGetProcessUtilization", UNKNOWN, "GPU-e")
@@ -480,39 +487,23 @@ def test_a_shared_gpu_that_a_run_has_left_is_measured_anew(nvml: Nvml) -> None:
     assert only(watch(Ours(on={"GPU-a": {"two": 10 * GIB}}), later_ns=1)).memory_free_bytes == 80 * GIB
 
 
-def test_what_is_doubted_is_unknown_until_the_answer(nvml: Nvml) -> None:
-    """Each GPU keeps its identity and has the problem; the answer to the open question takes it away."""
-    nvml.gpu("GPU-a")
-    watch = nvml.watch()
-    before = watch()
-    nvml.hang("nvmlDeviceGetMemoryInfo_v2")
-    watch(patience_ns=0)
-    look = watch.watcher.doubt()
-    assert (look.problem, problems(look)) == (NO_ANSWER, {"GPU-a": NO_ANSWER})
-    nvml.mend()
-    assert watch.until(lambda look: look.problem is None).gpus == before.gpus
+def test_closing_leaves_no_process(nvml: Nvml, tmp_path: Path) -> None:
+    """The helper is gone when close() returns, also from within a call that hangs, and has inherited no descriptor.
 
-
-def test_closing_leaves_no_process(nvml: Nvml) -> None:
-    """The helper is gone when close() returns, also from within a call that hangs."""
+    A lock that the dispatcher holds must be free when the dispatcher is dead, whatever NVML does to the helper.
+    """
     nvml.hang("nvmlInitWithFlags")
-    watch = nvml.watch()
-    watch(patience_ns=0)
-    pid = watch.helper
-    assert pid
-    watch.watcher.close()
-    assert not psutil.pid_exists(pid)
-
-
-def test_the_helper_inherits_no_descriptor(nvml: Nvml, tmp_path: Path) -> None:
-    """A lock that the dispatcher holds must be free when the dispatcher is dead, whatever NVML does to the helper."""
     watch = nvml.watch()
     with (tmp_path / "lock").open("w") as lock:
         os.set_inheritable(lock.fileno(), True)
-        watch()
-        held = [os.readlink(path) for path in Path(f"/proc/{watch.helper}/fd").iterdir()]
+        watch(patience_ns=0)
+        pid = watch.helper
+        wait_for(nvml.calls, what="the library in the helper")
+        held = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
     assert held
     assert str(tmp_path / "lock") not in held
+    watch.watcher.close()
+    assert not psutil.pid_exists(pid)
 
 
 def test_the_helper_leaves_when_its_asker_is_killed(nvml: Nvml) -> None:
@@ -549,23 +540,22 @@ def test_the_module_prints_what_it_sees_as_json(nvml: Nvml) -> None:
     assert seen["problem"] is None
 
 
-PLACES = {"GetMemoryAffinity", "GetNvLinkState", "GetNvLinkRemotePciInfo_v2", "GetP2PStatus", "GetHandleByUUID"}
+_PLACES = ("MemoryAffinity", "NvLinkState", "NvLinkRemotePciInfo_v2", "P2PStatus", "HandleByUUID")
+PLACES = {f"nvmlDeviceGet{name}" for name in _PLACES}
 
 
 def test_nodes_and_links_are_asked_for_only_where_they_decide(nvml: Nvml) -> None:
     """A direct link counts, a way by a switch is one; what a card does not tell is unknown, and no problem."""
-    for at, uuid in enumerate(("GPU-a", "GPU-b", "GPU-c", "GPU-d")):
-        nvml.gpu(uuid, bus=at + 1)
+    several(nvml, "abcd")
     nvml.mig("MIG-1", "GPU-d", 0)
-    nvml.near("GPU-a", 0)
-    nvml.near("GPU-b", 65)
-    nvml.near("GPU-d", 1)
+    for letter, node in (("a", 0), ("b", 65), ("d", 1)):
+        nvml.near(f"GPU-{letter}", node)
     nvml.links("GPU-a", "GPU-b", 4)
     nvml.links("GPU-b", "GPU-c", 0)
     nvml.error("nvmlDeviceGetMemoryAffinity", UNKNOWN, "GPU-c")
     watch = nvml.watch()
     assert {(gpu.node, gpu.links) for gpu in watch().gpus} == {(None, ())}
-    assert not PLACES & {call.split()[0].removeprefix("nvmlDevice") for call in nvml.calls()}
+    assert not PLACES & {call.split()[0] for call in nvml.calls()}
     watch.watcher.asking_where(on=True)
     look = watch()
     assert {gpu.uuid: (gpu.node, gpu.links) for gpu in look.gpus} == {
@@ -577,8 +567,7 @@ def test_nodes_and_links_are_asked_for_only_where_they_decide(nvml: Nvml) -> Non
     assert set(problems(look).values()) == {None}
     asked = len(nvml.calls())
     assert watch().gpus == look.gpus
-    again = {call.split()[0].removeprefix("nvmlDevice") for call in nvml.calls()[asked:]}
-    assert not PLACES & again  # once is enough
+    assert not PLACES & {call.split()[0] for call in nvml.calls()[asked:]}  # once is enough
     nvml.error("nvmlDeviceGetMemoryInfo_v2", GPU_IS_LOST, "GPU-a")
     nvml.remove("GPU-a")
     lost = watch.until(lambda look: problems(look)["GPU-a"] is not None)

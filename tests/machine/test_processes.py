@@ -68,24 +68,19 @@ def test_a_family_is_what_descends_from_the_wrapper(proc: FakeProc) -> None:
     assert family(proc) == [51, 55, 53, 52]
 
 
-@pytest.mark.parametrize("strange", [SERVES, MARK | {"SPOOL_RUN": "4"}, MARK | {"SPOOL_HOOK": "45.7"}])
-def test_what_belongs_elsewhere_is_not_of_the_family(proc: FakeProc, strange: dict[str, str]) -> None:
+@pytest.mark.parametrize("strange", [SERVES, MARK | {"SPOOL_RUN": "4"}, MARK | {"SPOOL_HOOK": "45.7"}, None])
+def test_what_belongs_elsewhere_is_not_of_the_family(proc: FakeProc, strange: dict[str, str] | None) -> None:
     """A dispatcher that a job's submission has started, a run of its own spool, a hook; nor what these have started.
 
-    But a job may run a dispatcher of its own in the foreground: what that runs ends with it.
+    Nor this process, which ends neither itself nor what it has started for others. But a job may run a dispatcher of
+    its own in the foreground: what that runs ends with it.
     """
-    proc.process(60, parent=51, start=600, environment=strange)
-    proc.process(61, parent=60, start=601, environment=MARK)
+    other = ME if strange is None else 60
+    proc.process(other, parent=51, start=600, environment=MARK if strange is None else strange)
+    proc.process(61, parent=other, start=601, environment=MARK)
     assert family(proc) == [51]
     proc.process(70, parent=51, start=600, environment=MARK | {"SPOOL_DIR": "/other", "SPOOL_JOB": "b"})
     assert family(proc) == [51, 70]
-
-
-def test_this_process_is_of_no_family(proc: FakeProc) -> None:
-    """A dispatcher that was started from within a job ends neither itself nor what it has started for others."""
-    proc.process(ME, parent=51, start=400, environment=MARK)
-    proc.process(60, parent=ME, start=600)
-    assert family(proc) == [51]
 
 
 # In a process of its own: the children of a thread that goes on, of an orphan that came back, and the order.
@@ -104,17 +99,25 @@ while len(most) < 3 and time.monotonic() < until:
     time.sleep(0.01)
 pids = [process.pid for process in most]
 ordered = all(stat.parent == os.getpid() or stat.parent in pids[:n] for n, stat in enumerate(most.values()))
-print(json.dumps([len(most), ordered]), flush=True)
 for pid in pids:
     os.kill(pid, 9)
+ended = {}
+while len(ended) < len(pids) and time.monotonic() < until:
+    ended |= children.reap(pids)
+    time.sleep(0.002)
+codes = sorted({one.exit_code for one in ended.values()})
+print(json.dumps([len(most), ordered, len(ended), codes, list(children.children_of_self())]), flush=True)
 os._exit(0)
 """
 
 
 def test_the_kernels_lists_show_the_children_of_all_threads() -> None:
-    """A wrapper has one thread; what it runs may have many, each with children of its own."""
+    """A wrapper has one thread; what it runs may have many, each with children of its own.
+
+    What a child leaves behind becomes the child of a subreaper, can be listed, and can be reaped.
+    """
     done = subprocess.run([sys.executable, "-c", _FAMILY], capture_output=True, check=True)
-    assert json.loads(done.stdout) == [3, True]
+    assert json.loads(done.stdout) == [3, True, 3, [128 + signal.SIGKILL], []]
 
 
 def test_what_is_halted_when_found_forks_no_more(tmp_path: Path) -> None:
@@ -139,28 +142,26 @@ def test_a_search_knows_the_session_of_the_wrapper(proc: FakeProc) -> None:
     assert found(proc, jid=None) == []
 
 
-def test_who_has_left_the_session_too_is_found_by_its_mark(proc: FakeProc) -> None:
-    """A daemon carries the mark of the run in its environment, and its descendants need not."""
-    proc.process(52, parent=1, start=502, environment=MARK)
+@pytest.mark.parametrize(
+    ("change", "finds"),
+    [({}, [52, 53]), ({"SPOOL_DIR": "/other"}, []), ({"SPOOL_JOB": "b"}, []), ({"SPOOL_RUN": "33"}, []),
+     ({"SPOOL_RUN": ""}, [])],
+)  # fmt: skip
+def test_who_has_left_the_session_too_is_found_by_its_mark(
+    proc: FakeProc, change: dict[str, str], finds: list[int]
+) -> None:
+    """A daemon carries the mark of the run in its environment, and its descendants need not; it counts as a whole."""
+    proc.process(52, parent=1, start=502, environment=MARK | change)
     proc.process(53, parent=52, start=503)
     proc.process(60, parent=52, start=600, environment=MARK | {"SPOOL_JOB": "b"})
     proc.process(70, parent=52, start=700, environment=SERVES)
-    assert found(proc) == [52, 53]
-
-
-@pytest.mark.parametrize(
-    "change", [{"SPOOL_DIR": "/other"}, {"SPOOL_JOB": "b"}, {"SPOOL_RUN": "33"}, {"SPOOL_RUN": ""}]
-)
-def test_a_mark_counts_as_a_whole(proc: FakeProc, change: dict[str, str]) -> None:
-    """The mark of another spool, job or run is none."""
-    proc.process(52, parent=1, start=502, environment=MARK | change)
-    assert found(proc) == []
+    assert found(proc) == finds
 
 
 def test_who_was_known_before_stays_known(proc: FakeProc) -> None:
     """A process that was found once and then cut every tie is found by its identity, and its children with it.
 
-    So is what is in the control group of a run, whatever else it has got rid of.
+    So is what is in the control group of a run, and an orphan that still has its log, and not that of another.
     """
     proc.process(52, parent=1, start=502)
     proc.process(53, parent=52, start=503)
@@ -169,16 +170,11 @@ def test_who_was_known_before_stays_known(proc: FakeProc) -> None:
     assert found(proc, known=frozenset({Process(52, 501)})) == []
     sought = Sought("a", 3, SPOOL, None, grouped=frozenset({52}))
     assert processes.search([sought], proc=str(proc), me=ME).members["a", 3].keys() >= {Process(52, 502)}
-
-
-def test_an_orphan_without_any_mark_is_known_by_its_output(proc: FakeProc) -> None:
-    """The log of its run, and of no other."""
-    proc.process(52, parent=1, start=502)
-    proc.process(53, parent=1, start=503)
-    for pid, file in ((52, f"{SPOOL}/jobs/a/3/log"), (53, f"{SPOOL}/jobs/a/4/log")):
-        (proc.root / str(pid) / "fd").mkdir()
-        os.symlink(file, proc.root / str(pid) / "fd" / "1")
-    assert found(proc) == [52]
+    for pid, run in ((54, 3), (55, 4)):
+        proc.process(pid, parent=1, start=503)
+        (proc.root / f"{pid}/fd").mkdir()
+        os.symlink(f"{SPOOL}/jobs/a/{run}/log", proc.root / f"{pid}/fd/1")
+    assert found(proc) == [54]
 
 
 def test_one_search_serves_many_runs(proc: FakeProc) -> None:
@@ -366,24 +362,6 @@ def test_pid_1_and_this_process_are_never_signalled() -> None:
 
 
 # In a process of its own, for a subreaper stays one: a child leaves an orphan behind, which becomes ours.
-_SUBREAPER = """
-import json, os, subprocess, sys, time
-from spool.machine import children, marks, processes
-children.become_subreaper()
-subprocess.run(["sh", "-c", "setsid sleep 0.05 & exit 0"])
-orphans = children.children_of_self()
-ended = {}
-while not ended:
-    ended = children.reap(orphans)
-    time.sleep(0.002)
-print(json.dumps([len(orphans), [r.exit_code for r in ended.values()], list(children.children_of_self())]))
-"""
-
-
-def test_a_subreaper_inherits_orphans_and_takes_them_away() -> None:
-    """What a child leaves behind becomes our child, can be listed, and can be reaped."""
-    done = subprocess.run([sys.executable, "-c", _SUBREAPER], capture_output=True, check=True)
-    assert json.loads(done.stdout) == [1, [0], []]
 
 
 def test_our_children_are_listed_until_they_are_reaped() -> None:
@@ -419,36 +397,26 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
-@pytest.fixture
-def sharing(tmp_path: Path) -> FakeProc:
-    """Show two processes that share half of what they have."""
-    made = FakeProc(tmp_path)
+def test_sizes_and_times_are_sums(tmp_path: Path) -> None:
+    """Each figure is the sum over the processes; what a process has waited for is a part of its time.
+
+    One that is not there adds nothing; where the proportional size cannot be read the resident one counts.
+    """
+    proc = FakeProc(tmp_path)
     for pid in (50, 51):
-        made.process(pid, times=(1, 2, 30, 40), rss_pages=100)
-        (made.root / f"{pid}/statm").write_text("900 100 50 1 0 9 0\n")
-        (made.root / f"{pid}/smaps_rollup").write_text(
-            "00400000-7ffe ---p [rollup]\nRss: 400 kB\nPss: 300 kB\nPss_Dirty: 9 kB\n"
-        )
-        (made.root / f"{pid}/status").write_text("Name:\tsh\nVmPeak:\t  999 kB\nVmHWM:\t     700 kB\n")
-    return made
-
-
-def test_sizes_and_times_are_sums(sharing: FakeProc) -> None:
-    """Each figure is the sum over the processes; what a process has waited for is a part of its time."""
-    stats = [stat for pid in (50, 51) if (stat := identity.read_stat(pid, proc=str(sharing))) is not None]
+        proc.process(pid, times=(1, 2, 30, 40), rss_pages=100)
+        (proc.root / f"{pid}/statm").write_text("900 100 50 1 0 9 0\n")
+        shares = "00400000-7ffe ---p [rollup]\nRss: 400 kB\nPss: 300 kB\nPss_Dirty: 9 kB\n"
+        (proc.root / f"{pid}/smaps_rollup").write_text(shares)
+        (proc.root / f"{pid}/status").write_text("Name:\tsh\nVmPeak:\t  999 kB\nVmHWM:\t     700 kB\n")
+    stats = [stat for pid in (50, 51) if (stat := identity.read_stat(pid, proc=str(proc))) is not None]
     both = [Process(stat.pid, stat.start_ticks) for stat in stats]
     assert processes.rss_bytes(stats) == 2 * 100 * PAGE
-    assert processes.pss_bytes(both, proc=str(sharing)) == 2 * 300 * 1024
-    assert processes.peak_rss_bytes(50, proc=str(sharing)) == 700 * 1024
+    assert processes.pss_bytes([*both, Process(99, 1)], proc=str(proc)) == 2 * 300 * 1024
+    assert [processes.peak_rss_bytes(pid, proc=str(proc)) for pid in (50, 99)] == [700 * 1024, 0]
     assert processes.cpu_time_ns(stats) == 2 * 73 * TICK_NS
-
-
-def test_who_has_ended_uses_nothing_and_who_does_not_show_its_share_counts_in_full(sharing: FakeProc) -> None:
-    """A process that is not there adds nothing; where the proportional size cannot be read the resident one counts."""
-    assert processes.pss_bytes([Process(50, 1), Process(99, 1)], proc=str(sharing)) == 300 * 1024
-    assert processes.peak_rss_bytes(99, proc=str(sharing)) == 0
-    (sharing.root / "51/smaps_rollup").unlink()
-    assert processes.pss_bytes([Process(50, 1), Process(51, 1)], proc=str(sharing)) == 300 * 1024 + 100 * PAGE
+    (proc.root / "51/smaps_rollup").unlink()
+    assert processes.pss_bytes(both, proc=str(proc)) == 300 * 1024 + 100 * PAGE
 
 
 def test_a_real_process_is_measured() -> None:

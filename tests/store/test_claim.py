@@ -63,10 +63,10 @@ class Desk:
     def queued(self) -> Path:
         return self.root / QUEUED / "x.toml"
 
-    def save(self, text: bytes) -> None:
-        """Replace the waiting file, as editors do."""
+    def save(self, text: bytes, path: Path | None = None) -> None:
+        """Replace the waiting file, or another, as editors do."""
         (self.root / ".tmp" / "saved").write_bytes(text)
-        os.replace(self.root / ".tmp" / "saved", self.queued)
+        os.replace(self.root / ".tmp" / "saved", path or self.queued)
 
     def hold(self) -> None:
         """Have the file held."""
@@ -209,20 +209,14 @@ def test_what_cannot_be_given_back_because_it_is_gone_is_no_matter(desk: Desk) -
     assert desk.texts() == {}
 
 
-def _twice(desk: Desk, place: str) -> Path:
-    """Give the waiting file a second name, long ago."""
-    second = desk.root / place / "x.toml"
-    os.link(desk.queued, second)
-    return second
-
-
 @pytest.mark.parametrize("moment", [1, 2])
 @pytest.mark.parametrize("what", ["between", "put back", "complete", "away"])
 def test_a_save_while_one_of_two_names_is_taken_away_loses_nothing(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, what: str, moment: int
 ) -> None:
     """Whoever finishes a move that was cut off takes a second name away, and never a new file."""
-    second = _twice(desk, {"between": HELD, "away": DONE}.get(what, RUNNING))
+    second = desk.root / {"between": HELD, "away": DONE}.get(what, RUNNING) / "x.toml"
+    os.link(desk.queued, second)
     path = second if what == "put back" else desk.queued
     later = time.time_ns() + 2 * CUT_OFF_NS
     monkeypatch.setattr(time, "time_ns", lambda: later)
@@ -232,16 +226,9 @@ def test_a_save_while_one_of_two_names_is_taken_away_loses_nothing(
         "complete": lambda: desk.spool.complete_move("x"),
         "away": lambda: desk.spool.archive_file("x", QUEUED),
     }
-    saved = []
-
-    def save() -> None:
-        (desk.root / ".tmp" / "saved").write_bytes(NEW)
-        os.replace(desk.root / ".tmp" / "saved", path)
-        saved.append(True)
-
-    desk.disk.deeds = {moment: save}
+    desk.disk.deeds = {moment: lambda: desk.save(NEW, path)}
     deeds[what]()
     kept = {where.read_bytes() for where in (desk.queued, second) if where.exists()}
-    assert (NEW in kept) == bool(saved)
+    assert (NEW in kept) == (not desk.disk.deeds)
     assert OLD in kept or what == "away"  # what is filed away takes the place of an older record
     assert sorted(os.listdir(desk.root / ".tmp")) == []

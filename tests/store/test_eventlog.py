@@ -20,16 +20,8 @@ from spool.testing.faults import FaultyDisk, PowerCut
 
 def event(number: int, filler: str = "") -> Event:
     """Return some event."""
-    return Event(
-        id=str(number),
-        name=EventName.FINISHED,
-        at_ns=number,
-        host="h",
-        version="1",
-        spool_dir="/s",
-        job="x",
-        reason=filler,
-    )
+    where = {"host": "h", "version": "1", "spool_dir": "/s"}
+    return Event(id=str(number), name=EventName.FINISHED, at_ns=number, job="x", reason=filler, **where)
 
 
 def disk(root: Path) -> Disk:
@@ -67,14 +59,9 @@ def test_what_is_told_after_the_spool_was_moved_has_its_new_paths(spool_root: Pa
 
 def test_an_event_comes_back_as_it_was() -> None:
     """A line of the file has all of an event, the result, the grant and whom to notify too."""
-    whole = Event(
-        id="a",
+    whole = replace(
+        event(5, "r\n"),
         name=EventName.RETRYING,
-        at_ns=5,
-        host="h",
-        version="1",
-        spool_dir="/s",
-        reason="r\n",
         tags=("t",),
         request=Request(cpus=2, gpus=1, gpu_types=("A",)),
         grant=Grant(cpus=2, gpu_uuids=("u",), gpu_indices=(3,)),
