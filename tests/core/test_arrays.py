@@ -20,12 +20,17 @@ def _values(tasks: Tasks) -> list[dict[str, str]]:
 
 
 def test_an_array_alone_has_its_own_indices() -> None:
-    """`array = "3,7-9:2"` makes tasks 3, 7 and 9, and nothing else is known in them but the index."""
+    """`array = "3,7-9:2"` makes tasks 3, 7 and 9; each row is one task; what is no array stands for itself."""
     tasks = Tasks("sweep", Spec("true", array=ArraySpec((3, 7, 9), 2)))
     assert tasks.names() == ("sweep_3", "sweep_7", "sweep_9")
     assert tasks.keys == ("index",)
     assert _values(tasks) == [{"index": "3"}, {"index": "7"}, {"index": "9"}]
     assert tasks.task(1) == ArrayTask("sweep", 7, 2)
+    rows = ((("lr", "0.1"), ("seed", "1")), (("lr", "0.2"), ("seed", "9")))
+    tasks = Tasks("r", Spec("true", rows=rows))
+    assert _values(tasks) == [{"index": "0", **dict(rows[0])}, {"index": "1", **dict(rows[1])}]
+    assert Tasks("plain", Spec("true")).count == 0
+    assert Tasks("plain", Spec("true")).names() == ()
 
 
 def test_a_matrix_is_the_product_and_its_last_key_varies_fastest() -> None:
@@ -37,13 +42,6 @@ def test_a_matrix_is_the_product_and_its_last_key_varies_fastest() -> None:
     assert tasks.task(5) == ArrayTask("m", 5, 4)
 
 
-def test_rows_are_taken_as_they_come() -> None:
-    """Each row is one task."""
-    rows = ((("lr", "0.1"), ("seed", "1")), (("lr", "0.2"), ("seed", "9")))
-    tasks = Tasks("r", Spec("true", rows=rows))
-    assert _values(tasks) == [{"index": "0", **dict(rows[0])}, {"index": "1", **dict(rows[1])}]
-
-
 def test_indices_beside_lists_make_a_product_in_which_they_vary_slowest() -> None:
     """`array` beside a matrix or rows repeats all of it; `{array}` is the index there, `{index}` the number of all."""
     array = ArraySpec((5, 6))
@@ -53,12 +51,6 @@ def test_indices_beside_lists_make_a_product_in_which_they_vary_slowest() -> Non
         assert tasks.names() == ("p_0", "p_1", "p_2", "p_3")
         found = [(values["index"], values["array"], values["a"]) for values in _values(tasks)]
         assert found == [("0", "5", "x"), ("1", "5", "y"), ("2", "6", "x"), ("3", "6", "y")]
-
-
-def test_an_ordinary_job_has_no_tasks() -> None:
-    """What is no array stands for itself."""
-    assert Tasks("plain", Spec("true")).count == 0
-    assert Tasks("plain", Spec("true")).names() == ()
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 4))

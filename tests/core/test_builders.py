@@ -28,14 +28,10 @@ def test_sizes_and_durations_are_read_as_in_a_job_file() -> None:
 
 
 def test_a_run_is_on_the_gpus_that_it_is_told_or_on_the_first() -> None:
-    """The grant and the request agree, and the UUIDs are those of `a_machine`."""
+    """The grant and the request agree, the UUIDs are those of `a_machine`, and a GPU with a problem has nothing free."""
     uuids = [gpu.uuid for gpu in a_machine(gpus=3).gpus]
     assert a_run(gpus=2).grant.gpu_uuids == (uuids[0], uuids[1])
     run = a_run(on=[2], gpu_memory="10G")
     assert (run.grant.gpu_uuids, run.grant.gpu_memory_bytes, run.spec.request.gpus) == ((uuids[2],), 10 << 30, 1)
-
-
-def test_a_gpu_with_a_problem_tells_no_free_memory() -> None:
-    """Unknown is not free."""
     assert a_gpu(problem="GPU is lost").memory_free_bytes is None
     assert a_gpu(used="30G", taken=[("job", "20G")]).memory_free_bytes == 50 << 30

@@ -69,9 +69,14 @@ def test_the_plan_says_when_to_look_again():
 
 
 def test_a_timeout_ends_strictly_after_its_time():
-    """Waited exactly as long as allowed is allowed."""
+    """Waited exactly as long as allowed is allowed; the clock stands while a job is held or the spool paused."""
     assert names_ended(plan(job("j", waited=5, scheduling_timeout_ns=5 * S))) == {}
     assert names_ended(plan(job("j", waited=5, scheduling_timeout_ns=5 * S - 1))) == {"j": "unschedulable"}
+    old = {"waited": 100, "scheduling_timeout_ns": 10 * S}
+    assert names_ended(plan(job("j", **old), paused=True)) == {}
+    assert names_ended(plan(job("j", clock_at_ns=None, **old))) == {}
+    assert names_ended(plan(job("j", clock_at_ns=NOW, waited_ns_before=10 * S, **old))) == {}
+    assert names_ended(plan(job("j", clock_at_ns=NOW - 1, waited_ns_before=10 * S, **old))) == {"j": "unschedulable"}
 
 
 def test_what_kept_a_job_waiting_is_said_when_its_timeout_ends_it():
@@ -82,15 +87,6 @@ def test_what_kept_a_job_waiting_is_said_when_its_timeout_ends_it():
         assert (started(found), names_ended(found)) == ([], {"late": "unschedulable"})
         assert ("cpus: needs 2" in found.endings[0].reason) is said
     assert started(plan(job("old", waited=10**6, scheduling_timeout_ns=0))) == ["old"]
-
-
-def test_time_held_or_paused_does_not_count():
-    """The waiting clock stands while a job is held and while the spool is paused."""
-    old = {"waited": 100, "scheduling_timeout_ns": 10 * S}
-    assert names_ended(plan(job("j", **old), paused=True)) == {}
-    assert names_ended(plan(job("j", clock_at_ns=None, **old))) == {}
-    assert names_ended(plan(job("j", clock_at_ns=NOW, waited_ns_before=10 * S, **old))) == {}
-    assert names_ended(plan(job("j", clock_at_ns=NOW - 1, waited_ns_before=10 * S, **old))) == {"j": "unschedulable"}
 
 
 def depends(name="j", /, **clauses):

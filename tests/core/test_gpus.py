@@ -37,15 +37,6 @@ def mig(number: int) -> tuple[Gpu, ...]:
 ONE_AT_A_TIME = " not count: CUDA can use only one at a time, so a job with several GPUs needs whole ones"
 
 
-def test_a_job_alone_gets_idle_gpus_only():
-    """Without `gpu_memory` a GPU is one's own: none with a run on it, shared or not, is given."""
-    box = machine(cpus=64, gpus=4)
-    runs = [run("own", on=(0,)), run("sharing", on=(1,), gpu_memory_bytes=GIB)]
-    found = plan(job("j", gpus=2), job("k", gpus=1, waited=-1), on=box, running=runs)
-    assert given(found) == {"j": (2, 3)}
-    assert code(found, "k") == "gpus"
-
-
 def test_the_words_for_gpus_in_use():
     """The reason names who is on each GPU, ours and others, and says why idle MIG instances are no help."""
     notebook = ForeignProcess(4711, "python", 642 << 20)
@@ -61,11 +52,16 @@ def test_the_words_for_gpus_in_use():
     )
 
 
-def test_a_grant_holds_uuids_and_indices():
-    """What is given is told by UUID, lowest index first."""
-    grant = plan(job("j", gpus=2, memory_bytes=GIB), on=machine(gpus=2)).starts[0].grant
+def test_a_job_alone_gets_idle_gpus_only():
+    """Without `gpu_memory` a GPU is one's own: none with a run on it, shared or not, is given; the lowest first."""
+    grant = plan(job("j", gpus=2, memory_bytes=GIB), on=machine(gpus=gpus(4)[::-1])).starts[0].grant
     assert (grant.gpu_uuids, grant.gpu_indices, grant.gpu_memory_bytes) == (("GPU-0", "GPU-1"), (0, 1), None)
     assert plan(share("s", 2), on=machine(gpus=1)).starts[0].grant.gpu_memory_bytes == 2 * GIB
+    box = machine(cpus=64, gpus=4)
+    runs = [run("own", on=(0,)), run("sharing", on=(1,), gpu_memory_bytes=GIB)]
+    found = plan(job("j", gpus=2), job("k", gpus=1, waited=-1), on=box, running=runs)
+    assert given(found) == {"j": (2, 3)}
+    assert code(found, "k") == "gpus"
 
 
 def test_shares_add_up_to_no_more_than_the_card():
@@ -288,11 +284,6 @@ def test_the_order_of_shared_gpus(strategy, gib, index):
     """Shares go to the fullest GPU that has room by default; `spread` to the emptiest, `sequential` to the first."""
     found = plan(share("j", gib), on=machine(cpus=64, gpus=3), policy=Policy(gpu_strategy=strategy), **HALF)
     assert given(found) == {"j": (index,)}
-
-
-def test_gpus_alone_are_taken_from_the_first():
-    """By default the lowest indices are given."""
-    assert given(plan(job("j", gpus=2), on=machine(gpus=gpus(4)[::-1]))) == {"j": (0, 1)}
 
 
 KINDS = {"RTX 4090": 24, "A100-40GB": 40, "A100-80GB": 80, "H100": 80}

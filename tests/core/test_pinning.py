@@ -160,19 +160,14 @@ def test_without_cores_no_run_is_pinned_and_the_gpus_are_those_of_before() -> No
 
 
 def test_a_run_that_is_not_pinned_counts_and_keeps_no_cpu() -> None:
-    """One that began before pinning was switched on: there is no more room, but its CPUs are nobody's in particular."""
+    """One that began before pinning was switched on: there is no more room, but its CPUs are nobody's in particular.
+
+    With `cpus = 0` a job has none of its own; if `grant.toml` names more than its run was granted, others still start.
+    """
     found = plan(job("j", cpus=4), job("k", cpus=1), on=machine(cpus=8, cores=TWO_NODES), running=[run("old", cpus=4)])
     assert started(found) == ["j"]
     assert lists(found) == {"j": "0-1,4-5"}
-
-
-def test_a_job_without_cpus_is_not_pinned() -> None:
-    """With `cpus = 0` it has none of its own."""
     assert lists(plan(job("j", cpus=0), on=machine(cpus=8, cores=TWO_NODES))) == {"j": ""}
-
-
-def test_too_few_free_cpus_after_an_edit_of_a_record_pin_nothing() -> None:
-    """If `grant.toml` names more CPUs than its run was granted, others still start."""
     one = pinned(1, "0-6")
     greedy = replace(one, grant=replace(one.grant, cpus=1))
     assert lists(plan(job("j", cpus=2), on=machine(cpus=8, cores=TWO_NODES), running=[greedy])) == {"j": ""}
@@ -202,13 +197,9 @@ def grants(*jobs, cards: tuple[Gpu, ...], policy: Policy | None = None, running=
 
 
 def test_gpus_that_are_linked_go_together() -> None:
-    """A job with two GPUs gets a linked pair, even across nodes; one with three begins with it."""
+    """A job with two GPUs gets a linked pair, even across nodes; three begin with it; one alone breaks none."""
     assert grants(job("j", gpus=2), cards=linked((0, 2), (1, 3)))["j"][0] == (0, 2)
     assert grants(job("j", gpus=3), cards=linked((1, 3)))["j"][0] == (0, 1, 3)
-
-
-def test_a_single_gpu_breaks_no_pair() -> None:
-    """While another that is linked to none is equally good, those that are stay for a job with two."""
     assert grants(job("j", gpus=1), cards=linked((0, 1)))["j"][0] == (2,)
 
 
@@ -227,16 +218,11 @@ def test_a_gpu_with_free_cpus_near_it_comes_first() -> None:
 
 
 def test_what_the_configuration_asks_for_stays_first() -> None:
-    """A strategy decides alone, and a GPU that fewer jobs want comes before a linked one."""
+    """A strategy decides alone, a GPU that fewer jobs want comes before a linked one, and shares are packed."""
     cards = linked((2, 3))
     assert grants(job("j", gpus=2), cards=cards, policy=Policy(gpu_strategy="sequential"))["j"][0] == (0, 1)
     large = (*cards[:2], *(replace(gpu, memory_total_bytes=90 * GIB, memory_free_bytes=90 * GIB) for gpu in cards[2:]))
     assert grants(job("j", gpus=2), cards=large)["j"][0] == (0, 1)
-
-
-def test_a_share_of_a_gpu_is_chosen_as_before() -> None:
-    """Sharing is about memory: runs are packed."""
-    cards = linked((2, 3))
     sharing = [run("s", on=(1,), gpu_memory_bytes=GIB, cpus=1)]
     assert grants(job("j", gpus=1, gpu_memory_bytes=GIB), cards=cards, running=sharing)["j"][0] == (1,)
 

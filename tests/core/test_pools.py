@@ -56,9 +56,16 @@ def test_every_resource_that_is_missing_is_told():
 
 
 def test_indices_are_granted_one_by_one():
-    """A run gets the first free indices in the order of the configuration, and nobody else gets them."""
+    """A run gets the first free indices in the order of the configuration, and nobody else gets them.
+
+    While a run holds a resource without saying which, its indices are granted to nobody.
+    """
     found = plan(job("a", **wants(tpu=2)), job("b", **wants(tpu=1)), on=BOX, running=[holds("r", tpu=(1,))])
     assert [start.grant.resource_indices for start in found.starts] == [(("tpu", (0, 2)),), (("tpu", (5,)),)]
+    unknown = holds("r", **wants(tpu=1))
+    found = plan(job("j", **wants(tpu=1)), on=BOX, running=[unknown])
+    assert why(found, "j") == "tpu: needs 1, and which are free is unknown (1 run holds 1)"
+    assert started(plan(job("j", **wants(licence=1)), on=BOX, running=[unknown])) == ["j"]
 
 
 @pytest.mark.parametrize(
@@ -109,14 +116,6 @@ def test_a_resource_that_shrinks_is_taken_from_nobody():
     assert why(found, "t") == "tpu: needs 1, 0 of 2 free (1 run holds 2)"
     found = plan(job("t", **wants(tpu=1)), on=small, running=[holds("b", tpu=(1,))])
     assert found.starts[0].grant.resource_indices == (("tpu", (2,)),)
-
-
-def test_an_index_that_nobody_knows_is_not_free():
-    """While a run holds a resource without saying which, its indices are granted to nobody."""
-    unknown = holds("r", **wants(tpu=1))
-    found = plan(job("j", **wants(tpu=1)), on=BOX, running=[unknown])
-    assert why(found, "j") == "tpu: needs 1, and which are free is unknown (1 run holds 1)"
-    assert started(plan(job("j", **wants(licence=1)), on=BOX, running=[unknown])) == ["j"]
 
 
 FULL = Policy(max_running=2)

@@ -14,33 +14,24 @@ moments = st.one_of(st.none(), st.integers(-(1 << 63), 1 << 63))
 
 
 def test_the_exit_code_is_the_end_whoever_looks_and_when() -> None:
-    """A run ends when its exit code was written, however late that is seen, watched or not."""
+    """A run ends when its exit code was written, however late that is seen, watched or not.
+
+    If its processes were seen after that it ended with the last of them; that a dispatcher lived does not move it.
+    """
     for signs in (WATCHED, ALONE):
         assert end_of(signs, 10_000, exit_ns=150, wrote_ns=9_000) == RunEnd(150)
-
-
-def test_processes_that_outlived_the_exit_code_are_the_end() -> None:
-    """A run whose processes were seen after its exit code ended with the last of them."""
     assert end_of(replace(ALONE, outlived_ns=400), 500, exit_ns=150, wrote_ns=None) == RunEnd(400)
     assert end_of(replace(ALONE, outlived_ns=140), 500, exit_ns=150, wrote_ns=None) == RunEnd(150)
-
-
-def test_a_dispatcher_that_was_at_work_later_does_not_move_the_exit_code() -> None:
-    """That a dispatcher lived says nothing against an exit code; without one it is a proof of life."""
     signs = replace(ALONE, served_ns=300)
     assert end_of(signs, 500, exit_ns=150, wrote_ns=None) == RunEnd(150)
     assert end_of(signs, 500, exit_ns=None, wrote_ns=200) == RunEnd(300, is_bound=True)
 
 
 def test_an_end_without_an_exit_code_is_now_if_it_was_watched_and_else_a_bound() -> None:
-    """What is watched ends as it is seen; what is not has its last proof of life, which is a bound."""
+    """What is watched ends as it is seen, as does what never began; what is not has its last proof of life, a bound."""
     assert end_of(WATCHED, 500, exit_ns=None, wrote_ns=200) == RunEnd(500)
     assert end_of(ALONE, 500, exit_ns=None, wrote_ns=200) == RunEnd(200, is_bound=True)
     assert end_of(ALONE, 500, exit_ns=None, wrote_ns=None) == RunEnd(110, is_bound=True)
-
-
-def test_what_never_began_ends_now() -> None:
-    """A run that waited on another machine and never began there ends when that is seen."""
     assert end_of(replace(ALONE, began_ns=None), 500, exit_ns=None, wrote_ns=None) == RunEnd(500)
 
 

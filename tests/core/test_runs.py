@@ -136,34 +136,28 @@ def ends(*runs: Running, at_ns: int = NOW) -> dict[str, int]:
     return {name: (end_ns - at_ns) // S for end_ns, name in Runs(runs).ends(at_ns)}
 
 
-def test_the_time_that_a_run_was_suspended_is_added_to_its_end():
-    """Of 100s it has run 60, of which it stood still for 20."""
-    assert ends(run("a", ran=60, time_limit_ns=100 * S, suspended=(20, None))) == {"a": 60}
-
-
 def test_a_suspended_run_ends_as_if_it_went_on_now():
-    """However late one asks, it has as much left as it had when it was suspended."""
+    """However late one asks, it has as much left as it had when it was suspended; the time is added to its end.
+
+    One that has overrun its guess is guessed anew once, by what it had run, not by how long it stands still.
+    """
     one = run("a", ran=60, time_limit_ns=100 * S, suspended=(20, 10))
     assert ends(one) == ends(one, at_ns=NOW + HOUR) == {"a": 70}
-
-
-def test_a_suspended_run_that_has_overrun_its_guess_is_guessed_anew_once():
-    """By what it had run when it was suspended, not by how long it stands still."""
+    assert ends(run("a", ran=60, time_limit_ns=100 * S, suspended=(20, None))) == {"a": 60}
     one = run("a", ran=3 * 3600, suspended=(0, 3600))
     assert ends(one) == ends(one, at_ns=NOW + HOUR) == {"a": 2 * 3600}
     assert ends(replace(one, stopping=True))["a"] <= 10
 
 
 def test_a_run_that_is_being_stopped_has_ended_once_its_grace_is_over():
-    """The grace counts from the order, however late one asks; neither a limit nor a guess says anything else."""
+    """The grace counts from the order, however late one asks; neither a limit nor a guess says anything else.
+
+    By a clock that was set back an order of tomorrow is one of now.
+    """
     ordered = replace(run("a", stopping=True, kill_grace_ns=12 * S), stop_at_ns=NOW)
     limited = replace(ordered, spec=replace(ordered.spec, time_limit_ns=61 * S))
     for later in (0, 3, 10, 60):
         for one in (ordered, limited):
             assert ends(one, at_ns=NOW + later * S) == {"a": 12 - later}
-
-
-def test_a_clock_set_back_makes_no_stopping_run_last_longer_than_its_grace():
-    """An order of tomorrow is one of now."""
     ordered = replace(run("a", stopping=True, kill_grace_ns=12 * S), stop_at_ns=NOW + HOUR)
     assert ends(ordered) == {"a": 12}

@@ -47,20 +47,18 @@ def until(go: Path, before: str = ":", after: str = ":") -> Command:
 
 
 def test_a_command_answers_with_all_that_it_said(runner: CommandRunner) -> None:
-    """Its exit status, both outputs whatever bytes they hold, and no input."""
-    first = runner.order(sh(r"printf 'a\tb\nc\377'; echo wrong >&2; cat; exit 3"))
-    second = runner.order(sh("echo $X", X="\u00e9 and 'quotes'\n"))
-    said, other = wait(runner, first, second)
+    """Its exit status, both outputs whatever bytes they hold, and no input; of no program 127, as a shell tells it."""
+    orders = (
+        sh(r"printf 'a\tb\nc\377'; echo wrong >&2; cat; exit 3"),
+        sh("echo $X", X="\u00e9 and 'quotes'\n"),
+        sh("kill -9 $$"),
+        Command(("/nonexistent/sbatch",)),
+    )
+    said, other, killed, absent = wait(runner, *map(runner.order, orders))
     assert said == CommandEnd(3, "a\tb\nc\ufffd", "wrong\n")
-    assert other.out == "\u00e9 and quotes\n".replace("quotes", "'quotes'")
-    assert wait(runner, runner.order(sh("kill -9 $$")))[0].status == -9
-
-
-def test_a_program_that_is_not_there_is_told_as_a_shell_tells_it(runner: CommandRunner) -> None:
-    """It has done nothing, and that is certain."""
-    (end,) = wait(runner, runner.order(Command(("/nonexistent/sbatch",))))
-    assert end.status == 127
-    assert "No such file" in end.err
+    assert other.out == "\u00e9 and 'quotes'\n"
+    assert (killed.status, absent.status) == (-9, 127)
+    assert "No such file" in absent.err
 
 
 def test_a_command_that_hangs_is_ended_with_its_children_and_nobody_knows_what_it_did(runner: CommandRunner) -> None:

@@ -101,20 +101,18 @@ def several(nvml: Nvml, letters: str) -> tuple[str, ...]:
 
 
 def test_each_gpu_tells_uuid_index_name_and_memory(nvml: Nvml) -> None:
-    """All that a look says of a GPU comes from NVML, sizes in bytes beyond 32 bits."""
-    nvml.gpu("GPU-a", total=141 * GIB, free=140 * GIB, name="NVIDIA H200")
+    """All that a look says of a GPU comes from NVML, sizes in bytes beyond 32 bits.
+
+    The order is that of the bus, as CUDA_DEVICE_ORDER=PCI_BUS_ID has it; the index stays NVML's.
+    """
+    nvml.gpu("GPU-c", bus=0xC1)
+    nvml.gpu("GPU-a", bus=0x01, total=141 * GIB, free=140 * GIB, name="NVIDIA H200")
+    nvml.gpu("GPU-b", bus=0x41)
     nvml.add(f"reserved GPU-a {GIB}")
     look = nvml.watch()()
-    assert look.gpus == (Gpu("GPU-a", 0, "NVIDIA H200", 141 * GIB, 140 * GIB),)
+    assert look.gpus[0] == Gpu("GPU-a", 1, "NVIDIA H200", 141 * GIB, 140 * GIB)
+    assert [(gpu.uuid, gpu.index) for gpu in look.gpus[1:]] == [("GPU-b", 2), ("GPU-c", 0)]
     assert (look.problem, look.notes, look.driver) == (None, (), "999.1")
-
-
-def test_gpus_are_in_pci_bus_order(nvml: Nvml) -> None:
-    """The order is that of the bus, as CUDA_DEVICE_ORDER=PCI_BUS_ID has it; the index stays NVML's."""
-    nvml.gpu("GPU-c", bus=0xC1)
-    nvml.gpu("GPU-a", bus=0x01)
-    nvml.gpu("GPU-b", bus=0x41)
-    assert [(gpu.uuid, gpu.index) for gpu in nvml.watch()().gpus] == [("GPU-a", 1), ("GPU-b", 2), ("GPU-c", 0)]
 
 
 def test_an_nvml_that_has_no_gpus_shows_none(nvml: Nvml) -> None:

@@ -17,6 +17,7 @@ from spool.store.ownership import this_user
 MIB = 1 << 20
 GIB = 1 << 30
 NO_LIMIT_V1 = "9223372036854771712"
+CPU_V1 = "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs"
 
 
 class Root:
@@ -61,22 +62,21 @@ def test_without_control_groups_the_machine_is_all_ours(root: Root) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "cpus"),
-    [("max 100000\n", 16), ("250000 100000\n", 2), ("50000 100000\n", 1), ("garbage\n", 16), ("", 16), ("1 0\n", 16)],
-)
-def test_a_quota_of_version_2_is_rounded_down_to_whole_processors(root: Root, text: str, cpus: int) -> None:
-    """cpu.max 2.5 gives 2, half a processor gives 1, "max" and what cannot be read give no limit."""
-    root.v2("/user.slice/me.service")
-    root.put("sys/fs/cgroup/user.slice/me.service/cpu.max", text)
-    assert root.host().cpus() == cpus
-
-
-@pytest.mark.parametrize(("quota", "cpus"), [("-1\n", 16), ("400000\n", 4)])
-def test_a_quota_of_version_1_counts_and_minus_one_is_none(root: Root, quota: str, cpus: int) -> None:
-    """cpu.cfs_quota_us / cpu.cfs_period_us is the quota; -1 is no quota."""
-    root.v1("/box")
-    root.put("sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us", quota)
-    root.put("sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_period_us", "100000\n")
+    ("version", "files", "cpus"),
+    [
+        *(("v2", {"sys/fs/cgroup/box/cpu.max": text}, cpus) for text, cpus in (
+            ("max 100000", 16), ("250000 100000", 2), ("50000 100000", 1), ("garbage", 16), ("", 16), ("1 0", 16))),
+        *(("v1", {f"{CPU_V1}_quota_us": quota, f"{CPU_V1}_period_us": "100000"}, cpus)
+          for quota, cpus in (("-1", 16), ("400000", 4))),
+    ],
+)  # fmt: skip
+def test_a_quota_is_rounded_down_to_whole_processors(
+    root: Root, version: str, files: dict[str, str], cpus: int
+) -> None:
+    """2.5 gives 2, half a processor gives 1, "max", -1 of version 1 and what cannot be read give no limit."""
+    getattr(root, version)("/box")
+    for name, text in files.items():
+        root.put(name, f"{text}\n")
     assert root.host().cpus() == cpus
 
 
@@ -196,37 +196,34 @@ def test_odd_lines_of_the_system_give_no_odd_path(tmp_path: Path, text: str, pat
     assert host.login_environment(str(tmp_path))["PATH"] == expected
 
 
-def test_variables_of_a_path_are_those_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("$SCRATCH/${USER}", f"/s/{this_user()}"),
+        ("/a$$x", "/a$x"),  # what `$$` stands for begins no variable
+        ("/$${x}", "/${x}"),
+        ("/$$$HOME$", "/$/h$"),
+        ("/a$-b$", "/a$-b$"),
+    ],
+)
+def test_variables_of_a_path_are_those_of_the_job(monkeypatch: pytest.MonkeyPatch, path: str, expected: str) -> None:
     """`env` counts, and so does what every job begins with; what the starter has does not."""
     monkeypatch.setenv("SCRATCH", "/of/the/starter")
-    assert "$SCRATCH is not set for this job" in (host.why_not_expanded("$SCRATCH/x", {}) or "")
-    assert host.why_not_expanded("$SCRATCH/${USER}", {"SCRATCH": "/s"}) is None
-    assert host.expanded("$SCRATCH/${USER}", {"SCRATCH": "/s"}) == f"/s/{this_user()}"
+    monkeypatch.setenv("HOME", "/h")
+    assert "$SCRATCH" in (host.why_not_expanded("$SCRATCH/x", {}) or "")
+    assert host.why_not_expanded(path, {"SCRATCH": "/s"}) is None
+    assert host.expanded(path, {"SCRATCH": "/s"}) == expected
     assert host.expanded("~/$1", {}) == os.path.expanduser("~/")
-
-
-def test_two_dollar_signs_in_a_path_are_one(tmp_path: Path) -> None:
-    """What `$$` stands for begins no variable; one dollar sign before something else stays."""
-    for path, expected in (("/a$$x", "/a$x"), ("/$${x}", "/${x}"), ("/$$$HOME$", "/$/h$"), ("/a$-b$", "/a$-b$")):
-        assert host.why_not_expanded(path, {"HOME": "/h"}) is None
-        assert host.expanded(path, {"HOME": "/h"}) == expected
 
 
 def test_the_memory_is_the_kernels_word_or_else_psutils(tmp_path: Path) -> None:
     """`/proc/meminfo` answers by itself; psutil, which takes longer to import, where that does not say all of it."""
     told = tmp_path / "meminfo"
-    told.write_text(
-        "MemTotal:       16000000 kB\nMemFree:         1000000 kB\nMemAvailable:    9000000 kB\nHugePages: 0\n"
-    )
+    told.write_text("MemTotal:  16000000 kB\nMemFree:  1000000 kB\nMemAvailable:  9000000 kB\nHugePages: 0\n")
     assert host.host_memory(str(told)) == HostMemory(16_000_000 << 10, 9_000_000 << 10)
     real = psutil.virtual_memory().total
     assert host.host_memory().total_bytes == real
-    for text in (
-        "",
-        "MemTotal: 16000000 kB\n",
-        "MemTotal: 4 kB\nMemAvailable: 5 kB\n",
-        "MemTotal: x kB\nMemAvailable: 5 kB\n",
-    ):
-        told.write_text(text)
+    for text in ("", "16000000 kB\n", "4 kB\nMemAvailable: 5 kB\n", "x kB\nMemAvailable: 5 kB\n"):
+        told.write_text(text and f"MemTotal: {text}")
         assert host.host_memory(str(told)).total_bytes == real
     assert host.host_memory(str(tmp_path / "gone")).total_bytes == real

@@ -29,15 +29,8 @@ def liveness(jid: Jid, proc: FakeProc) -> Liveness:
     return identity.liveness(jid, proc=str(proc), here="here")
 
 
-def test_this_process_is_alive() -> None:
-    """The identity of a process that runs is alive, and says where it runs."""
-    jid = identity.of_process(os.getpid())
-    assert (jid.pid, jid.host) == (os.getpid(), identity.host())
-    assert identity.liveness(jid) is Liveness.ALIVE
-
-
 def test_a_process_that_has_ended_is_gone_even_while_nobody_has_waited_for_it() -> None:
-    """A zombie is gone: only its exit code is left."""
+    """What runs is alive, and says where it runs; a zombie is gone: only its exit code is left."""
     pid = os.posix_spawn("/bin/cat", ["cat"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)])
     jid = identity.of_process(pid)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -47,6 +40,9 @@ def test_a_process_that_has_ended_is_gone_even_while_nobody_has_waited_for_it() 
     os.waitpid(pid, 0)
     assert identity.liveness(jid) is Liveness.GONE
     assert identity.of_process(pid) is None
+    jid = identity.of_process(os.getpid())
+    assert (jid.pid, jid.host) == (os.getpid(), identity.host())
+    assert identity.liveness(jid) is Liveness.ALIVE
 
 
 def test_another_process_with_the_same_pid_is_not_it(proc: FakeProc) -> None:

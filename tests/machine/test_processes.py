@@ -341,7 +341,7 @@ def test_a_parent_that_waits_for_a_stopped_child_to_execute_stands_still(tmp_pat
 
 
 def test_a_signal_goes_to_the_process_that_was_meant_or_to_none() -> None:
-    """The pid alone is not enough: with another start the process is not signalled."""
+    """The pid alone is not enough: with another start it is not signalled; nor are pid 1 and this process ever."""
     with subprocess.Popen(["sleep", "60"]) as child:
         ticks = identity.start_ticks(child.pid)
         other, same = Process(child.pid, ticks - 1), Process(child.pid, ticks)
@@ -352,10 +352,6 @@ def test_a_signal_goes_to_the_process_that_was_meant_or_to_none() -> None:
         assert processes.send([same], signal.SIGTERM) == processes.Sent(gone=frozenset({same}))
         assert child.wait() == -signal.SIGTERM
     assert processes.send([same], signal.SIGTERM) == processes.Sent(gone=frozenset({same}))
-
-
-def test_pid_1_and_this_process_are_never_signalled() -> None:
-    """Whatever a scan may have said, some processes are not to be signalled."""
     mine = Process(os.getpid(), identity.start_ticks(os.getpid()) or 0)
     refused = frozenset({mine, Process(1, 0), Process(0, 0), Process(-1, 0)})
     assert processes.send(refused, signal.SIGTERM) == processes.Sent(refused=refused)
@@ -365,7 +361,7 @@ def test_pid_1_and_this_process_are_never_signalled() -> None:
 
 
 def test_our_children_are_listed_until_they_are_reaped() -> None:
-    """A child is one from its start until somebody has asked how it ended."""
+    """A child is one from its start until somebody has asked how it ended; others are left alone."""
     before = children.children_of_self()
     pid = os.posix_spawn("/bin/sh", ["sh", "-c", "kill -KILL $$"], {})
     assert children.children_of_self() - before == {pid}
@@ -373,10 +369,6 @@ def test_our_children_are_listed_until_they_are_reaped() -> None:
     assert (ended[pid].pid, ended[pid].exit_code) == (pid, 128 + signal.SIGKILL)
     assert ended[pid].peak_memory_bytes > 0
     assert children.children_of_self() == before
-
-
-def test_only_the_named_children_are_reaped() -> None:
-    """A child that lives, a child of which nobody spoke, and a process that is no child are left alone."""
     with subprocess.Popen(["sh", "-c", "exit 3"]) as unnamed, subprocess.Popen(["sleep", "60"]) as living:
         os.waitid(os.P_PID, unnamed.pid, os.WEXITED | os.WNOWAIT)
         assert children.reap([living.pid, 1]) == {}

@@ -40,17 +40,13 @@ def started() -> Iterator[_Started]:
 
 
 def test_the_marks_in_its_environment_decide(tmp_path: Path, started: _Started) -> None:
-    """The wrapper of a run is none of another job, of another run or of another spool."""
+    """The wrapper of a run is none of another job, run or spool; a stranger and this process are none at all."""
     root = os.path.realpath(tmp_path)
     pid = started("cat", run=f"{root}:a:1")
     assert is_wrapper(pid, root, "a", 1)
     assert not is_wrapper(pid, root, "a", 2)
     assert not is_wrapper(pid, root, "b", 1)
     assert not is_wrapper(pid, f"{root}/other", "a", 1)
-
-
-def test_a_process_without_any_trace_of_the_run_is_not_its_wrapper(tmp_path: Path, started: _Started) -> None:
-    """Neither a stranger, nor this process, nor the first one of the machine."""
     for pid in (started("cat"), os.getpid(), 1):
         assert not is_wrapper(pid, str(tmp_path), "a", 1)
 

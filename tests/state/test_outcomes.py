@@ -15,11 +15,17 @@ from spool.store.spool import Spool
 from support import make_spool
 
 
-def ended(root: Path, name: str, outcome: State) -> None:
+def ended(spool: Spool, name: str, outcome: State) -> None:
     """Write the record of a job that has ended."""
-    metadir = root / "jobs" / name / "1"
+    metadir = Path(spool.root, "jobs", name, "1")
     metadir.mkdir(parents=True)
     (metadir / "result.toml").write_bytes(render_result(Result(name, 1, 1, outcome, "")))
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    """Give an empty spool."""
+    return Spool(str(make_spool(tmp_path / "spool")))
 
 
 @pytest.fixture
@@ -29,10 +35,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_no_more_names_are_remembered_than_jobs_depend_on(tmp_path: Path) -> None:
+def test_no_more_names_are_remembered_than_jobs_depend_on(spool: Spool) -> None:
     """However many jobs end, only the names that matter and a few more are remembered; the rest is read again."""
-    make_spool(tmp_path / "spool")
-    spool = Spool(str(tmp_path / "spool"))
     matters = {f"job{number}" for number in range(0, 1000, 100)}
     index = OutcomeIndex(spool, matters=matters.__contains__)
     for number in range(1000):
@@ -40,28 +44,24 @@ def test_no_more_names_are_remembered_than_jobs_depend_on(tmp_path: Path) -> Non
         index.get(f"missing{number}")
         assert len(index) + len(index._missing) <= 10 + 2 * len(matters) + 1
     assert all(index[name] is State.FAILED for name in matters)  # of these no record is there
-    ended(tmp_path / "spool", "job1", State.FINISHED)
+    ended(spool, "job1", State.FINISHED)
     assert index["job1"] is State.FINISHED
 
 
 @pytest.mark.usefixtures("few")
-def test_names_that_matter_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_matter_are_read_once(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many names as jobs depend on stay known, so that no pass reads their records again."""
-    make_spool(tmp_path / "spool")
-    spool = Spool(str(tmp_path / "spool"))
     names = [f"job{number}" for number in range(200)]
     for name in names:
-        ended(tmp_path / "spool", name, State.FINISHED)
+        ended(spool, name, State.FINISHED)
     index = OutcomeIndex(spool, matters=lambda _: True)
     assert all(index[name] is State.FINISHED for name in names)
     monkeypatch.setattr(Spool, "result", None)
     assert all(index[name] is State.FINISHED for name in names)
 
 
-def test_the_newest_line_of_the_history_answers_for_a_name_without_records(tmp_path: Path) -> None:
+def test_the_newest_line_of_the_history_answers_for_a_name_without_records(spool: Spool) -> None:
     """Unless that run was not the last of its job, or jobs of an array's tasks' names were never removed as one."""
-    make_spool(tmp_path / "spool")
-    spool = Spool(str(tmp_path / "spool"))
     lines = [
         Result("x", 1, 1, State.FAILED, ""),
         Result("x", 2, 2, State.FINISHED, ""),
@@ -70,9 +70,9 @@ def test_the_newest_line_of_the_history_answers_for_a_name_without_records(tmp_p
         Result("many_1", 1, 1, State.CANCELLED, ""),
         Result("alone_1", 1, 1, State.FINISHED, ""),
     ]
-    history = tmp_path / "spool" / "history.jsonl"
+    history = Path(spool.root, "history.jsonl")
     history.write_bytes(b"".join(map(render_history, lines)) + b"half a li")
-    (tmp_path / "spool" / "jobs" / ".last-runs.json").write_text('{"many":1}\n')
+    Path(spool.root, "jobs", ".last-runs.json").write_text('{"many":1}\n')
     index = OutcomeIndex(spool)
     asked = ("x", "goes-on", "many", "many_0", "alone", "alone_1", "never")
     found = {name: index.get(name) for name in asked}
@@ -85,11 +85,10 @@ def test_the_newest_line_of_the_history_answers_for_a_name_without_records(tmp_p
 
 
 def test_the_history_is_read_once_for_all_names_that_jobs_depend_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many names were never seen; and a job that ends later is known by its end."""
-    make_spool(tmp_path / "spool")
-    spool, table = Spool(str(tmp_path / "spool")), SchedulerState()
+    table = SchedulerState()
     for number in range(20):
         depends = Dependencies(all=(f"never{number}",))
         table.queue.put(Waiting(f"job{number}", Spec("true", depends_on=depends), "ann", number))

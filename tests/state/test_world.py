@@ -33,31 +33,14 @@ def world(tmp_path: Path) -> MachineMonitor:
     return MachineMonitor(spool, SchedulerState(), Settings(spool))
 
 
-def test_numbers_that_nobody_asks_about_make_no_other_decision(world: MachineMonitor) -> None:
-    """With no job that asks for memory and room on the disk, it is the same machine whatever is free."""
-    other = replace(MACHINE, memory_available_bytes=GIB, disk_free_bytes=40 * GIB)
-    assert world.what_counts(MACHINE) == world.what_counts(other)
-
-
-def test_free_memory_counts_where_a_job_waits_for_some(world: MachineMonitor) -> None:
-    """A job that asks for memory may start as soon as there is more."""
+def test_what_is_free_counts_where_it_decides(world: MachineMonitor) -> None:
+    """Below the floor of the disk another number is another machine; free memory once a job waits that asks for it."""
+    short, shorter = replace(MACHINE, disk_free_bytes=GIB // 2), replace(MACHINE, disk_free_bytes=GIB // 4)
+    assert len({world.what_counts(each) for each in (MACHINE, short, shorter)}) == 3
     spec = Spec(command="true", request=Request(memory_bytes=4 * GIB))
     world._table.queue.put(Waiting("a", spec, "alice", 0))
     other = replace(MACHINE, memory_available_bytes=5 * GIB)
     assert world.what_counts(MACHINE) != world.what_counts(other)
-
-
-def test_the_disk_counts_where_it_is_short(world: MachineMonitor) -> None:
-    """Below the floor, and on the way out of it, another number is another machine."""
-    short, shorter = replace(MACHINE, disk_free_bytes=GIB // 2), replace(MACHINE, disk_free_bytes=GIB // 4)
-    assert world.what_counts(short) != world.what_counts(shorter)
-    assert world.what_counts(short) != world.what_counts(MACHINE)
-
-
-def test_utilisation_makes_no_other_decision(world: MachineMonitor) -> None:
-    """What a GPU does is shown, and changes with every look; nobody's start depends on it."""
-    idle, busy = (Gpu("GPU-a", 0, "H100", GIB, GIB, utilisation_percent=part) for part in (0, 99))
-    assert world.what_counts(replace(MACHINE, gpus=(idle,))) == world.what_counts(replace(MACHINE, gpus=(busy,)))
 
 
 # Whether another value of a field alone makes another decision, and so another plan.
@@ -115,14 +98,27 @@ def answer(world: MachineMonitor) -> Machine:
     return world.machine(NOW)
 
 
+def may_start(world: MachineMonitor, *grants: Grant) -> list[bool]:
+    """Return which of these grants may start now."""
+    return [world.may_start_on(grant) for grant in grants]
+
+
+@pytest.fixture
+def answered(watched: MachineMonitor) -> MachineMonitor:
+    """Give that world once NVML has answered."""
+    watched.machine(NOW)
+    answer(watched)
+    return watched
+
+
 def test_an_answer_is_good_for_the_starts_of_one_pass(watched: MachineMonitor, fake_nvml: FakeNvml) -> None:
     """The pass that sees it may start on it; the next asks again, and a grant without GPUs asks nobody."""
     assert watched.machine(NOW).gpu_problem == NO_ANSWER
-    assert (watched.may_start_on(ALONE), watched.may_start_on(Grant())) == (False, True)
+    assert may_start(watched, ALONE, Grant()) == [False, True]
     answer(watched)
-    assert (watched.may_start_on(ALONE), watched.may_start_on(SHARE)) == (True, True)
+    assert may_start(watched, ALONE, SHARE) == [True, True]
     watched.machine(NOW)
-    assert (watched.may_start_on(ALONE), watched.may_start_on(SHARE)) == (False, False)
+    assert may_start(watched, ALONE, SHARE) == [False, False]
     fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
     watched.ask_gpus_again(NOW)
     watched.machine(NOW)
@@ -132,45 +128,41 @@ def test_an_answer_is_good_for_the_starts_of_one_pass(watched: MachineMonitor, f
     assert watched.may_start_on(ALONE)
 
 
-def test_an_answer_that_comes_at_once_is_seen_at_once(watched: MachineMonitor) -> None:
+def test_an_answer_that_comes_at_once_is_seen_at_once(answered: MachineMonitor) -> None:
     """It makes no descriptor readable, so that the next pass is due without."""
-    watched.machine(NOW)
-    answer(watched)
-    watched.ask_gpus_again(NOW)
-    watched._look_at_gpus(NOW, 30 * SECOND_NS)
-    assert watched.answer_due_ns() == 0
-    watched.machine(NOW)
-    assert watched.may_start_on(ALONE)
-    assert watched.answer_due_ns() is None
+    answered.ask_gpus_again(NOW)
+    answered._look_at_gpus(NOW, 30 * SECOND_NS)
+    assert answered.answer_due_ns() == 0
+    answered.machine(NOW)
+    assert answered.may_start_on(ALONE)
+    assert answered.answer_due_ns() is None
 
 
-def test_a_question_is_asked_once_however_many_passes_wait_for_it(watched: MachineMonitor, fake_nvml: FakeNvml) -> None:
+def test_a_question_is_asked_once_however_many_passes_wait_for_it(
+    answered: MachineMonitor, fake_nvml: FakeNvml
+) -> None:
     """Passes that come while the answer is awaited ask nothing more: no start makes a busy loop."""
-    watched.machine(NOW)
-    answer(watched)
     fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
     for _ in range(20):
-        watched.ask_gpus_again(NOW)
-        watched.machine(NOW)
+        answered.ask_gpus_again(NOW)
+        answered.machine(NOW)
     fake_nvml.mend()
-    answer(watched)
-    assert watched.gpus is not None
-    assert watched.gpus.asked == watched.gpus.answered == 2
+    answer(answered)
+    assert answered.gpus is not None
+    assert answered.gpus.asked == answered.gpus.answered == 2
 
 
-def test_a_question_that_was_open_before_does_not_count(watched: MachineMonitor, fake_nvml: FakeNvml) -> None:
+def test_a_question_that_was_open_before_does_not_count(answered: MachineMonitor, fake_nvml: FakeNvml) -> None:
     """NVML may have answered it in part already; the start waits for the one after."""
-    watched.machine(NOW)
-    answer(watched)
     fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
-    watched.machine(NOW + 2 * 3600 * SECOND_NS)
-    watched.ask_gpus_again(NOW)
+    answered.machine(NOW + 2 * 3600 * SECOND_NS)
+    answered.ask_gpus_again(NOW)
     fake_nvml.mend()
-    assert watched.gpus is not None
-    while watched.gpus.answered < 3:  # the second was open, the third is the start's own
-        assert not watched.may_start_on(ALONE)
-        answer(watched)
-    assert watched.may_start_on(ALONE)
+    assert answered.gpus is not None
+    while answered.gpus.answered < 3:  # the second was open, the third is the start's own
+        assert not answered.may_start_on(ALONE)
+        answer(answered)
+    assert answered.may_start_on(ALONE)
 
 
 def test_gpus_are_unknown_while_a_start_waits_too_long_for_its_answer(
@@ -198,7 +190,7 @@ def test_what_was_asked_while_a_run_was_there_clears_no_gpu_for_one_alone(watche
     watched.machine(NOW)
     watched._table.runs.remove("before")  # though its paperwork is not done
     answer(watched)
-    assert (watched.may_start_on(ALONE), watched.may_start_on(SHARE)) == (False, True)
+    assert may_start(watched, ALONE, SHARE) == [False, True]
     watched.ask_gpus_again(NOW)
     answer(watched)
     assert watched.may_start_on(ALONE)

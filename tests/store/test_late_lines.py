@@ -38,11 +38,19 @@ def spool(spool_root: Path) -> Spool:
     return Spool(str(spool_root))
 
 
-def test_a_look_back_does_not_end_at_a_late_line(spool: Spool) -> None:
-    """What ended within some hours is found behind lines of ends long ago, and what is older is not parsed for it."""
+def test_a_look_back_does_not_end_at_a_late_line(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ended within some hours is found behind lines of ends long ago, and what is older is not parsed for it.
+
+    A look back over the last minutes parses only the lines that were written since, and those of an hour more.
+    """
     found = [known.job for known in spool.accounts_since(NOW_NS - 3 * HOUR_NS)]
     assert {"fresh", "fresher"} <= set(found)
     assert not any(name.startswith("before") for name in found)
+    parsed: list[bytes] = []
+    parse = codec.parse_history_line
+    monkeypatch.setattr("spool.store.spool.parse_history_line", lambda line: (parsed.append(line), parse(line))[1])
+    assert [known.job for known in spool.accounts_since(NOW_NS - SECOND_NS)] == ["late-too", "fresher"]
+    assert len(parsed) == 3
 
 
 def test_a_late_line_is_found_by_its_end(spool: Spool) -> None:
@@ -78,28 +86,13 @@ def test_the_last_day_has_what_ended_in_it_in_the_order_of_the_ends(spool: Spool
 
 
 def test_the_past_is_learnt_from_behind_late_lines(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fair share and learnt run times know the runs that ended lately, though late lines were written after them."""
+    """Fair share, learnt run times, `spool info` and `spool ls` know what ended lately, though late lines follow."""
     learnt: list[str] = []
     monkeypatch.setattr(Past, "learn", lambda past, user, result: learnt.append(result.job))
     past_of(spool, NOW_NS, Policy(half_life_ns=HOUR_NS))
     assert {"fresh", "fresher"} <= set(learnt)
     assert not any(name.startswith("before") for name in learnt)
-
-
-def test_what_ended_lately_is_counted_and_listed_though_the_newest_lines_tell_of_earlier_ends(spool: Spool) -> None:
-    """`spool info` counts what ended in the last day, and `spool ls` lists it."""
     assert sum(_ended(spool, NOW_NS).values()) == 2
-    done = Path(spool.root) / "done"
     for name in ("fresh", "fresher", "late-too"):
-        (done / f"{name}.toml").write_text('command = "true"\n')
-    rows = JobLister(spool, NOW_NS).listing().rows
-    assert {row.name for row in rows} == {"fresh", "fresher"}
-
-
-def test_few_lines_are_parsed_for_a_short_look(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look back over the last minutes parses only the lines that were written since, and those of an hour more."""
-    parsed: list[bytes] = []
-    parse = codec.parse_history_line
-    monkeypatch.setattr("spool.store.spool.parse_history_line", lambda line: (parsed.append(line), parse(line))[1])
-    assert [known.job for known in spool.accounts_since(NOW_NS - SECOND_NS)] == ["late-too", "fresher"]
-    assert len(parsed) == 3
+        Path(spool.root, "done", f"{name}.toml").write_text('command = "true"\n')
+    assert {row.name for row in JobLister(spool, NOW_NS).listing().rows} == {"fresh", "fresher"}

@@ -36,21 +36,31 @@ def names(recent: RecentHistory, now_ns: int = NOW_NS) -> list[str]:
     return [run.job for run in recent.look(now_ns)]
 
 
-def test_what_is_appended_is_seen(spool_root: Path) -> None:
-    """A look has the runs of the looks before and those since, each once, in their order."""
-    recent = RecentHistory(str(spool_root), 24 * HOUR_NS, 1000)
+@pytest.fixture
+def recent(spool_root: Path) -> RecentHistory:
+    """Give the runs of a day."""
+    return RecentHistory(str(spool_root), 24 * HOUR_NS, 10_000)
+
+
+def test_what_is_appended_is_seen(spool_root: Path, recent: RecentHistory) -> None:
+    """A look has the runs of the looks before and those since, each once, in their order.
+
+    A line that is being written is read once it is whole; one that a crash left is no run, and hides none.
+    """
+    text = line("slow", 1)
     assert names(recent) == []
-    append(spool_root, line("a", 3), line("b", 2))
+    append(spool_root, b'{"job": "torn\n', b"\0\0\n", line("a", 3), line("b", 2), text[:40])
     assert names(recent) == ["a", "b"]
-    append(spool_root, line("c", 1))
-    assert names(recent) == ["a", "b", "c"]
-    assert names(recent) == ["a", "b", "c"]
+    append(spool_root, text[40:], line("c", 1))
+    for _ in range(2):
+        assert names(recent) == ["a", "b", "slow", "c"]
+    (spool_root / "history.jsonl").write_bytes(text)  # a shorter file is another history
+    assert names(recent) == ["slow"]
 
 
-def test_only_what_is_new_is_read(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_new_is_read(spool_root: Path, recent: RecentHistory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second look at a history of thousands of lines reads the one line that was appended."""
     append(spool_root, *(line(f"job-{n}", 5) for n in range(3000)))
-    recent = RecentHistory(str(spool_root), 24 * HOUR_NS, 10_000)
     assert len(names(recent)) == 3000
     read: list[bytes] = []
     parse = history.read_ended_runs
@@ -60,29 +70,17 @@ def test_only_what_is_new_is_read(spool_root: Path, monkeypatch: pytest.MonkeyPa
     assert b"".join(read) == line("new", 1)
 
 
-def test_half_a_line_waits_for_its_other_half_and_a_torn_one_is_passed_over(spool_root: Path) -> None:
-    """A line that is being written is read once it is whole; one that a crash left is no run, and hides none."""
-    recent = RecentHistory(str(spool_root), 24 * HOUR_NS, 1000)
-    text = line("slow", 1)
-    append(spool_root, b'{"job": "torn\n', b"\0\0\n", line("a", 2), text[:40])
-    assert names(recent) == ["a"]
-    append(spool_root, text[40:])
-    assert names(recent) == ["a", "slow"]
-
-
-def test_what_is_old_or_too_much_is_forgotten(spool_root: Path) -> None:
+def test_what_is_old_or_too_much_is_forgotten(spool_root: Path, recent: RecentHistory) -> None:
     """A run is dropped when it ended longer ago than the span; of too many the newest stay."""
     append(spool_root, line("old", 30), line("a", 20), line("b", 1))
-    recent = RecentHistory(str(spool_root), 24 * HOUR_NS, 1000)
     assert names(recent) == ["a", "b"]
     assert names(recent, NOW_NS + 10 * HOUR_NS) == ["b"]
     assert names(RecentHistory(str(spool_root), 24 * HOUR_NS, 1)) == ["b"]
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_rotated_history_is_read_once_more(spool_root: Path, packed: bool) -> None:
+def test_a_rotated_history_is_read_once_more(spool_root: Path, recent: RecentHistory, packed: bool) -> None:
     """After the history was rotated away, what it said of the last while is still known."""
-    recent = RecentHistory(str(spool_root), 24 * HOUR_NS, 1000)
     append(spool_root, line("a", 3), line("b", 2))
     assert names(recent) == ["a", "b"]
     current = spool_root / "history.jsonl"
@@ -95,15 +93,6 @@ def test_a_rotated_history_is_read_once_more(spool_root: Path, packed: bool) -> 
     append(spool_root, line("c", 1))
     assert names(recent) == ["a", "b", "c"]
     assert names(RecentHistory(str(spool_root), 24 * HOUR_NS, 1000)) == ["a", "b", "c"]
-
-
-def test_a_history_that_was_cut_is_read_anew(spool_root: Path) -> None:
-    """A shorter file under the same name is another history."""
-    recent = RecentHistory(str(spool_root), 24 * HOUR_NS, 1000)
-    append(spool_root, line("a", 3), line("b", 2))
-    assert names(recent) == ["a", "b"]
-    (spool_root / "history.jsonl").write_bytes(line("c", 1))
-    assert names(recent) == ["c"]
 
 
 def test_what_is_no_file_is_an_empty_history(spool_root: Path) -> None:

@@ -66,23 +66,19 @@ def test_a_stop_is_recorded_also_where_its_spare_keeps_its_name(tmp_path: Path) 
         assert (root / "jobs" / name / "1" / layout.STOP).read_bytes().count(name.encode()) == 1
 
 
-@pytest.mark.parametrize("size", [0, 100, 5000])
-def test_a_file_of_another_size_is_no_spare(tmp_path: Path, size: int) -> None:
-    """A file that a full disk left short holds no room: it is made anew."""
-    root = make_spool(tmp_path / "spool")
-    (root / layout.ROOM).mkdir()
-    (root / layout.ROOM / "0").write_bytes(b"x" * size)
-    spool = LockedSpool(str(root))
-    spool.keep_spares(2)
-    spool.release()
-    assert [(root / layout.ROOM / name).stat().st_size for name in "01"] == [4096, 4096]
-
-
-def test_a_link_is_no_spare(tmp_path: Path) -> None:
-    """What somebody else put there is replaced, and what it leads to is not touched."""
+@pytest.mark.parametrize("size", [0, 100, 5000, None])
+def test_a_file_of_another_size_is_no_spare(tmp_path: Path, size: int | None) -> None:
+    """A file that a full disk left short holds no room, and what a link leads to is not touched: it is made anew."""
     root = make_spool(tmp_path / "spool")
     (root / layout.ROOM).mkdir()
     (tmp_path / "precious").write_bytes(b"x" * 4096)
-    (root / layout.ROOM / "0").symlink_to(tmp_path / "precious")
+    if size is None:
+        (root / layout.ROOM / "0").symlink_to(tmp_path / "precious")
+    else:
+        (root / layout.ROOM / "0").write_bytes(b"x" * size)
+    spool = LockedSpool(str(root))
+    spool.keep_spares(2)
+    spool.release()
+    assert [(root / layout.ROOM / name).lstat().st_size for name in "01"] == [4096, 4096]
     order(root, "first")
     assert (tmp_path / "precious").read_bytes() == b"x" * 4096
