@@ -28,7 +28,7 @@ def test_sizes_and_durations_are_read_as_in_a_job_file() -> None:
 
 
 def test_a_run_is_on_the_gpus_that_it_is_told_or_on_the_first() -> None:
-    """The grant and the request agree, the UUIDs are those of `a_machine`, and a GPU with a problem has nothing free."""
+    """The grant and the request agree, the UUIDs are those of `a_machine`; a GPU with a problem has nothing free."""
     uuids = [gpu.uuid for gpu in a_machine(gpus=3).gpus]
     assert a_run(gpus=2).grant.gpu_uuids == (uuids[0], uuids[1])
     run = a_run(on=[2], gpu_memory="10G")

@@ -70,18 +70,14 @@ def test_what_was_not_asked_for_has_no_part() -> None:
     assert found.advice.cpus is None
 
 
-def test_a_job_that_took_more_cpus_than_it_was_given_is_told_to_ask_for_them() -> None:
-    """Nothing pins a job to its CPUs, so the efficiency may be above one."""
-    found = efficiency(measured(TRAIN, cpus=2, cpu_time_ns=15 * HOUR))
-    assert found.cpu_efficiency == 3.75
-    assert found.advice.cpus == 8
-
-
 def test_a_short_run_says_nothing_of_its_cpus() -> None:
-    """Most of nine seconds is beginning and ending."""
+    """Most of nine seconds is beginning and ending; one that took more CPUs than given is told to ask for them."""
     assert efficiency(measured(TRAIN, run_time_ns=9 * S, cpu_time_ns=9 * S)).advice.cpus is None
     assert efficiency(measured(TRAIN, run_time_ns=10 * S, cpu_time_ns=10 * S)).advice.cpus == 1
     assert efficiency(measured(TRAIN, run_time_ns=0, cpu_time_ns=0)).cpus_used is None
+    found = efficiency(measured(TRAIN, cpus=2, cpu_time_ns=15 * HOUR))
+    assert found.cpu_efficiency == 3.75
+    assert found.advice.cpus == 8
 
 
 @pytest.mark.parametrize(("peak_mib", "twice", "of"), [(None, 400, "200 MiB"), (150, 400, "200 MiB"),
@@ -109,9 +105,12 @@ def test_a_run_that_did_not_come_to_its_end_gives_no_advice(state: State) -> Non
 
 
 def test_a_run_that_never_started_used_nothing() -> None:
-    """It has no numbers at all."""
+    """It has no numbers at all, nor has an array of which nothing ran: nothing is divided by nothing."""
     found = efficiency(measured(JOB, outcome=State.CANCELLED, started=False))
     assert (found.gpu_hours, found.cpus_used, found.advice.notes) == (None, None, ("it never started",))
+    found = summary([], waiting=3)
+    assert (found.tasks, found.states, found.cpus_used, found.run_time_ns.median) == (3, {"queued": 3}, None, None)
+    assert found.advice.cpus is None
 
 
 def test_the_tasks_of_an_array_together() -> None:
@@ -132,13 +131,6 @@ def test_the_tasks_of_an_array_together() -> None:
     advice = found.advice
     assert (advice.cpus, advice.memory_bytes, advice.time_limit_ns) == (3, 10 * G, 3 * HOUR)
     assert advice.notes == ("1 of 4: did not run to the end (failed), so the needs are unknown",)
-
-
-def test_an_array_of_which_nothing_ran_has_no_numbers() -> None:
-    """Nothing is divided by nothing."""
-    found = summary([], waiting=3)
-    assert (found.tasks, found.states, found.cpus_used, found.run_time_ns.median) == (3, {"queued": 3}, None, None)
-    assert found.advice.cpus is None
 
 
 @pytest.mark.parametrize(

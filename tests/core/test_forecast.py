@@ -90,16 +90,15 @@ def test_the_order_changes_as_users_use_more():
 
 
 def test_a_job_starts_after_what_it_depends_on_if_that_finishes():
-    """The end of a run, of a waiting job, of an array: each is expected, assumed to be good, and said."""
+    """The end of a run, of a waiting job, of an array: each is expected, assumed to be good, and said.
+
+    What is held waits for a person, and a scheduling timeout may come before the room.
+    """
     a, b = limited("a", 30), limited("b", 40, depends_on="a")
     c = limited("c", 10, depends_on=("b", "r"))
     found = plan(a, b, c, running=[run("r", ran=0, time_limit_ns=300 * S)])
     assert starts(found) == {"a": 0, "b": 30, "c": 300}
     assert (told(found, "c").if_finished, told(found, "c").must_end) == (("b", "r"), ("r",))
-
-
-def test_what_depends_on_a_failure_or_on_a_held_job_is_promised_nothing():
-    """All is assumed to end well; what is held waits for a person; a scheduling timeout may come before the room."""
     failing = replace(job("f"), spec=replace(job("f").spec, depends_on=Dependencies(failed=("r",))))
     late = limited("late", 60, cpus=4, scheduling_timeout_ns=50 * S)
     running = [run("r", ran=0, time_limit_ns=HOUR)]
@@ -124,7 +123,10 @@ def test_what_a_run_has_taken_of_a_gpu_is_free_once_it_has_ended():
 
 
 def test_nothing_is_promised_behind_a_suspended_run():
-    """What needs its room waits for it, by name; what does not is told its time; what comes after is told neither."""
+    """What needs its room waits for it, by name; what does not is told its time; what comes after is told neither.
+
+    One that is being stopped ends with its grace: then somebody has decided.
+    """
     running = [
         run("ss", cpus=2, time_limit_ns=HOUR, suspended=(0, 5)),
         run("r", cpus=1, ran=0, time_limit_ns=100 * S),
@@ -135,10 +137,6 @@ def test_nothing_is_promised_behind_a_suspended_run():
     assert told(found, "wide").unknown == "ss is suspended"
     assert told(found, "after").unknown == "dependency: wide is queued (0 of 1 done)"
     assert told(plan(job("dep", depends_on="ss"), running=running), "dep").unknown == "ss is suspended"
-
-
-def test_a_suspended_run_that_is_being_stopped_ends_with_its_grace():
-    """Then somebody has decided."""
     stopped = replace(run("ss", cpus=4, stopping=True, suspended=(0, 5), kill_grace_ns=9 * S), stop_at_ns=NOW - 2 * S)
     assert starts(plan(job("j"), running=[stopped])) == {"j": 7}
 

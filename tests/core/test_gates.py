@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from core.planning import NOW, S, at, code, job, later, machine, plan, run, started, view, why
-from spool.core.model import Dependencies, Policy, Spec, State, Waiting
+from spool.core.model import Dependencies, Policy, State
 from spool.core.reasons import CODES
 from spool.core.scheduler import decide
 
@@ -271,23 +271,9 @@ def test_held_is_the_only_reason_of_a_held_job():
 
 def test_every_no_is_told_in_the_order_of_the_rules():
     """`all_reasons` gives every reason, in the one order, and `reason` is the first."""
-    bad = Waiting(
-        "j",
-        Spec(
-            command="x",
-            start_after_ns=at("13:00"),
-            scheduling_timeout_ns=S,
-            depends_on=Dependencies(all=("a",)),
-            group="g",
-            group_limit=1,
-            request=job("x", cpus=99, memory_bytes=1 << 50, gpus=1).spec.request,
-        ),
-        "alice",
-        NOW - 9 * S,
-        clock_at_ns=NOW - 9 * S,
-        not_before_ns=NOW + S,
-        executor_problem="tmux is not installed",
-    )
+    asked = {"cpus": 99, "memory_bytes": 1 << 50, "gpus": 1, "group": "g", "group_limit": 1, "depends_on": "a"}
+    times = {"waited": 9, "start_after_ns": at("13:00"), "scheduling_timeout_ns": S, "not_before_ns": NOW + S}
+    bad = job("j", executor_problem="tmux is not installed", **asked, **times)
     found = plan(bad, on=machine(disk_free_bytes=1 << 29), running=[run("j", group="g")], paused=True)
     codes = [each.code for each in found.all_reasons("j")]
     assert codes == [

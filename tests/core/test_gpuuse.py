@@ -31,19 +31,15 @@ def watched(*looks: tuple[int, list[GpuWork | None]], most_ns: int = MINUTE) -> 
 
 
 def test_a_look_stands_for_the_time_since_the_one_before() -> None:
-    """Ten seconds at 100 % and thirty at 20 % are 40 % on average, and likewise the memory."""
+    """Ten seconds at 100 % and thirty at 20 % are 40 % on average, and likewise the memory.
+
+    A dispatcher that was away for an hour: the look after it stands for no more than it may. Looks without an answer
+    leave no trace, as do those without a utilisation; if all are so nothing is known.
+    """
     watch = watched((10 * S, [did(100, 4 * G)]), (40 * S, [did(20, 8 * G)]))
     assert watch.known == (GpuUse(40 * S, 40.0, 100, 40 * S, 7 * G, 8 * G),)
-
-
-def test_time_in_which_nobody_looked_counts_for_nothing() -> None:
-    """A dispatcher that was away for an hour: the look after it stands for no more than it may."""
     watch = watched((10 * S, [did(100)]), (3600 * S, [did(0)]), most_ns=10 * S)
     assert (watch.gpus[0].watched_ns, watch.gpus[0].mean_percent) == (20 * S, 50.0)
-
-
-def test_what_is_unknown_is_not_averaged_as_nothing() -> None:
-    """Looks without an answer, or without a utilisation, leave no trace; if all are so nothing is known."""
     watch = watched((10 * S, [did(80, G)]), (20 * S, [None]), (30 * S, [did(None, 3 * G)]))
     assert watch.known == (GpuUse(10 * S, 80.0, 80, 20 * S, 2 * G, 3 * G),)
     assert watched((10 * S, [None, did(None)])).known == ()

@@ -122,7 +122,10 @@ def test_the_table_proves_what_the_page_says() -> None:
 
 
 def test_rows_are_numbered_in_order_and_are_those_of_the_code() -> None:
-    """The rows count from 1 without a gap, and the comments in the code speak of the same numbers."""
+    """The rows count from 1 without a gap, and the comments in the code speak of the same numbers.
+
+    The page has each verdict, and each outcome that evidence can prove by itself.
+    """
     numbers = [row.number for row in rows()]
     assert numbers == list(range(1, len(numbers) + 1))
     source = Path(lifecycle.__file__).read_text(encoding="utf-8")
@@ -130,10 +133,6 @@ def test_rows_are_numbered_in_order_and_are_those_of_the_code() -> None:
     for first, word, last in re.findall(r"# rows? (\d+)(?: (and|to) (\d+))?", source):
         spoken_of |= set(range(int(first), int(last) + 1)) if word else {int(first)}
     assert spoken_of == set(numbers)
-
-
-def test_every_verdict_and_every_outcome_of_a_run_has_a_row() -> None:
-    """The page has each verdict, and each outcome that evidence can prove by itself."""
     assert {row.verdict for row in rows()} == {verdict.value for verdict in Verdict}
     proved = {row.outcome for row in rows()} - {"", "as recorded"}
     assert proved == {outcome.value for outcome in OUTCOMES}

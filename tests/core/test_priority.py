@@ -60,17 +60,11 @@ def test_without_a_limit_the_expected_run_time_is_learnt():
     """Who states nothing stands where its like have run so long: here 90s and 120s."""
     past = Past(Policy())
     for seconds in (90, 120):
-        learn(past, "train_3", seconds)
+        ended = Result("train_3", 1, 1, State.FINISHED, "", None, NOW - seconds * S, NOW, request=Request())
+        past.learn("alice", ended)
     found = plan(job("train_9", waited=120), job("other", waited=120), running=[run("r", cpus=4)], past=past)
     assert standing(found, "train_9").score == pytest.approx(2.0)
     assert standing(found, "train_9").words() == "score 2.0 (waited 2m00s, expected run time 2m00s)"
-
-
-def learn(past: Past, name: str, seconds: int, user: str = "alice", outcome: State = State.FINISHED) -> None:
-    """Let a run be over that took so long."""
-    request = Request()
-    ends = NOW - S
-    past.learn(user, Result(name, 1, 1, outcome, "", None, ends - seconds * S, ends, request=request))
 
 
 def test_who_has_used_less_goes_first():

@@ -24,8 +24,8 @@ def answer(view: View, now_ns: int, policy: Policy) -> tuple[object, ...]:
 
 
 FEW = [*NAMES[:3], "sweep_0", "sweep_1"]
-
-
+FILES = st.sampled_from(FEW)
+OUTCOMES = st.sampled_from([State.FINISHED, State.FAILED])
 ARRAYS = {"sweep": ("sweep_0", "sweep_1")}
 
 
@@ -52,25 +52,21 @@ class Index(RuleBasedStateMachine):
         self.queue.put(new)
         self.held.pop(new.name, None)
 
-    @rule(name=st.sampled_from(FEW))
+    @rule(name=FILES)
     def remove(self, name):
         """Delete a file."""
         self.queue.remove(name)
 
-    @rule(name=st.sampled_from(FEW))
-    def hold(self, name):
-        """Move a file to held/."""
+    @rule(name=FILES)
+    def hold_or_release(self, name):
+        """Move a file to held/, or back."""
         if name in self.queue:
             self.held[name] = self.queue[name]
             self.queue.remove(name)
-
-    @rule(name=st.sampled_from(FEW))
-    def release(self, name):
-        """Move it back."""
-        if name in self.held:
+        elif name in self.held:
             self.queue.put(self.held.pop(name))
 
-    @rule(name=st.sampled_from(FEW))
+    @rule(name=FILES)
     def start(self, name):
         """Start a job."""
         if name in self.queue and name not in self.running:
@@ -78,35 +74,26 @@ class Index(RuleBasedStateMachine):
             self.queue.remove(name)
             self.running[name] = Running(name, 1, "alice", spec, Grant(cpus=1), self.now_ns)
 
-    @rule(name=st.sampled_from(FEW), outcome=st.sampled_from([State.FINISHED, State.FAILED]))
+    @rule(name=FILES, outcome=st.one_of(st.none(), OUTCOMES))
     def end(self, name, outcome):
-        """End a run, its outcome seen in the same look."""
-        if self.running.pop(name, None) is not None:
+        """End a run, its outcome seen in the same look, or lose sight of it before that is known."""
+        if self.running.pop(name, None) is not None and outcome is not None:
             self.ended[name] = outcome
 
-    @rule(name=st.sampled_from(FEW))
-    def forget(self, name):
-        """Lose a record, which the owner tells."""
+    @rule(name=FILES, outcome=st.one_of(st.none(), OUTCOMES))
+    def correct(self, name, outcome):
+        """Change an outcome, or lose a record, which the owner tells."""
         self.ended.pop(name, None)
+        if outcome is not None:
+            self.ended[name] = outcome
         self.queue.changed(name)
 
-    @rule(name=st.sampled_from(FEW), outcome=st.sampled_from([State.FINISHED, State.FAILED]))
+    @rule(name=FILES, outcome=OUTCOMES)
     def learn(self, name, outcome):
         """Add an outcome late; the queue is told only that something may have changed."""
         if name not in self.ended:
             self.ended[name] = outcome
             self.queue.look_again()
-
-    @rule(name=st.sampled_from(FEW), outcome=st.sampled_from([State.FINISHED, State.FAILED]))
-    def correct(self, name, outcome):
-        """Change an outcome, which the owner tells."""
-        self.ended[name] = outcome
-        self.queue.changed(name)
-
-    @rule(name=st.sampled_from(FEW))
-    def vanish(self, name):
-        """Lose sight of a run before its outcome is known."""
-        self.running.pop(name, None)
 
     @rule(by=st.sampled_from([1, 4, -3, 10**12]))
     def tick(self, by):
@@ -237,9 +224,10 @@ def test_the_end_of_a_run_is_noticed():
     gone = replace(seen, running=Runs())
     done = replace(gone, ended={"a": State.FINISHED})
     assert decisions(seen, lambda _: done) == [False, True]
-    for look in (queue.look_again, queue.changed):
+    for tell in (queue.look_again, queue.changed):
         queue.put(job("j", depends_on="a"))
-        assert decisions(seen, lambda _: gone, lambda _: done, lambda _, look=look: look() or done) == [False] * 3 + [True]
+        changes = (lambda _: gone, lambda _: done, lambda _, tell=tell: tell() or done)
+        assert decisions(seen, *changes) == [False, False, False, True]
 
 
 def test_the_last_task_seen_late_is_noticed():

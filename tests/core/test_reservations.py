@@ -154,13 +154,6 @@ def test_only_free_gpus_count_for_a_reservation():
         assert len(started(plan(*singles(4), on=box, reservations=(keep(2),)))) == 1
 
 
-def test_a_count_comes_on_top_of_indices():
-    """GPUs reserved by index are not those that are counted for somebody else."""
-    kept = (keep((0, 1)), keep(1, "bob", name="two"))
-    assert len(started(decide(*singles(4, "eve"), kept=kept))) == 1
-    assert len(started(decide(*singles(4, "bob"), kept=kept))) == 2
-
-
 def test_only_a_job_that_finds_room_is_told_of_reservations():
     """Without room on the GPUs, that is the reason, and reservations are not in the way."""
     found = decide(job("j", user="bob", gpus=2), kept=keep(2), running=[run("r", on=(0, 1, 2))])
@@ -180,10 +173,16 @@ def test_gpus_are_chosen_so_that_every_moment_is_kept():
 
 
 def test_two_reservations_bind_moment_by_moment():
-    """Two reservations one after the other need their GPUs one after the other, not twice as many."""
+    """Two reservations one after the other need their GPUs one after the other, not twice as many.
+
+    GPUs reserved by index are not those that are counted for somebody else.
+    """
     one, two = keep(2, start="13:00", end="14:00"), keep(2, "eve", start="14:00", end="15:00", name="two")
     assert len(started(decide(*singles(4), kept=(one, two)))) == 2
     assert len(started(decide(*singles(4), kept=(one, keep(2, "eve", start="13:30", end="15:00", name="two"))))) == 0
+    kept = (keep((0, 1)), keep(1, "bob", name="two"))
+    assert len(started(decide(*singles(4, "eve"), kept=kept))) == 1
+    assert len(started(decide(*singles(4, "bob"), kept=kept))) == 2
 
 
 def test_a_reservation_wakes_at_its_edges():

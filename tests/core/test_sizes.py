@@ -52,7 +52,7 @@ def asked(
 
 
 def test_the_first_guess_is_stated_and_lasts_until_a_run_like_it_has_ended() -> None:
-    """Another name, another user, other CPUs, a failure and a run without a limit teach nothing."""
+    """Another name, another user, other CPUs, a failure and a run without a limit teach nothing; a stated size does."""
     assert asked() == (FIRST_BYTES, "memory 4 GiB, a first guess: no run like it has ended yet")
     others = learnt(
         ended(GIB, name="other"),
@@ -64,6 +64,7 @@ def test_the_first_guess_is_stated_and_lasts_until_a_run_like_it_has_ended() -> 
     others.add("bob", ended(GIB))
     assert asked(others)[0] == FIRST_BYTES
     assert asked(request=replace(AUTO, memory_bytes=GIB))[0] == GIB
+    assert asked(learnt(ended(5 * GIB, request=Request(memory_bytes=64 * GIB))))[0] == 6 * GIB
 
 
 @pytest.mark.parametrize(
@@ -82,11 +83,6 @@ def test_the_95th_percentile_of_the_last_30_peaks_and_a_fifth(peaks: list[int], 
     got, words = asked(learnt(*map(ended, peaks)))
     assert got == size
     assert why in words
-
-
-def test_runs_with_a_stated_size_teach_as_well() -> None:
-    """A file whose number is replaced by "auto" has its past."""
-    assert asked(learnt(ended(5 * GIB, request=Request(memory_bytes=64 * GIB))))[0] == 6 * GIB
 
 
 def test_a_killed_run_raises_those_like_it_until_one_has_shown_how_much_is_enough() -> None:

@@ -151,11 +151,17 @@ def test_every_reason_against_it_is_a_sentence(kernel: Kernel) -> None:
 
 
 def test_a_limit_is_in_force_for_all_of_a_run_together(kernel: Kernel, groups: RunGroups) -> None:
-    """The run's group has the limit, rounded down to pages, no swap, and falls as a whole."""
+    """The run's group has the limit, rounded down to pages, no swap, and falls as a whole.
+
+    Without the cpuset controller it binds no CPUs: the wrapper's affinity has to do, and the limit is in force.
+    """
     group = groups.create("train", 2, 10 * PAGE + 5)
     assert (group.path, group.procs) == (kernel.root / "train.2", kernel.root / "train.2/cgroup.procs")
     values = {name: (group.path / name).read_text() for name in ("memory.max", "memory.swap.max", "memory.oom.group")}
     assert values == {"memory.max": f"{10 * PAGE}\n", "memory.swap.max": "0\n", "memory.oom.group": "1\n"}
+    assert not groups.binds_cpus()
+    group = groups.create("a", 1, 1 << 30, "0")
+    assert not (group.path / "cpuset.cpus").exists()
 
 
 @pytest.mark.parametrize(("deaf", "missing", "made"), [("memory.max", "", False), ("", "memory.max", False),
@@ -212,13 +218,6 @@ def test_a_pinned_run_is_bound_to_its_cpus(kernel: Kernel) -> None:
     assert switched == [("cgroup.subtree_control", "+cpuset"), ("cpuset.cpus", "0-3,8")]
     assert groups.create("b", 1, 1 << 30) is not None
     assert len(switched) == 2  # one that is not pinned has all
-
-
-def test_without_the_cpuset_controller_a_group_binds_no_cpus(groups: RunGroups) -> None:
-    """The wrapper's affinity has to do then, and the limit on memory is in force all the same."""
-    assert not groups.binds_cpus()
-    group = groups.create("a", 1, 1 << 30, "0")
-    assert not (group.path / "cpuset.cpus").exists()
 
 
 def test_real_files_are_written_in_place(tmp_path: Path) -> None:

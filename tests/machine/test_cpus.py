@@ -47,7 +47,10 @@ def test_cores_have_their_threads_and_their_node(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_a_core_of_its_own(tmp_path: Path) -> None:
-    """Without /sys, or with nonsense in it, every CPU is a core of node 0; none is in two cores."""
+    """Without /sys, or with nonsense in it, every CPU is a core of node 0, and none is in two cores.
+
+    On this machine the cores have exactly the CPUs that this process may use.
+    """
     assert host.read_cores({3, 1}, tmp_path) == (Core((1,)), Core((3,)))
     root = tree(tmp_path, {"0,1": 0})
     siblings = root / "sys/devices/system/cpu/cpu1/topology/thread_siblings_list"
@@ -55,10 +58,6 @@ def test_what_cannot_be_read_is_a_core_of_its_own(tmp_path: Path) -> None:
     assert host.read_cores({0, 1}, root) == (Core((0, 1)),)
     siblings.write_text("1-2\n")  # it says something else than CPU 0
     assert host.read_cores({0, 1, 2}, root) == (Core((0, 1)), Core((2,)))
-
-
-def test_this_machine_can_be_asked() -> None:
-    """The cores have exactly the CPUs that this process may use."""
     found = Host().cores()
     assert sorted(cpu for core in found for cpu in core.cpus) == sorted(OURS)
 

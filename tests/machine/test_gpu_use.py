@@ -162,16 +162,15 @@ def test_a_listed_process_that_has_ended_is_judged_by_the_memory_alone() -> None
     assert pids(fresh.read(device(None, ((4711, GIB),)), NOBODY, NOBODY)) == [(4711, GIB)]
 
 
-def test_a_zombie_has_ended() -> None:
-    """A process that nobody has waited for holds nothing any more."""
+def test_a_zombie_has_ended(tmp_path: Path) -> None:
+    """A process that nobody has waited for holds nothing any more.
+
+    The first pid namespace has a number that the kernel fixes; what cannot be read counts as another.
+    """
     with subprocess.Popen(["true"]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert who(child.pid) is None
     assert who(child.pid) is None
-
-
-def test_the_namespace_of_the_machine_is_told_from_another(tmp_path: Path) -> None:
-    """The first pid namespace has a number that the kernel fixes; what cannot be read counts as another."""
     for name, number in (("first", 4026531836), ("other", 4026532711)):
         (tmp_path / name / "self" / "ns").mkdir(parents=True)
         (tmp_path / name / "self" / "ns" / "pid").symlink_to(f"pid:[{number}]")
@@ -232,17 +231,15 @@ def test_beside_a_stranger_the_figures_of_the_gpu_are_nobodys() -> None:
 
 
 def test_an_instance_tells_nothing_but_who_has_no_process_there_computes_nothing() -> None:
-    """MIG: the utilisation of a run is unknown, and 0 while it has no process on the instance."""
+    """MIG: the utilisation of a run is unknown, and 0 while it has no process on the instance.
+
+    The answer is of a time at which one that came or left since was not there, or not alone: it is not judged.
+    """
     reader = UseReader(who=living)
     run = reading({1: "train"}, train=None)
     busy = working((1, GIB), percent=None, parent="GPU-p")
     assert reader.read(busy, run, run).work == (GpuWork("train", None, GIB),)
     assert reader.read(working(percent=None, parent="GPU-p"), run, run).work == (GpuWork("train", 0, 0),)
-
-
-def test_one_that_came_or_left_since_nvml_was_asked_is_not_judged() -> None:
-    """The answer is of a time at which it was not there, or not alone."""
-    reader = UseReader(who=living)
     one, two = reading({1: "one"}, one=None), reading({1: "one"}, two=None)
     assert reader.read(working((1, GIB)), one, two).work == ()
     assert reader.read(working((1, GIB)), one, NOBODY).work == ()

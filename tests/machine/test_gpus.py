@@ -462,7 +462,10 @@ def test_the_real_process_table_names_a_process_and_its_user(nvml: Nvml) -> None
 
 
 def test_nvml_is_asked_by_looks_alone_and_not_more_often_than_needed(nvml: Nvml) -> None:
-    """No look, no call; a look soon after another uses its answer, but none from the future: the clock was set back."""
+    """No look, no call; a look soon after another uses its answer, but none from the future: the clock was set back.
+
+    A shared GPU that a run has left is measured anew; one that a run had alone is free by our own evidence.
+    """
     nvml.gpu("GPU-a")
     watch = nvml.watch()
     assert not watch.helper
@@ -470,12 +473,7 @@ def test_nvml_is_asked_by_looks_alone_and_not_more_often_than_needed(nvml: Nvml)
         calls = len(nvml.calls())
         watch(later_ns=later_ns)
         assert (len(nvml.calls()) > calls) is asks
-
-
-def test_a_shared_gpu_that_a_run_has_left_is_measured_anew(nvml: Nvml) -> None:
-    """What is really free there has changed; a GPU that a run had alone is free by our own evidence."""
     nvml.gpu("GPU-a", free=50 * GIB)
-    watch = nvml.watch()
     watch(Ours(on={"GPU-a": {"alone": None}}))
     calls = len(nvml.calls())
     watch(Ours(), later_ns=1)
