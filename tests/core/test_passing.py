@@ -95,8 +95,7 @@ def test_what_is_folded_makes_no_difference_to_whoever_may_ask(before, asked, af
 
 def test_memory_follows_the_jobs_that_there_are():
     """Folded whenever it is long, what is kept does not grow with the runs that have ended."""
-    kept = PassedWork()
-    lengths = []
+    kept, lengths = PassedWork(), []
     for number in range(20 * fairness._FOLD):
         kept.add(NOW + number, Work(1, 1, 1))
         if kept.is_long:

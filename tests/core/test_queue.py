@@ -217,7 +217,7 @@ def decisions(seen, *changes):
 def test_the_end_of_a_run_is_noticed():
     """Whoever depends on a run starts when it is seen no more and has finished; if it finishes later, at a look.
 
-    `changed` without names has every dependency judged again, as a look has.
+    `changed` without names has every dependency judged again, as a look has, also of an array whose task was unseen.
     """
     queue = WaitingQueue([job("j", depends_on="a")])
     seen = View(machine(), queue, running=Runs([run("a")]))
@@ -228,10 +228,6 @@ def test_the_end_of_a_run_is_noticed():
         queue.put(job("j", depends_on="a"))
         changes = (lambda _: gone, lambda _: done, lambda _, tell=tell: tell() or done)
         assert decisions(seen, *changes) == [False, False, False, True]
-
-
-def test_the_last_task_seen_late_is_noticed():
-    """An array of which one task was unseen is judged again at the next look, though another runs."""
     queue = WaitingQueue([job("j", depends_on=Dependencies(ended=("s",)))])
     arrays = {"s": ("s_0", "s_1")}
     seen = View(machine(), queue, held={"s_0": job("s_0")}, arrays=arrays)

@@ -81,6 +81,13 @@ def nvml(fake_nvml_library: Path, tmp_path: Path) -> Iterator[Nvml]:
         watcher.close()
 
 
+@pytest.fixture
+def watch(nvml: Nvml) -> Watch:
+    """Begin to watch one GPU."""
+    nvml.gpu("GPU-a")
+    return nvml.watch()
+
+
 def problems(look: GpuLook) -> dict[str, str | None]:
     """Return each GPU's problem."""
     return {gpu.uuid: gpu.problem for gpu in look.gpus}
@@ -174,10 +181,8 @@ def test_mig_instances_are_devices_and_their_parent_is_not_given(nvml: Nvml) -> 
     assert "MIG" in gpus[1].name
 
 
-def test_splitting_a_gpu_and_taking_it_apart_is_no_failure(nvml: Nvml) -> None:
+def test_splitting_a_gpu_and_taking_it_apart_is_no_failure(nvml: Nvml, watch: Watch) -> None:
     """A GPU that goes into MIG mode, and an instance that is destroyed, are forgotten, not reported as lost."""
-    nvml.gpu("GPU-a")
-    watch = nvml.watch()
     watch()
     nvml.add("migmode GPU-a")  # CUDA cannot use the parent, so it is not there
     look = watch()
@@ -190,11 +195,9 @@ def test_splitting_a_gpu_and_taking_it_apart_is_no_failure(nvml: Nvml) -> None:
 
 
 @pytest.mark.parametrize(("code", "said"), [(MISMATCH, "version mismatch"), (77, "error number 77")])
-def test_nvml_failing_from_the_start_is_unknown_and_says_why(nvml: Nvml, code: int, said: str) -> None:
+def test_nvml_failing_from_the_start_is_unknown_and_says_why(nvml: Nvml, watch: Watch, code: int, said: str) -> None:
     """A problem, no GPUs, whether pynvml has a name for the error or not; when NVML answers, all is there."""
-    nvml.gpu("GPU-a")
     nvml.error("nvmlInitWithFlags", code)
-    watch = nvml.watch()
     look = watch()
     assert look.gpus == ()
     assert said in (look.problem or "")
@@ -258,14 +261,12 @@ def test_a_hang_at_the_very_start_is_unknown_at_once_and_said_after_the_limit(nv
     assert problems(watch.until(lambda look: look.problem is None)) == {"GPU-a": None}
 
 
-def test_the_descriptor_wakes_a_dispatcher_when_the_answer_comes(nvml: Nvml) -> None:
+def test_the_descriptor_wakes_a_dispatcher_when_the_answer_comes(nvml: Nvml, watch: Watch) -> None:
     """An answer later than the patience makes fileno() readable, and a look then takes it in without asking again.
 
     Questions are counted, so that a start can wait for its own; a failure is an answer, too.
     """
-    nvml.gpu("GPU-a")
     nvml.hang("nvmlInitWithFlags")
-    watch = nvml.watch()
     watcher = watch.watcher
     watch(patience_ns=0)
     assert (watcher.asked, watcher.answered) == (1, 0)
@@ -280,14 +281,12 @@ def test_the_descriptor_wakes_a_dispatcher_when_the_answer_comes(nvml: Nvml) -> 
     assert (watcher.asked, watcher.answered) == (2, 2)
 
 
-def test_the_helper_dying_is_a_problem_and_the_next_look_has_another(nvml: Nvml) -> None:
+def test_the_helper_dying_is_a_problem_and_the_next_look_has_another(nvml: Nvml, watch: Watch) -> None:
     """A library that crashes its process costs one answer, and never the dispatcher.
 
     A dispatcher reaps all its children; that the helper was among them changes nothing.
     """
-    nvml.gpu("GPU-a")
     nvml.hang("nvmlDeviceGetCount_v2")
-    watch = nvml.watch()
     watch(patience_ns=0)
     os.kill(watch.helper, signal.SIGSEGV)
     look = watch()
@@ -356,16 +355,14 @@ def test_an_error_of_one_gpu_is_that_gpus_problem_alone(
     assert problems(watch()) == {"GPU-a": None, "GPU-b": None}
 
 
-def test_compute_processes_count_and_graphics_processes_do_not(nvml: Nvml) -> None:
+def test_compute_processes_count_and_graphics_processes_do_not(nvml: Nvml, watch: Watch) -> None:
     """The display server holds no card; a client of the MPS server does.
 
     Memory that is not available is unknown, not 16 EiB; it is not below any limit, so it cannot be ignored as small.
     """
-    nvml.gpu("GPU-a")
     nvml.process("GPU-a", 4711, None)
     nvml.process("GPU-a", 4713, 2 * GIB, kind="mps")
     nvml.process("GPU-a", 4712, GIB, kind="graphics")
-    watch = nvml.watch()
     watch.watcher.ignoring(Ignore(below_bytes=GIB))
     assert [(p.pid, p.name, p.user, p.memory_bytes) for p in only(watch()).foreign] == [
         (4711, "python", "alice", None),
@@ -433,12 +430,10 @@ def test_the_work_of_single_processes_is_asked_for_where_several_may_share_it(nv
     assert set(asked) == {"GPU-c", "GPU-d", "GPU-e"}
 
 
-def test_what_the_configuration_ignores_does_not_count(nvml: Nvml) -> None:
+def test_what_the_configuration_ignores_does_not_count(nvml: Nvml, watch: Watch) -> None:
     """A name, a user or little memory: one of them is enough for a process not to count."""
-    nvml.gpu("GPU-a")
     for pid, used in ((4711, 30 * GIB), (4712, 642 << 20), (4713, GIB)):
         nvml.process("GPU-a", pid, used)
-    watch = nvml.watch()
     for ignore, left in (
         (Ignore(), [4711, 4712, 4713]),
         (Ignore(names=frozenset({"jupyter-lab"})), [4711, 4713]),
@@ -461,13 +456,11 @@ def test_the_real_process_table_names_a_process_and_its_user(nvml: Nvml) -> None
     assert (process.name, process.user) == (me.name(), me.username())
 
 
-def test_nvml_is_asked_by_looks_alone_and_not_more_often_than_needed(nvml: Nvml) -> None:
+def test_nvml_is_asked_by_looks_alone_and_not_more_often_than_needed(nvml: Nvml, watch: Watch) -> None:
     """No look, no call; a look soon after another uses its answer, but none from the future: the clock was set back.
 
     A shared GPU that a run has left is measured anew; one that a run had alone is free by our own evidence.
     """
-    nvml.gpu("GPU-a")
-    watch = nvml.watch()
     assert not watch.helper
     for later_ns, asks in ((1, True), (MAX_AGE_NS - 1, False), (1, True), (-3600 * SECOND_NS, True)):
         calls = len(nvml.calls())

@@ -198,17 +198,16 @@ def test_whoever_finds_the_new_lock_taken_leaves(spool_lock: str, harm: Callable
 def test_where_others_may_read_the_directory_the_file_is_made_anew_at_once(
     spool_lock: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the lock of the directory a second dispatcher could come, so nothing is waited for."""
+    """Without the lock of the directory a second dispatcher could come, so nothing is waited for.
+
+    A lock that somebody else takes on a directory that all may read is no dispatcher, and keeps none out.
+    """
     monkeypatch.setattr(lock_module, "_BEING_DELETED_S", 60.0)
     os.chmod(os.path.dirname(spool_lock), 0o755)
     with hold_in_this_process(spool_lock) as lock:
         delete(spool_lock)
         assert lock.keep()
         assert serving(spool_lock) is True
-
-
-def test_nobody_who_may_only_read_a_spool_keeps_a_dispatcher_away(spool_lock: str) -> None:
-    """A lock that somebody else takes on a directory that all may read is no dispatcher, and keeps none out."""
     root = os.path.dirname(spool_lock)
     os.chmod(root, 0o755)
     stranger = os.open(root, os.O_RDONLY)
