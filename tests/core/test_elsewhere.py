@@ -26,7 +26,10 @@ def far_run(name: str, **values: object) -> Running:
 
 
 def test_what_runs_elsewhere_holds_nothing_here_and_what_runs_here_nothing_there():
-    """Of two full machines each is full for its own jobs only, GPUs and all; the one there says what never fits."""
+    """Of two full machines each is full for its own jobs only, GPUs and all; the one there says what never fits.
+
+    Nobody foretells a start elsewhere: only the machine there knows whom it will have.
+    """
     full = [far_run("there", cpus=8, on=(0, 1))]
     found = plan(job("near", cpus=4), far_job("far", cpus=4, gpus=1), running=full, elsewhere=THERE)
     assert (started(found), code(found, "far")) == (["near"], "cpus")
@@ -34,6 +37,8 @@ def test_what_runs_elsewhere_holds_nothing_here_and_what_runs_here_nothing_there
     found = plan(*jobs, on=machine(gpus=gpus(1)), running=[run("here", on=(0,))], elsewhere=THERE)
     assert (started(found), found.starts[0].grant.gpu_indices) == (["far"], (0, 1))
     assert (code(found, "near"), code(found, "huge")) == ("gpus", "never_fits")
+    found = plan(far_job("far", cpus=8), running=[far_run("there", cpus=8, time_limit_ns=S)], elsewhere=THERE)
+    assert foretold(found, "far") is None
 
 
 def test_no_room_is_left_across_machines():
@@ -45,12 +50,6 @@ def test_no_room_is_left_across_machines():
     assert code(found, "long") == "left"
     found = plan(far_job("wide", **wide), job("long", **long), running=running, elsewhere=THERE)
     assert (found.protected, started(found)) == (None, ["long"])
-
-
-def test_nobody_foretells_a_start_elsewhere():
-    """Only the machine there knows whom it will have."""
-    found = plan(far_job("far", cpus=8), running=[far_run("there", cpus=8, time_limit_ns=S)], elsewhere=THERE)
-    assert foretold(found, "far") is None
 
 
 def test_work_elsewhere_passes_nobody_here():

@@ -50,14 +50,13 @@ def test_more_than_the_machine_never_fits(asked, reason):
 
 
 def test_a_group_runs_so_many_at_once():
-    """At most `group_limit` members run, and who waits is told."""
+    """At most `group_limit` members run, and who waits is told.
+
+    The limit is the lowest that any waiting or running member states, even one that cannot start itself.
+    """
     found = plan(*(job(f"j{n}", group="g", group_limit=2) for n in range(3)), job("other"))
     assert started(found) == ["j0", "j1", "other"]
     assert why(found, "j2") == "group g is full: 2 of 2 running"
-
-
-def test_the_lowest_limit_of_a_group_holds():
-    """The limit is the lowest that any waiting or running member states, even one that cannot start itself."""
     jobs = [job("a", group="g"), job("b", group="g", group_limit=3)]
     assert started(plan(*jobs, job("c", group="g", group_limit=1, depends_on="x"))) == ["a"]
     assert started(plan(*jobs, running=[run("r", group="g", group_limit=1)])) == []

@@ -37,13 +37,9 @@ def sums(runs: list[Running]) -> dict[str, object]:
     groups = {run.spec.group for run in runs} - {None}
     arrays = {run.spec.task.array for run in runs if run.spec.task}
 
-    def use(some: list[Running]) -> tuple[int, int, int]:
-        return (
-            len(some),
-            sum(len(r.grant.gpu_uuids) for r in some),
-            sum(r.grant.cpus for r in some),
-            sum(r.grant.memory_bytes or 0 for r in some),
-        )
+    def use(some: list[Running]) -> tuple[int, ...]:
+        used = [(1, len(r.grant.gpu_uuids), r.grant.cpus, r.grant.memory_bytes or 0) for r in some]
+        return tuple(map(sum, zip(*used, strict=True)))
 
     return {
         "runs": len(runs),
@@ -83,12 +79,12 @@ def test_the_sums_are_those_made_anew(steps):
                 assert list(kept.ends(NOW)) == list(Runs(rest).ends(NOW))
             assert list(kept) == list(there)
         assert kept.with_gpus == {name: run for name, run in there.items() if run.grant.gpu_uuids}
-        for group in ("g", "h"):
-            stated = [run.spec.group_limit for run in runs if run.spec.group == group]
-            assert kept.group_limits.of(group) == min((each for each in stated if each is not None), default=None)
-        for array in ("s", "t"):
-            stated = [run.spec.task.max_running for run in runs if run.spec.task and run.spec.task.array == array]
-            assert kept.array_limits.of(array) == min((each for each in stated if each is not None), default=None)
+        in_groups = [(run.spec.group, run.spec.group_limit) for run in runs]
+        tasks = [(run.spec.task.array, run.spec.task.max_running) for run in runs if run.spec.task]
+        for limits, stated in ((kept.group_limits, in_groups), (kept.array_limits, tasks)):
+            for name in "ghst":
+                given_limits = [limit for of, limit in stated if of == name and limit is not None]
+                assert limits.of(name) == min(given_limits, default=None)
         assert list(kept.ends(NOW)) == sorted((ends_at(run), run.name) for run in runs)
 
 

@@ -149,19 +149,14 @@ def test_gpu_memory_is_that_of_whole_gpus_until_a_run_has_shown_its_use() -> Non
     """Then the highest peak on one GPU and a margin; whole GPUs again if none is as large."""
     request = Request(gpus=2, gpu_memory_auto=True)
     job = Waiting("fit_1", Spec("true", request=request), "alice", 0)
-    first = sized(job, None, None, Most())
-    assert first is not None
-    assert (first.request.gpu_memory_bytes, "whole GPUs, a first guess" in first.why) == (None, True)
-    run = replace(
-        ended(None, name="fit_2", request=request),
-        gpu_use=(GpuUse(peak_memory_bytes=5 * GIB), GpuUse(peak_memory_bytes=10 * GIB)),
-    )
-    later = sized(job, None, learnt(run), Most(None, 24 * GIB))
-    assert later is not None
-    assert (later.request.gpu_memory_bytes, later.request.memory_bytes) == (12 * GIB, None)
-    small = sized(job, None, learnt(run), Most(None, 11 * GIB))
-    assert small is not None
-    assert small.request.gpu_memory_bytes is None
+    use = tuple(GpuUse(peak_memory_bytes=gib * GIB) for gib in (5, 10))
+    known = learnt(replace(ended(None, name="fit_2", request=request), gpu_use=use))
+    for sizes, most, memory in ((None, Most(), None), (known, Most(None, 24 * GIB), 12 * GIB),
+                                (known, Most(None, 11 * GIB), None)):  # fmt: skip
+        found = sized(job, None, sizes, most)
+        assert found is not None
+        assert (found.request.gpu_memory_bytes, found.request.memory_bytes) == (memory, None)
+        assert sizes is known or "whole GPUs, a first guess" in found.why
 
 
 @given(

@@ -156,23 +156,15 @@ def test_the_environment_of_a_login_is_what_the_system_says(tmp_path: Path, monk
         account = pwd.getpwuid(os.getuid())
     except KeyError:
         pytest.skip("this user has no account, as in some containers")
-    bare = host.login_environment(str(tmp_path / "nothing"))
-    assert bare == {
-        "HOME": str(tmp_path),
-        "USER": account.pw_name,
-        "LOGNAME": account.pw_name,
-        "SHELL": account.pw_shell,
-        "LANG": "C.UTF-8",
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    }
+    bare = {"HOME": str(tmp_path), "USER": account.pw_name, "LOGNAME": account.pw_name, "SHELL": account.pw_shell}
+    bare |= {"LANG": "C.UTF-8", "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    assert host.login_environment(str(tmp_path / "nothing")) == bare
     (tmp_path / "default").mkdir()
     (tmp_path / "default/locale").write_text("# LANG=no\nLANG='de_DE.UTF-8'\n")
-    (tmp_path / "login.defs").write_text(
-        "# ENV_PATH PATH=/no\nENV_PATH\tPATH=/of/users:/bin\nENV_SUPATH PATH=/of/root:/bin\n"
-    )
-    found = host.login_environment(str(tmp_path))
-    assert found["LANG"] == "de_DE.UTF-8"
-    assert found["PATH"] == ("/of/users:/bin" if os.getuid() else "/of/root:/bin")
+    paths = "# ENV_PATH PATH=/no\nENV_PATH\tPATH=/of/users:/bin\nENV_SUPATH PATH=/of/root:/bin\n"
+    (tmp_path / "login.defs").write_text(paths)
+    path = "/of/users:/bin" if os.getuid() else "/of/root:/bin"
+    assert host.login_environment(str(tmp_path)) == bare | {"LANG": "de_DE.UTF-8", "PATH": path}
 
 
 @pytest.mark.parametrize(

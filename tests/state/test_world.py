@@ -60,16 +60,13 @@ def test_each_fact_of_the_machine_is_said_to_count_or_not(world: MachineMonitor)
     """A number that changes all the time makes no new plan with every look: each field is in a table above."""
     gpu = Gpu("GPU-a", 0, "H100", GIB, GIB)
     before = replace(MACHINE, gpus=(gpu,))
-
-    def counts(after: Machine) -> bool:
-        return world.what_counts(before) != world.what_counts(after)
-
-    assert {
-        name: counts(replace(before, **{name: 77 * GIB})) for name in Machine.__struct_fields__ if name != "gpus"
-    } == {name: counted for name, counted in OF_THE_MACHINE.items() if name != "gpus"}
-    assert {
-        name: counts(replace(before, gpus=(replace(gpu, **{name: 77 * GIB}),))) for name in Gpu.__struct_fields__
-    } == OF_A_GPU
+    other = {name: replace(before, **{name: 77 * GIB}) for name in Machine.__struct_fields__}
+    other["gpus"] = replace(before, gpus=())
+    cards = {name: replace(gpu, **{name: 77 * GIB}) for name in Gpu.__struct_fields__}
+    others = {name: replace(before, gpus=(card,)) for name, card in cards.items()}
+    for changed, table in ((other, OF_THE_MACHINE), (others, OF_A_GPU)):
+        found = {name: world.what_counts(before) != world.what_counts(after) for name, after in changed.items()}
+        assert found == table
 
 
 # Starts on GPUs. A spool whose answers stay good for an hour, so that what is asked again is asked for a start.

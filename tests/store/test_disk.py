@@ -8,6 +8,7 @@ import errno
 import os
 import resource
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -373,17 +374,18 @@ def test_files_and_directories_are_the_users_alone(bench: Bench) -> None:
     }  # fmt: skip
 
 
-def test_litter_of_an_earlier_process_of_this_pid_is_passed_over(bench: Bench) -> None:
-    """A staging name that is taken is not overwritten and stops nobody."""
+def test_a_staging_directory_that_is_missing_is_made_and_one_that_is_there_costs_nothing(bench: Bench) -> None:
+    """The first file that is staged brings it back, for its owner alone; where it cannot be made that is an error.
+
+    A staging name that is taken, as litter of an earlier process of this pid, is not overwritten and stops nobody.
+    """
     for number in (1, 2):
         (bench.staging / f"{os.getpid()}.{number}").write_bytes(OLD)
     bench.disk().put(str(bench.target), NEW)
     assert bench.target.read_bytes() == NEW
     assert len(bench.staged()) == 2
-
-
-def test_a_staging_directory_that_is_missing_is_made_and_one_that_is_there_costs_nothing(bench: Bench) -> None:
-    """The first file that is staged brings it back, for its owner alone; where it cannot be made that is an error."""
+    for litter in bench.staging.iterdir():
+        litter.unlink()
     bench.staging.rmdir()
     disk = bench.disk()
     for _ in range(2):
@@ -428,24 +430,14 @@ def test_after_a_cut_nothing_changes_any_more(bench: Bench) -> None:
     (bench.here / "a").write_bytes(OLD)
     fd = open_log(str(bench.here / "a"))
     disk = bench.disk(cut_at=1)
-    a, b = str(bench.here / "a"), str(bench.here / "b")
-    actions: list[Callable[[], object]] = [
-        lambda: disk.create(b, NEW),
-        lambda: disk.append(fd, NEW),
-        lambda: disk.rename(a, b),
-        lambda: disk.link(a, b),
-        lambda: disk.unlink(a),
-        lambda: disk.mkdir(b),
-        lambda: disk.rmdir(str(bench.staging)),
-        lambda: disk.sync_file(a),
-        lambda: disk.sync_directory(str(bench.here)),
-        lambda: disk.sync_log(fd),
-    ]
-    assert [cut_off(action) for action in actions] == [True] * len(actions)
+    a, b, here = str(bench.here / "a"), str(bench.here / "b"), str(bench.here)
+    calls: dict[str, tuple[object, ...]] = {"create": (b, NEW), "append": (fd, NEW), "rename": (a, b), "link": (a, b)}
+    calls |= {"unlink": (a,), "mkdir": (b,), "rmdir": (str(bench.staging),)}
+    calls |= {"sync_file": (a,), "sync_directory": (here,), "sync_log": (fd,)}
+    assert all(cut_off(partial(getattr(disk, name), *arguments)) for name, arguments in calls.items())
     os.close(fd)
-    assert (bench.names(), bench.staged(), disk.recorded) == (["a"], [], [])
+    assert (bench.names(), bench.staged(), disk.recorded, disk.count) == (["a"], [], [], len(calls))
     assert (bench.here / "a").read_bytes() == OLD
-    assert disk.count == len(actions)
 
 
 def test_a_torn_create_leaves_half_and_only_the_one_that_was_hit(bench: Bench) -> None:
