@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -236,15 +235,6 @@ def test_outputs_go_where_the_job_says(shared: Served, tmp_path: Path) -> None:
     assert shared.record("outputs", "log") is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGSEGV])
-def test_a_command_that_dies_of_a_signal_failed_with_128_and_it(shared: Served, number: signal.Signals) -> None:
-    """The exit code of a signal is 128 + n, and the reason names it."""
-    name = f"dies-{number.name.lower()}"
-    result = shared.completes(name, [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(number)})"])
-    assert (result["outcome"], result["exit_code"]) == ("failed", 128 + number)
-    assert f"signal {int(number)}" in result["reason"]
-
-
 @pytest.mark.parametrize("code", [0, 1, 73, 124, 125, 255])
 def test_exit_codes_are_the_commands(shared: Served, code: int) -> None:
     """Every exit code is reported as it is; those that others use as marks mean nothing special."""
@@ -268,13 +258,6 @@ def test_a_job_inherits_no_descriptor_of_the_dispatcher(shared: Served) -> None:
     numbers = {int(line.split()[0]) for line in shared.log("descriptors").splitlines()}
     assert numbers <= {0, 1, 2, 3}, shared.log("descriptors")
     assert str(shared.root / ".lock") not in shared.log("descriptors")
-
-
-def test_a_job_that_floods_its_log_harms_nobody(shared: Served) -> None:
-    """Megabytes of output without a newline go to the file; nobody waits for a reader."""
-    shared.drop("flood", ["head", "-c", "8000000", "/dev/zero"])
-    assert shared.wait_done("flood")["outcome"] == "finished"
-    assert (shared.root / "jobs/flood/1/log").stat().st_size == 8_000_000
 
 
 def test_a_job_finds_the_programs_of_whoever_submitted_it(served: Served, tmp_path: Path) -> None:

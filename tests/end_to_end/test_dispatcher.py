@@ -192,17 +192,6 @@ def test_a_second_dispatcher_is_refused(live: Served) -> None:
 
 
 @_BOTH
-def test_once_does_one_pass(served: Served) -> None:
-    """`--once` starts what fits, and leaves without waiting for it."""
-    _configure(served, "cpus = 1\n")
-    served.drop("a", "exec sleep 1000")
-    served.drop("b", "true")
-    assert served.run("--once") == 0
-    assert sorted(served.places("a") + served.places("b")) == ["queued", "running"]
-    served.end_runs()
-
-
-@_BOTH
 def test_a_job_holds_nothing_of_who_started_the_dispatcher(served: Served) -> None:
     """A pipe or a lock of the shell that ran `spool dispatch` is not open in what outlives that."""
     reading, writing = os.pipe()

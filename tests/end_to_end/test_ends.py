@@ -33,14 +33,6 @@ def test_a_killed_wrapper_is_lost_and_runs_again_three_times(live: Served) -> No
     assert all("exit_code" not in result for result in results)
 
 
-def test_a_lost_job_that_may_not_run_again_is_final(shared: Served) -> None:
-    """With `requeue = false` what was lost stays lost, whatever may be retried."""
-    shared.up("once", "echo up; exec sleep 1000", requeue=False, retry={"max": 3})
-    os.kill(shared.pid("once"), signal.SIGKILL)
-    assert shared.wait_done("once")["outcome"] == "lost"
-    assert shared.runs("once") == [1]
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
 def test_a_wrapper_that_is_told_to_end_never_finishes(shared: Served, number: signal.Signals) -> None:
     """A signal to the wrapper goes on to the command, and the job is never called finished.

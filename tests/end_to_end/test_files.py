@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -177,42 +176,25 @@ def test_an_editor_that_saves_a_running_file_cancels_nothing(shared: Served) -> 
 # Moves.
 
 
-def test_hold_and_release_by_mv(shared: Served) -> None:
-    """A file moved to held/ does not run, keeps its place, and runs when it is moved back."""
-    shared.drop("parked", "true", start_after="1h")
-    shared.wait_reason("parked", "begins")
-    since = shared.state()["jobs"]["parked"]["since_ns"]
-    shared.move("parked", "queued", "held")
-    wait_for(lambda: shared.state()["jobs"].get("parked", {}).get("state") == "held")
-    shared.path("held", "parked").write_bytes(shared.text("true"))
-    shared.looked()
-    assert shared.places("parked") == ["held"]
-    shared.move("parked", "held", "queued")
-    result = shared.wait_done("parked")
-    assert result["outcome"] == "finished"
-    assert result["submitted_at_ns"] == since
-
-
-@pytest.mark.parametrize("place", ["queued", "held"])
-def test_mv_to_done_cancels_a_waiting_job(shared: Served, place: str) -> None:
-    """A waiting or held file that is moved to done/ is cancelled, on record, and never runs."""
-    name = f"cancelled-{place}"
-    shared.drop(name, "echo ran", place=place, start_after="1h")
-    wait_for(lambda: name in shared.state()["jobs"])
-    shared.move(name, place, "done")
-    assert shared.wait_outcome(name) == "cancelled"
-    assert "ran" not in (shared.record(name, "log") or "").splitlines()
-    wait_for(lambda: [line["outcome"] for line in shared.history() if line["job"] == name] == ["cancelled"])
-
-
-def test_rm_withdraws_a_waiting_job(shared: Served) -> None:
-    """A waiting file that is removed leaves nothing: no run, no history."""
-    path = shared.drop("withdrawn", "true", start_after="1h")
-    shared.wait_reason("withdrawn", "begins")
-    path.unlink()
-    wait_for(lambda: "withdrawn" not in shared.state()["jobs"])
-    assert shared.runs("withdrawn") == []
-    assert not any(line["job"] == "withdrawn" for line in shared.history())
+def test_a_job_goes_where_its_file_is_moved(shared: Served) -> None:
+    """Released, stopped, held, run anew, filed and run again by `mv` alone: each run ends as the move has it."""
+    shared.drop("moved", "echo up; [ $SPOOL_RUN = 3 ] || exec sleep 1000", place="held")
+    for run, (place, target) in enumerate((("held", "held"), ("held", "queued"), ("done", "done")), 1):
+        shared.looked()
+        assert (shared.places("moved"), len(shared.runs("moved"))) == ([place], (0, 1, 3)[run - 1])
+        shared.move("moved", place, "queued")
+        number = run + (run == 3)
+        shared.says("moved", "up", number)
+        shared.wait_place("moved", "running")
+        shared.move("moved", "running", target)
+        assert shared.wait_outcome("moved", number) == "cancelled"
+        if target == "queued":
+            shared.wait_done("moved")
+    ends = [shared.result("moved", run) or {} for run in (1, 2, 3, 4)]
+    assert [end.get("again") for end in ends] == ["hold", "requeue", None, None]
+    assert (ends[2]["outcome"], ends[3]["submitted_at_ns"] > ends[2]["ended_at_ns"]) == ("finished", True)
+    assert len({end["submitted_at_ns"] for end in ends[:3]}) == 1
+    assert {end["attempt"] for end in ends} == {1}
 
 
 def test_rm_cancels_a_running_job(shared: Served) -> None:
@@ -226,69 +208,6 @@ def test_rm_cancels_a_running_job(shared: Served) -> None:
     assert "deleted" in result["reason"]
     assert not alive(pid)
     assert shared.path("done", "removed").read_bytes() == text
-
-
-def test_mv_running_to_done_cancels_it(shared: Served) -> None:
-    """A running file that is moved to done/ is cancelled, and its file stays where it was put."""
-    shared.up("filed", "echo up; exec sleep 1000")
-    shared.move("filed", "running", "done")
-    assert shared.wait_outcome("filed") == "cancelled"
-    shared.wait_place("filed", "done")
-
-
-def test_mv_running_to_queued_stops_and_runs_again(shared: Served) -> None:
-    """A running file that is moved to queued/ is stopped and runs anew in its old place; nothing is counted."""
-    shared.up("again", "echo up $SPOOL_RUN $SPOOL_ATTEMPT; [ $SPOOL_RUN = 2 ] || exec sleep 1000")
-    shared.move("again", "running", "queued")
-    shared.wait_done("again")
-    first, second = shared.result("again", 1), shared.result("again", 2)
-    assert (first["outcome"], first["again"]) == ("cancelled", "requeue")
-    assert (second["outcome"], second["attempt"]) == ("finished", 1)
-    assert first["submitted_at_ns"] == second["submitted_at_ns"]
-    assert shared.log("again", 2) == "up 2 1\n"
-
-
-def test_mv_running_to_held_stops_and_holds(shared: Served) -> None:
-    """A running file that is moved to held/ is stopped, stays there, and begins anew when it is released."""
-    shared.up("paused", "echo up; [ $SPOOL_RUN = 2 ] || exec sleep 1000")
-    pid = shared.pid("paused")
-    shared.move("paused", "running", "held")
-    assert shared.wait_outcome("paused") == "cancelled"
-    assert not alive(pid)
-    shared.looked()
-    assert shared.places("paused") == ["held"]
-    shared.move("paused", "held", "queued")
-    shared.wait_done("paused")
-    assert shared.outcome("paused", 2) == "finished"
-
-
-def test_mv_done_to_queued_runs_it_again(shared: Served) -> None:
-    """A file that is moved from done/ to queued/ runs again as a new submission with the next number."""
-    shared.completes("twice", "echo $SPOOL_RUN")
-    for run in (2, 3):
-        shared.move("twice", "done", "queued")
-        wait_for(lambda run=run: shared.outcome("twice", run))
-        shared.wait_done("twice")
-    assert [shared.log("twice", run) for run in (1, 2, 3)] == ["1\n", "2\n", "3\n"]
-    first, third = shared.result("twice", 1), shared.result("twice", 3)
-    assert third["submitted_at_ns"] > first["ended_at_ns"]
-
-
-def test_a_second_file_of_a_running_name_waits_and_takes_its_place(shared: Served) -> None:
-    """A name never runs twice at once; the later file then has the record in done/, and both have their runs."""
-    shared.drop("cron", "echo first; until [ -e cron-go ]; do sleep 0.02; done")
-    shared.says("cron", "first")
-    second = shared.text("echo second")
-    shared.drop("cron", second)
-    shared.looked()
-    assert shared.runs("cron") == [1]
-    (shared.root.parent / "cron-go").touch()
-    wait_for(lambda: shared.outcome("cron", 2))
-    shared.wait_done("cron")
-    assert (shared.log("cron", 1), shared.log("cron", 2)) == ("first\n", "second\n")
-    assert shared.path("done", "cron").read_bytes() == second
-    first, later = (line for line in shared.history() if line["job"] == "cron")
-    assert first["ended_at"] <= later["started_at"]
 
 
 def test_a_newer_file_ends_the_retries_of_the_older(shared: Served) -> None:
@@ -311,13 +230,6 @@ def test_a_waiting_file_that_vanishes_and_comes_back_was_never_gone(shared: Serv
     shared.looked()
     path.write_bytes(shared.text("true"))
     assert shared.wait_done("blink")["submitted_at_ns"] == since
-
-
-def test_a_file_put_into_running_by_hand_is_queued(shared: Served) -> None:
-    """A file in running/ that belongs to no run is moved to queued/, and runs as any other."""
-    shared.drop("stray", "echo ran", place="running")
-    assert shared.wait_done("stray")["outcome"] == "finished"
-    assert shared.log("stray") == "ran\n"
 
 
 def test_a_link_beside_a_running_job_is_a_second_submission(shared: Served) -> None:
@@ -492,21 +404,6 @@ def test_directories_in_the_way_of_spools_own_files(live: Served) -> None:
     assert live.log("taken", live.runs("taken")[-1]) == "taken\n"
 
 
-def test_a_stray_in_running_with_a_namesake_in_queued(served: Served) -> None:
-    """Of two files of one name, one put into running/ by hand, neither is lost: one waits, and says for what."""
-    served.drop("x", "echo one", place="running")
-    served.drop("x", "echo two", place="queued")
-    served.start()
-    served.wait_reason("x", "belongs to no run")
-    served.looked()
-    assert served.places("x") == ["queued", "running"]
-    assert served.runs("x") == []
-    served.path("running", "x").unlink()
-    served.wait_done("x")
-    assert served.log("x") == "two\n"
-    assert served.said().count("cannot start") == 1
-
-
 def test_metadirs_deleted_under_a_running_job(live: Served) -> None:
     """`rm -rf jobs/*` while jobs run ends no dispatcher and leaves no process."""
     live.drop("robbed", "echo up; until [ -e go ]; do sleep 0.02; done", kill_grace="1s")
@@ -547,19 +444,6 @@ def test_a_captured_script_runs_as_a_file_of_its_run(shared: Served) -> None:
 
 def _ends_of(spool: Served, name: str) -> list[tuple[str, str | None]]:
     return [(line["outcome"], line.get("project")) for line in spool.history() if line["job"] == name]
-
-
-def test_a_job_that_is_cancelled_before_any_look_at_it_has_its_end_on_record(live: Served) -> None:
-    """A cancel is recorded with what the job asked for, also if the dispatcher has never seen the job wait."""
-    assert live.process is not None
-    live.process.send_signal(signal.SIGSTOP)
-    try:
-        live.drop("unseen", "true", project="vision")
-        assert live.spool("cancel", "unseen").returncode == 0
-    finally:
-        live.process.send_signal(signal.SIGCONT)
-    live.until(lambda: _ends_of(live, "unseen") == [("cancelled", "vision")], "the record of the cancel")
-    assert live.path("done", "unseen").exists()
 
 
 def test_what_is_cancelled_without_a_dispatcher_is_recorded_and_old_records_are_left_alone(tmp_path: Path) -> None:

@@ -275,21 +275,6 @@ def test_a_bad_hook_is_reported_and_harms_nothing(served: Served, how: str) -> N
     assert len(served.said()) < 300_000
 
 
-def test_jobs_start_while_a_hook_hangs(served: Served) -> None:
-    """A hook that hangs for a minute delays no start and no end: thirty jobs come and go beside it."""
-    _limit(served, "1m")
-    hook(served, "queued", "touch hangs; sleep 600")
-    served.start()
-    served.drop("first", ["/bin/true"])
-    served.until(lambda: (served.root / "hangs").exists(), "the hook that hangs")
-    names = [f"job-{at}" for at in range(30)]
-    for name in names:
-        served.drop(name, ["/bin/true"])
-    served.wait_done(*names)
-    assert listeners(served) is not None
-    os.kill(listeners(served) or 0, signal.SIGKILL)  # it would go on for as long as its hook may
-
-
 def test_a_hook_is_no_part_of_the_run_that_it_is_told_of(served: Served) -> None:
     """A run is over and its CPU free while the hook for its start still runs, marks of the run and all."""
     _limit(served, "1m")

@@ -150,7 +150,7 @@ def test_rocm_without_a_card_or_a_library_changes_nothing(fake_rocm: FakeRocm, f
         assert ([gpu.vendor for gpu in found.gpus], found.problem) == (["NVIDIA"], None)
 
 
-@pytest.mark.executors("process", "tmux")
+@pytest.mark.executors("process")
 def test_gpus_of_amd_beside_gpus_of_nvidia(
     fake_nvml: FakeNvml, fake_rocm: FakeRocm, tmp_path: Path, executor: str
 ) -> None:

@@ -124,76 +124,6 @@ def test_a_protected_job_is_not_delayed_by_those_behind_it(jobs, policy):
         assert undelayed == could_start_at(waits, runs, policy, now_ns) == plan.protected_until_ns
 
 
-def easy(jobs: list[SimulatedJob], cpus: int) -> dict[str, int]:
-    """Return when each job starts under EASY backfilling: written as the papers have it, for processors only."""
-    start: dict[str, int] = {}
-    by_name = {each.name: each for each in jobs}
-    now = min(each.submit_at_ns for each in jobs)
-    while len(start) < len(jobs):
-        running = [name for name, began in start.items() if began + by_name[name].duration_ns > now]
-        free = cpus - sum(by_name[name].spec.request.cpus for name in running)
-        queue = sorted(
-            (each for each in jobs if each.submit_at_ns <= now and each.name not in start),
-            key=lambda each: (each.submit_at_ns, each.name),
-        )
-        while queue and queue[0].spec.request.cpus <= free:
-            head = queue.pop(0)
-            start[head.name] = now
-            running.append(head.name)
-            free -= head.spec.request.cpus
-        if queue:
-            need = queue[0].spec.request.cpus
-            room, shadow = free, now
-            ends = sorted((start[name] + by_name[name].spec.time_limit_ns, name) for name in running)
-            while room < need:
-                shadow = ends[0][0]
-                while ends and ends[0][0] <= shadow:
-                    room += by_name[ends.pop(0)[1]].spec.request.cpus
-            extra = room - need
-            for each in queue[1:]:
-                width = each.spec.request.cpus
-                in_time = now + each.spec.time_limit_ns <= shadow
-                if width <= free and (in_time or width <= extra):
-                    start[each.name] = now
-                    free -= width
-                    extra -= 0 if in_time else width
-        times = [each.submit_at_ns for each in jobs]
-        times += [began + by_name[name].duration_ns for name, began in start.items()]
-        now = min([at for at in times if at > now], default=now)
-    return start
-
-
-WIDE = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4), st.integers(1, 20), st.integers(0, 10)), min_size=1,
-                max_size=12)  # fmt: skip
-
-WIDER = st.lists(
-    st.tuples(st.integers(0, 3), st.sampled_from([1, 1, 2, 5, 8]), st.integers(1, 20), st.integers(0, 10)),
-    min_size=4,
-    max_size=12,
-)
-
-
-def wide(drawn):
-    """Return jobs of processors only."""
-    return [
-        SimulatedJob(f"j{n:02}", spec(cpus=cpus, time_limit_ns=(runs + slack) * S), NOW + at * S, runs * S)
-        for n, (at, cpus, runs, slack) in enumerate(drawn)
-    ]
-
-
-@given(st.one_of(st.tuples(st.just(4), WIDE), st.tuples(st.just(9), WIDER)))
-def test_easy_is_easy_backfilling(drawn):
-    """Without a threshold the planner makes the schedule of EASY backfilling, start by start.
-
-    So it does where several jobs fit beside the one that is protected.
-    """
-    cpus, jobs = drawn[0], wide(drawn[1])
-    found = {
-        each.job.name: each.started_at_ns for each in simulate(jobs, machine(cpus), Policy(), SimulatedPolicy.EASY)
-    }
-    assert found == easy(jobs, cpus)
-
-
 def stream(limit_ns=None, wide_limit_ns=None, user="bob"):
     """Return a job of 4 GPUs among many of one GPU that come every 2.5 minutes and run for 10, for half a day."""
     big = SimulatedJob("big", spec(cpus=1, gpus=4, time_limit_ns=wide_limit_ns), NOW + S, 600 * S)
@@ -407,20 +337,3 @@ def test_a_curve_has_the_areas_of_the_figures(drawn, discipline, points):
     assert length >= found.makespan_ns
     assert all(0 <= part <= 1 + 1e-9 for part in drawn_curve.utilisation)
     assert max(drawn_curve.queue) <= found.max_queue
-
-
-@given(JOBS)
-def test_fifo_is_what_the_book_says(drawn):
-    """First come, first served: each starts once all before it have and its processors are free, and not later."""
-    began: dict[str, int] = {}
-    ends: list[tuple[int, int]] = []  # when, processors
-    last = 0
-    for at, (submit, cpus, runs) in sorted(enumerate(drawn), key=lambda each: (each[1][0], each[0])):
-        now = max(submit, last)
-        while sum(held for end, held in ends if end > now) + cpus > 4:
-            now = min(end for end, _ in ends if end > now)
-        began[f"{at:03}"] = last = now
-        ends.append((now + runs, cpus))
-    assert {each.job.name: each.started_at_ns for each in schedule(drawn, SimulatedPolicy.FIFO)} == {
-        name: start * S for name, start in began.items()
-    }

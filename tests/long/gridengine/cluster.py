@@ -1,23 +1,19 @@
 """A real Grid Engine on this machine, without systemd, for the tests: Debian's gridengine-master, -exec and -client.
 
-It has its own root, cell and ports in one temporary directory; the packaged programs are linked into it. Its daemons
-are children of a keeper, as those of the tests' Slurm.
+It has its own root, cell and ports; the packaged programs are linked into the root.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from long.slurm import keeper
+from long.daemons import Daemons
 from support import free_ports, wait_for
 
 SLOTS = 16
@@ -80,17 +76,15 @@ def unavailable() -> str | None:
     return None if os.getuid() == 0 else "Grid Engine's daemons start jobs of others as root alone"
 
 
-class GridEngine:
-    """A running Grid Engine. `variables` is what a program's environment needs for its commands to find it."""
+class GridEngine(Daemons):
+    """A running Grid Engine."""
 
     def __init__(self) -> None:
         """Start it and wait until its host reports."""
-        self.directory = Path(tempfile.mkdtemp(prefix="spool-sge-", dir="/tmp"))
-        self.directory.chmod(0o755)
+        super().__init__("sge")
         self.root = self.directory / "root"
         self._common = self.root / "default" / "common"
         self._host = socket.gethostname()
-        self._killed: set[str] = set()
         master, execd = free_ports(2)
         self.variables = {
             "SGE_ROOT": str(self.root),
@@ -99,15 +93,7 @@ class GridEngine:
             "SGE_EXECD_PORT": str(execd),
             "SGE_ARCH": subprocess.check_output([_SHARED / "util" / "arch"], text=True).strip(),
         }
-        (self.directory / "log").mkdir()
-        self._keeper = subprocess.Popen(
-            [sys.executable, keeper.__file__, str(self.directory / "log")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "SGE_ND": "1", **self.variables},
-        )
+        self._keep(SGE_ND="1")
         try:
             self._lay_out()
             self.start_master()
@@ -131,14 +117,14 @@ class GridEngine:
         (self._common / "act_qmaster").write_text(f"{self._host}\n")
         (self._common / "host_aliases").write_text(f"{self._host} localhost\n")
         (self._common / "cluster_name").write_text("test\n")
-        self._run("spoolinit", "berkeleydb", "libspoolb", self.root / "db", "init")
+        self.command(_PROGRAMS / "spoolinit", "berkeleydb", "libspoolb", self.root / "db", "init")
         settings = {key: value.format(root=self.root) for key, value in _SETTINGS.items()}
         text = _changed((_SHARED / "default-configuration").read_text(), settings)
-        self._run("spooldefaults", "configuration", self._file("global", text))
+        self.command(_PROGRAMS / "spooldefaults", "configuration", self._file("global", text))
         resources = _SHARED / "util" / "resources"
-        self._run("spooldefaults", "complexes", resources / "centry")
-        self._run("spooldefaults", "usersets", resources / "usersets")
-        self._run("spooldefaults", "managers", "root")
+        self.command(_PROGRAMS / "spooldefaults", "complexes", resources / "centry")
+        self.command(_PROGRAMS / "spooldefaults", "usersets", resources / "usersets")
+        self.command(_PROGRAMS / "spooldefaults", "managers", "root")
 
     def _configure(self) -> None:
         self.command("qconf", "-as", self._host)
@@ -147,14 +133,7 @@ class GridEngine:
         self.command("qconf", "-Ap", self._file("pe", _PE_TEXT))
         complexes = f"{self._shown('-sc')}gpu gpu INT <= YES YES 0 0\n"
         self.command("qconf", "-Mc", self._file("complexes", complexes))
-        shown = subprocess.run(
-            [_PROGRAMS / "qconf", "-aq", QUEUE],
-            env={**os.environ, **self.variables, "EDITOR": "cat"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        ).stdout
+        shown = self.command("qconf", "-aq", QUEUE, check=False, EDITOR="cat").stdout
         queue = {"hostlist": self._host, "slots": str(SLOTS), "load_thresholds": "NONE", "pe_list": PE}
         self.command("qconf", "-Aq", self._file("queue", _changed(shown, {**queue, "complex_values": "gpu=4"})))
 
@@ -166,27 +145,20 @@ class GridEngine:
         path.write_text(text if text.endswith("\n") else f"{text}\n")
         return path
 
-    def _run(self, program: str, *words: str | Path) -> None:
-        subprocess.run(
-            [_PROGRAMS / program, *words],
-            env={**os.environ, **self.variables},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=60,
-            check=True,
-        )
-
     # The daemons.
 
     def start_master(self) -> None:
         """Start sge_qmaster and wait until it answers; its queue takes jobs."""
-        self._start("sge_qmaster")
+        self._start("sge_qmaster", str(_PROGRAMS / "sge_qmaster"))
         wait_for(lambda: self.command("qconf", "-sh", check=False).returncode == 0, what="the master")
         self.command("qmod", "-e", QUEUE, check=False)
+        if "sge_execd" in self._running:  # a new one speaks to the new master half a minute before the old one would
+            self._kill("sge_execd", signal.SIGTERM)
+            self.start_execd()
 
     def start_execd(self) -> None:
-        """Start sge_execd."""
-        self._start("sge_execd")
+        """Start sge_execd; jobs that run on its host it finds there."""
+        self._start("sge_execd", str(_PROGRAMS / "sge_execd"))
 
     def kill_master(self) -> None:
         """Kill sge_qmaster at once, as a crash does, when no job is on its way to a host.
@@ -195,26 +167,9 @@ class GridEngine:
         """
         self.command("qmod", "-d", QUEUE)
         wait_for(lambda: "t" not in self._states(), what="no job on its way")
-        self._ask("kill", "sge_qmaster", str(int(signal.SIGKILL)))
-        self._killed.add("sge_qmaster")
-
-    def _start(self, name: str) -> None:
-        self._ask("start", name, str(_PROGRAMS / name))
-        self._killed.discard(name)
-
-    def _ask(self, *fields: str) -> int:
-        self._keeper.stdin.write("\0".join(fields) + "\n")
-        self._keeper.stdin.flush()
-        return int(self._keeper.stdout.readline())
+        self._kill("sge_qmaster")
 
     # What Grid Engine says.
-
-    def command(self, *words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run one of its commands; with *check* it must succeed."""
-        environment = {**os.environ, **self.variables}
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
-        return done
 
     def state(self, job: str) -> str:
         """Return the state of a job that lives, "" for another."""
@@ -238,14 +193,6 @@ class GridEngine:
         self.command("qmod", "-e", QUEUE, check=False)
         self.command("qdel", "-f", "-u", "root", check=False)
         wait_for(lambda: not self.command("qstat", "-u", "*").stdout.strip(), what="the end of all jobs")
-
-    def close(self) -> None:
-        """End every process of it and remove its directory."""
-        self._keeper.stdin.close()
-        self._keeper.wait()
-        if self._keeper.stdout is not None:
-            self._keeper.stdout.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def _changed(text: str, settings: Mapping[str, str]) -> str:

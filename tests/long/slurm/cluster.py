@@ -1,7 +1,7 @@
 """A real Slurm with several nodes on this machine, without systemd and without a database, for the tests.
 
 Debian's packages are enough: `slurm-wlm` and `munge`. Each slurmd calls itself a node of its own; its GPUs are device
-files like /dev/null. Everything lies in one temporary directory, whose path no test's environment holds.
+files like /dev/null.
 
 A configuration is that of a cluster of real machines. What must differ where all of them are one is put in its place
 when the cluster starts: names, ports, paths, users, and hardware that is not there.
@@ -13,15 +13,12 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from long.daemons import Daemons
 from served import Served
 from support import free_ports, wait_for
 
@@ -73,31 +70,22 @@ def _program(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin")))
 
 
-class Cluster:
-    """A running Slurm. `variables` is what a program's environment needs for Slurm's commands to find it."""
+class Cluster(Daemons):
+    """A running Slurm."""
 
     def __init__(self, configuration: str = CONFIGURATION, gpus: str = GPUS, *, min_job_age: int = 300) -> None:
         """Start it and wait until every node is idle. *min_job_age*: how many seconds Slurm knows a job that ended.
 
         *configuration* and *gpus* are the slurm.conf and gres.conf of a cluster of the machines `NODES`.
         """
+        super().__init__("slurm")
         self.name = _value(configuration, "ClusterName")
         self._ports = iter(free_ports(len(NODES) + 1))
         self._min_job_age = min_job_age
-        self._killed: set[str] = set()
-        self.directory = Path(tempfile.mkdtemp(prefix="spool-slurm-", dir="/tmp"))
-        self.directory.chmod(0o755)
-        for part in ("state", "spool", "dev", "log", "munge"):
+        for part in ("state", "spool", "dev", "munge"):
             (self.directory / part).mkdir(mode=0o755)
         self.variables = {"SLURM_CONF": str(self.directory / "slurm.conf")}
-        self._keeper = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("keeper.py")), str(self.directory / "log")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", **self.variables},
-        )
+        self._keep()
         try:
             self._configure(configuration, gpus)
             self._start_munge()
@@ -195,17 +183,7 @@ class Cluster:
     def _start(self, name: str, *arguments: str) -> None:
         program = _program(name.partition("-")[0])
         assert program is not None
-        self._ask("start", name, program, *arguments)
-        self._killed.discard(name)
-
-    def _kill(self, name: str) -> None:
-        self._ask("kill", name, str(int(signal.SIGKILL)))
-        self._killed.add(name)
-
-    def _ask(self, *fields: str) -> int:
-        self._keeper.stdin.write("\0".join(fields) + "\n")
-        self._keeper.stdin.flush()
-        return int(self._keeper.stdout.readline())
+        super()._start(name, program, *arguments)
 
     def forget_after(self, seconds: int) -> None:
         """Have it forget jobs that many seconds after their end, until :meth:`clear`."""
@@ -237,13 +215,6 @@ class Cluster:
         return Path(self.variables["SLURM_CONF"])
 
     # What Slurm says.
-
-    def command(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run one of Slurm's commands; with *check* it must succeed."""
-        environment = {**os.environ, **self.variables}
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
-        assert not check or done.returncode == 0, f"{words}: {done.stderr}"
-        return done
 
     def set_nodes(self, state: str, *nodes: str) -> None:
         """Drain nodes, or set them down; all of them if none is named."""
@@ -289,14 +260,6 @@ class Cluster:
         self.command("scancel", "--user=root", check=False)
         wait_for(lambda: self.all_idle() or self._resumed(NODES) == {"idle"}, what="the cluster to be idle again")
 
-    def close(self) -> None:
-        """End every process of it and remove its directory."""
-        self._keeper.stdin.close()
-        self._keeper.wait()
-        if self._keeper.stdout is not None:
-            self._keeper.stdout.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
-
 
 def engine_id(served: Served, name: str, run: int = 1) -> str:
     """Return the id of a run in Slurm, once it is known."""
@@ -310,34 +273,6 @@ def path_with(directory: Path, program: str, text: str) -> str:
     path.write_text(f"#!/bin/sh\nreal={shutil.which(program)}\n{text}\n")
     path.chmod(0o755)
     return f"{directory}{os.pathsep}{os.environ['PATH']}"
-
-
-def path_with_limit(directory: Path, most: int) -> str:
-    """Return a PATH whose sbatch refuses to have more than *most* jobs in Slurm, as with MaxSubmitJobs.
-
-    An array counts with all its elements.
-    """
-    return path_with(directory, "sbatch", _LIMITED.replace("MOST", str(most)))
-
-
-_LIMITED = r"""
-number=1
-for word; do
-    case $word in
-    --array=*)
-        number=$(printf '%s' "${word#--array=}" | tr , '\n' |
-            awk -F '[-%]' '{ n += ($2 > $1 ? $2 - $1 : 0) + 1 } END { print n }')
-        ;;
-    esac
-done
-exec 9> "$0.lock" && flock 9
-if [ $(($(squeue -h -r --me -t PD,R,CG,S,CF | wc -l) + number)) -gt MOST ]; then
-    echo "sbatch: error: AssocMaxSubmitJobLimit" >&2
-    echo "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy" >&2
-    exit 1
-fi
-"$real" "$@" 9>&-
-"""
 
 
 def _value(text: str, key: str) -> str:

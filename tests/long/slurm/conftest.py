@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,13 +39,43 @@ def unserved(slurm: cluster.Cluster, tmp_path: Path) -> Iterator[Served]:
 
 
 @pytest.fixture
+def impatient(slurm: cluster.Cluster, tmp_path: Path) -> Iterator[Served]:
+    """Give such a spool whose dispatcher does not wait long for Slurm."""
+    with spool_on_slurm(tmp_path / "spool", Impatient) as spool:
+        spool.environment["TEST"] = str(tmp_path)
+        yield spool
+
+
+@pytest.fixture
 def served(unserved: Served) -> Served:
     """Give a spool of the test's own whose jobs go to Slurm, and have it served."""
     return unserved.start()
 
 
-def spool_on_slurm(root: Path) -> Served:
+# A dispatcher that gives Slurm's commands up after 2s instead of a minute, and asks a silent Slurm again after one.
+_IMPATIENT = """
+from spool.core.model import SECOND_NS
+from spool.extras.engines import engine, slurm
+from spool.cli.main import main
+slurm._WITHIN_S = 2.0
+engine._LONGEST_PAUSE_NS = SECOND_NS
+raise SystemExit(main())
+"""
+
+
+class Impatient(Served):
+    """A spool whose dispatcher does not wait long for Slurm's commands."""
+
+    def _command(self, arguments: Sequence[str]) -> list[str]:
+        return [sys.executable, "-c", _IMPATIENT, "--spool", str(self.root), "dispatch", *arguments]
+
+    def begin(self, *arguments: str, prefix: Sequence[str] = ()) -> Any:
+        """Start a dispatcher and do not wait for it."""
+        return super().begin(*arguments, prefix=prefix or ("env",))  # with a prefix it is a program of its own
+
+
+def spool_on_slurm(root: Path, kind: type[Served] = Served) -> Served:
     """Make a spool whose jobs go to Slurm unless they say otherwise."""
-    spool = Served(root, executor="slurm")
+    spool = kind(root, executor="slurm")
     (root / "config.toml").write_text('autostart = false\ndisk_floor = "0M"\n[slurm]\npoll = "200ms"\n')
     return spool

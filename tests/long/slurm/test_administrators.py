@@ -274,27 +274,6 @@ def test_time_limits_that_are_changed_in_slurm_leave_spools_own(served: Served, 
     assert slurm.states()[engine_id(served, "long")] != "TIMEOUT"
 
 
-def test_a_job_without_its_comment_is_known_by_its_id(served: Served, slurm: Cluster) -> None:
-    """The comments of one that waits and one that runs are changed and emptied; a new dispatcher knows both."""
-    slurm.set_nodes("drain", "n4")
-    served.drop("waits", _noted("true"), executor_options=["--nodelist=n4"])
-    served.drop("runs", _noted(f"echo up; {UNTIL_TOLD}"))
-    served.says("runs", "up")
-    served.wait_reason("waits", "PENDING")
-    for name, comment in (("waits", "another"), ("runs", "")):
-        _update(slurm, engine_id(served, name), f"comment={comment}")
-    served.kill()
-    served.start()
-    served.wait_reason("waits", "PENDING")
-    served.looked()
-    assert served.places("runs") == served.places("waits") == ["running"]
-    _let_go(served)
-    slurm.resume("n4")
-    served.wait_done("waits", "runs")
-    _check_once(served, "waits", "runs")
-    assert [job["id"] for job in slurm.jobs() if job["comment"] == "another"] == [engine_id(served, "waits")]
-
-
 def test_a_job_that_is_moved_to_another_time_and_partition_is_followed(served: Served, slurm: Cluster) -> None:
     """A start that is put off is the reason that the user sees; then it runs, once, in the partition of the change."""
     slurm.set_nodes("drain", "n1")

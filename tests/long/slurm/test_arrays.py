@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from long.slurm.cluster import Cluster, engine_id, path_with, path_with_limit
+from long.slurm.cluster import Cluster, engine_id, path_with
 from served import Served
 from support import wait_for
 
@@ -179,16 +179,6 @@ def test_what_cannot_start_lets_others_pass(unserved: Served, slurm: Cluster) ->
     assert [unserved.places(f"blocked{number}") for number in range(4)] == [["running"]] * 4
     slurm.resume("n2")
     unserved.wait_done(*[f"blocked{number}" for number in range(4)])
-
-
-def test_a_limit_on_submitted_jobs_is_used_up_and_never_exceeded(unserved: Served, slurm: Cluster) -> None:
-    """An array of thirty under a limit of twelve: what Slurm refuses waits, and goes on as soon as tasks have ended."""
-    unserved.environment["PATH"] = path_with_limit(unserved.root.parent / "before", 12)
-    unserved.start()
-    unserved.drop("sweep", LEDGER + "sleep 0.3", array="0-29")
-    unserved.wait_done("sweep")
-    assert _begun(unserved) == {f"sweep_{index}": 1 for index in range(30)}
-    assert unserved.outcome("sweep") == "finished"
 
 
 def test_a_controller_that_has_too_many_jobs_is_not_waited_for(unserved: Served, slurm: Cluster) -> None:

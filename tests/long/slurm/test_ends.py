@@ -63,15 +63,6 @@ def test_a_hook_hears_that_slurm_has_accepted_a_job_before_it_begins(unserved: S
     assert told.read_text().splitlines()[1] == f"started waits {job['id']}"
 
 
-def test_a_job_fails_with_its_exit_code(served: Served) -> None:
-    """The exit code is that of the command; 128 and the number of the signal that ended it."""
-    served.drop("killed", "kill -SEGV $$")
-    served.drop("absent", "/nonexistent/program")
-    for name, code in (("killed", 139), ("absent", 127)):
-        result = served.wait_done(name) or {}
-        assert (result["outcome"], result["exit_code"]) == ("failed", code)
-
-
 def test_a_job_that_ignores_the_request_is_ended_after_its_grace(served: Served, slurm: Cluster) -> None:
     """What ignores SIGTERM is ended by Slurm when `kill_grace` is over, with all its processes."""
     served.drop("deaf", "trap '' TERM; echo $$; while :; do sleep 0.1; done", kill_grace="1s")
@@ -121,15 +112,6 @@ def test_what_a_job_asks_for_is_slurms_to_give(served: Served) -> None:
     served.drop("there", command, executor_options=["--nodelist=n3"], cpus=3, memory="100M")
     served.wait_done("gpu", "there")
     assert (served.log("gpu"), served.log("there")) == ("0,1 0,1 2\n", "n3 3 100\n")
-
-
-def test_jobs_take_nothing_of_this_machine(served: Served, slurm: Cluster) -> None:
-    """More processors than this machine has, at once, and more jobs: all run in Slurm at the same time."""
-    for number in range(4):
-        served.drop(f"wide{number}", "until [ -e go ]; do sleep 0.1; done", cpus=8)
-    served.until(lambda: [job["state"] for job in slurm.jobs()].count("RUNNING") == 4, "all to run")
-    (served.root.parent / "go").touch()
-    served.wait_done(*(f"wide{number}" for number in range(4)))
 
 
 @pytest.mark.timeout(600)

@@ -184,20 +184,20 @@ def test_jobs_survive_the_deaths_of_dispatchers_on_a_rough_day(unserved: Served,
 
 
 @pytest.mark.timeout(900)
-def test_arrays_survive_the_deaths_of_dispatchers_controllers_and_nodes(unserved: Served, slurm: Cluster) -> None:
+def test_arrays_survive_the_deaths_of_dispatchers_controllers_and_nodes(impatient: Served, slurm: Cluster) -> None:
     """Each task ends well once; one that began twice had lost its first run, and never lived beside it."""
     print(f"SLURM_SEED={SEED}")
     chance = random.Random(SEED)
     names = [f"sweep{number}" for number in range(3)]
     for number, name in enumerate(names):
         percent = "%9" if number == 1 else ""
-        unserved.drop(name, _job(f"sleep {number}.$((SPOOL_ARRAY_INDEX % 7))"), array=f"0-19{percent}")
-    unserved.start()
+        impatient.drop(name, _job(f"sleep {number}.$((SPOOL_ARRAY_INDEX % 7))"), array=f"0-19{percent}")
+    impatient.start()
     for _ in range(KILLS):
         time.sleep(0.3 + 2 * chance.random())
         victim = chance.choice(["dispatcher", "controller", "node", "both"])
         if victim in ("dispatcher", "both"):
-            unserved.kill()
+            impatient.kill()
         if victim in ("controller", "both"):
             slurm.kill_controller()
             time.sleep(2 * chance.random())
@@ -208,15 +208,15 @@ def test_arrays_survive_the_deaths_of_dispatchers_controllers_and_nodes(unserved
             time.sleep(2 * chance.random())
             slurm.start_node(node)
         if victim in ("dispatcher", "both"):
-            unserved.start()
-    unserved.patience = 600
-    unserved.wait_done(*names)
-    ledger = _ledger(unserved)
+            impatient.start()
+    impatient.patience = 600
+    impatient.wait_done(*names)
+    ledger = _ledger(impatient)
     begun = Counter((name, run) for event, name, run in ledger if event == "B")
     assert [key for key, times in begun.items() if times > 1] == [], f"SLURM_SEED={SEED}"
     ended = Counter(name for event, name, _ in ledger if event == "E")
     assert ended == {f"{name}_{index}": 1 for name in names for index in range(20)}, f"SLURM_SEED={SEED}"
-    last = {(line["job"], line["run"]): line["outcome"] for line in unserved.history()}
+    last = {(line["job"], line["run"]): line["outcome"] for line in impatient.history()}
     for task in ended:
         runs = [run for name, run in begun if name == task]
         assert [last[task, int(run)] for run in runs] == ["lost"] * (len(runs) - 1) + ["finished"], f"SLURM_SEED={SEED}"
@@ -226,8 +226,9 @@ def test_arrays_survive_the_deaths_of_dispatchers_controllers_and_nodes(unserved
 
 
 @pytest.mark.timeout(300)
-def test_jobs_finish_while_the_controller_is_away(served: Served, slurm: Cluster) -> None:
+def test_jobs_finish_while_the_controller_is_away(impatient: Served, slurm: Cluster) -> None:
     """The controller is killed: jobs that run go on to their ends, nothing is concluded, nothing is submitted twice."""
+    served = impatient.start()
     names = [f"job{number}" for number in range(6)]
     for name in names:
         served.drop(name, _job("until [ -e go ]; do sleep 0.1; done"))

@@ -1,6 +1,0 @@
-"""The tests of `tests/end_to_end/test_dispatcher.py` under what the core leaves out."""
-
-from end_to_end import test_dispatcher
-from long.variants.again import again
-
-again(globals(), test_dispatcher)
