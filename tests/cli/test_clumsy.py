@@ -55,8 +55,8 @@ def test_a_wrong_number_is_answered_with_the_numbers_that_are_right(
 
 
 def test_a_word_too_many_is_named_with_what_the_command_takes(spool: Command) -> None:
-    """`spool log a b` says that it takes one NAME."""
-    assert "unexpected argument 'b'; `spool log` takes only NAME" in spool("log", "a", "b").err
+    """`spool attach a b` says that it takes one NAME."""
+    assert "unexpected argument 'b'; `spool attach` takes only NAME" in spool("attach", "a", "b").err
     assert "unexpected argument 'now'; `spool pause` takes none" in spool("pause", "now").err
 
 

@@ -13,7 +13,7 @@ from calling import Command, put_job, spawned, start
 from cli.records import end, metadir_of
 from spool.client import waiting
 from spool.client.output import Tail
-from spool.client.waiting import Awaited, End
+from spool.client.waiting import End, Waiter
 from spool.core.model import Result, State
 from spool.formats.state import parse_state
 from spool.formats.wrapper import Assignments, Surroundings
@@ -56,10 +56,10 @@ def test_a_job_that_is_seen_between_its_result_and_the_move_of_its_file_has_ende
     """The run of a file in `running/` is the newest one, also once its result is there: it is not an older end."""
     file = put_job(spool_root, "a", place="running")
     ended(spool_root, "a", 1, State.FINISHED, code=0)
-    awaited = Awaited(Spool(str(spool_root)), "a")
-    assert awaited.poll() is None
+    waiter = Waiter(Spool(str(spool_root)), ("a",))
+    assert waiter.poll() == []
     file.rename(spool_root / "done" / "a.toml")
-    assert awaited.poll() == End("a", State.FINISHED, 0, "finished", 1)
+    assert waiter.poll() == [End("a", State.FINISHED, 0, "finished", 1)]
 
 
 def test_a_job_that_is_being_stopped_has_not_ended(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,8 +68,8 @@ def test_a_job_that_is_being_stopped_has_not_ended(spool_root: Path, monkeypatch
     put_job(spool_root, "a", place="done")
     ended(spool_root, "a", 1, State.FINISHED, code=0)
     (metadir_of(spool_root, "a", 2) / "stop").write_text("requeue root 1\n")
-    awaited = Awaited(Spool(str(spool_root)), "a")
-    assert [awaited.poll(), awaited.poll()] == [None, None]
+    waiter = Waiter(Spool(str(spool_root)), ("a",))
+    assert [waiter.poll(), waiter.poll()] == [[], []]
 
 
 def test_wait_takes_the_first_bad_code_of_several(spool: Command, spool_root: Path) -> None:
@@ -147,11 +147,11 @@ def test_a_job_that_will_be_tried_again_has_not_ended(spool_root: Path) -> None:
     put_job(spool_root, "a")
     put_job(spool_root, "a", place="done")
     ended(spool_root, "a", 1, State.FAILED, code=1, again="retry")
-    awaited = Awaited(root, "a")
-    assert awaited.poll() is None
+    waiter = Waiter(root, ("a",))
+    assert waiter.poll() == []
     os.rename(spool_root / "queued" / "a.toml", spool_root / "done" / "a.toml")
     ended(spool_root, "a", 2, State.FINISHED, code=0)
-    assert awaited.poll() == End("a", State.FINISHED, 0, "finished", 2)
+    assert waiter.poll() == [End("a", State.FINISHED, 0, "finished", 2)]
 
 
 def test_a_job_cancelled_while_it_waits_is_not_taken_for_its_earlier_run(
@@ -162,10 +162,10 @@ def test_a_job_cancelled_while_it_waits_is_not_taken_for_its_earlier_run(
     root = Spool(str(spool_root))
     ended(spool_root, "a", 1, State.FINISHED, code=0)
     put_job(spool_root, "a")
-    awaited = Awaited(root, "a")
-    assert awaited.poll() is None
+    waiter = Waiter(root, ("a",))
+    assert waiter.poll() == []
     os.rename(spool_root / "queued" / "a.toml", spool_root / "done" / "a.toml")
-    assert wait_for(awaited.poll).outcome is State.CANCELLED
+    assert [end.outcome for end in wait_for(waiter.poll)] == [State.CANCELLED]
 
 
 def test_while_a_cancelled_run_is_stopped_its_job_has_not_ended(spool_root: Path) -> None:
@@ -173,13 +173,13 @@ def test_while_a_cancelled_run_is_stopped_its_job_has_not_ended(spool_root: Path
     root = Spool(str(spool_root))
     put_job(spool_root, "a", place="running")
     (spool_root / "jobs" / "a" / "1").mkdir(parents=True)
-    awaited = Awaited(root, "a")
-    assert awaited.poll() is None
+    waiter = Waiter(root, ("a",))
+    assert waiter.poll() == []
     (spool_root / "running" / "a.toml").unlink()
-    assert awaited.poll() is None
+    assert waiter.poll() == []
     put_job(spool_root, "a", place="done")
     end(spool_root, Result("a", 1, 1, State.CANCELLED, "cancelled by me", ended_at_ns=1), told=False)
-    assert awaited.poll() == End("a", State.CANCELLED, None, "cancelled by me", 1)
+    assert waiter.poll() == [End("a", State.CANCELLED, None, "cancelled by me", 1)]
 
 
 @pytest.mark.parametrize("text", ["", "a\n", "a\nb\nc\n", "a\nb\nc", "\n\n\n", "x" * 100_000 + "\nlast\n", "one long"])
@@ -316,6 +316,22 @@ def test_log_follows_a_job_through_its_retries(dispatcher: object, spool: Comman
     assert out == "try 1\ntry 2\ntry 3\n"
     assert "run 3" in err
     assert spool("wait", "a").code == 0
+
+
+def test_log_follows_several_jobs_and_names_each_line(dispatcher: object, spool: Command, spool_root: Path) -> None:
+    """Every whole line comes after its job's name, also the last one without an end; each bad end is told."""
+    flag = spool_root.parent / "go"
+    wait = f"until [ -e {flag} ]; do sleep 0.02; done"
+    put_job(spool_root, "one", f'command = "printf begun; {wait}; echo .; printf last"\n')
+    put_job(spool_root, "two", f'command = "echo ready; {wait}; exit 3"\n')
+    process = start("log", "-f", "one", "tw*")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "two: ready\n"
+    flag.touch()
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (out, process.returncode) == ("one: begun.\none: last\n", 0)
+    assert "job two: failed" in err
+    assert spool("log", "one", "two").out == "==> one <==\nbegun.\nlast\n==> two <==\nready\n"
 
 
 def test_submit_wait_is_submit_and_wait(dispatcher: object, spool_root: Path) -> None:

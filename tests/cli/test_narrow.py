@@ -18,6 +18,7 @@ from cli.records import expand
 from cli.test_looking import ended, names, running
 from spool.cli import doctor, render, wait
 from spool.cli.ls import FIELDS
+from spool.client.waiting import End, Waiter
 from spool.core.errors import shown
 from spool.core.model import State
 from spool.doctor.checks import Finding, Level
@@ -400,12 +401,17 @@ def test_a_message_is_told_above_the_line_of_wait(
     monkeypatch.setattr(wait, "_BAR_AFTER_NS", 0)
     on_terminal(monkeypatch, 80, "stderr")
 
-    def hold(seconds: float) -> None:
+    look = Waiter.wait
+
+    def hold(waiter: Waiter, timeout_s: float) -> list[End]:
+        if timeout_s == 0:
+            return look(waiter, timeout_s)
         if (spool_root / "held" / "a.toml").exists():
             raise KeyboardInterrupt
         os.rename(spool_root / "queued" / "a.toml", spool_root / "held" / "a.toml")
+        return look(waiter, 0)
 
-    monkeypatch.setattr(time, "sleep", hold)
+    monkeypatch.setattr(Waiter, "wait", hold)
     pieces = spool("wait", "a", "b").err.split("\n\x1b[K")
     assert "0 of 2 done" in pieces[1]
     assert pieces[2].startswith("spool: job a is held")

@@ -12,7 +12,7 @@ import pytest
 from crash.cuts import cuts, each_alike
 from crash.world import Session, World, check, history, world_at
 from spool.client.gc import RetentionPolicy, plan_removal, remove
-from spool.client.waiting import Awaited
+from spool.client.waiting import Waiter
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result, State
@@ -192,12 +192,11 @@ def test_a_job_that_was_claimed_and_then_cancelled_ends_once(
         session.users.move("job", RUNNING, DONE)
     if journal == "lost":
         (session.world.root / layout.JOURNAL).unlink(missing_ok=True)
-    awaited = Awaited(Spool(str(session.world.root)), "job")
-    assert awaited.poll() is None
+    waiter = Waiter(Spool(str(session.world.root)), ("job",))
+    assert waiter.poll() == []
     session.settle()
     _assert_one_end(session)
-    end = awaited.poll()
-    assert end is not None
+    [end] = waiter.poll()
     assert end.outcome is State.CANCELLED
 
 
@@ -240,8 +239,7 @@ def test_recovery_reads_no_record_of_jobs_that_ended_long_ago(
 def test_a_metadir_that_no_dispatcher_has_prepared_is_no_run_to_wait_for(session: Session) -> None:
     """A directory that somebody has made by hand ends nothing, and nothing waits for it."""
     (session.world.root / "jobs" / "job" / "7").mkdir(parents=True)
-    end = Awaited(Spool(str(session.world.root)), "job").poll()
-    assert end is not None
+    [end] = Waiter(Spool(str(session.world.root)), ("job",)).poll()
     assert end.outcome is State.CANCELLED
 
 
@@ -259,10 +257,9 @@ def test_nobody_waits_for_a_run_that_the_dispatcher_does_not_know(
     os.utime(root / layout.STATE, (time.time() + 60, time.time() + 60))
 
     def polled() -> State:
-        awaited = Awaited(Spool(str(root)), "job")
-        awaited.poll()
-        end = awaited.poll()
-        assert end is not None
+        waiter = Waiter(Spool(str(root)), ("job",))
+        waiter.poll()
+        [end] = waiter.poll()
         return end.outcome
 
     assert polled() is State.FINISHED

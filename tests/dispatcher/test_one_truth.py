@@ -14,7 +14,7 @@ import pytest
 
 from crash.world import Session, ends_of, history
 from spool.client import waiting
-from spool.client.waiting import Awaited
+from spool.client.waiting import Waiter
 from spool.core import layout
 from spool.core.backfill import Holding
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
@@ -226,11 +226,11 @@ def test_who_waits_for_a_job_waits_for_what_its_command_left(session: Session, m
     now.terminator.tick = list  # type: ignore[method-assign]
     session.users.move("r", RUNNING, DONE)
     session.turns(1)
-    awaited = Awaited(Spool(str(session.world.root)), "r")
-    assert awaited.poll() is None
+    waiter = Waiter(Spool(str(session.world.root)), ("r",))
+    assert waiter.poll() == []
     del now.terminator.tick
     session.settle()
-    end = awaited.poll()
+    [end] = waiter.poll()
     assert (end.outcome, end.exit_code) == ("finished", 0)
 
 

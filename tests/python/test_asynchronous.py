@@ -10,7 +10,7 @@ import pytest
 
 import spool
 from served import Served
-from spool.client.watch import EndWatch
+from spool.client.waiting import Waiter
 from spool.store.spool import Spool
 
 
@@ -37,14 +37,14 @@ def test_jobs_are_submitted_awaited_and_followed(served: Served) -> None:
 def test_one_task_watches_all_jobs(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many wait, in whatever order they begin to; and no thread for each."""
     watches = 0
-    begin = EndWatch.__init__
+    begin = Waiter.__init__
 
-    def counted(self: EndWatch, *arguments: object) -> None:
+    def counted(self: Waiter, *arguments: object) -> None:
         nonlocal watches
         watches += 1
         begin(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(EndWatch, "__init__", counted)
+    monkeypatch.setattr(Waiter, "__init__", counted)
 
     async def program() -> None:
         client = spool.AsyncClient()

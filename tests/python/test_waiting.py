@@ -13,7 +13,7 @@ import pytest
 
 import spool
 from served import Served
-from spool.client.watch import EndWatch
+from spool.client.waiting import Waiter
 from spool.store.spool import Spool
 
 MANY = 20  # more than are looked at one by one
@@ -186,7 +186,7 @@ def test_a_look_at_thousands_of_jobs_does_not_look_at_each(
 
     for name in ("stat", "lstat", "listdir", "scandir", "open"):
         monkeypatch.setattr(os, name, counted(getattr(os, name)))
-    watch = EndWatch(Spool(client.root), [f"j{number}" for number in range(3_000)])
+    watch = Waiter(Spool(client.root), [f"j{number}" for number in range(3_000)])
     assert watch.poll() == []
     assert calls < 100
     (spool_root / "queued" / "j7.toml").rename(spool_root / "done" / "j7.toml")

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from cli.records import end, view
 from spool.client.submit import make_spool
-from spool.client.waiting import Awaited
+from spool.client.waiting import Waiter
 from spool.core import layout
 from spool.core.model import Grant, Request, Result, State
 from spool.formats import run_records
@@ -171,4 +171,4 @@ def test_a_dispatcher_that_stands_still_has_nothing_listed_twice(
         assert [(row.name, row.state) for row in rows] == [("x", State.STOPPING)]
         assert "a dispatcher will record it" not in rows[0].reason
         assert picked(Spool(str(job.root)), JobFilter(states=frozenset({State.STOPPING})), layout.PLACES)[0] == ["x"]
-        assert Awaited(Spool(str(job.root)), "x").poll() is None
+        assert Waiter(Spool(str(job.root)), ("x",)).poll() == []

@@ -1,63 +1,89 @@
-"""`spool log`: show or follow a job's output."""
+"""`spool log`: show or follow the output of jobs."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import closing
 
 import click
 
 from spool.cli import render
-from spool.cli.common import name_argument, one_job, opened
-from spool.cli.group import Verb
+from spool.cli.common import named, opened
+from spool.cli.group import JobArgument, Verb
 from spool.cli.telling import tell
-from spool.cli.wait import POLL_S, told
-from spool.client.output import Follower, Stream, output_paths, outputs, read_output, run_of
+from spool.cli.wait import told
+from spool.client.output import POLL_S, Follower, Stream, output_paths, outputs, read_output, run_of
+from spool.client.waiting import End
 from spool.core.errors import SpoolError, cannot
 from spool.core.model import State
 from spool.query.explain import why_never_begun
 from spool.store.spool import Spool
 
+_LONGEST = 1 << 16  # a longer line is cut: a progress bar is one line as long as it goes on
+
 
 @click.command(cls=Verb)
-@name_argument
-@click.option("-f", "--follow", is_flag=True, help="Follow the output until the job has ended, retries included.")
+@click.argument("names", cls=JobArgument, nargs=-1, required=True, metavar="NAME...")
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the jobs have ended, retries included.")
 @click.option("--run", "run", type=int, metavar="N", help="The run to show. Default: the newest.")
 @click.option("--stderr", "errors", is_flag=True, help="Show the error output, if it has a separate file.")
-@click.option("-n", "--lines", type=click.IntRange(0), metavar="N", help="Only the last N lines.")
+@click.option("-n", "--lines", type=click.IntRange(0), metavar="N", help="Only the last N lines of each job.")
 @click.option("--path", "only_path", is_flag=True, help="Print the path of the output instead.")
 @click.pass_obj
 def command(
-    root: str, name: str, follow: bool, run: int | None, errors: bool, lines: int | None, only_path: bool
+    root: str,
+    names: tuple[str, ...],
+    follow: bool,
+    run: int | None,
+    errors: bool,
+    lines: int | None,
+    only_path: bool,
 ) -> int:
-    """Show or follow a job's output.
+    """Show or follow the output of jobs.
 
       spool log train -n 20
       spool log -f train      follows it through retries until the job has ended
+      spool log -f a b 'c*'   follows several: their names are before the lines
       spool log sweep         the output of each task of an array, under its name
 
     By hand: cat jobs/train/1/log   or   tail -f jobs/train/1/log
     """
     spool = opened(root)
-    name = one_job(spool, name)
+    jobs = named(spool, names)
     stream = Stream.ERR if errors else Stream.OUT
-    waits = follow and run is None and spool.latest_run(name) is None
-    its_run = None if waits else _run_of(spool, name, run)
-    if only_path and its_run is not None:
-        for path in output_paths(spool, name, its_run, stream):
-            render.say(path)
-    elif follow:
-        _follow(Follower(spool, name, only=run, lines=lines), name, stream)
-    elif its_run is not None:
-        why = why_never_begun(spool, name, its_run)
-        if why and not os.path.exists(outputs(spool, name, its_run).stdout or ""):
-            raise _no_output(name, why, f"`spool show {name}` says more")
-        for data in read_output(spool, name, its_run, stream, lines=lines):
-            sys.stdout.buffer.write(data)
+    if follow and not only_path:
+        for name in jobs:
+            if run is not None or spool.latest_run(name) is not None:
+                _run_of(spool, name, run)
+        _follow(Follower(spool, jobs, only=run, lines=lines), jobs, stream)
+    else:
+        for at, name in enumerate(jobs):
+            its_run = _run_of(spool, name, run)
+            if only_path:
+                for path in output_paths(spool, name, its_run, stream):
+                    render.say(path)
+                continue
+            if at:
+                render.say("")  # also ends a last line without an end
+            if len(jobs) > 1:
+                render.say(f"==> {name} <==")
+            _show(spool, name, its_run, stream, lines)
     if not (errors or only_path):
-        _tell_of_errors(spool, name, run)
+        for name in jobs:
+            _tell_of_errors(spool, name, run)
     return 0
+
+
+def _show(spool: Spool, name: str, run: int, stream: Stream, lines: int | None) -> None:
+    why = why_never_begun(spool, name, run)
+    if why and not os.path.exists(outputs(spool, name, run).stdout or ""):
+        raise _no_output(name, why, f"`spool show {name}` says more")
+    sys.stdout.flush()
+    for data in read_output(spool, name, run, stream, lines=lines):
+        sys.stdout.buffer.write(data)
 
 
 def _tell_of_errors(spool: Spool, name: str, run: int | None) -> None:
@@ -95,17 +121,35 @@ def _no_output(name: str, why: str, remedy: str) -> SpoolError:
     return SpoolError(cannot("show", f"the output of job {name}", why, remedy=remedy))
 
 
-def _follow(follower: Follower, name: str, stream: Stream) -> None:
-    for piece in follower.pieces():
-        if piece is None:
-            sys.stdout.flush()
-            time.sleep(POLL_S)
-        elif not piece.data:
-            tell(f"job {name}: run {piece.run}")
-        elif piece.stream is stream:
-            sys.stdout.buffer.write(piece.data)
+def _follow(follower: Follower, names: Sequence[str], stream: Stream) -> None:
+    """Print the output of *names* as it appears; of several jobs line by line, each line after the name of its job."""
+    unended = dict.fromkeys(names, b"")  # by job, the line that it has begun
+    write = sys.stdout.buffer.write
+
+    def write_lines(name: str, data: bytes) -> None:
+        *lines, unended[name] = data.split(b"\n")
+        write(b"".join(b"%s: %s\n" % (name.encode(), line) for line in lines))
+
+    with closing(follower):
+        for piece in follower.pieces():
+            if piece is None:
+                sys.stdout.flush()
+                time.sleep(POLL_S)
+            elif isinstance(piece, End):
+                if unended[piece.name]:
+                    write_lines(piece.name, unended[piece.name] + b"\n")
+                if piece.outcome is not State.FINISHED:
+                    sys.stdout.flush()
+                    tell(told(piece))
+            elif not piece.data:
+                tell(f"job {piece.job}: run {piece.run}")
+            elif piece.stream is stream and len(names) == 1:
+                write(piece.data)
+            elif piece.stream is stream:
+                write_lines(piece.job, unended[piece.job] + piece.data)
+                if len(unended[piece.job]) > _LONGEST:
+                    write_lines(piece.job, unended[piece.job] + b"\n")
+    for name, line in unended.items():  # of a run that has ended before its job
+        if line:
+            write_lines(name, line + b"\n")
     sys.stdout.flush()
-    follower.close()
-    end = follower.end
-    if end is not None and end.outcome is not State.FINISHED:
-        tell(told(end))

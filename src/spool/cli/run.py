@@ -29,10 +29,11 @@ from spool.cli.submit import (
     shell_command_option,
 )
 from spool.cli.telling import made, tell
-from spool.cli.wait import POLL_S, HoldNotices, code_of, told
+from spool.cli.wait import HoldNotices, code_of, told
 from spool.client import submit as submitting
-from spool.client.output import Follower, OutputPiece, Stream
+from spool.client.output import POLL_S, Follower, OutputPiece, Stream
 from spool.client.requests import Requests
+from spool.client.waiting import End
 from spool.core import layout
 from spool.core.capability import OtherWay
 from spool.core.errors import ExitCode, SpoolError, SpoolUnusable, cannot
@@ -155,7 +156,7 @@ class _Session:
         self._spool = spool
         self._job = job
         self._quiet = quiet
-        self._follower = Follower(spool, job, after=before or 0)
+        self._follower = Follower(spool, (job,), after=before or 0)
         self._notices = HoldNotices(spool)
         self._interrupts = 0
 
@@ -163,6 +164,7 @@ class _Session:
         """Return the job's exit code once it has ended, or INTERRUPTED after a second Ctrl-C."""
         handlers = {number: signal.signal(number, self._interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
         cancelled = False
+        end: End | None = None
         try:
             for piece in self._follower.pieces():
                 if self._interrupts and not cancelled:
@@ -171,12 +173,14 @@ class _Session:
                 if self._interrupts > 1:
                     tell(f"exiting; job {self._job} is being stopped")
                     return int(ExitCode.INTERRUPTED)
-                self._show(piece)
+                if isinstance(piece, End):
+                    end = piece
+                else:
+                    self._show(piece)
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             self._follower.close()
-        end = self._follower.end
         assert end is not None
         if end.outcome is not State.FINISHED and not self._quiet:
             tell(told(end))
@@ -198,7 +202,7 @@ class _Session:
         if piece is None:
             sys.stdout.flush()
             if not self._quiet:
-                self._notices.see(self._follower.awaited)
+                self._notices.see(self._follower.waiter.held)
             time.sleep(POLL_S)
         elif not piece.data:
             if piece.run > 1 and not self._quiet:

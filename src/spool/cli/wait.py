@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from typing import TYPE_CHECKING, assert_never
 
@@ -17,10 +18,10 @@ from spool.cli import render
 from spool.cli.common import named, names_argument, opened, value_of
 from spool.cli.group import Verb
 from spool.cli.telling import tell
-from spool.client.waiting import Awaited, End
-from spool.core.errors import ExitCode, NoSuchJob, SpoolError
+from spool.client.waiting import End, Waiter
+from spool.core.errors import ExitCode, SpoolError
 from spool.core.layout import HELD, QUEUED, RUNNING
-from spool.core.model import State
+from spool.core.model import SECOND_NS, State
 from spool.core.names import natural
 from spool.core.units import parse_duration
 from spool.store.spool import Spool
@@ -28,8 +29,7 @@ from spool.store.spool import Spool
 if TYPE_CHECKING:
     from spool.query.tasks import WaitStatus, WaitWatch
 
-POLL_S = 0.025
-PATIENCE_NS = 3_000_000_000  # a dispatcher just started in the background is running by then
+_TURN_S = 0.25  # how often to look for holds and to refresh the bar
 _BAR_AFTER_NS = 500_000_000  # no bar for jobs that end at once
 _BAR_EVERY_NS = 1_000_000_000
 TIMED_OUT = 124  # as in coreutils' timeout
@@ -79,13 +79,10 @@ class HoldNotices:
         self._say = say
         self._told: set[str] = set()
 
-    def see(self, awaited: Awaited) -> None:
-        """Report on stderr that the job is held, if the last look found that and it was not reported yet."""
-        name = awaited.name
-        if not awaited.held:
-            self._told.discard(name)
-        elif name not in self._told:
-            self._told.add(name)
+    def see(self, held: Set[str]) -> None:
+        """Report on stderr that the jobs *held* are held, each that the last call did not have."""
+        new, self._told = held - self._told, set(held)
+        for name in sorted(new, key=natural):
             why = self._why(name)
             self._say(f"job {name} is held{f': {why}' if why else ''}; `spool release {name}` lets it start")
 
@@ -157,38 +154,30 @@ def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout
 
 
 def _until_ended(spool: Spool, names: Sequence[str], bar: _Bar, *, first: bool, timeout_ns: int | None) -> int:
-    waiting: list[Awaited] = []
+    waiter = Waiter(spool)
     codes: dict[str, int] = {}
-    for name in names:
-        try:
-            waiting.append(Awaited(spool, name))
-        except NoSuchJob as error:
-            tell(str(error))
-            codes[name] = int(ExitCode.NO_SUCH_JOB)
+    for name, error in waiter.add(names).items():
+        tell(str(error))
+        codes[name] = int(ExitCode.NO_SUCH_JOB)
     notices = HoldNotices(spool, bar.tell)
-    begun = time.monotonic_ns()
+    until = math.inf if timeout_ns is None else time.monotonic() + timeout_ns / SECOND_NS
     warned = False
-    while waiting and not (first and codes):
-        for awaited in list(waiting):
-            end = awaited.poll()
-            notices.see(awaited)
-            if end is not None:
-                waiting.remove(awaited)
-                codes[awaited.name] = _told(end, bar.tell)
-                if first:
-                    return codes[awaited.name]
-        if not waiting:
-            break
-        waited_ns = time.monotonic_ns() - begun
-        if timeout_ns is not None and waited_ns >= timeout_ns:
-            bar.tell(f"timed out waiting for {', '.join(awaited.name for awaited in waiting[:5])}")
+    turn_s = 0.0  # holds are told and the bar is drawn before the first wait
+    while waiter and not (first and codes):
+        left_s = max(0.0, until - time.monotonic())
+        for end in sorted(waiter.wait(min(left_s, turn_s)), key=lambda end: names.index(end.name)):
+            codes[end.name] = _told(end, bar.tell)
+            if first:
+                return codes[end.name]
+        notices.see(waiter.held)
+        if waiter and left_s == 0:
+            bar.tell(f"timed out waiting for {', '.join(sorted(waiter.names, key=names.index)[:5])}")
             return TIMED_OUT
-        if not warned and waited_ns > PATIENCE_NS:
+        if not warned and waiter.is_unserved:
             warned = True
-            if not spool.dispatcher_lives():
-                bar.tell("no dispatcher is running, so no job starts: run `spool dispatch`")
+            bar.tell("no dispatcher is running, so no job starts: run `spool dispatch`")
         bar.step()
-        time.sleep(POLL_S)
+        turn_s = _TURN_S
     return next((codes[name] for name in names if codes.get(name)), 0)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum
 
 from msgspec import Struct
 
-from spool.client.waiting import Awaited, End, task_names
+from spool.client.waiting import End, Waiter, task_names
 from spool.core import layout
 from spool.core.errors import InvalidRecord, NoSuchJob, SpoolError, cannot
 from spool.formats.history import parse_history_line
@@ -18,6 +18,9 @@ from spool.store.spool import Spool
 
 MOST_LINES = 10
 """The lines of a failed run that are shown with its end."""
+
+POLL_S = 0.025
+"""How long to wait before new output is looked for again."""
 
 _BLOCK = 1 << 16
 _LOOKED_AT = 1 << 14  # bytes at the end of a file in which last lines are looked for
@@ -32,8 +35,9 @@ class Stream(Enum):
 
 
 class OutputPiece(Struct, frozen=True):
-    """Some output of a run. Empty when a run's output begins."""
+    """Some output of a run of a job, or of a task of the array *job*. Empty when a run's output begins."""
 
+    job: str
     run: int
     stream: Stream
     data: bytes
@@ -225,6 +229,7 @@ class ArrayOutput:
 
     def __init__(self, spool: Spool, name: str, run: int, *, lines: int | None = None) -> None:
         self._spool = spool
+        self._name = name
         self._lines = lines
         record = spool.array(name, run)
         self._since_ns = (record.expanded_at_ns if record is not None else None) or 0
@@ -264,7 +269,7 @@ class ArrayOutput:
                 continue
             head = f"==> {task} <==\n".encode()
             for data in _so_far(path, self._lines):
-                yield OutputPiece(run, stream, head + data)
+                yield OutputPiece(self._name, run, stream, head + data)
                 head = b""
 
     def close(self) -> None:
@@ -291,74 +296,91 @@ class ArrayOutput:
 
 
 class Follower:
-    """Reads the output of a job from its newest run on; for an array that of each task once it has ended.
+    """Reads the output of jobs from the newest run of each on; for an array that of each task once it has ended.
 
-    *only*: this run alone; *after*: runs later than this one; *lines*: at first only the last lines. `awaited` is the
-    state of the job, `end` its end, once known.
+    *only*: this run alone; *after*: runs later than this one; *lines*: at first only the last lines of each job.
+    `waiter` awaits the jobs.
     """
 
     def __init__(
         self,
         spool: Spool,
-        name: str,
+        names: Collection[str],
         *,
         only: int | None = None,
         after: int | None = None,
         lines: int | None = None,
     ) -> None:
+        """Follow the jobs *names*. Raises NoSuchJob for the first that is unknown."""
+        self.waiter = Waiter(spool, names)
+        self._jobs = [_FollowedJob(spool, name, only, after, lines) for name in dict.fromkeys(names)]
+
+    def pieces(self) -> Iterator[OutputPiece | End | None]:
+        """Yield output as it appears, the end of each job after its output, and None when there is nothing new.
+
+        After a None it is time to wait for `POLL_S`. Ends with the last job, or run.
+        """
+        left = self._jobs
+        while left:
+            ends = {end.name: end for end in self.waiter.poll()}
+            for job in left:
+                yield from job.news(ends.get(job.name))
+            left = [job for job in left if not job.is_over]
+            if left:
+                yield None
+
+    def close(self) -> None:
+        """Close the files."""
+        for job in self._jobs:
+            job.close()
+
+
+class _FollowedJob:
+    """One job that is followed."""
+
+    def __init__(self, spool: Spool, name: str, only: int | None, after: int | None, lines: int | None) -> None:
         self._spool = spool
-        self._name = name
-        self.awaited = Awaited(spool, name)
+        self.name = name
+        self.is_over = False
         self._only = only is not None
-        self._after = after or 0
+        newest = spool.latest_run(name) if only is None and after is None else only
+        self._from = newest or (after or 0) + 1
         self._lines = lines
         self._run: int | None = None
         self._tails: dict[Stream, Tail] = {}
         self._tasks: ArrayOutput | None = None
-        self.end: End | None = None
-        if only is None and after is None:
-            only = spool.latest_run(name)
-        if only is not None:
-            self._begin(only)
+        self._end: End | None = None
 
-    def pieces(self) -> Iterator[OutputPiece | None]:
-        """Yield output as it appears, and None when there is nothing new: time to wait a little.
-
-        Ends with the job, or the run.
-        """
-        if self._run is not None:
-            yield OutputPiece(self._run, Stream.OUT, b"")
+    def news(self, end: End | None) -> Iterator[OutputPiece | End]:
+        """Yield the new output, and *end* once there is no more; it is the end of the job if it has just ended."""
+        self._end = self._end or end
         while True:
-            self.end = self.awaited.poll()
-            newest = self._spool.latest_run(self._name)
-            if newest is not None and newest <= self._after:
-                newest = None
-            if self._run is None and newest is not None:
-                first = min(run for run in self._spool.runs(self._name) if run > self._after)
-                self._begin(first)
-                yield OutputPiece(first, Stream.OUT, b"")
-            over = self.end is not None or self._run_is_over(newest)
+            newest = self._spool.latest_run(self.name) or 0
+            if self._run is None and (self._only or newest >= self._from):
+                yield self._begin()
+            is_over = self._end is not None or self._run_is_over(newest)
             yield from self._drained()
-            if over and self._run is not None and newest is not None and newest > self._run and not self._only:
-                self._begin(min(run for run in self._spool.runs(self._name) if run > self._run))
-                yield OutputPiece(self._run, Stream.OUT, b"")
-                continue
-            if self.end is not None or (over and self._only):
-                return
-            yield None
+            if self._only or self._run is None or not is_over or newest <= self._run:
+                break
+            self._from = self._run + 1
+            yield self._begin()
+        self.is_over = self._end is not None or (is_over and self._only)
+        if self._end is not None:
+            yield self._end
 
-    def _run_is_over(self, newest: int | None) -> bool:
+    def _run_is_over(self, newest: int) -> bool:
         if self._run is None:
             return False
-        return (newest is not None and newest > self._run) or (
-            self._spool.record(self._name, self._run, layout.RESULT) is not None
-        )
+        return newest > self._run or self._spool.record(self.name, self._run, layout.RESULT) is not None
 
-    def _begin(self, run: int) -> None:
-        if self._spool.array(self._name, run) is not None:
-            self._run, self._tasks = run, ArrayOutput(self._spool, self._name, run, lines=self._lines)
-            return
-        where = outputs(self._spool, self._name, run)
+    def _begin(self) -> OutputPiece:
+        """Begin with the next run, and return the empty piece that says so."""
+        run = self._from if self._only else min(run for run in self._spool.runs(self.name) if run >= self._from)
+        begun = OutputPiece(self.name, run, Stream.OUT, b"")
+        if self._spool.array(self.name, run) is not None:
+            self._run, self._tasks = run, ArrayOutput(self._spool, self.name, run, lines=self._lines)
+            return begun
+        where = outputs(self._spool, self.name, run)
         paths = {Stream.OUT: where.stdout, Stream.ERR: where.stderr}
         for stream, path in paths.items():
             tail = self._tails.get(stream)
@@ -371,14 +393,14 @@ class Follower:
                 if self._lines is not None and self._run is None:
                     self._tails[stream].skip_to_last(self._lines)
         self._run = run
+        return begun
 
     def _drained(self) -> Iterator[OutputPiece]:
-        assert self._run is not None or not self._tails
         if self._tasks is not None:
-            yield from self._tasks.ended(last=self.end is not None)
+            yield from self._tasks.ended(last=self._end is not None)
         for stream, tail in self._tails.items():
             while data := tail.read():
-                yield OutputPiece(self._run or 0, stream, data)
+                yield OutputPiece(self.name, self._run or 0, stream, data)
 
     def close(self) -> None:
         """Close the files."""

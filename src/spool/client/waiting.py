@@ -1,4 +1,4 @@
-"""The end of a job, and waiting for it, from the files alone; no dispatcher is needed.
+"""The ends of jobs, and waiting for them, from the files alone; no dispatcher is needed.
 
 A job has ended when its file is in `done/` and nowhere else, and its newest run has a final outcome. A file may move
 between two looks, and during a cancel there is briefly none at all.
@@ -6,14 +6,19 @@ between two looks, and during a cancel there is briefly none at all.
 
 from __future__ import annotations
 
+import math
+import os
 import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from itertools import chain
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.arrays import Tasks, array_of, in_words, outcome_of
-from spool.core.errors import InvalidJob, InvalidRecord
+from spool.core.errors import InvalidJob, InvalidRecord, NoSuchJob
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result, State
 from spool.formats.run_records import ArrayRecord
@@ -21,9 +26,17 @@ from spool.store.disk import status_of
 from spool.store.ownership import cancelled_by_mover
 from spool.store.spool import Service, Spool
 
+PATIENCE_S = 3.0  # a dispatcher just started in the background is running by then
 GRACE_NS = 1_500_000_000  # how long to wait for the record of an end before assuming that none will come
 _TASKS_EVERY_NS = 250_000_000  # an array may have ten thousand
 _STATE_EVERY_NS = 1_000_000_000  # how often to read a dispatcher's view to find out whether it knows a run
+_PLACES = (QUEUED, HELD, RUNNING)
+_FEW = 8  # jobs that are looked at in the time of one look at the directories
+_TICK_NS = 20_000_000  # two changes of a directory this close may have the same time
+_ANYWAY_NS = 1_000_000_000  # how often to read the directories even if nothing seems to have changed
+_PAUSE_S = 0.01
+_LONGEST_PAUSE_S = 1.0
+_SHARE = 20  # of the time of a look between two looks
 
 
 class End(Struct, frozen=True):
@@ -36,22 +49,209 @@ class End(Struct, frozen=True):
     run: int | None = None
 
 
-class Awaited:
-    """One awaited job. Raises NoSuchJob at once if it is unknown.
+class Waiter:
+    """Waits for jobs of one spool to end.
 
-    *waited*: the caller has seen it waiting or running, before any run of it had ended.
+    A job that has ended has no file in `queued/`, `held/` and `running/`. So of many jobs, only those that are in none
+    of these directories are looked at one by one, and the directories are read when they have changed. The tasks of an
+    array are awaited by name before they are issued.
     """
 
-    def __init__(self, spool: Spool, name: str, *, waited: bool = False) -> None:
+    def __init__(self, spool: Spool, names: Collection[str] = (), *, seen: bool = False) -> None:
+        """Await *names*, as `add` does. Raises NoSuchJob for the first that is unknown."""
+        self._spool = spool
+        self.root = spool.root
+        self._left: dict[str, _Awaited] = {}
+        self._unissued: dict[str, set[str]] = {}  # by array, the awaited tasks that it has not issued yet
+        self._new: set[str] = set()  # those of `_left` that no look has seen
+        self._absent: set[str] = set()  # those that were in no active directory, or have an error, when these were read
+        self._marks: dict[str, tuple[int, int] | None] = {}
+        self._places: dict[str, set[str]] = {place: set() for place in _PLACES}
+        self._complaints: set[str] = set()
+        self._read_ns = 0
+        self._cost_s = 0.0
+        self._since = time.monotonic()
+        for error in self.add(names, seen=seen).values():
+            raise error
+
+    def __len__(self) -> int:
+        return len(self._left) + sum(map(len, self._unissued.values()))
+
+    @property
+    def names(self) -> list[str]:
+        """The jobs that have not ended."""
+        return [*self._left, *chain.from_iterable(self._unissued.values())]
+
+    @property
+    def held(self) -> set[str]:
+        """The jobs that were held at the last look: nothing happens before they are released."""
+        if len(self) > _FEW:
+            return (self._places[HELD] & self._left.keys()) - self._places[QUEUED] - self._places[RUNNING]
+        return {name for name, job in self._left.items() if job.held}
+
+    @property
+    def is_unserved(self) -> bool:
+        """Whether no dispatcher is running, although one that was started just before the wait would be by now."""
+        return time.monotonic() - self._since > PATIENCE_S and not self._spool.dispatcher_lives()
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next look."""
+        return min(_LONGEST_PAUSE_S, max(_PAUSE_S, _SHARE * self._cost_s))
+
+    def add(self, names: Collection[str], *, seen: bool = False) -> dict[str, NoSuchJob]:
+        """Await *names* too, and return the errors of those that are unknown, by name.
+
+        *seen*: the caller has seen them waiting or running before any run of them had ended. A task of an array in
+        progress counts as known, whether it was issued or not.
+        """
+        unknown: dict[str, NoSuchJob] = {}
+        new = [name for name in dict.fromkeys(names) if name not in self._left]
+        with_runs: set[str] | None = None
+        active: set[str] = set()
+        if len(new) > _FEW:
+            with_runs = set(self._spool.jobs_with_runs())
+            active = self._read()
+        issuing: dict[str, bool] = {}
+        for name in new:
+            array = array_of(name)
+            if array and array not in issuing:
+                may_be = with_runs is None or array in with_runs or array in active
+                issuing[array] = may_be and self._is_active(array) and self._is_array(array)
+            if array and issuing[array]:
+                self._unissued.setdefault(array, set()).add(name)
+            elif with_runs is not None and name in active and name not in with_runs:
+                self._left[name] = _Awaited(self._spool, name, seen=True)
+            elif seen or self._spool.places(name) or self._spool.runs(name):
+                self._await(name, seen=seen)
+            elif array and self._is_array(array):
+                self._unissued.setdefault(array, set()).add(name)  # its array has ended before it was issued
+            else:
+                unknown[name] = self._spool.no_such_job("wait for", f"job {name}", name)
+        return unknown
+
+    def discard(self, name: str) -> None:
+        """Await a job no longer."""
+        self._left.pop(name, None)
+        self._new.discard(name)
+        self._absent.discard(name)
+        for names in self._unissued.values():
+            names.discard(name)
+
+    def wait(self, timeout_s: float | None = None) -> list[End]:
+        """Wait until a job has ended, and return the ends since the last look; none after a timeout, or for no jobs."""
+        return [end for _, end in wait_for_ends((self,), timeout_s)]
+
+    def poll(self) -> list[End]:
+        """Return the ends of the jobs that have ended since the last look; they are awaited no longer."""
+        begun = time.monotonic()
+        ends: list[End] = []
+        if len(self) > _FEW:
+            if self._changed():
+                active = self._read()
+                ends += self._issued()
+                self._absent = (self._left.keys() - active) | (self._complaints & self._left.keys())
+            looked_at = self._absent | self._new
+        else:
+            ends += self._issued()
+            looked_at = set(self._left)
+        self._new.clear()
+        ends += [end for name in looked_at if (end := self._left[name].poll()) is not None]
+        for end in ends:
+            self.discard(end.name)
+        self._cost_s = time.monotonic() - begun
+        return ends
+
+    def _await(self, name: str, *, seen: bool = False) -> None:
+        self._left[name] = _Awaited(self._spool, name, seen=seen)
+        self._new.add(name)
+
+    def _changed(self) -> bool:
+        """Whether a file may have entered or left an active directory since they were read."""
+        if time.time_ns() - self._read_ns >= _ANYWAY_NS:
+            return True
+        marks = {place: self._spool.mark_of(place) for place in _PLACES}
+        settled = all(mark is None or mark[1] < self._read_ns - _TICK_NS for mark in self._marks.values())
+        return marks != self._marks or not settled
+
+    def _read(self) -> set[str]:
+        """Read the active directories, and return the jobs in them."""
+        self._read_ns = time.time_ns()
+        self._marks = {place: self._spool.mark_of(place) for place in _PLACES}
+        self._complaints.clear()
+        tail = layout.JOB_SUFFIX + layout.ERROR_SUFFIX
+        for place in _PLACES:
+            names, others = self._spool.names_and_others(place)
+            self._places[place] = set(names)
+            if place != RUNNING:
+                self._complaints.update(name.removesuffix(tail) for name in others if name.endswith(tail))
+        return set().union(*self._places.values())
+
+    def _is_active(self, name: str) -> bool:
+        return any(place in _PLACES for place in self._spool.places(name))
+
+    def _is_array(self, name: str) -> bool:
+        if self._spool.newest_array(name) is not None:
+            return True
+        specs = (self._spool.job_spec(place, name) for place in self._spool.places(name))
+        return any(spec is not None and spec.is_array for spec in specs)
+
+    def _issued(self) -> Iterable[End]:
+        """Await the tasks that have been issued as jobs, and return the ends of those that never will be."""
+        ends: list[End] = []
+        for array, awaited in list(self._unissued.items()):
+            waiting, reason = self._waiting(array)
+            if waiting is None and not reason:
+                continue
+            for task in awaited if waiting is None else awaited - waiting:
+                if waiting is None:
+                    ends.append(End(task, State.INVALID, reason=reason))
+                elif self._spool.places(task) or self._spool.runs(task):
+                    self._await(task)
+                else:
+                    ends.append(End(task, State.CANCELLED, reason="never issued"))
+            awaited &= waiting or set()
+            if not awaited:
+                del self._unissued[array]
+        return ends
+
+    def _waiting(self, name: str) -> tuple[set[str] | None, str]:
+        """Return the tasks that an array has not issued yet, None for all; and why it never will, as far as known."""
+        record = self._spool.newest_array(name)
+        if record is not None and self._spool.result(name, record.run) is None:
+            path = f"{self._spool.layout.metadir(name, record.run)}/{layout.TASKS}"
+            with suppress(FileNotFoundError):
+                return set(layout.jobs_of(os.listdir(path))), ""
+            return set(), ""
+        if self._is_active(name):
+            return None, (self._spool.problem_text(name) or "").strip()
+        return set(), ""
+
+
+def wait_for_ends(waiters: Collection[Waiter], timeout_s: float | None = None) -> list[tuple[Waiter, End]]:
+    """Wait until a job of one of *waiters* has ended, and return each end; none after a timeout, or for no jobs."""
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        ends = [(waiter, end) for waiter in waiters if waiter for end in waiter.poll()]
+        left_s = until - time.monotonic()
+        if ends or left_s <= 0 or not any(waiters):
+            return ends
+        time.sleep(min(left_s, max(waiter.pause_s for waiter in waiters if waiter)))
+
+
+class _Awaited:
+    """One awaited job."""
+
+    __slots__ = ("_absent_since_ns", "_again_at_ns", "_before", "_seen", "_spool", "held", "name")
+
+    def __init__(self, spool: Spool, name: str, *, seen: bool) -> None:
         self._spool = spool
         self.name = name
-        self.held = False  # at the last look: nothing happens before it is released
+        self.held = False  # at the last look
         self._before: int | None = None  # the newest run that had ended when the job was seen waiting or running
-        self._waiting = waited
+        self._seen = seen
         self._absent_since_ns: int | None = None
         self._again_at_ns = 0  # when to check the tasks of an array again
-        if not waited and not spool.places(name) and not spool.runs(name):
-            raise spool.no_such_job("wait for", f"job {name}", name)
 
     def poll(self) -> End | None:
         """Return the end of the job, None if it has not ended."""
@@ -65,7 +265,7 @@ class Awaited:
         result = self._newest()
         if isinstance(result, InvalidRecord):
             return End(name, State.INVALID, reason=f"job {name}: {result}") if self._patience_is_over() else None
-        if result is not None and result.again is None and (result.run != self._before or not self._waiting):
+        if result is not None and result.again is None and (result.run != self._before or not self._seen):
             if places or self._patience_is_over():
                 return self._ended(result)
             return None
@@ -127,11 +327,11 @@ class Awaited:
 
     def _goes_on(self, places: list[str]) -> End | None:
         self._absent_since_ns = None
-        if not self._waiting:
+        if not self._seen:
             # The newest run of a running job is this one, even if it has ended and only its file was not moved yet.
             result = self._newest() if RUNNING not in places else None
             self._before = result.run if isinstance(result, Result) else None
-            self._waiting = True
+            self._seen = True
         if QUEUED in places or HELD in places:
             problem = self._spool.problem_text(self.name)
             if problem is not None:
@@ -148,7 +348,7 @@ class Awaited:
         now = time.monotonic_ns()
         if self._absent_since_ns is None:
             self._absent_since_ns = now
-        if not self._spool.dispatcher_lives() and not self._waiting:
+        if not self._spool.dispatcher_lives() and not self._seen:
             return True
         return now - self._absent_since_ns > GRACE_NS
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, closing, suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from spool.client.output import Follower, Stream
+from spool.client.output import POLL_S, Follower, OutputPiece, Stream
 from spool.client.requests import Change
 from spool.client.waiting import End
-from spool.core.errors import NoSuchJob
 from spool.python.client import Client, matrix_of
 from spool.python.job import Job
 from spool.python.waiting import HasJob, Progress, WaitedJobs, job_of, shown
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from spool.python.keys import CallKeys, JobKeys
 
 _T = TypeVar("_T", bound=Job | HasJob)
-_POLL_S = 0.025
 
 
 class AsyncClient:
@@ -42,7 +40,6 @@ class AsyncClient:
         self.client: Client = Client(root, make=make)
         self._waiting: dict[Job, list[asyncio.Future[End]]] = {}
         self._new: list[Job] = []
-        self._given_up: list[Job] = []
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -100,15 +97,12 @@ class AsyncClient:
 
     async def follow(self, job: str | Job) -> AsyncIterator[bytes]:
         """Yield the output as it appears, as `Job.follow` does."""
-        follower = await asyncio.to_thread(Follower, Spool(self.client.root), str(job))
-        try:
+        with closing(await asyncio.to_thread(Follower, Spool(self.client.root), (str(job),))) as follower:
             for piece in follower.pieces():
                 if piece is None:
-                    await asyncio.sleep(_POLL_S)
-                elif piece.data and piece.stream is Stream.OUT:
+                    await asyncio.sleep(POLL_S)
+                elif isinstance(piece, OutputPiece) and piece.data and piece.stream is Stream.OUT:
                     yield piece.data
-        finally:
-            follower.close()
 
     async def wait(self, job: str | Job, *, timeout_s: float | None = None) -> End | None:
         """Wait until a job has ended and return its end; None after a timeout. Raises NoSuchJob."""
@@ -162,13 +156,13 @@ class AsyncClient:
             pending[end] = job_of(waited)
             end.add_done_callback(lambda end, waited=waited: ended.put_nowait((waited, end)))  # type: ignore[misc]
         try:
-            with shown(progress, len(pending)) as bar:
+            with shown(progress, total := len(pending)) as show:
                 while pending:
                     async with asyncio.timeout_at(until):
                         waited, end = await ended.get()
                     pending.pop(end)
                     found = end.result()
-                    bar.step()
+                    show(total - len(pending))
                     yield waited, found
         finally:
             for end, job in pending.items():
@@ -187,12 +181,11 @@ class AsyncClient:
 
     def _give_up(self, job: Job, end: asyncio.Future[End]) -> None:
         end.cancel()
-        ends = self._waiting.get(job)
-        if ends is not None and end in ends:
+        ends = self._waiting.get(job, [])
+        if end in ends:
             ends.remove(end)
-            if not ends:
-                del self._waiting[job]
-                self._given_up.append(job)
+        if not ends:
+            self._waiting.pop(job, None)
 
     async def _watch(self) -> None:
         """Watch all jobs that are waited for, until there are none."""
@@ -200,11 +193,7 @@ class AsyncClient:
         try:
             while self._waiting:
                 new, self._new = self._new, []
-                given_up, self._given_up = self._given_up, []
-                found, unknown = await asyncio.to_thread(_look, waits, new, given_up)
-                for job, error in unknown.items():
-                    self._settle(job, error)
-                for job, end in found:
+                for job, end in await asyncio.to_thread(_look, waits, new):
                     self._settle(job, end)
                 if self._waiting and not self._new:
                     await asyncio.sleep(waits.pause_s)
@@ -214,7 +203,6 @@ class AsyncClient:
         finally:
             self._waiting.clear()
             self._new.clear()
-            self._given_up.clear()
 
     def _settle(self, job: Job, end: End | Exception) -> None:
         for each in self._waiting.pop(job, ()):
@@ -222,11 +210,6 @@ class AsyncClient:
                 each.set_exception(end) if isinstance(end, Exception) else each.set_result(end)
 
 
-def _look(
-    waits: WaitedJobs, new: Sequence[Job], given_up: Sequence[Job]
-) -> tuple[list[tuple[Job, End]], Mapping[Job, NoSuchJob]]:
-    """Return the jobs that have ended, and the errors of those that are unknown."""
-    for job in given_up:
-        waits.discard(job)
-    unknown = waits.add(new)
-    return waits.poll(), unknown
+def _look(waits: WaitedJobs, new: Sequence[Job]) -> list[tuple[Job, End | Exception]]:
+    """Return the jobs that have ended, with their ends, and those that are unknown, with the errors."""
+    return [*waits.add(new).items(), *waits.poll()]

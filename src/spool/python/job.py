@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from spool.client import autostart
-from spool.client.output import Follower, Stream, read_output, run_of
+from spool.client.output import POLL_S, Follower, OutputPiece, Stream, read_output, run_of
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests
-from spool.client.waiting import End
-from spool.client.watch import EndWatch
+from spool.client.waiting import End, Waiter
 from spool.core.arrays import array_of
 from spool.core.errors import SpoolError, cannot
 from spool.core.layout import HELD, QUEUED, RUNNING
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from spool.query.details import RunDetails
     from spool.query.explain import Explanation
 
-_POLL_S = 0.025
-
 
 class Job:
     """A job by its name, in one spool: nothing is read before it is asked for, and each answer is read anew.
@@ -36,14 +34,14 @@ class Job:
     `str(job)` is the name. Two are equal if they have the same name in the same spool.
     """
 
-    __slots__ = ("_parameters", "_spool", "_watch", "name")
+    __slots__ = ("_parameters", "_spool", "_waiter", "name")
 
     def __init__(self, spool: Spool, name: str, parameters: Mapping[str, str] | None = None) -> None:
         """*parameters*: those of a task, as far as they are known."""
         self._spool = spool
         self.name: str = name
         self._parameters = parameters
-        self._watch: EndWatch | None = None  # while it has not ended: some ends are believed after a while only
+        self._waiter: Waiter | None = None  # while it has not ended: some ends are believed after a while only
 
     @property
     def root(self) -> str:
@@ -60,23 +58,17 @@ class Job:
     @property
     def outcome(self) -> State | None:
         """How the job has ended; None if it has not. Raises NoSuchJob."""
-        if self._watch is None:
-            self._watch = EndWatch(self._spool, (self.name,))
-        ends = self._watch.poll()
+        if self._waiter is None:
+            self._waiter = Waiter(self._spool, (self.name,))
+        ends = self._waiter.poll()
         if not ends:
             return None
-        self._watch = None  # it may run again
+        self._waiter = None  # it may run again
         return ends[0].outcome
 
     def wait(self, *, timeout_s: float | None = None) -> End | None:
         """Wait until the job has ended and return its end; None after a timeout. Raises NoSuchJob."""
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        watch = EndWatch(self._spool, (self.name,))
-        while not (ends := watch.poll()):
-            if until is not None and time.monotonic() >= until:
-                return None
-            time.sleep(watch.pause_s)
-        return ends[0]
+        return next(iter(Waiter(self._spool, (self.name,)).wait(timeout_s)), None)
 
     def result(self, *, timeout_s: float | None = None) -> Any:
         """Wait until the job has ended and return what its Python function returned; for an array a list of all.
@@ -102,15 +94,12 @@ class Job:
 
     def follow(self) -> Iterator[bytes]:
         """Yield the output as it appears, from the newest run on, until the job has ended."""
-        follower = Follower(self._spool, self.name)
-        try:
+        with closing(Follower(self._spool, (self.name,))) as follower:
             for piece in follower.pieces():
                 if piece is None:
-                    time.sleep(_POLL_S)
-                elif piece.data and piece.stream is Stream.OUT:
+                    time.sleep(POLL_S)
+                elif isinstance(piece, OutputPiece) and piece.data and piece.stream is Stream.OUT:
                     yield piece.data
-        finally:
-            follower.close()
 
     def cancel(self, reason: str = "") -> tuple[Change, ...]:
         """End the job, whether it waits or runs; return the change of each of its files."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, Self, TypeVar
+from contextlib import closing, contextmanager, suppress
+from typing import Any, Protocol, TypeVar
 
-from spool.client.waiting import End
-from spool.client.watch import EndWatch
+from spool.client.waiting import End, Waiter, wait_for_ends
 from spool.core.errors import NoSuchJob
 from spool.python.job import Job
 from spool.store.spool import Spool
@@ -43,17 +44,17 @@ class WaitedJobs:
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
         """Wait for *jobs*. Raises NoSuchJob for the first that is unknown."""
-        self._watches: dict[str, EndWatch] = {}
+        self._waiters: dict[str, Waiter] = {}
         for error in self.add(jobs).values():
             raise error
 
     def __len__(self) -> int:
-        return sum(map(len, self._watches.values()))
+        return sum(map(len, self._waiters.values()))
 
     @property
     def pause_s(self) -> float:
         """How long to wait before the next look."""
-        return max((watch.pause_s for watch in self._watches.values() if watch), default=0.0)
+        return max((waiter.pause_s for waiter in self._waiters.values() if waiter), default=0.0)
 
     def add(self, jobs: Iterable[Job]) -> dict[Job, NoSuchJob]:
         """Wait for *jobs* too, and return the errors of those that are unknown."""
@@ -62,22 +63,28 @@ class WaitedJobs:
         for job in jobs:
             by_root.setdefault(job.root, []).append(job.name)
         for root, names in by_root.items():
-            if root not in self._watches:
-                self._watches[root] = EndWatch(Spool(root))
-            errors = self._watches[root].add(names)
-            unknown |= {Job(Spool(root), name): error for name, error in errors.items()}
+            waiter = self._waiters.setdefault(root, Waiter(Spool(root)))
+            unknown |= {job_in(waiter, name): error for name, error in waiter.add(names).items()}
         return unknown
 
     def discard(self, job: Job) -> None:
         """Wait for a job no longer."""
-        if job.root in self._watches:
-            self._watches[job.root].discard(job.name)
+        if job.root in self._waiters:
+            self._waiters[job.root].discard(job.name)
 
     def poll(self) -> list[tuple[Job, End]]:
         """Return the jobs that have ended since the last look, with their ends."""
-        return [
-            (Job(Spool(root), end.name), end) for root, watch in self._watches.items() if watch for end in watch.poll()
-        ]
+        return self.wait(0)
+
+    def wait(self, timeout_s: float | None = None) -> list[tuple[Job, End]]:
+        """Wait until a job has ended, and return what `poll` does; nothing after a timeout, or if no job is left."""
+        ends = wait_for_ends(self._waiters.values(), timeout_s)
+        return [(job_in(waiter, end.name), end) for waiter, end in ends]
+
+
+def job_in(waiter: Waiter, name: str) -> Job:
+    """Return the job of that name in the spool of *waiter*."""
+    return Job(Spool(waiter.root), name)
 
 
 def as_completed(jobs: Iterable[_T], *, timeout_s: float | None = None, progress: Progress = False) -> Iterator[_T]:
@@ -120,113 +127,61 @@ def wait_any(jobs: Iterable[_T], *, timeout_s: float | None = None) -> _T | None
 
 def _ends(jobs: Sequence[_T], timeout_s: float | None, progress: Progress) -> Iterator[tuple[_T, End]]:
     """Begin to wait, at once, and return what yields the ends. Raises NoSuchJob."""
-    until = None if timeout_s is None else time.monotonic() + timeout_s
-    waiting: dict[Job, list[_T]] = {}
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    left: dict[Job, list[_T]] = {}
     for waited in jobs:
-        waiting.setdefault(job_of(waited), []).append(waited)
-    return _yielded(WaitedJobs(waiting), waiting, until, shown(progress, len(jobs)))
+        left.setdefault(job_of(waited), []).append(waited)
+    waits = WaitedJobs(left)
+
+    def ends() -> Iterator[tuple[_T, End]]:
+        done = 0
+        with shown(progress, len(jobs)) as show:
+            while left:
+                found = waits.wait(max(0.0, until - time.monotonic()))
+                if not found:
+                    raise TimeoutError(f"{len(jobs) - done} of {len(jobs)} jobs have not ended in time")
+                for job, end in found:
+                    for waited in left.pop(job):
+                        done += 1
+                        show(done)
+                        yield waited, end
+
+    return ends()
 
 
-def _yielded(
-    waits: WaitedJobs, waiting: dict[Job, list[_T]], until: float | None, shown_by: ProgressBar
-) -> Iterator[tuple[_T, End]]:
-    with shown_by as bar:
-        while waiting:
-            for job, end in waits.poll():
-                for waited in waiting.pop(job):
-                    bar.step()
-                    yield waited, end
-            if not waiting:
-                return
-            if until is not None and time.monotonic() >= until:
-                raise TimeoutError(f"{bar.total - bar.done} of {bar.total} jobs have not ended in time")
-            pause_s = waits.pause_s if until is None else min(waits.pause_s, max(0.0, until - time.monotonic()))
-            time.sleep(pause_s)
-
-
-class ProgressBar:
-    """Counts the jobs that have ended, and shows nothing."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.done = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def step(self) -> None:
-        """Count one more."""
-        self.done += 1
-
-    def close(self) -> None:
-        """Show nothing any longer."""
-
-
-class _Called(ProgressBar):
-    """Tells a function."""
-
-    def __init__(self, total: int, tell: Callable[[int, int], object]) -> None:
-        super().__init__(total)
-        self._tell = tell
-
-    def step(self) -> None:
-        """Count one more."""
-        super().step()
-        self._tell(self.done, self.total)
-
-
-class _Tqdm(ProgressBar):
-    """Shows the bar of tqdm, in a notebook that of notebooks."""
-
-    def __init__(self, total: int, bar: Any) -> None:
-        super().__init__(total)
-        self._bar = bar
-
-    def step(self) -> None:
-        """Count one more."""
-        super().step()
-        self._bar.update()
-
-    def close(self) -> None:
-        """Leave the bar as it is."""
-        self._bar.close()
-
-
-class _Line(ProgressBar):
-    """Shows a line on stderr."""
-
-    def __init__(self, total: int) -> None:
-        super().__init__(total)
-        self._next_s = 0.0
-        self._draw()
-
-    def step(self) -> None:
-        """Count one more."""
-        super().step()
-        if time.monotonic() >= self._next_s or self.done == self.total:
-            self._draw()
-
-    def close(self) -> None:
-        """End the line."""
-        self._draw()
-        print(file=sys.stderr)
-
-    def _draw(self) -> None:
-        self._next_s = time.monotonic() + _EVERY_S
-        print(f"\r{self.done} of {self.total} jobs have ended", end="", file=sys.stderr, flush=True)
-
-
-def shown(progress: Progress, total: int) -> ProgressBar:
-    """Return what shows the progress of *total* jobs, as `as_completed` says."""
+@contextmanager
+def shown(progress: Progress, total: int) -> Iterator[Callable[[int], object]]:
+    """Yield what to call with the number of jobs that have ended, to show it as `as_completed` says."""
     if callable(progress):
-        return _Called(total, progress)
-    if not progress:
-        return ProgressBar(total)
+        yield lambda done: progress(done, total)
+        return
+    bar: Any = None
+    if progress:
+        with suppress(ImportError):
+            from tqdm.auto import tqdm
+
+            bar = tqdm(total=total, unit="job")
+    if bar is not None:
+        with closing(bar):
+            yield lambda done: bar.update()
+    elif progress and sys.stderr.isatty():
+        yield from _on_a_line(total)
+    else:
+        yield lambda done: None
+
+
+def _on_a_line(total: int) -> Iterator[Callable[[int], object]]:
+    """Yield what shows the number of jobs that have ended on a line of stderr, and end the line."""
+    next_s = 0.0
+
+    def draw(done: int) -> None:
+        nonlocal next_s
+        if done == total or time.monotonic() >= next_s:
+            next_s = time.monotonic() + _EVERY_S
+            print(f"\r{done} of {total} jobs have ended", end="", file=sys.stderr, flush=True)
+
+    draw(0)
     try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        return _Line(total) if sys.stderr.isatty() else ProgressBar(total)
-    return _Tqdm(total, tqdm(total=total, unit="job"))
+        yield draw
+    finally:
+        print(file=sys.stderr)

@@ -23,8 +23,7 @@ import spool
 from served import Served
 from spool.client.gc import RetentionPolicy, plan_removal, remove
 from spool.client.requests import Requests
-from spool.client.waiting import End
-from spool.client.watch import EndWatch
+from spool.client.waiting import End, Waiter
 from spool.core.errors import InvalidJob, InvalidRecord, InvalidValue, SpoolError, SpoolUnusable
 from spool.core.model import State
 from spool.extras.functions import calls
@@ -261,14 +260,14 @@ def test_a_program_out_of_descriptors_sees_its_calls_end_later(
 ) -> None:
     """A look that fails for want of them is tried again; another error is what every open call raises."""
     errors = [OSError(errno.EMFILE, "Too many open files")]
-    real = getattr(EndWatch, step)
+    real = getattr(Waiter, step)
 
-    def failing(self: EndWatch, *args: object) -> object:
+    def failing(self: Waiter, *args: object, **options: object) -> object:
         if errors and all(args):  # it is made for no names
             raise errors.pop()
-        return real(self, *args)
+        return real(self, *args, **options)
 
-    monkeypatch.setattr(EndWatch, step, failing)
+    monkeypatch.setattr(Waiter, step, failing)
     assert executor.submit(called.double, 4).result(PATIENCE_S) == 8
     errors.append(OSError(errno.EIO, "Input/output error"))
     with pytest.raises(SpoolError, match=r"cannot watch the calls: .*: Input/output error"):

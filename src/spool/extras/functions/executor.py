@@ -28,8 +28,7 @@ from spool.client.draft import (
 )
 from spool.client.requests import Requests
 from spool.client.submit import default_root, ensure_spool, ever_used
-from spool.client.waiting import End
-from spool.client.watch import EndWatch
+from spool.client.waiting import End, Waiter
 from spool.core import layout
 from spool.core.errors import SHORTAGES, InvalidValue, SpoolError, cannot
 from spool.core.layout import QUEUED, RUNNING
@@ -211,7 +210,7 @@ class Watcher:
             time.sleep(_POLL_S)
 
     def _watch(self) -> None:
-        ends = EndWatch(self._spool)
+        ends = Waiter(self._spool)
         while True:
             with self._wakes:
                 while not self._open:
@@ -234,7 +233,7 @@ class Watcher:
                 self._give_up(error)
             time.sleep(ends.pause_s)
 
-    def _look(self, ends: EndWatch, new: Sequence[str]) -> None:
+    def _look(self, ends: Waiter, new: Sequence[str]) -> None:
         for name, error in ends.add(new).items():  # its files were removed
             self._end(End(name, State.LOST, reason=str(error)))
         mark = self._spool.mark_of(RUNNING)

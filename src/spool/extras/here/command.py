@@ -19,11 +19,11 @@ from spool.cli import render
 from spool.cli.common import own
 from spool.cli.submission import Asked, draft_of, publish, tell_doubts
 from spool.cli.telling import made, tell
-from spool.cli.wait import PATIENCE_NS, POLL_S, HoldNotices, code_of, told
+from spool.cli.wait import HoldNotices, code_of, told
 from spool.client import autostart, submit
 from spool.client.draft import Draft
 from spool.client.requests import Requests
-from spool.client.waiting import Awaited, End
+from spool.client.waiting import PATIENCE_S, End, Waiter
 from spool.core import layout
 from spool.core.errors import SpoolError, UsageError, cannot
 from spool.core.lifecycle import Verdict
@@ -41,6 +41,7 @@ from spool.store.glance import config_if
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
+_POLL_S = 0.025  # between two looks at whether it is a job's turn
 _LOOK_NS = SECOND_NS  # between two looks at why a job waits
 _TURN_S = 0.5  # between two looks at whether a command has ended whose wrapper has not
 _PR_SET_PDEATHSIG = 1
@@ -223,7 +224,7 @@ class _Visit:
         self._name = name
         self._environment = environment
         self._quiet = quiet
-        self._awaited = Awaited(spool, name, waited=True)
+        self._waiter = Waiter(spool, (name,), seen=True)
         self._line = render.StatusLine()
         self._notices = HoldNotices(spool, self._say)
         self._told = ""
@@ -251,18 +252,17 @@ class _Visit:
 
     def _turn(self, *, has_ended: bool) -> int | End | None:
         """Wait for the job's start or end; return the run or the end. None: there is none yet of what *has_ended*."""
-        begun = time.monotonic_ns()
+        begun = time.monotonic()
         try:
-            while (end := self._awaited.poll()) is None:
+            while not (ends := self._waiter.wait(_POLL_S)):
                 run = self._spool.latest_run(self._name)
                 if run is not None and self._is_told(run):
                     return run
-                if has_ended and time.monotonic_ns() - begun > PATIENCE_NS:
+                if has_ended and time.monotonic() - begun > PATIENCE_S:
                     return None
-                self._notices.see(self._awaited)
+                self._notices.see(self._waiter.held)
                 self._look()
-                time.sleep(POLL_S)
-            return end
+            return ends[0]
         finally:
             self._line.clear()
 

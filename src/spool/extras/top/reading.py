@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from spool.cli.why import sentences
 from spool.client.output import Follower, OutputPiece
+from spool.client.waiting import End
 from spool.core import layout
 from spool.core.errors import SpoolError, shown
 from spool.core.gpus import stranger
@@ -278,7 +279,7 @@ class SubjectReader:
         self._text = LogText()
         self._shown: list[str] | None = None
         self._follower: Follower | None = None
-        self._pieces: Iterator[OutputPiece | None] = iter(())
+        self._pieces: Iterator[OutputPiece | End | None] = iter(())
         self._begun = False
         self._asked_at = 0.0
 
@@ -310,12 +311,13 @@ class SubjectReader:
             return self._shown
         if not self._begun:
             self._begun = True
-            self._follower = Follower(Spool(self._root), row.name, only=row.run, lines=_LINES)
+            self._follower = Follower(Spool(self._root), (row.name,), only=row.run, lines=_LINES)
             self._pieces = self._follower.pieces()
         for piece in self._pieces:
             if piece is None:
                 break
-            self._text.feed(piece.data)
+            if isinstance(piece, OutputPiece):
+                self._text.feed(piece.data)
         return self._text.lines() or self._without_output(row)
 
     def _reasons(self, row: JobRow) -> list[str]:

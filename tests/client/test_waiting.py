@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from spool.client import waiting
-from spool.client.waiting import Awaited, End
-from spool.client.watch import EndWatch
+from spool.client.waiting import End, Waiter
 from spool.core.errors import NoSuchJob
 from spool.core.model import Result, State
 from spool.formats.history import render_result
@@ -89,14 +88,14 @@ def test_many_jobs_end_as_each_of_them_does(spool_root: Path, monkeypatch: pytes
     """After every change of a file, the watch and a look at each job know the same ends, to the last word."""
     monkeypatch.setattr(waiting, "GRACE_NS", 0)
     lives, spool = _Lives(spool_root, seed), Spool(str(spool_root))
-    each = {name: Awaited(spool, name) for name in JOBS}
-    watch = EndWatch(spool, JOBS)
+    each = {name: Waiter(spool, (name,)) for name in JOBS}
+    watch = Waiter(spool, JOBS)
     found: dict[str, End] = {}
     known: dict[str, End] = {}
     for _ in range(300):
         for _ in range(2):  # an end without a record is believed at the second look
             found |= {end.name: end for end in watch.poll()}
-            known |= {name: end for name in JOBS if name not in known and (end := each[name].poll()) is not None}
+            known |= {name: end for name in JOBS for end in each[name].poll()}
         assert found == known
         lives.step()
     assert len(found) == len(JOBS) - len(watch) > len(JOBS) // 2
@@ -106,7 +105,7 @@ def test_a_job_is_awaited_once_and_forgotten_on_request(spool_root: Path) -> Non
     """Adding it again changes nothing; what nobody waits for any more is not looked for."""
     for name in JOBS:
         (spool_root / "held" / f"{name}.toml").write_text('command = "true"\n')
-    watch = EndWatch(Spool(str(spool_root)), JOBS)
+    watch = Waiter(Spool(str(spool_root)), JOBS)
     watch.add(JOBS[:3])
     watch.add(["j4"])
     assert len(watch) == len(JOBS)
@@ -133,7 +132,7 @@ def test_two_changes_at_one_time_are_both_seen(spool_root: Path, monkeypatch: py
     now_ns = time.time_ns() + 3600 * 10**9  # later than any look
     for place in ("queued", "held", "running"):
         os.utime(spool_root / place, ns=(now_ns, now_ns))
-    watch = EndWatch(Spool(str(spool_root)), JOBS)
+    watch = Waiter(Spool(str(spool_root)), JOBS)
     assert watch.poll() == []
     (queued / "j0.toml").unlink()
     os.utime(queued, ns=(now_ns, now_ns))
