@@ -140,7 +140,7 @@ BUDGET = {
     "formats": 5750,
     "listeners": 1500,
     "machine": 3450,
-    "python": 1100,
+    "python": 1000,
     "query": 4850,
     "state": 2200,
     "store": 4000,
