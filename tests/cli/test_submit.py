@@ -49,7 +49,7 @@ def env_of(root: Path, name: str) -> dict[str, str]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _as_after_login() -> Iterator[None]:
-    """The shell that submits is not niced, whoever runs the tests."""
+    """Submit from a shell that is not niced, whoever runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "getpriority", lambda _which, _who: 0)
         yield
