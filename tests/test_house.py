@@ -116,7 +116,7 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7550,
+    "cli": 7500,
     "client": 3000,
     "core": 9200,
     "dispatcher": 8650,
