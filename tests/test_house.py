@@ -116,7 +116,7 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7550,
+    "cli": 7500,
     "client": 3000,
     "core": 9200,
     "dispatcher": 8650,
@@ -140,7 +140,7 @@ BUDGET = {
     "formats": 5750,
     "listeners": 1500,
     "machine": 3450,
-    "python": 1100,
+    "python": 1000,
     "query": 4850,
     "state": 2200,
     "store": 4000,
