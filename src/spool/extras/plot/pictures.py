@@ -45,7 +45,7 @@ _GROUP_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e0
 _CURVE_COLOURS = (_GROUP_COLOURS[5], _GROUP_COLOURS[4])
 
 
-class Curve(Struct, frozen=True):
+class PictureCurve(Struct, frozen=True):
     """A value in each column; `highest` is the most that the panel shows."""
 
     name: str
@@ -54,7 +54,7 @@ class Curve(Struct, frozen=True):
     highest: float
 
 
-class Panel(Struct, frozen=True):
+class PicturePanel(Struct, frozen=True):
     """One panel: rows with bars, or curves; neither of them: its heading says it all.
 
     `up` has the marks beside curves as parts of the height. In a file, `spans` take the place of curves: bars from one
@@ -63,61 +63,61 @@ class Panel(Struct, frozen=True):
 
     heading: str
     rows: Sequence[TimelineRow] = ()
-    curves: Sequence[Curve] = ()
+    curves: Sequence[PictureCurve] = ()
     up: Sequence[Tick] = ()
     spans: Sequence[tuple[float, float] | None] = ()
 
 
-def panel(found: Timeline, name: str) -> Panel | None:
+def panel(found: Timeline, name: str) -> PicturePanel | None:
     """Return one of `PANELS`, None if there is nothing to show in it."""
     match name:
         case "gpus":
-            return Panel(_share(found.gpus_used, found.gpus, "GPUs"), found.gpu_rows) if found.gpus else None
+            return PicturePanel(_share(found.gpus_used, found.gpus, "GPUs"), found.gpu_rows) if found.gpus else None
         case "cpus":
-            return Panel(_share(found.cpus_used, found.cpus, "CPUs"), found.cpu_rows)
+            return PicturePanel(_share(found.cpus_used, found.cpus, "CPUs"), found.cpu_rows)
         case "use":
             kinds = (("GPUs", found.gpus_used, found.gpus), ("CPUs", found.cpus_used, found.cpus))
             curves = [
-                Curve(f"{kind} {(most := max(used.highest, there_are))}", colour, used.columns, most)
+                PictureCurve(f"{kind} {(most := max(used.highest, there_are))}", colour, used.columns, most)
                 for (kind, used, there_are), colour in zip(kinds, _CURVE_COLOURS, strict=True)
                 if there_are
             ]
-            return Panel("in use, of all", curves=curves, up=[(at / 4, f"{25 * at}%") for at in range(5)])
+            return PicturePanel("in use, of all", curves=curves, up=[(at / 4, f"{25 * at}%") for at in range(5)])
         case "waits":
             return _waits(found)
         case _:
             highest = max(found.memory_asked.highest, found.memory_used.highest)
             if not highest:
-                return Panel("memory: none requested, use unknown")
+                return PicturePanel("memory: none requested, use unknown")
             asked, used = show_size(found.memory_asked.highest), show_size(found.memory_used.highest)
-            return Panel(
+            return PicturePanel(
                 f"memory: at most {asked} requested and {used} used, of {show_size(found.memory_bytes)}",
                 curves=[
-                    Curve("requested", _GROUP_COLOURS[1], found.memory_asked.columns, highest),
-                    Curve("used", _GROUP_COLOURS[2], found.memory_used.columns, highest),
+                    PictureCurve("requested", _GROUP_COLOURS[1], found.memory_asked.columns, highest),
+                    PictureCurve("used", _GROUP_COLOURS[2], found.memory_used.columns, highest),
                 ],
                 up=[(at / 2, show_size(highest * at // 2)) for at in range(3)],
             )
 
 
-def _waits(found: Timeline) -> Panel:
+def _waits(found: Timeline) -> PicturePanel:
     """Return the waits of runs before their starts: the median of each column, in a file up to the 90th percentile."""
     waits = found.all_waits
     if waits is None:
-        return Panel("waits: unknown")
+        return PicturePanel("waits: unknown")
     median, p90, longest = map(show_duration, (waits.median_ns, waits.p90_ns, waits.longest_ns))
     heading = f"waits: median {median}, 90% within {p90}, longest {longest}"
     if not waits.longest_ns:
-        return Panel(heading)
+        return PicturePanel(heading)
     medians = [each.median_ns if each is not None else 0 for each in found.waits]
     most = max(10.0, *(each.p90_ns / SECOND_NS for each in found.waits if each is not None))
 
     def up(seconds: float) -> float:
         return math.log10(1 + seconds) / math.log10(1 + most * 1.3)
 
-    return Panel(
+    return PicturePanel(
         heading,
-        curves=[Curve("median", _CURVE_COLOURS[1], medians, max(medians))],
+        curves=[PictureCurve("median", _CURVE_COLOURS[1], medians, max(medians))],
         up=[(up(at), word) for at, word in ((0, "0"), *TICKS) if at <= most],
         spans=[
             None if each is None else (up(each.median_ns / SECOND_NS), up(each.p90_ns / SECOND_NS))
@@ -199,7 +199,7 @@ class TerminalPicture:
     def _wrapped(self, text: str) -> list[str]:
         return render.wrapped(text, self.columns + _MARGIN)
 
-    def _panel(self, found: Timeline, shows: Panel, height: int) -> list[str]:
+    def _panel(self, found: Timeline, shows: PicturePanel, height: int) -> list[str]:
         """Return a blank line, the heading, the rows or the curves of that height, and the axis of time."""
         drawn = [*self._rows(found, shows.rows)]
         for curve in shows.curves:
@@ -257,12 +257,12 @@ def _keys(found: Timeline) -> list[svg.Key]:
     return [(colour, render.short(shown(group), 14)) for group, colour in _colours(found).items()]
 
 
-def _drawn(found: Timeline, panels: Sequence[str]) -> Iterator[svg.Panel]:
+def _drawn(found: Timeline, panels: Sequence[str]) -> Iterator[svg.SvgPanel]:
     length, columns = found.until_at_ns - found.since_at_ns, len(found.waits)
     ticks = charts.time_ticks(found.since_at_ns, found.until_at_ns, length // 10)
     across = [((at_ns - found.since_at_ns) / length, label) for at_ns, label in ticks]
     for shows in filter(None, (panel(found, name) for name in panels)):
-        drawn = svg.Panel(shows.heading, _ROW * len(shows.rows) or _CURVE, across, shows.up)
+        drawn = svg.SvgPanel(shows.heading, _ROW * len(shows.rows) or _CURVE, across, shows.up)
         if shows.rows:
             drawn.bars, drawn.up, drawn.has_lines_up = _bars(found, shows.rows), _names(shows.rows), False
         elif shows.spans:
@@ -272,13 +272,13 @@ def _drawn(found: Timeline, panels: Sequence[str]) -> Iterator[svg.Panel]:
                 if span is not None:
                     middle = (at + 0.5) / columns
                     sides = middle - 0.002, span[0] - 0.02, middle + 0.002, span[1] + 0.02
-                    drawn.bars.append(svg.Bar(*sides, colour))
+                    drawn.bars.append(svg.SvgBar(*sides, colour))
         else:
             drawn.keys = [(curve.colour, curve.name) for curve in shows.curves]
             for curve in shows.curves:
                 heights = [value / curve.highest for value in curve.values]
                 steps = [((at + side) / columns, height) for at, height in enumerate(heights) for side in (0, 1)]
-                drawn.lines.append(svg.Line(steps, curve.colour, filled=True))
+                drawn.lines.append(svg.SvgLine(steps, curve.colour, filled=True))
         yield drawn
 
 
@@ -292,7 +292,7 @@ def _names(rows: Sequence[TimelineRow]) -> list[Tick]:
     ]
 
 
-def _bars(found: Timeline, rows: Sequence[TimelineRow]) -> list[svg.Bar]:
+def _bars(found: Timeline, rows: Sequence[TimelineRow]) -> list[svg.SvgBar]:
     """Return all bars, with those of one run in neighbouring rows joined."""
     joined: list[list[Any]] = []  # a bar with its first row and the row behind the last
     before: dict[tuple[object, ...], list[Any]] = {}
@@ -307,7 +307,7 @@ def _bars(found: Timeline, rows: Sequence[TimelineRow]) -> list[svg.Bar]:
         before = here
     colours, columns, many = _colours(found), len(found.waits), len(rows)
     return [
-        svg.Bar(
+        svg.SvgBar(
             bar.first / columns,
             1 - below / many,
             bar.last / columns,

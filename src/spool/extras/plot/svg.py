@@ -33,7 +33,7 @@ Key = tuple[str, str]
 """A colour, and what it stands for."""
 
 
-class Bar(Struct, frozen=True):
+class SvgBar(Struct, frozen=True):
     """A rectangle. Its `name` is written into it if there is room; `words` are shown below the mouse."""
 
     left: float
@@ -46,7 +46,7 @@ class Bar(Struct, frozen=True):
     words: str = ""
 
 
-class Line(Struct, frozen=True):
+class SvgLine(Struct, frozen=True):
     """A line through points; `filled`: with the area below it."""
 
     points: Sequence[tuple[float, float]]
@@ -54,7 +54,7 @@ class Line(Struct, frozen=True):
     filled: bool = False
 
 
-class Panel(Struct):
+class SvgPanel(Struct):
     """One panel, `height` pixels high without its words: the labels of its axes, and what is drawn in it."""
 
     heading: str
@@ -63,8 +63,8 @@ class Panel(Struct):
     up: Sequence[Tick] = ()
     has_lines_up: bool = True
     keys: Sequence[Key] = ()
-    bars: list[Bar] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
+    bars: list[SvgBar] = field(default_factory=list)
+    lines: list[SvgLine] = field(default_factory=list)
 
     def draw(self, begin: float) -> Iterator[str]:
         """Yield the elements of the panel, whose heading begins at *begin*."""
@@ -112,7 +112,7 @@ class Panel(Struct):
             yield _text((float(x(at)), below + 13), label, 10, "start" if at < 0.02 else "middle")
 
 
-def document(title: str, keys: Sequence[Key], panels: Iterable[Panel], *, dark: bool = False) -> str:
+def document(title: str, keys: Sequence[Key], panels: Iterable[SvgPanel], *, dark: bool = False) -> str:
     """Return a file: a title with the meanings of the colours, and the panels below each other."""
     ground, ink = ("#16181c", "#e4e6ea") if dark else ("white", "#222222")
     parts, height = _stacked(44, keys, panels)
@@ -122,12 +122,12 @@ def document(title: str, keys: Sequence[Key], panels: Iterable[Panel], *, dark: 
     return _element(f'xmlns="http://www.w3.org/2000/svg" {size} {look}', [*above, *parts], height)
 
 
-def element(keys: Sequence[Key], panels: Iterable[Panel]) -> str:
+def element(keys: Sequence[Key], panels: Iterable[SvgPanel]) -> str:
     """Return the same without the title for a web page, in the colour of its text and on its ground."""
     return _element('class="diagram"', *_stacked(12, keys, panels))
 
 
-def _stacked(y: float, keys: Sequence[Key], panels: Iterable[Panel]) -> tuple[list[str], float]:
+def _stacked(y: float, keys: Sequence[Key], panels: Iterable[SvgPanel]) -> tuple[list[str], float]:
     """Return the meanings of the colours at *y* with the panels below, and how high that is."""
     parts, height = [*_keys(keys, y)], y + 8
     for panel in panels:
@@ -161,12 +161,12 @@ def curves(path: str, title: str, colours: Mapping[str, int], panels: Iterable[C
     """Draw panels of curves as SVG, each name in the colour of that number. Raises SpoolError."""
     of = {name: _COLOURS[number % len(_COLOURS)] for name, number in colours.items()}
     drawn = [
-        Panel(
+        SvgPanel(
             each.heading,
             _CURVES,
             each.across,
             each.up,
-            lines=[Line(points, of[name]) for name, points in each.curves.items()],
+            lines=[SvgLine(points, of[name]) for name, points in each.curves.items()],
         )
         for each in panels
     ]
