@@ -12,7 +12,7 @@ from spool.core import reasons
 from spool.core.model import Result, Spec, State
 from spool.core.names import NaturalOrder, natural
 from spool.core.reasons import INSTANT
-from spool.core.timeleft import ExpectedStart, TimeLeft
+from spool.core.runtimes import ExpectedStart, TimeLeft
 from spool.formats.state import JobView
 
 
