@@ -98,7 +98,7 @@ ABROAD = {
     ("extras/top/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
     ("extras/top/widgets.py", "textual"): "likewise: what that screen is made of",
     ("testing/engine_claims.py", "pytest"): "the claims are tests, which packages with an engine of their own run",
-    ("query/tabular.py", "pandas"): "for programs that have it: a list of jobs as its table",
+    ("query/rows.py", "pandas"): "for programs that have it: a list of jobs as its table",
     ("python/waiting.py", "tqdm"): "for programs that have it: its bar instead of a line",
     ("machine/gpus.py", "msgspec"): "`python -m spool.machine.gpus` shows what is seen as JSON",
     ("machine/nvml.py", "msgspec"): "the answers of a helper process, which only the process that started it reads",
@@ -141,7 +141,7 @@ BUDGET = {
     "listeners": 1500,
     "machine": 3450,
     "python": 1000,
-    "query": 4850,
+    "query": 4750,
     "state": 2200,
     "store": 4000,
     "testing": 1250,
@@ -166,7 +166,6 @@ MANY_PARAMETERS: dict[str, str] = {
     "testing.FaultyDisk.__init__": "one for each way to fail; tests give those that they need",
 }
 SMALL_MODULES: dict[str, str] = {
-    "query/comparison.py": "needs what knows a run as it is now, which the sums of `stats` do without",
     "cli/main.py": "the program, which its script starts",
     "formats/schema.py": "`python -m spool.formats.schema --write` makes the schemas and the tables of keys",
     "python/worker.py": "what job files of spool 0.1 start",

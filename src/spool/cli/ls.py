@@ -110,8 +110,6 @@ COLUMNS = tuple(FIELDS)
 """The columns that `--columns` may name."""
 _FULLY = ("progress", "parameters", "metrics", "left")  # these need a closer look at each job
 _USUAL = ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time", "reason")
-
-
 _ALIASES = {"params": "parameters"}
 
 
