@@ -118,7 +118,7 @@ BUDGET = {
     "": 100,
     "cli": 7500,
     "client": 3000,
-    "core": 9200,
+    "core": 9150,
     "dispatcher": 8650,
     "doctor": 700,
     "executors": 2250,
