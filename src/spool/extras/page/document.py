@@ -24,7 +24,7 @@ from spool.core.errors import shown
 from spool.core.gpus import stranger
 from spool.core.model import ALIVE, SECOND_NS, ForeignProcess, State
 from spool.core.reasons import count_of, ranges_of
-from spool.core.timeleft import Basis
+from spool.core.runtimes import Basis
 from spool.core.units import show_duration, show_size
 from spool.extras.page.content import Day, PageContent, RunShown
 from spool.query.rows import JobRow
