@@ -18,7 +18,7 @@ from spool.core import layout
 from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS, Core, Gpu, Grant, Machine, Pool
 from spool.core.scheduler import Start
-from spool.dispatcher.timers import boot_clock
+from spool.dispatcher.wakeup import boot_clock
 from spool.extras.machine import SOCKET, SharedMachine, asking, protocol, served_in
 from spool.extras.machine.asking import UnusedLease
 from spool.extras.machine.protocol import (

@@ -27,8 +27,7 @@ from spool.core.reasons import count_of
 from spool.core.runtimes import stem
 from spool.core.scheduler import Plan, Start
 from spool.dispatcher.leases import Leases
-from spool.dispatcher.timers import Timer, boot_clock
-from spool.dispatcher.wakeup import Wakeup
+from spool.dispatcher.wakeup import Timer, Wakeup, boot_clock
 from spool.extras.machine import SharedMachine, protocol, served_in
 from spool.extras.machine.protocol import LeaseRequest, Units
 from spool.formats.freetext import one_line
