@@ -130,7 +130,7 @@ BUDGET = {
     "extras/foreign": 1600,
     "extras/functions": 1300,
     "extras/here": 500,
-    "extras/machine": 3500,
+    "extras/machine": 3300,
     "extras/metrics": 600,
     "extras/notify": 1000,
     "extras/page": 850,
