@@ -136,7 +136,7 @@ BUDGET = {
     "extras/page": 850,
     "extras/plot": 850,
     "extras/simulate": 1650,
-    "extras/top": 1700,
+    "extras/top": 1600,
     "formats": 5750,
     "listeners": 1500,
     "machine": 3450,
