@@ -284,7 +284,7 @@ class Top(App[int]):
         Thread(target=do, daemon=True).start()
 
     def _later(self, act: Callable[..., None], *values: object) -> None:
-        """Have a thread's news shown by the screen, unless that is closed."""
+        """Call *act* on the screen with the news of a thread, unless the screen is closed."""
         with suppress(RuntimeError):
             self.call_later(self._if_open, act, values)
 
