@@ -98,7 +98,7 @@ ABROAD = {
     ("extras/top/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
     ("extras/top/widgets.py", "textual"): "likewise: what that screen is made of",
     ("testing/engine_claims.py", "pytest"): "the claims are tests, which packages with an engine of their own run",
-    ("query/tabular.py", "pandas"): "for programs that have it: a list of jobs as its table",
+    ("query/rows.py", "pandas"): "for programs that have it: a list of jobs as its table",
     ("python/waiting.py", "tqdm"): "for programs that have it: its bar instead of a line",
     ("machine/gpus.py", "msgspec"): "`python -m spool.machine.gpus` shows what is seen as JSON",
     ("machine/nvml.py", "msgspec"): "the answers of a helper process, which only the process that started it reads",
@@ -116,9 +116,9 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7550,
+    "cli": 7500,
     "client": 3000,
-    "core": 9200,
+    "core": 9150,
     "dispatcher": 8650,
     "doctor": 700,
     "executors": 2250,
@@ -130,7 +130,7 @@ BUDGET = {
     "extras/foreign": 1600,
     "extras/functions": 1300,
     "extras/here": 500,
-    "extras/machine": 3500,
+    "extras/machine": 3300,
     "extras/metrics": 600,
     "extras/notify": 1000,
     "extras/page": 850,
@@ -140,8 +140,8 @@ BUDGET = {
     "formats": 5750,
     "listeners": 1500,
     "machine": 3450,
-    "python": 1100,
-    "query": 4850,
+    "python": 1000,
+    "query": 4750,
     "state": 2200,
     "store": 4000,
     "testing": 1250,
@@ -156,13 +156,9 @@ MIN_MODULE = 150  # lines of a module that only one other imports
 # Exceptions to the rules below, each with its reason: LAYER.CLASS.FUNCTION, LAYER: TARGET, or the path of a module.
 LONG_FUNCTIONS: dict[str, str] = {
     "extras.simulate.verb.command": "its options and its help are half of it",
-    "core.Capability.__init__": "a row of a table has many columns, most of them empty",
 }
 MANY_PARAMETERS: dict[str, str] = {
-    "core.Capability.__init__": "a row of a table has many columns, most of them empty",
     "core.DependencyResolver.__init__": "what a name does stands in that many places",
-    "core.GpuVendor.__init__": "a part of such a row",
-    "core.EngineOffer.__init__": "likewise",
     "core.FreeResources.__init__": "all facts of one instant; tests give those that they need",
     "formats.Key.__init__": "a row of a table has many columns, most of them empty",
     "formats.job_environment": "a job finds that much in its environment",
@@ -170,7 +166,6 @@ MANY_PARAMETERS: dict[str, str] = {
     "testing.FaultyDisk.__init__": "one for each way to fail; tests give those that they need",
 }
 SMALL_MODULES: dict[str, str] = {
-    "query/comparison.py": "needs what knows a run as it is now, which the sums of `stats` do without",
     "cli/main.py": "the program, which its script starts",
     "formats/schema.py": "`python -m spool.formats.schema --write` makes the schemas and the tables of keys",
     "python/worker.py": "what job files of spool 0.1 start",

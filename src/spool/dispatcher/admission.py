@@ -17,8 +17,7 @@ from msgspec import Struct
 
 from spool.core import layout
 from spool.core.errors import InvalidValue
-from spool.core.eventnames import EventName
-from spool.core.events import Answer
+from spool.core.events import Answer, EventName
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import SECOND_NS, Stop, StopKind
 from spool.core.scheduler import Start

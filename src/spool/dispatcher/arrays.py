@@ -18,7 +18,7 @@ from msgspec import Struct
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidFile, InvalidJob
-from spool.core.eventnames import EventName
+from spool.core.events import EventName
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import SECOND_NS, Problem, Result, Spec, State, Stop, StopKind
 from spool.core.units import show_size

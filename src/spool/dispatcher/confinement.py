@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from spool.core.errors import SpoolError, cannot
 from spool.core.model import SECOND_NS
-from spool.dispatcher.timers import Timer
+from spool.dispatcher.wakeup import Timer
 from spool.store.disk import SpoolTrouble, remedy_for
 
 log = logging.getLogger(__name__)

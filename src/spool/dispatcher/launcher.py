@@ -17,8 +17,7 @@ from msgspec import Struct
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
-from spool.core.eventnames import EventName
-from spool.core.events import Answer
+from spool.core.events import Answer, EventName
 from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, Spec
 from spool.core.phases import Unstartable

@@ -13,14 +13,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core import layout
-from spool.core.eventnames import EventName
+from spool.core.events import EventName
 from spool.core.gpuuse import GpuWatch
 from spool.core.model import SECOND_NS, GpuWork, Machine, Stop, StopKind
 from spool.core.units import format_duration, show_duration, show_size
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.launcher import SILENT_NS
-from spool.dispatcher.timers import Pace, boot_clock
+from spool.dispatcher.wakeup import Pace, boot_clock
 from spool.formats.run_records import render_gpus
 from spool.state.run import ActiveRun
 from spool.state.world import MachineMonitor

@@ -23,12 +23,11 @@ from spool.core.scheduler import Ending, Plan, Start
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.confinement import Confinement, Piece, Thing
-from spool.dispatcher.context import Changes, Context
+from spool.dispatcher.context import Changes, Context, Journal, all_lines
 from spool.dispatcher.events import EventRecorder
 from spool.dispatcher.filemoves import FileMoves
 from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.inotify import DirectoryWatcher
-from spool.dispatcher.journal import Journal, all_lines
 from spool.dispatcher.launcher import Launcher, is_on_its_way
 from spool.dispatcher.leases import LeaseGate
 from spool.dispatcher.limits import GpuUseRecorder, LimitEnforcer
@@ -42,8 +41,7 @@ from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.steps import ContributedSteps
 from spool.dispatcher.supervisor import Supervisor
 from spool.dispatcher.terminator import Halt, Preempter, StopOrders, Suspender, Terminator
-from spool.dispatcher.timers import Part, Timers
-from spool.dispatcher.wakeup import Wakeup
+from spool.dispatcher.wakeup import Part, Timers, Wakeup
 from spool.executors import Executors
 from spool.executors.local import LocalProcesses
 from spool.formats import wrapper

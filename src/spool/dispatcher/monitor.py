@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from spool.core.eventnames import EventName
+from spool.core.events import EventName
 from spool.core.gpus import stranger
 from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, Gpu, Jid, Machine, Running, Stop, StopKind

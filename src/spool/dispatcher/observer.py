@@ -14,7 +14,7 @@ from spool.dispatcher.filemoves import FileMoves
 from spool.dispatcher.inotify import DirectoryWatcher, Hint
 from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.scanner import Scanner
-from spool.dispatcher.timers import Pace
+from spool.dispatcher.wakeup import Pace
 
 log = logging.getLogger(__name__)
 

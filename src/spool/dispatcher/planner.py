@@ -16,7 +16,7 @@ from spool.core.reasons import instant
 from spool.core.scheduler import Plan, Start, View, decide
 from spool.dispatcher.context import Context
 from spool.dispatcher.reservations import Reservations
-from spool.dispatcher.timers import Timer
+from spool.dispatcher.wakeup import Timer
 from spool.formats import run_records
 from spool.state.outcomes import OutcomeIndex
 from spool.state.past import Remembered

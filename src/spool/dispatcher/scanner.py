@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from spool.core import layout
 from spool.core.errors import InvalidJob
-from spool.core.eventnames import EventName
+from spool.core.events import EventName
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import Spec
 from spool.dispatcher.confinement import Confinement, Piece, Thing

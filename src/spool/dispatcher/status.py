@@ -17,7 +17,7 @@ from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.context import Context
 from spool.dispatcher.inotify import DirectoryWatcher
-from spool.dispatcher.timers import Pace
+from spool.dispatcher.wakeup import Pace
 from spool.formats.capabilities import running_words
 from spool.formats.state import (
     GpuUseView,

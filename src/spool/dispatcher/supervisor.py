@@ -12,8 +12,7 @@ from spool.dispatcher.conclusions import Concluder
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Context
 from spool.dispatcher.terminator import Terminator
-from spool.dispatcher.timers import boot_clock
-from spool.dispatcher.wakeup import Wakeup
+from spool.dispatcher.wakeup import Wakeup, boot_clock
 from spool.executors import RunHandle
 from spool.state.run import ActiveRun
 

@@ -20,10 +20,9 @@ from spool.core.preemption import Preemption, preempt
 from spool.core.scheduler import Plan
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.confinement import Thing
-from spool.dispatcher.context import Context
-from spool.dispatcher.journal import stopping_line
+from spool.dispatcher.context import Context, stopping_line
 from spool.dispatcher.monitor import Monitor
-from spool.dispatcher.timers import Timer, boot_clock
+from spool.dispatcher.wakeup import Timer, boot_clock
 from spool.executors import Engine, RunHandle
 from spool.formats.run_records import render_suspended
 from spool.state.array import Array

@@ -20,8 +20,8 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
 from spool.cli import control, group, ls, render
-from spool.cli.attach import attach_command
 from spool.cli.edit import change_keys
+from spool.cli.log import attach_command
 from spool.client import autostart
 from spool.client.requests import Change, Requests, told
 from spool.core.errors import SpoolError, shown
