@@ -137,7 +137,7 @@ BUDGET = {
     "extras/plot": 850,
     "extras/simulate": 1650,
     "extras/top": 1700,
-    "formats": 5750,
+    "formats": 5600,
     "listeners": 1500,
     "machine": 3450,
     "python": 1000,
