@@ -119,7 +119,7 @@ BUDGET = {
     "cli": 7500,
     "client": 3000,
     "core": 9150,
-    "dispatcher": 8650,
+    "dispatcher": 8550,
     "doctor": 700,
     "executors": 2250,
     "extras": 200,
