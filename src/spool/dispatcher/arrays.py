@@ -237,9 +237,7 @@ class Arrays(Component):
             if time.monotonic_ns() >= until_ns:
                 return True
             name = names[0]
-            if self._confinement.attempt(
-                Thing.of_job(name), _SETTLE, action, name
-            ):  # it may be repeated after an error
+            if self._confinement.attempt(Thing.of_job(name), _SETTLE, action, name):  # else it comes again
                 names.popleft()
             else:
                 names.rotate(-1)
