@@ -30,10 +30,9 @@ from spool.core.units import show_size
 from spool.formats.state import MachineView
 from spool.query.explain import why, why_never_begun
 from spool.query.jobs import JobFilter, JobList, counts, list_jobs
-from spool.query.last_view import last_view
 from spool.query.outlook import UNKNOWN, Outlook, OutlookReader
 from spool.query.progress import progress_of
-from spool.query.rows import JobRow, in_words
+from spool.query.rows import JobRow, in_words, last_view
 from spool.query.shared import (
     MachineSharing,
     lease_words,
