@@ -254,7 +254,7 @@ def tell_doubts(root: str, jobs: Sequence[Draft], *, strict: bool) -> None:
 
 
 def _tell_size(root: str, job: Draft, spec: Spec) -> None:
-    from spool.query.sizes import next_request
+    from spool.query.snapshot import next_request
     from spool.store.ownership import this_user
     from spool.store.spool import Spool
 

@@ -34,16 +34,27 @@ from spool.formats.history import job_of_line, parse_history_line
 from spool.formats.run_records import GrantRecord
 from spool.formats.state import JobView, StateView
 from spool.query import ignored
-from spool.query.added import AddedKeys
-from spool.query.last_view import last_view
 from spool.query.parameters import Parameters
-from spool.query.rows import ORDERS, JobRow, array_row, in_words, of_spec, row_of_result, row_of_view, usual_order
+from spool.query.rows import (
+    ORDERS,
+    JobRow,
+    array_row,
+    dataframe,
+    html,
+    in_words,
+    last_view,
+    of_spec,
+    row_of_result,
+    row_of_view,
+    usual_order,
+)
 from spool.store.reading import glimpse
 from spool.store.runfiles import RunFiles, why_copied
 from spool.store.spool import MISSED_NS, Service, Spool, spec_of
 from spool.store.tolerant import unreadable
 
 if TYPE_CHECKING:
+    from spool.formats.journal import Memory
     from spool.machine.marks import MachineProber  # imported on demand: it needs modules for the machine
 
 RECENT = 10
@@ -88,8 +99,6 @@ class JobList(Struct, frozen=True):
 
     def _repr_html_(self) -> str:
         """Return the list as a table for a notebook."""
-        from spool.query.tabular import html  # imported here, because only notebooks need it
-
         return html(self.rows, self.at_ns)
 
     def to_dataframe(self) -> Any:
@@ -97,8 +106,6 @@ class JobList(Struct, frozen=True):
 
         Instants are times of UTC; each parameter of tasks has a column `parameters.KEY`.
         """
-        from spool.query.tabular import dataframe  # imported here, because it needs pandas
-
         return dataframe(self.rows)
 
 
@@ -469,13 +476,27 @@ class JobLister:
 
         return jobfile.shape
 
+    def completed(self, name: str, status: os.stat_result, defaults: JobDefaults) -> JobDefaults:
+        """Return *defaults* with the keys that plugins added to the file of a waiting job, the same object if none."""
+        memory = self._memory
+        version = (status.st_ino, status.st_mtime_ns, status.st_size)
+        return memory.completed(name, version, defaults) if memory is not None else defaults
+
     @cached_property
-    def _added(self) -> AddedKeys:
-        return AddedKeys(self._spool)
+    def _memory(self) -> Memory | None:
+        """What the journal remembers; None if no plugin has added keys, or only the owner of the spool can read it."""
+        text = b""
+        with suppress(OSError):
+            text = self._spool.file(layout.JOURNAL) or b""
+        if b'["added",' not in text:
+            return None
+        from spool.formats import journal  # few spools have plugins that add keys
+
+        return journal.recall(list(journal.parse(text)))
 
     def _with_added(self, name: str, status: os.stat_result, text: bytes) -> dict[str, Any] | None:
         """Return a row's fields with the keys that plugins added to the job file; None if there are none."""
-        defaults = self._added.to(name, status, _NO_DEFAULTS)
+        defaults = self.completed(name, status, _NO_DEFAULTS)
         return of_spec(spec_of(text, name, defaults)) if defaults is not _NO_DEFAULTS else None
 
     def _stated(self, name: str, text: bytes | None) -> dict[str, Any] | None:

@@ -35,8 +35,7 @@ from spool.formats.run_records import parse_rc
 from spool.machine.children import become_subreaper
 from spool.machine.host import login_environment, pinned
 from spool.machine.marks import MachineProber
-from spool.query.last_view import last_view
-from spool.query.rows import in_words
+from spool.query.rows import in_words, last_view
 from spool.store.glance import config_if
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
