@@ -127,7 +127,7 @@ BUDGET = {
     "extras/capture": 1400,
     "extras/containers": 350,
     "extras/engines": 3350,
-    "extras/foreign": 1600,
+    "extras/foreign": 1450,
     "extras/functions": 1250,
     "extras/here": 500,
     "extras/machine": 3300,
