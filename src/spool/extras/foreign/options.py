@@ -66,7 +66,7 @@ def _name(text: str) -> list[str]:
 
 
 def _time(text: str, *, alone: int = 60) -> list[str]:
-    """Read M:S, H:M:S, D-H, D-H:M, D-H:M:S, or a number alone, of so many seconds."""
+    """Read M:S, H:M:S, D-H, D-H:M, D-H:M:S, or a number without a colon, each worth *alone* seconds."""
     if text.upper() in ("UNLIMITED", "INFINITE", "INFINITY", "0"):
         return []
     match = re.fullmatch(r"(?:([0-9]{1,4})-)?([0-9]{1,8}(?::[0-9]{1,2}){0,2})", text)
