@@ -21,8 +21,8 @@ from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine, State
 from spool.core.scheduler import Plan
 from spool.dispatcher import inotify, limits
+from spool.dispatcher.context import all_lines
 from spool.dispatcher.inotify import DirectoryWatcher
-from spool.dispatcher.journal import all_lines
 from spool.dispatcher.loop import Dispatcher
 from spool.doctor import checks
 from spool.doctor.checks import Level

@@ -12,9 +12,9 @@ from spool.cli.common import json_option, name_argument, one_job, opened
 from spool.cli.group import Verb
 from spool.core.lifecycle import exit_words
 from spool.core.model import State
-from spool.core.pools import in_words
+from spool.core.quotas import in_words
 from spool.core.reasons import count_of, ranges_of
-from spool.core.timeleft import Basis
+from spool.core.runtimes import Basis
 from spool.core.units import show_duration, show_size
 from spool.formats.capabilities import contributed
 from spool.query.details import JobDetails, RunDetails, job_details

@@ -16,11 +16,11 @@ from contextlib import suppress
 
 from spool.core import layout
 from spool.core.errors import InvalidJob
-from spool.core.eventnames import EventName
+from spool.core.events import EventName
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import Spec
 from spool.dispatcher.confinement import Confinement, Piece, Thing
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Component, Context
 from spool.dispatcher.inotify import Hint, NameChange
 from spool.formats import jobfile, journal
 from spool.machine.host import why_not_expanded
@@ -52,15 +52,12 @@ _SAME_TEXT = 512  # distinct texts that are remembered: many jobs often share on
 _SHORT_TEXT = 1 << 14  # bytes: longer ones are not, since all must fit into memory
 
 
-class Scanner:
+class Scanner(Component):
     """Watches the files of jobs. Gives jobs their places in the queue, and starts and stops their clocks."""
 
     def __init__(self, context: Context) -> None:
-        self._spool = context.spool
-        self._confinement = context.confinement
+        super().__init__(context)
         self._layout = context.spool.layout
-        self._state = context.state
-        self._changes = context.changes
         self._timer = context.timers.timer("files")
         self._texts = JobFileReader(context.spool, context.settings, context.confinement)
         self._troubled: set[tuple[str, str]] = set()  # files whose look failed
@@ -72,8 +69,6 @@ class Scanner:
         self._mark: tuple[object, object] = (None, None)  # of running/ and of the state, at the last look
         self._marked_at_ns = 0  # monotonic: since when they have been so
         self._agree = False  # whether running/ agreed with the known runs then
-        self._journal = context.journal
-        self._events = context.events
 
     # The choice of files.
 

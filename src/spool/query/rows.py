@@ -15,7 +15,7 @@ from spool.core.errors import SpoolError, cannot
 from spool.core.model import SECOND_NS, Result, Spec, State
 from spool.core.names import NaturalOrder, natural
 from spool.core.reasons import INSTANT
-from spool.core.timeleft import ExpectedStart, TimeLeft
+from spool.core.runtimes import ExpectedStart, TimeLeft
 from spool.core.units import show_duration, show_size
 from spool.formats.state import GpusTold, JobView, MachineView, StateView, parse_machine, parse_state
 from spool.store.spool import Spool

@@ -22,7 +22,7 @@ from spool.core.errors import SpoolError
 from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, Grant, Machine, Result, RunAccount, State
 from spool.core.names import natural
 from spool.core.recent import RecentUse
-from spool.core.timeleft import part_done
+from spool.core.runtimes import part_done
 from spool.formats.config import Config
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state
 from spool.query.details import FAILURES
