@@ -133,7 +133,7 @@ BUDGET = {
     "extras/machine": 3300,
     "extras/metrics": 600,
     "extras/notify": 1000,
-    "extras/page": 850,
+    "extras/page": 800,
     "extras/plot": 850,
     "extras/simulate": 1650,
     "extras/top": 1600,
