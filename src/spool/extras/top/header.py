@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.text import Text
@@ -14,12 +13,12 @@ from spool.core.errors import shown
 from spool.core.model import ALIVE, Gpu, State
 from spool.core.reasons import count_of
 from spool.core.recent import in_cells
+from spool.core.runtimes import part_done
 from spool.core.units import show_duration, show_size
 from spool.extras.top.reading import GpuGlance, Overview
 from spool.query.rows import JobRow
 from spool.query.shared import UserShare, in_words
 
-_PERCENT = re.compile(r"(\d{1,3})(?:[.,]\d+)? ?%")
 _PROGRESS_BAR, _SHORT_BAR = 24, 8  # cells
 _QUEUE = "queue "
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -54,9 +53,9 @@ def _level(part: float) -> str:
 
 
 def progress_bar(row: JobRow, width: int) -> str:
-    """Return a bar for the progress of a run on a screen of that *width*, "" without a percentage."""
-    match = _PERCENT.fullmatch(row.progress)
-    return bar(int(match[1]) / 100, _PROGRESS_BAR if width >= NARROW else _SHORT_BAR) if match else ""
+    """Return a bar for the progress of a run on a screen of that *width*, "" without a number."""
+    part = part_done(row.progress)
+    return "" if part is None else bar(part, _PROGRESS_BAR if width >= NARROW else _SHORT_BAR)
 
 
 def header(seen: Overview | None, root: str, problem: str, width: int, users: int = 0) -> Text:
