@@ -17,9 +17,11 @@ from calling import Command, asked, put_job
 from cli.records import begin, end, serve, view
 from spool.cli.why import MEANINGS
 from spool.client import gc
+from spool.core import layout
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Result, State
 from spool.core.reasons import CODES
+from spool.formats import journal
 from spool.formats.state import JobView
 from spool.query.jobs import JobLister
 from spool.query.rows import JobRow
@@ -325,15 +327,14 @@ def test_why_of_a_job_that_may_start_says_so(spool: Command, spool_root: Path) -
 
 
 def test_a_run_that_was_begun_and_cancelled_without_a_dispatcher_is_seen(spool: Command, spool_root: Path) -> None:
-    """The last view has the job waiting, or does not have it; its file is gone, and what it asked for is still told."""
-    view(spool_root, {"seen": JobView(state="queued")})
-    for name in ("seen", "unseen"):
-        running(spool_root, name)
-        (spool_root / "jobs" / name / "1" / "jid").unlink()
-        assert spool("cancel", name).code == 0
-    rows = json.loads(spool("ls", "--json").out)["jobs"]
-    assert {(row["name"], row["cpus"]) for row in rows} == {("seen", 2), ("unseen", 2)}
-    assert all(row["reason"].startswith("cancel by ") for row in rows)
+    """The last view has the job waiting, the journal its start; its file is gone, and what it asked for is told."""
+    view(spool_root, {"a": JobView(state="queued")})
+    running(spool_root, "a")
+    (spool_root / layout.JOURNAL).write_bytes(journal.render([journal.Started("a", 1, "", 1, 1, 1)]))
+    (spool_root / "jobs" / "a" / "1" / "jid").unlink()
+    assert spool("cancel", "a").code == 0
+    [row] = json.loads(spool("ls", "--json").out)["jobs"]
+    assert (row["name"], row["cpus"], row["reason"]) == ("a", 2, f"cancel by {this_user()}")
 
 
 def test_a_name_whose_start_was_taken_back_is_not_proposed_for_itself(spool: Command, spool_root: Path) -> None:
@@ -427,10 +428,10 @@ def test_wait_reads_the_history_where_a_result_cannot_be_read(spool: Command, sp
 def test_an_invalid_job_says_what_is_wrong_with_its_file(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In each list, `show` and `why`; also where a dispatcher lives that only knows that it is invalid."""
+    """In each list, `show` and `why`, with a dispatcher and without."""
     put_job(spool_root, "a", "comand = 1\n")
     (spool_root / "queued" / "a.toml.error").write_text('The job a cannot run.\n- unknown key "comand"\n')
-    jobs = {"a": JobView(state="invalid", reason="invalid")}
+    jobs = {"a": JobView(state="invalid", reason='unknown key "comand"')}
     serve(monkeypatch, spool_root, jobs)
     for words in ((), ("--all",), ("a",)):
         [row] = asked(spool, "ls", *words)["jobs"]

@@ -15,7 +15,7 @@ from spool.core.reasons import count_of
 from spool.extras.foreign import lines
 from spool.extras.foreign.lines import Directive
 from spool.extras.foreign.options import NoEquivalent, dependencies
-from spool.extras.foreign.surroundings import ScriptNeeds, TasksAsked, output_path
+from spool.extras.foreign.surroundings import ScriptNeeds, output_path
 from spool.store.glance import config_if
 
 
@@ -129,10 +129,9 @@ class ForeignScripts:
     ) -> None:
         """Add what a script or command for another scheduler looks for in its job. *freely*: without `--export`."""
         if not self._is_for_slurm(given):
-            tasks = TasksAsked()
-            if source.is_script and not source.ignores_lines:
-                head = head_lines(source.text.encode(errors="replace"))
-                tasks = TasksAsked(*lines.tasks_of([one for _, line in head for one in lines.directives(0, line)]))
+            head = head_lines(source.text.encode(errors="replace"))
+            read = [line for _, line in head] if source.is_script and not source.ignores_lines else []
+            tasks = lines.tasks_of([one for line in read for one in lines.directives(0, line)])
             found = ScriptNeeds(source.text, name, tasks, given)
             found.find(exported)
             if source.is_script:

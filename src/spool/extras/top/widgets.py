@@ -253,37 +253,6 @@ class TextPane(ScrollView, can_focus=True):
         return Strip([Segment(text, self.rich_style)]).crop_extend(x, x + self.size.width, self.rich_style)
 
 
-class Choices(Static):
-    """A line of words, one of them selected, also by mouse."""
-
-    class Chosen(Message):
-        """A word was clicked."""
-
-        def __init__(self, name: str) -> None:
-            super().__init__()
-            self.name = name
-
-    def __init__(self, *, id: str) -> None:  # noqa: A002 - textual calls it so
-        super().__init__("", id=id)
-        self._ends: list[tuple[int, str]] = []
-
-    def show_choices(self, choices: Sequence[tuple[str, str]], chosen: str, remark: str) -> None:
-        """Show the words of the *choices*, each a name and a word, and a *remark* on the right."""
-        text, self._ends = Text(no_wrap=True, overflow="ellipsis"), []
-        for name, word in choices:
-            text.append(f" {word} ", style="bold reverse" if name == chosen else "")
-            self._ends.append((text.cell_len, name))
-        if remark:
-            text.append(f"  {shown(remark)}", style="italic")
-        self.update(text)
-
-    def on_click(self, event: events.Click) -> None:
-        """Report the word that was clicked."""
-        name = next((name for end, name in self._ends if event.x < end), None)
-        if name is not None:
-            self.post_message(self.Chosen(name))
-
-
 class Question(ModalScreen[bool]):
     """A question with the answers yes and no."""
 
@@ -293,17 +262,17 @@ class Question(ModalScreen[bool]):
         Binding("left,right", "app.focus_next", "Other", show=False),
     ]
 
-    def __init__(self, question: str, yes: str, no: str) -> None:
+    def __init__(self, question: str, yes: str) -> None:
         super().__init__()
-        self._question, self._yes, self._no = question, yes, no
+        self._question, self._yes = question, yes
 
     def compose(self) -> ComposeResult:
         """Create the dialog; the safe answer has the focus."""
         with Vertical(classes="dialog"):
             yield Static(Text(shown(self._question)))
             with Horizontal(classes="answers"):
-                yield Button(Text.assemble(self._no, " (n)"), id="no", compact=True)
-                yield Button(Text.assemble(self._yes, " (y)"), id="yes", variant="error", compact=True)
+                yield Button("Leave it (n)", id="no", compact=True)
+                yield Button(Text(f"{self._yes} (y)"), id="yes", variant="error", compact=True)
 
     @on(Button.Pressed)
     def pressed(self, event: Button.Pressed) -> None:
