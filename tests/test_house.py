@@ -136,7 +136,7 @@ BUDGET = {
     "extras/page": 800,
     "extras/plot": 850,
     "extras/simulate": 1650,
-    "extras/top": 1600,
+    "extras/top": 1550,
     "formats": 5600,
     "listeners": 1500,
     "machine": 3450,
