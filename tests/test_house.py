@@ -135,7 +135,7 @@ BUDGET = {
     "extras/notify": 1000,
     "extras/page": 800,
     "extras/plot": 850,
-    "extras/simulate": 1650,
+    "extras/simulate": 1500,
     "extras/top": 1550,
     "formats": 5600,
     "listeners": 1500,
