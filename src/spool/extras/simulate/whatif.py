@@ -173,7 +173,7 @@ def _of_history(source: str, lines: Iterable[bytes], spool: Spool | None) -> Wor
 
 
 def _wanted(result: Result, said: Spec) -> Spec:
-    """Return the spec of a run, of which the job file *said* the rest; a size that spool worked out is its grant's."""
+    """Return the spec of a run, from its history and what its job file *said*; sizes that spool chose, as granted."""
     request, grant = result.request, result.grant
     if request.memory_auto:
         request = replace(request, memory_bytes=grant.memory_bytes, memory_auto=False)
