@@ -30,7 +30,6 @@ from msgspec import Struct
 from rich.segment import Segment
 from rich.style import Style
 
-from extras.page.pages import an_end, lay
 from long.browser import Browser
 from spool.cli import main
 from spool.core.model import SECOND_NS, Grant, Request, Result, State
@@ -50,6 +49,7 @@ from spool.store.ownership import this_user
 from spool.store.spool import Spool
 from support import ROOT, make_spool, printed_on
 from terminal import Line, lines_of, session, still
+from views import an_end, lay
 
 NOW_NS = int(datetime.datetime(2026, 3, 14, 15, 0, tzinfo=datetime.UTC).timestamp()) * SECOND_NS
 MINUTE = 60 * SECOND_NS

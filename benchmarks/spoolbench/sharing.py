@@ -16,14 +16,14 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from spool.core.model import Grant, Machine, Policy, Result, Running, State, Waiting
+from spool.core.model import Machine, Policy, Result, Running, State, Waiting
 from spool.core.playback import Playback
 from spool.core.priority import Past
 from spool.core.runs import Runs
 from spool.core.runtimes import stem
 from spool.core.scheduler import Plan, Start, View
 from spool.extras.machine.asking import AHEAD
-from spool.extras.machine.ledger import Holder, Lease, LeaseLedger, OpenAsk
+from spool.extras.machine.ledger import Holder, Lease, LeaseLedger
 from spool.extras.machine.protocol import MOST_ASKS, LeaseRequest
 from spool.extras.simulate.simulation import Outcome, SimulatedJob, figures, simulate
 from spool.extras.simulate.whatif import Scenario, of_file, prepare
@@ -39,7 +39,7 @@ class ImaginedSpool:
         self.holder = Holder(uid, user, "spool")
         self.playback = Playback(View(machine, running=Runs(run_times=past.run_times), past=past), policy)
         self.asks: dict[int, LeaseRequest] = {}
-        self.leases: dict[str, int] = {}  # of its runs
+        self.leases: dict[str, Lease] = {}  # of its runs
         self.plan: Plan | None = None
         self.is_due = False  # something has happened since the plan
         self._numbers = count(1)
@@ -56,25 +56,25 @@ class ImaginedSpool:
                 need[request] -= 1
             else:
                 del self.asks[number]
-                ledger.drop(self.holder, number)
+                if (lease := ledger.withdrawable(self.holder, number)) is not None:
+                    ledger.end(lease, now_ns)
         for request, missing in need.items():
             for _ in range(min(missing, MOST_ASKS - len(self.asks))):
                 number = next(self._numbers)
                 self.asks[number] = request
                 ledger.ask(self.holder, number, request, now_ns)
 
-    def start(self, granted: Sequence[tuple[OpenAsk, Lease]], now_ns: int) -> list[Running]:
+    def start(self, granted: Sequence[Lease], now_ns: int) -> list[Running]:
         """Start what the leases are for, the first in line first, and return the runs."""
         assert self.plan is not None
-        free: dict[LeaseRequest, list[tuple[int, Grant]]] = {}
-        for ask, lease in granted:
-            free.setdefault(self.asks.pop(ask.number), []).append((lease.number, lease.grant))
+        free: dict[LeaseRequest, list[Lease]] = {}
+        for lease in granted:
+            free.setdefault(self.asks.pop(lease.ask), []).append(lease)
         starts = []
         for job in self._line:
             if leases := free.get(request_of(job)):
-                lease, grant = leases.pop(0)
-                self.leases[job.name] = lease
-                starts.append(Start(job.name, grant))
+                lease = self.leases[job.name] = leases.pop(0)
+                starts.append(Start(job.name, lease.grant))
         assert not any(free.values()), "a lease answers no job"
         begun = self.playback.perform(replace(self.plan, starts=tuple(starts)), now_ns)
         self.is_due = True
@@ -127,14 +127,14 @@ class SharedMachine:
             for spool in self._spools.values():
                 if spool.is_due:
                     spool.renew(now_ns, ledger)
-            decision = ledger.decide(self._machine, now_ns)
-            if not decision.starts:
-                return decision.next_at_ns
-            granted: dict[str, list[tuple[OpenAsk, Lease]]] = {}
-            for ask, grant in decision.starts:
-                lease = ask.lease(grant, now_ns, now_ns)
-                ledger.grant(ask, lease)
-                granted.setdefault(ask.holder.user, []).append((ask, lease))
+            starts = ledger.decide(self._machine, now_ns)
+            if not starts:
+                return ledger.next_at_ns
+            granted: dict[str, list[Lease]] = {}
+            for lease, grant in starts:
+                lease.grant, lease.at_ns = grant, now_ns
+                ledger.grant(lease)
+                granted.setdefault(lease.holder.user, []).append(lease)
             for user, leases in granted.items():
                 for run in self._spools[user].start(leases, now_ns):
                     self._spools[user].playback.ends_at(run, now_ns + self._lasts_ns(run.name))

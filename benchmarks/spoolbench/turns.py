@@ -132,15 +132,16 @@ def _decisions(times: int, kinds: int = 4, *, full: bool = False) -> list[float]
     while len(found) < times:
         now_ns += random.randrange(2 * SECOND_NS)
         begun = time.perf_counter()
-        decision = ledger.decide(machine, now_ns)
+        starts = ledger.decide(machine, now_ns)
         took = (time.perf_counter() - begun) * 1e3
-        if full is not bool(decision.starts):
+        if full is not bool(starts):
             found.append(took)
-        for each, grant in decision.starts:
-            ledger.grant(each, each.lease(grant, now_ns, now_ns))
+        for each, grant in starts:
+            each.grant, each.at_ns = grant, now_ns
+            ledger.grant(each)
             ask(each.holder)
-        if not decision.starts:
-            ledger.end(random.choice(list(ledger.leases)), now_ns)
+        if not starts:
+            ledger.end(random.choice(list(ledger.leases.values())), now_ns)
     return found
 
 
@@ -167,7 +168,7 @@ class _Peer:
 
     def say(self, *messages: Any) -> None:
         """Send one datagram."""
-        self.sock.send(self._protocol.render(list(messages)))
+        self._protocol.send(self.sock, list(messages))
 
     def hear(self, kind: Any) -> Any:
         """Return the next message of a kind."""

@@ -154,7 +154,7 @@ def test_a_thousand_dependencies_that_are_not_there_are_told_in_a_few_lines(
 
 def test_a_plain_job_asks_for_nothing(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job of one processor reads neither the machine nor the state."""
-    monkeypatch.setattr("spool.query.last_view.machine_told", None)
+    monkeypatch.setattr("spool.query.rows.machine_told", None)
     assert spool("submit", "--strict", "--name", "a", "-c", "true").code == 0
 
 

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,6 +45,14 @@ def env_of(root: Path, name: str) -> dict[str, str]:
     """Return the whole `env` of a job file in `queued/`."""
     found: dict[str, str] = tomllib.loads((root / "queued" / f"{name}.toml").read_text()).get("env", {})
     return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _as_after_login() -> Iterator[None]:
+    """Submit from a shell that is not niced, whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "getpriority", lambda _which, _who: 0)
+        yield
 
 
 def test_a_command_after_two_dashes_becomes_a_list_and_the_name_is_printed(spool: Command, spool_root: Path) -> None:

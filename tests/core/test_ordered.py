@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spool.core import ordered as ordered_module
-from spool.core.ordered import Ordered
+from spool.core import queue as queue_module
+from spool.core.queue import Ordered
 
 # Added, taken out, or looked at: what is looked at in between decides which of the two ways of sorting is taken.
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "discard", "look"]), st.integers(0, 30)), max_size=120)
@@ -19,7 +19,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["add", "discard", "look"]), st.integ
 def short_lists() -> Iterator[None]:
     """Let a list be a long one soon."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ordered_module, "_SHORT", 5)
+        patch.setattr(queue_module, "_SHORT", 5)
         yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spool.core.timeleft import Basis, TimeLeft, part_done, time_left
+from spool.core.runtimes import Basis, TimeLeft, part_done, time_left
 
 MINUTE = 60_000_000_000
 

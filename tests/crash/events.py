@@ -8,8 +8,7 @@ import pytest
 
 from crash.world import World
 from spool.core.capability import Capability
-from spool.core.eventnames import EventName
-from spool.core.events import Event
+from spool.core.events import Event, EventName
 from spool.dispatcher import launcher, monitor, recovery
 from spool.dispatcher.listener_client import ListenerClient
 from spool.formats import capabilities

@@ -16,8 +16,7 @@ from crash.events import events, nobody_reads, repeated, want_everything
 from crash.scripts import play
 from crash.world import Session, World, check, history, world_at
 from spool.core import layout
-from spool.core.eventnames import EventName
-from spool.core.events import Answer
+from spool.core.events import Answer, EventName
 from spool.core.layout import HELD as HELD_PLACE
 from spool.core.layout import RUNNING
 from spool.dispatcher import filemoves, launcher

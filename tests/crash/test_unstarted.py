@@ -16,8 +16,8 @@ from spool.client.waiting import Waiter
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result, State
+from spool.dispatcher.context import Journal
 from spool.dispatcher.finalizer import Finalizer
-from spool.dispatcher.journal import Journal
 from spool.formats.history import render_history
 from spool.formats.state import StateView, render_state
 from spool.store.spool import Service, Spool

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from crash.world import Session
 from spool.core import layout
-from spool.core.eventnames import EventName
+from spool.core.events import EventName
 from spool.core.model import SECOND_NS, GpuWork, Machine, StopKind
 from spool.dispatcher.limits import GpuUseRecorder
 from spool.state.run import ActiveRun

@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from end_to_end.plugging import MARKER, install
 from spool.core import layout
-from spool.core.eventnames import EventName
-from spool.core.events import Event
+from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS
 from spool.dispatcher.listener_client import ListenerClient
 from spool.formats.events import render_event

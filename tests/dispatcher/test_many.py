@@ -19,12 +19,13 @@ from crash.world import Session, history
 from spool.core import layout
 from spool.core.layout import RUNNING
 from spool.core.model import Gpu, Grant, Machine, Result, Spec, Stop, StopKind
-from spool.dispatcher import limits, scanner, timers
+from spool.dispatcher import limits, scanner, wakeup
 from spool.dispatcher.confinement import Confinement, Thing
+from spool.dispatcher.context import Context
 from spool.dispatcher.limits import LimitEnforcer
 from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.status import StatusWriter
-from spool.dispatcher.timers import Timer, Timers
+from spool.dispatcher.wakeup import Timer, Timers
 from spool.executors import Executors, local
 from spool.executors.local import LocalProcesses
 from spool.formats.state import JobView, parse_state, render_state
@@ -143,7 +144,7 @@ def test_a_look_at_the_files_of_all_runs_counts_for_when_the_next_is_due(
     session.settle()
     now, used_ns = session.now, [0]
     clocks = SimpleNamespace(thread_time_ns=lambda: used_ns[0], monotonic_ns=lambda: 0)
-    monkeypatch.setattr(timers, "time", clocks)
+    monkeypatch.setattr(wakeup, "time", clocks)
     monkeypatch.setattr(now.filemoves, "see", lambda: used_ns.append(used_ns.pop() + 20_000_000))
     now.watcher.lost, begun_ns = True, time.monotonic_ns()
     now.observer.listen()
@@ -284,9 +285,8 @@ class Memory:
         self.live.launched(engine.child("one", 1, os.getpid()))
         self.timers = Timers()
         confinement, executors = Confinement("/nowhere", Timer()), Executors(str, engine)
-        context: Any = SimpleNamespace(
-            state=table, confinement=confinement, timers=self.timers, executors=executors, spool=None
-        )
+        known = {"state": table, "confinement": confinement, "timers": self.timers, "executors": executors}
+        context: Any = SimpleNamespace(**dict.fromkeys(Context.__struct_fields__) | known)
         self.limits = LimitEnforcer(context, self._order)
         self.limits.add(self.live)
 
@@ -332,7 +332,7 @@ def test_memory_is_watched_less_often_where_that_takes_long(watched: Memory, mon
     """It takes a fiftieth of a processor at most; else it is looked at each second."""
     used = iter((0, 10_000_000, 10_000_000, 110_000_000))
     clocks = SimpleNamespace(thread_time_ns=lambda: next(used), monotonic_ns=lambda: 0)
-    monkeypatch.setattr(timers, "time", clocks)
+    monkeypatch.setattr(wakeup, "time", clocks)
     monkeypatch.setattr(limits, "boot_clock", lambda: 0)
     waits = []
     for _ in range(2):

@@ -22,7 +22,7 @@ from spool.core.model import SECOND_NS, State
 from spool.core.phases import Ended, Void
 from spool.dispatcher import recovery
 from spool.dispatcher.planner import Shortage
-from spool.dispatcher.timers import Timer
+from spool.dispatcher.wakeup import Timer
 from spool.executors import Executors
 from spool.executors.base import Launch, refused, sounds_refused
 from spool.executors.local import LocalRun

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from spool.core.model import Jid, StopKind, WarningSignal
 from spool.dispatcher import terminator
-from spool.dispatcher.timers import Timer
+from spool.dispatcher.wakeup import Timer
 from spool.executors import local
 from spool.executors.local import LocalProcesses
 from spool.machine import identity, processes

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from spool.dispatcher import timers
+from spool.dispatcher import wakeup
 from spool.dispatcher.loop import Dispatcher
-from spool.dispatcher.timers import Pace
+from spool.dispatcher.wakeup import Pace
 from spool.store.locked_spool import LockedSpool
 from support import make_spool
 
@@ -32,7 +32,7 @@ def test_work_is_left_for_as_long_as_it_costs(
     """Waiting for a processor or a disk counts, but a fortieth as much as using one."""
     now = SimpleNamespace(processor=5 * MS, passed=7 * MS)
     clocks = SimpleNamespace(thread_time_ns=lambda: now.processor, monotonic_ns=lambda: now.passed)
-    monkeypatch.setattr(timers, "time", clocks)
+    monkeypatch.setattr(wakeup, "time", clocks)
     measured = Pace(200)
     with measured:
         now.processor += processor_ms * MS
@@ -47,7 +47,7 @@ def test_one_slow_moment_does_not_keep_the_view_old(tmp_path: Path, monkeypatch:
     report = made.status
     moments = iter([0, 240 * MS])
     clocks = SimpleNamespace(thread_time_ns=lambda: 0, monotonic_ns=lambda: next(moments))
-    monkeypatch.setattr(timers, "time", clocks)
+    monkeypatch.setattr(wakeup, "time", clocks)
     begun = time.monotonic_ns()
     report.write(None, None, paused=False)
     ended = time.monotonic_ns()

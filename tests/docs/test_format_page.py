@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from spool.core import errors, layout
-from spool.core.eventnames import EventName
+from spool.core.events import EventName
 from spool.core.model import OUTCOMES, State, StopKind
 from spool.formats import journal, schema
 from spool.formats.history import HISTORY

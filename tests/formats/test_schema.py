@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from spool.core.eventnames import JOB_WORDS
+from spool.core.events import JOB_WORDS
 from spool.core.model import (
     ArrayTask,
     Dependencies,

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spool.core.eventnames import EventName
-from spool.core.events import Event
+from spool.core.events import Event, EventName
 from spool.formats.events import render_event
 from spool.listeners.delivery import MOST_TRIES, Delivery
 from spool.store.disk import Disk

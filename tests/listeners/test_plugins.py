@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from end_to_end.plugging import MARKER, install
-from spool.core.eventnames import EventName
-from spool.core.events import Answer, Event
+from spool.core.events import Answer, Event, EventName
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
 from spool.listeners.plugins import Plugins

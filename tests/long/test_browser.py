@@ -12,19 +12,11 @@ from typing import Any
 
 import pytest
 
-from extras.page.pages import (
-    EVIL,
-    SECOND_NS,
-    a_running_job,
-    a_view,
-    a_waiting_job,
-    busy_history,
-    busy_view,
-    lay,
-    page_of,
-)
+from extras.page.pages import EVIL, page_of
 from long.browser import Browser
+from spool.core.model import SECOND_NS
 from support import wait_for
+from views import a_running_job, a_view, a_waiting_job, busy_history, busy_view, lay
 
 pytestmark = pytest.mark.timeout(240)
 

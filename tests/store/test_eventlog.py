@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from spool.core import layout
-from spool.core.eventnames import EventName
-from spool.core.events import Event
+from spool.core.events import Event, EventName
 from spool.core.model import Grant, Request, Result, State
 from spool.formats.events import parse_event, render_event
 from spool.store import eventlog

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
 from spool.core.model import Result
 from spool.formats.capabilities import contributed
+
+if TYPE_CHECKING:
+    from spool.query.timeline import Timeline
 
 Tick = tuple[float, str]
 """A position on an axis, and its label."""
@@ -70,6 +73,9 @@ class Charts(Protocol):
 
     def checked(self, path: str) -> str:
         """Return *path*, the name of a file to draw. Raises UsageError if it cannot be one."""
+
+    def runs(self, found: Timeline) -> str:
+        """Return runs on the GPUs and the CPUs over time as SVG for a web page, in the colour of its text."""
 
     def curves(self, path: str, title: str, colours: Mapping[str, int], panels: Iterable[CurvePanel]) -> None:
         """Draw panels of curves into a file, each name in the colour of that number. Raises SpoolError."""

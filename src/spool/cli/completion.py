@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import click
 from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, split_arg_string
@@ -183,25 +183,13 @@ def answer_shells() -> None:
         add_completion_class(cls)
 
 
-class _Offered(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.3
-    """The type of an option or argument whose possible values are in the tables, beside its own type."""
-
-    def __init__(self, own: Any, find: _Words | str) -> None:
-        self.name = own.name
-        self._own = own
-        self._find = find
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value as its own type reads it."""
-        return self._own.convert(value, param, ctx)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the possible values that begin with *incomplete*."""
-        if isinstance(self._find, str):
-            return [CompletionItem(incomplete, type=self._find)]
-        spool = TolerantSpool(ctx.find_root().params.get("root") or default_root())
-        words = [word for word in self._find(ctx, spool, incomplete) if word.startswith(incomplete)]
-        return [CompletionItem(word) for word in words[:_MOST]]
+def _offered(find: _Words | str, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    """Return the possible values that begin with *incomplete*, of an option or argument whose values are in a table."""
+    if isinstance(find, str):
+        return [CompletionItem(incomplete, type=find)]
+    spool = TolerantSpool(ctx.find_root().params.get("root") or default_root())
+    words = [word for word in find(ctx, spool, incomplete) if word.startswith(incomplete)]
+    return [CompletionItem(word) for word in words[:_MOST]]
 
 
 def _offer(command: click.Command, words: Sequence[str]) -> None:
@@ -209,7 +197,7 @@ def _offer(command: click.Command, words: Sequence[str]) -> None:
     for parameter in command.params:
         find = (_ARGUMENTS if isinstance(parameter, click.Argument) else _OPTIONS).get(parameter.name or "")
         if find is not None and not isinstance(parameter.type, click.Choice):
-            parameter.type = _Offered(parameter.type, find)
+            parameter.shell_complete = partial(_offered, find)  # type: ignore[method-assign]
     if isinstance(command, click.Group):
         found = (command.get_command(click.Context(command), word) for word in dict.fromkeys(words))
         for each in filter(None, found):

@@ -1,66 +1,120 @@
-"""The verbs that request one change, to jobs (`cancel hold release requeue suspend continue`) or to the spool."""
+"""The verbs that request one change: `cancel hold release requeue suspend continue signal pause resume`."""
 
 from __future__ import annotations
 
+import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import wraps
 from typing import Any
 
 import click
 from msgspec import Struct
 
 from spool.cli import joboptions, render
-from spool.cli.common import for_each, moment_of, named, names_argument, one_job, opened, states_of, states_option
+from spool.cli.common import for_each, moment_of, named, names_argument, one_job, opened, own, states_of, states_option
 from spool.cli.group import Verb
 from spool.cli.telling import ensure_dispatcher, made, tell
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
 from spool.core.errors import ExitCode, InvalidFile, InvalidJob, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.model import State
-from spool.core.names import is_pattern
+from spool.core.lifecycle import Liveness
+from spool.core.model import Jid, SignalTo, State
+from spool.core.names import LOCAL_EXECUTORS, engine_title, is_pattern
 from spool.core.reasons import some_of
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
 _MOST_SHOWN = 5  # names in a question
+Command = Callable[..., int]
+
+
+Act = Callable[..., Change | tuple[Change, ...]]
+"""What changes one job, given the requests, its name, `dry_run` and the verb's own options."""
 
 
 class JobVerb(Struct, frozen=True):
-    """The folders that a verb applies to, and the results that need a dispatcher; None: all."""
+    """The folders that a verb applies to, and the results that need a dispatcher; None: all.
+
+    `suspended`: of the runs that are not named, it takes only those that are suspended, or only the others. `remark` is
+    told once something has been changed.
+    """
 
     places: tuple[str, ...]
     serve_if: ChangeKind | None = None
+    suspended: bool | None = None
+    remark: str = ""
 
-    def carry_out(self, spool: Spool, names: Iterable[str], act: Callable[[str], tuple[Change, ...]]) -> int:
+    def command(self, *options: Callable[[Command], Command]) -> Callable[[Act], click.Command]:
+        """Make the command, with *options* of its own, of what changes one job."""
+
+        def made(act: Act) -> click.Command:
+            @wraps(act)
+            def changed(root: str, /, **given: Any) -> int:
+                spool = opened(root)
+                requests = Requests(spool, this_user())
+                picks = {key: given.pop(key) for key in _PICKS if key in given}
+                pick = picked_names if self.suspended is None else self._suspendable
+                names, code = pick(spool, self.places, picks)
+                return max(code, self.carry_out(spool, names, lambda name: act(requests, name, **given)))
+
+            function: Command = click.pass_obj(changed)
+            for option in reversed(options):
+                function = option(function)
+            return click.command(cls=Verb)(picking(function))
+
+        return made
+
+    def carry_out(self, spool: Spool, names: Iterable[str], act: Callable[[str], Change | tuple[Change, ...]]) -> int:
         """Call *act* for each job and print its result; return the highest exit code."""
         done: set[ChangeKind] = set()
 
         def told_of(name: str) -> str:
-            changes = act(name)
+            found = act(name)
+            changes = (found,) if isinstance(found, Change) else found
             done.update(change.kind for change in changes)
             return told(name, changes)
 
         code = for_each(names, told_of)
         if self.needs_dispatcher(done):
             ensure_dispatcher(spool.root)
+        if self.remark and done - DRY_RUN:
+            tell(self.remark)
         return code
 
     def needs_dispatcher(self, done: Set[ChangeKind]) -> bool:
         """Whether a dispatcher must react to the results *done*."""
         return bool(done - DRY_RUN) and (self.serve_if is None or self.serve_if in done)
 
+    def _suspendable(self, spool: Spool, places: tuple[str, ...], picks: Mapping[str, Any]) -> tuple[list[str], int]:
+        """Return the selected runs: those named, and of the other selected ones the suspended, or the rest."""
+        from spool.query.selection import running_tasks
+
+        names, code = picked_names(spool, places, picks)
+        by_name = {name for name in picks["names"] if not is_pattern(name)} if not picks["states"] else ()
+        by_name, orders = set(named(spool, by_name)), set(spool.suspend_orders())
+        found = [name for name in running_tasks(spool, names) if name in by_name or (name in orders) is self.suspended]
+        if not found and names:
+            state = "suspended" if self.suspended else "running and not suspended"
+            render.say(f"nothing to do: none of these is {state}")
+        return found, code
+
 
 CANCEL = JobVerb((QUEUED, HELD, RUNNING), ChangeKind.STOPPING)
 HOLD = JobVerb((QUEUED, RUNNING), ChangeKind.STOPPED_AND_HELD)
 RELEASE = JobVerb((HELD,))
 REQUEUE = JobVerb((RUNNING, DONE))
-SUSPEND = JobVerb((RUNNING,))
+SUSPEND = JobVerb((RUNNING,), suspended=False, remark="a suspended job keeps its CPUs, memory and GPUs")
+CONTINUE = JobVerb((RUNNING,), suspended=True)
+
+_PICKS = ("names", "states", "user", "project", "tag", "everything")
 
 
-def picking(function: Callable[..., int]) -> Callable[..., int]:
+def picking(function: Command) -> Command:
     """Give a verb the job names and the options that select jobs."""
     for option in (
         click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing."),
@@ -75,9 +129,13 @@ def picking(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def picked_names(
-    spool: Spool, places: tuple[str, ...], picks: Mapping[str, Any], states: frozenset[State]
+    spool: Spool, places: tuple[str, ...], picks: Mapping[str, Any], states: frozenset[State] | None = None
 ) -> tuple[list[str], int]:
-    """Return the jobs in *places* that the command line selects, and the exit code for names that match nothing."""
+    """Return the jobs in *places* that the command line selects, and the exit code for names that match nothing.
+
+    *states* are taken in place of the stated ones.
+    """
+    states = states_of(picks["states"]) if states is None else states
     names, filters = picks["names"], {key: picks[key] for key in ("user", "project", "tag")}
     for key, value in filters.items():
         if value == "":  # an unset variable in a script must not mean all jobs
@@ -103,12 +161,11 @@ def picked_names(
     return found, int(ExitCode.NO_SUCH_JOB) if unknown else 0
 
 
-@click.command(cls=Verb)
-@picking
-@click.option("--all", "everything", is_flag=True, help="All jobs that wait, are held or run.")
-@click.option("--reason", default="", metavar="TEXT", help="The reason; recorded with a running job.")
-@click.pass_obj
-def cancel(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
+@CANCEL.command(
+    click.option("--all", "everything", is_flag=True, help="All jobs that wait, are held or run."),
+    click.option("--reason", default="", metavar="TEXT", help="The reason; recorded with a running job."),
+)
+def cancel(requests: Requests, name: str, reason: str, *, dry_run: bool) -> tuple[Change, ...]:
     """Cancel waiting or running jobs.
 
     A running job gets TERM, and KILL after its grace period; its whole process tree ends. NAMES may be globs; `@` or
@@ -124,16 +181,11 @@ def cancel(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], **
       mv queued/train.toml done/  # if it is waiting
       rm running/train.toml       # if it is running
     """
-    spool = opened(root)
-    requests = Requests(spool, this_user())
-    names, code = picked_names(spool, CANCEL.places, picks, states_of(states))
-    return max(code, CANCEL.carry_out(spool, names, lambda name: requests.cancel(name, reason, dry_run=dry_run)))
+    return requests.cancel(name, reason, dry_run=dry_run)
 
 
-@click.command(cls=Verb)
-@picking
-@click.pass_obj
-def hold(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
+@HOLD.command()
+def hold(requests: Requests, name: str, *, dry_run: bool) -> Change:
     """Hold jobs until they are released.
 
     A waiting job keeps its place in the queue. A running job is stopped, and starts over when released.
@@ -143,16 +195,11 @@ def hold(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> 
 
     By hand: mv queued/train.toml held/
     """
-    spool = opened(root)
-    requests = Requests(spool, this_user())
-    names, code = picked_names(spool, HOLD.places, picks, states_of(states))
-    return max(code, HOLD.carry_out(spool, names, lambda name: (requests.hold(name, dry_run=dry_run),)))
+    return requests.hold(name, dry_run=dry_run)
 
 
-@click.command(cls=Verb)
-@picking
-@click.pass_obj
-def release(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
+@RELEASE.command()
+def release(requests: Requests, name: str, *, dry_run: bool) -> Change:
     """Release held jobs.
 
       spool release train
@@ -160,10 +207,7 @@ def release(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) 
 
     By hand: mv held/train.toml queued/
     """
-    spool = opened(root)
-    requests = Requests(spool, this_user())
-    names, code = picked_names(spool, RELEASE.places, picks, states_of(states))
-    return max(code, RELEASE.carry_out(spool, names, lambda name: (requests.release(name, dry_run=dry_run),)))
+    return requests.release(name, dry_run=dry_run)
 
 
 @click.command(cls=Verb)
@@ -183,7 +227,6 @@ def requeue(
     cascade: bool,
     keys: tuple[str, ...],
     dry_run: bool,
-    states: tuple[str, ...],
     **picks: Any,
 ) -> int:
     """Run ended jobs again, or stop running jobs and start them over.
@@ -203,7 +246,7 @@ def requeue(
       mv done/train.toml queued/     # if it has ended
       mv running/train.toml queued/  # if it is running
     """
-    if failed and states:
+    if failed and picks["states"]:
         raise click.UsageError("--failed and --state cannot be combined")
     if since is not None and not failed:
         raise click.UsageError("--since needs --failed")
@@ -212,19 +255,18 @@ def requeue(
     change = _rewriter(keys, spool.root)
     from spool.query.selection import UNSUCCESSFUL, cancelled_with, unknown_ends
 
-    wanted = UNSUCCESSFUL if failed else states_of(states)
-    since_at_ns = moment_of("--since", since, time.time_ns())
-    names, code = picked_names(spool, REQUEUE.places, {**picks, "since_at_ns": since_at_ns}, wanted)
+    picks["since_at_ns"] = moment_of("--since", since, time.time_ns())
+    names, code = picked_names(spool, REQUEUE.places, picks, UNSUCCESSFUL if failed else None)
     if failed and not (dry_run or yes or since or picks["names"] or picks["project"] or picks["tag"]):
         _ask_about(spool, names)
     for row in unknown_ends(spool) if failed else ():
         tell(f"job {row.name} is left out: {row.reason}; `spool requeue {row.name}` runs it again")
     again: list[str] = []
 
-    def act(name: str) -> tuple[Change, ...]:
+    def act(name: str) -> Change:
         done = requests.requeue(name, change, dry_run=dry_run)
         again.append(name)
-        return (done,)
+        return done
 
     code = max(code, REQUEUE.carry_out(spool, names, act))
     if cascade and again:
@@ -307,11 +349,8 @@ def _bad_key(pair: str, key: str) -> str:
     return cannot(*what, f"unknown key {key!r}", remedy=remedy)
 
 
-@click.command(cls=Verb)
-@picking
-@click.option("--reason", default="", metavar="TEXT", help="The reason; shown by `spool ls`.")
-@click.pass_obj
-def suspend(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
+@SUSPEND.command(click.option("--reason", default="", metavar="TEXT", help="The reason; shown by `spool ls`."))
+def suspend(requests: Requests, name: str, reason: str, *, dry_run: bool) -> Change:
     """Pause running jobs where they are, until `spool continue`.
 
     All processes of the job stop (SIGSTOP), and so does the clock of its time limit. The job keeps its CPUs, memory and
@@ -323,26 +362,11 @@ def suspend(root: str, /, reason: str, dry_run: bool, states: tuple[str, ...], *
 
     By hand: touch running/train.toml.suspended
     """
-    spool = opened(root)
-    requests = Requests(spool, this_user())
-    names, code = _suspendable(spool, picks, states, suspended=False)
-    done: list[str] = []
-
-    def act(name: str) -> tuple[Change, ...]:
-        change = requests.suspend(name, reason, dry_run=dry_run)
-        done.append(name)
-        return (change,)
-
-    code = max(code, SUSPEND.carry_out(spool, names, act))
-    if done and not dry_run:
-        tell("a suspended job keeps its CPUs, memory and GPUs")
-    return code
+    return requests.suspend(name, reason, dry_run=dry_run)
 
 
-@click.command(cls=Verb)
-@picking
-@click.pass_obj
-def go_on(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) -> int:
+@CONTINUE.command()
+def go_on(requests: Requests, name: str, *, dry_run: bool) -> Change:
     """Continue suspended jobs.
 
       spool continue train
@@ -350,25 +374,7 @@ def go_on(root: str, /, dry_run: bool, states: tuple[str, ...], **picks: Any) ->
 
     By hand: rm running/train.toml.suspended
     """
-    spool = opened(root)
-    requests = Requests(spool, this_user())
-    names, code = _suspendable(spool, picks, states, suspended=True)
-    return max(code, SUSPEND.carry_out(spool, names, lambda name: (requests.go_on(name, dry_run=dry_run),)))
-
-
-def _suspendable(
-    spool: Spool, picks: Mapping[str, Any], states: tuple[str, ...], *, suspended: bool
-) -> tuple[list[str], int]:
-    """Return the selected runs: those named, and of the other selected ones the *suspended*, or the rest."""
-    names, code = picked_names(spool, SUSPEND.places, picks, states_of(states))
-    by_name = set() if states else set(named(spool, [name for name in picks["names"] if not is_pattern(name)]))
-    orders = set(spool.suspend_orders())
-    from spool.query.selection import running_tasks
-
-    found = [name for name in running_tasks(spool, names) if name in by_name or (name in orders) is suspended]
-    if not found and names:
-        render.say(f"nothing to do: none of these is {'suspended' if suspended else 'running and not suspended'}")
-    return found, code
+    return requests.go_on(name, dry_run=dry_run)
 
 
 @click.command(cls=Verb)
@@ -398,3 +404,100 @@ def resume(root: str) -> int:
     render.say("resumed: jobs start again" if was else "not paused")
     ensure_dispatcher(spool.root)
     return 0
+
+
+_SIGNALS = {each.name.removeprefix("SIG"): each for each in signal.Signals}
+
+
+class _SignalVerb(Verb):
+    """A verb whose first word may be written as for kill(1): -USR1, -9."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Remove the dash from a signal."""
+        first = args[0].upper() if args else ""
+        named = re.fullmatch(r"-(SIG)?[A-Z0-9]+", first) and first.removeprefix("-").removeprefix("SIG") in _SIGNALS
+        if named or re.fullmatch(r"-[0-9]{1,2}", first):
+            args = [first[1:], *args[1:]]
+        return super().parse_args(ctx, args)
+
+
+@click.command("signal", cls=_SignalVerb)
+@click.argument("signal_name", metavar="SIGNAL")
+@picking
+@click.option("--to", type=click.Choice(("main", "all", "shell")), help="Which processes. Default: as the job says.")
+@click.option("--shell", is_flag=True, help="The same as --to shell.")
+@click.pass_obj
+def send(root: str, /, signal_name: str, to: SignalTo, shell: bool, dry_run: bool, **picks: Any) -> int:
+    """Send a signal to the processes of running jobs.
+
+    SIGNAL is a name or a number: USR1, SIGUSR1, 10. It goes to the program itself: not to what that has started, nor
+    to a shell that only waits for it, as with the key `signal_to`. A job that dies from the signal has failed. To end
+    a job use `spool cancel`, to pause it `spool suspend`.
+
+      spool signal USR1 train
+      spool signal INT --project vision
+      spool signal HUP 'serve_*' --dry-run
+
+    By hand:
+      ps -s $(cut -d' ' -f1 jobs/train/1/jid)  # its processes, the wrapper first
+      kill -USR1 PID
+    """
+    number, spool = _number(signal_name, picks["names"]), own(root)
+    names, code = picked_names(spool, (RUNNING,), picks)
+
+    def act(name: str) -> str:
+        return _signalled(spool, name, number, to="shell" if shell else to, dry_run=dry_run)
+
+    from spool.query.selection import running_tasks
+
+    return max(code, for_each(running_tasks(spool, names), act))
+
+
+def _number(text: str, names: tuple[str, ...]) -> signal.Signals:
+    name = text.upper().removeprefix("SIG")
+    found = _SIGNALS.get(name)
+    if found is None and re.fullmatch("[0-9]{1,3}", text) and int(text) in set(_SIGNALS.values()):
+        found = signal.Signals(int(text))
+    if found is None:
+        last = names[-1].upper().removeprefix("SIG") if names else ""
+        remedy = f"write `spool signal {last} {text}`" if last in _SIGNALS else "`kill -l` lists the signals"
+        raise UsageError(cannot("send", f"a signal {text!r}", "no such signal", remedy=remedy))
+    if found is signal.SIGSTOP:
+        why = "the time limit would keep counting"
+        raise UsageError(cannot("send", "STOP", why, remedy="`spool suspend` stops a job and its clock"))
+    return found
+
+
+def _signalled(spool: Spool, name: str, number: signal.Signals, *, to: SignalTo, dry_run: bool) -> str:
+    """Send the signal and return a message. Raises SpoolError if no process of the job can have received it."""
+    from spool.executors import Executors
+    from spool.executors.local import LocalProcesses
+
+    what, word = ("signal", f"job {name}"), number.name.removeprefix("SIG")
+    run = spool.latest_run(name)
+    if RUNNING not in spool.places(name) or run is None:
+        if not spool.places(name) and not spool.runs(name):
+            raise spool.no_such_job(*what, name)
+        raise SpoolError(cannot(*what, "it is not running", remedy=f"`spool show {name}` shows its state"))
+    if spool.array(name, run) is not None:
+        raise SpoolError(cannot(*what, "it is an array, and none of its tasks is running"))
+    grant, jid, spec = spool.grant(name, run), spool.jid(name, run), spool.spec(name, run)
+    if grant is None or not isinstance(jid, Jid):
+        raise SpoolError(cannot(*what, "it is still starting", remedy="try again in a moment"))
+    if grant.executor not in LOCAL_EXECUTORS:
+        known = spool.engine(name, run)
+        remedy = f"`scancel --batch --signal={word} {known[2]}` signals it" if known is not None else ""
+        raise SpoolError(cannot(*what, f"it runs in {engine_title(grant.executor)}", remedy=remedy))
+    suspended = spool.suspend_order(name) is not None
+    if suspended and number is signal.SIGCONT:
+        raise SpoolError(cannot(*what, "it is suspended", remedy=f"`spool continue {name}` resumes it"))
+    handle = Executors(lambda: grant.executor, LocalProcesses(spool.root)).adopt(grant.executor, name, run, jid)
+    if handle.liveness() is Liveness.ELSEWHERE:
+        raise SpoolError(cannot(*what, f"it runs on {jid.host}", remedy="run this command there"))
+    if dry_run:
+        return f"{name} would get {word}"
+    told = handle.signal(word, to or (spec.signal_to if spec is not None else None))
+    if not told:
+        raise SpoolError(cannot(*what, "it has no process that can be signalled"))
+    later = "; it takes effect when the job is resumed" if suspended and number is not signal.SIGKILL else ""
+    return f"{name}: {word} sent to {told} process{'' if told == 1 else 'es'}{later}"

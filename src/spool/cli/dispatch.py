@@ -1,4 +1,4 @@
-"""`spool init` and `spool dispatch`: create a spool, and run its dispatcher in the foreground."""
+"""`spool init`, `dispatch` and `service`: create a spool, and run its dispatcher, in the foreground or by systemd."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import click
 
 from spool.cli import render
 from spool.cli.common import value_of
-from spool.cli.group import Verb
-from spool.cli.telling import made
+from spool.cli.group import Subverbs, Verb, unfilled
+from spool.cli.telling import made, tell
+from spool.client import service
+from spool.client.service import ONCE, RESIDENT
 from spool.client.submit import make_spool, was_spool
-from spool.core.errors import LockHeld, SpoolUnusable, UsageError, cannot
+from spool.core.errors import ExitCode, LockHeld, SpoolUnusable, UsageError, cannot
 from spool.core.names import without_here
 from spool.core.units import parse_duration
 from spool.store.disk import remedy_for
+from spool.store.ownership import check_owner, this_user
 
 
 @click.command("init", cls=Verb)
@@ -56,8 +59,6 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
     """
     if once + until_idle + (idle_exit is not None) > 1:
         raise UsageError("--once, --until-idle and --idle-exit cannot be combined; give one of them")
-    from spool.store.ownership import check_owner
-
     check_owner(root)  # checked before any file is created or opened there
     from spool.client.inherited import begin_as_after_login
     from spool.dispatcher.service import serve
@@ -81,3 +82,80 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
         if once or idle_exit is not None:
             return 0  # the goal is met: a dispatcher serves this spool
         raise LockHeld(f"cannot dispatch {root}: another dispatcher serves it") from None
+
+
+_HELP = unfilled("""
+Keep the dispatcher running with systemd.
+
+It uses user units, so you need not be root. The dispatcher starts with your first login, restarts after a crash, and
+`spool submit` uses it. Enable lingering, or your jobs end when you log out: `loginctl enable-linger`.
+
+  spool service install
+  spool service remove
+  systemctl --user status spool.service      whether it is running
+  journalctl --user -u spool.service         its log
+
+By hand: cp the units of contrib/systemd to ~/.config/systemd/user/
+""")
+
+
+@click.group("service", cls=Subverbs, help=_HELP, short_help="Keep the dispatcher running with systemd.")
+def keep() -> None:
+    """Do nothing: the subcommands do the work."""
+
+
+@keep.command("install", cls=Verb, short_help="Write, enable and start the units.")
+@click.option(
+    "--once", is_flag=True, help="No permanent dispatcher: one pass when a file is dropped, and one per minute."
+)
+@click.option("--force", is_flag=True, help="Overwrite units that you edited or wrote yourself.")
+@click.option("--dry-run", is_flag=True, help="Print what would be written, and change nothing.")
+@click.pass_obj
+def install(root: str, once: bool, force: bool, dry_run: bool) -> int:
+    """Write, enable and start the units. Running it again updates them.
+
+    They start this installation of spool for this spool. Units that you edited stay unchanged without --force.
+
+      spool service install --dry-run
+      spool --spool /data/spool service install
+    """
+    usual = os.path.realpath(root) == os.path.realpath(os.path.expanduser("~/.spool"))  # for the service manager too
+    words = service.program()
+    wanted = service.units(root, words, ONCE if once else RESIDENT, usual=usual)
+    if dry_run:
+        for unit in wanted:
+            render.say(f"# {unit.path} ({unit.state})")
+            render.say_text(unit.text.decode() + "\n")
+        return 0
+    try:
+        service.require_manager()
+    except service.NoServiceManager as error:
+        tell(f"{error}; cron can start it instead. `crontab -e`, and this line:")
+        render.say(service.by_cron(root, words, usual=usual))
+        return int(error.exit_code)
+    done = service.install(made(root).root, wanted, force=force)
+    for path, what in done:
+        render.say(f"{path} {what}")
+    render.say("a pass runs when a file is dropped, and once per minute" if once else "the dispatcher is running")
+    if not service.lingers(this_user()):
+        why = "when you log out, systemd ends the dispatcher and your jobs"
+        tell(f"lingering is off: {why}; run `loginctl enable-linger`")
+    return 0
+
+
+@keep.command("remove", cls=Verb, short_help="Stop and remove the units.")
+@click.option("--force", is_flag=True, help="Also remove units that you edited.")
+@click.pass_obj
+def remove(root: str, force: bool) -> int:
+    """Stop the dispatcher, disable and delete the units. Running jobs continue.
+
+    It removes only units that `spool service install` wrote; edited ones only with --force.
+    """
+    gone, left = service.remove(root, force=force)
+    for path in gone:
+        render.say(f"{path} removed")
+    for path in left:
+        tell(f"{path} stays: it was edited, or not written by `spool service install`; delete it yourself")
+    if not gone and not left:
+        render.say("not installed: nothing to do")
+    return int(ExitCode.FAILED) if left else 0

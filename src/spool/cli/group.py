@@ -90,8 +90,8 @@ SECTIONS = tuple(sections().items())
 VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
 _COMMANDS = {  # where a verb is the `command` of no module of its own
     **{verb: f"control:{verb}" for verb in ("cancel", "hold", "release", "requeue", "suspend", "pause", "resume")},
-    "continue": "control:go_on", "gpus": "info:gpus", "init": "dispatch:init",
-    "move": "edit:move", "signal": "signals:command",
+    "attach": "log:attach", "continue": "control:go_on", "gpus": "info:gpus", "init": "dispatch:init",
+    "move": "edit:move", "service": "dispatch:keep", "signal": "control:send",
 }  # fmt: skip
 _ELSEWHERE = {
     "sbatch": "submit", "gbatch": "submit", "add": "submit", "srun": "run", "salloc": "run", "sprio": "why",

@@ -10,7 +10,7 @@ from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.core.gpus import stranger
 from spool.core.names import engine_title
-from spool.core.pools import in_words
+from spool.core.quotas import in_words
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
 from spool.formats.capabilities import contributed

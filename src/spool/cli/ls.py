@@ -16,7 +16,7 @@ from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.core.errors import ExitCode, shown
 from spool.core.names import is_pattern
-from spool.core.pools import in_words
+from spool.core.quotas import in_words
 from spool.core.reasons import some_of
 from spool.core.units import show_duration
 from spool.formats.timestamps import render_instant
@@ -110,8 +110,6 @@ COLUMNS = tuple(FIELDS)
 """The columns that `--columns` may name."""
 _FULLY = ("progress", "parameters", "metrics", "left")  # these need a closer look at each job
 _USUAL = ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time", "reason")
-
-
 _ALIASES = {"params": "parameters"}
 
 

@@ -9,7 +9,7 @@ from spool.cli.common import json_option, viewed
 from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.core.model import Grant
-from spool.core.pools import in_words
+from spool.core.quotas import in_words
 from spool.core.reasons import count_of
 from spool.core.units import show_duration
 from spool.query.explain import PlannedJob, Preview, WaitingJob, preview

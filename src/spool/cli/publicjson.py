@@ -24,10 +24,11 @@ PUBLIC = {
     "Ending": "name outcome reason",
     "ExpiredRun": "name run ended_at_ns size_bytes",
     "Explanation": """
-        name place beside reasons start_at_ns must_end start_is_guess expected_run_ns expected score standing
-        behind behind_score ahead dispatcher last_said at_ns engine engine_id starts_after if_finished
-        later_than_at_ns start_unknown start_is_earliest room_of room_is_made preempted_for requests outcome last_lines
-        last_lines_of doing run command started_at_ns time_limit_ns left_ns
+        name place beside reasons start_at_ns must_end start_is_guess expected_run_ns expected score=order.score
+        standing=order.words behind=order.behind behind_score=order.behind_score ahead=order.ahead dispatcher
+        last_said at_ns engine engine_id starts_after if_finished later_than_at_ns start_unknown
+        start_is_earliest room_of room_is_made preempted_for requests outcome last_lines last_lines_of doing run
+        command started_at_ns time_limit_ns left_ns
     """,
     "Finding": "check level text remedy fixed",
     "ForeignProcess": "pid name memory_bytes user job",
@@ -157,10 +158,8 @@ def names_of(kind: type) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
 _TABLES = frozenset({"resources", "resource_indices", "parameters", "metrics"})
 """Fields that are tables, held as pairs so that values with them can be compared and hashed."""
 
-
 _IF_SHARED = frozenset({"shared", "leases", "start_is_earliest"})
 """Fields that are None, and then left out, on a machine that is not shared."""
-
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 

@@ -12,9 +12,9 @@ from spool.cli.common import json_option, name_argument, one_job, opened
 from spool.cli.group import Verb
 from spool.core.lifecycle import exit_words
 from spool.core.model import State
-from spool.core.pools import in_words
+from spool.core.quotas import in_words
 from spool.core.reasons import count_of, ranges_of
-from spool.core.timeleft import Basis
+from spool.core.runtimes import Basis
 from spool.core.units import show_duration, show_size
 from spool.formats.capabilities import contributed
 from spool.query.details import JobDetails, RunDetails, job_details
@@ -63,8 +63,7 @@ def command(root: str, name: str, run: int | None, as_json: bool) -> int:
 
 def _print(found: JobDetails, tasks: Sequence[ListedJob]) -> None:
     """Print the state, the runs, the job and last its file, which may be long."""
-    now_ns = time.time_ns()
-    row = found.row
+    now_ns, row = found.at_ns, found.row
     says_it = row.reason.startswith(row.state.value)  # "cancelled by alice"
     head = row.reason if says_it else f"{row.state}{f': {row.reason}' if row.reason else ''}"
     render.headline(f"job {found.name}", head, render.style_of_row(row))

@@ -10,15 +10,13 @@ from spool.cli import publicjson, render
 from spool.cli.common import for_each, json_option, one_job, viewed
 from spool.cli.group import JobArgument, Verb
 from spool.core.names import engine_title
-from spool.core.reasons import some_of
+from spool.core.reasons import count_of, some_of
 from spool.core.units import show_duration
 from spool.query.explain import Explanation, why
 
 _MOST = 8  # names in one line
 _NEXT = "nothing blocks it; it starts in the dispatcher's next pass"
 _ON_SHARED = "nothing in this spool blocks it; it starts when the arbiter of the shared machine grants it a lease"
-
-
 _BEFORE_START = "It starts by itself once that is done."
 _HELPLESS = frozenset({"never_fits", "invalid", "unread"})  # no forecast: the job starts only after a change
 
@@ -154,7 +152,8 @@ def sentences(answer: Explanation) -> Iterator[str]:
         yield f"expected run time: {answer.expected}"
     if not helpless:
         yield from _order(answer)
-    if answer.last_said and (not answer.reasons or not answer.reasons[0].text.endswith(answer.last_said)):
+    first = answer.reasons[0] if answer.reasons else None
+    if answer.last_said and (first is None or not (first.code == "invalid" or first.text.endswith(answer.last_said))):
         yield f"the dispatcher last reported: {answer.last_said}"
     if not answer.dispatcher and answer.engine is None:
         yield "no dispatcher is running: `spool dispatch` starts one"
@@ -190,13 +189,12 @@ def _meaning(answer: Explanation) -> str:
 
 def _order(answer: Explanation) -> Iterator[str]:
     """Yield where the job stands in the queue."""
-    if answer.standing and answer.place == "queued":
-        behind = ""
-        if answer.behind is not None:
-            behind = f"; behind {answer.behind}{', ' if answer.behind_why else ''}{answer.behind_why}"
-        yield f"order: {answer.standing}{behind}"
-    if answer.ahead and answer.place == "queued":
-        yield f"ahead of it in the queue: {answer.ahead} job{'' if answer.ahead == 1 else 's'}"
+    order = answer.order
+    if order.words and answer.place == "queued":
+        first = ", ".join(filter(None, (order.behind, order.behind_why)))
+        yield f"order: {order.words}{f'; behind {first}' if first else ''}"
+    if order.ahead and answer.place == "queued":
+        yield f"ahead of it in the queue: {count_of(order.ahead, 'job')}"
 
 
 def _start(answer: Explanation) -> Iterator[str]:

@@ -10,22 +10,45 @@ from __future__ import annotations
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any, dataclass_transform
+else:
+
+    def dataclass_transform():
+        """Return what leaves a class as it is."""
+        return lambda made: made
 
 
-class ContributedVerb:
+@dataclass_transform()
+class Row:
+    """A row of a table: its columns are the annotated names of its class; one with a value there may be left out.
+
+    A Struct would be the same, but for the time that its import takes.
+    """
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        """Fill the columns, in their order or by name. Raises TypeError for an unknown one, and without one."""
+        columns = type(self).__annotations__
+        named |= zip(columns, given, strict=False)
+        missing = [name for name in columns if name not in named and not hasattr(self, name)]
+        if missing or not named.keys() <= columns.keys():
+            unknown = [*(named.keys() - columns.keys())]
+            raise TypeError(f"{type(self).__name__}: missing columns {missing}, unknown ones {unknown}")
+        self.__dict__.update(named)
+
+
+class ContributedVerb(Row):
     """A verb of the command line: its section in the help, where its click command is, and its line of help.
 
     It stands behind the verb *after*, or last in its section.
     """
 
-    def __init__(self, section: str, command: str, about: str, *, after: str = "") -> None:
-        self.section = section
-        self.command = command
-        self.about = about
-        self.after = after
+    section: str
+    command: str
+    about: str
+    after: str = ""
 
 
-class EngineOffer:
+class EngineOffer(Row):
     """An engine that a capability offers: a place elsewhere where jobs run whose `executor` has its name.
 
     Each text but the first and the last names "module:attribute"; "" offers nothing.
@@ -39,25 +62,15 @@ class EngineOffer:
     * `shortcut`: the help of an option `--NAME`, which stands for `--executor NAME`; "" if there is none.
     """
 
-    def __init__(
-        self,
-        title: str,
-        executor: str,
-        *,
-        check: str = "",
-        still_ends: str = "",
-        checks: str = "",
-        shortcut: str = "",
-    ) -> None:
-        self.title = title
-        self.executor = executor
-        self.check = check
-        self.still_ends = still_ends
-        self.checks = checks
-        self.shortcut = shortcut
+    title: str
+    executor: str
+    check: str = ""
+    still_ends: str = ""
+    checks: str = ""
+    shortcut: str = ""
 
 
-class OtherWay:
+class OtherWay(Row):
     """Another way of `spool run`, with an option of its own.
 
     * `option`: its spelling; `help`, `text`: its line of help, and what the verb's help says of it.
@@ -65,15 +78,14 @@ class OtherWay:
     * `runs`: `(root, Asked, *, quiet, strict, replaces) -> int`: takes the place of the verb; the exit code.
     """
 
-    def __init__(self, option: str, help: str, text: str, runs: str, *, alone: tuple[str, str]) -> None:  # noqa: A002
-        self.option = option
-        self.help = help
-        self.text = text
-        self.runs = runs
-        self.alone = alone
+    option: str
+    help: str
+    text: str
+    runs: str
+    alone: tuple[str, str]
 
 
-class GpuVendor:
+class GpuVendor(Row):
     """GPUs that NVML does not list, which are asked for beside it where they may be.
 
     * `name`: the vendor, as in `Gpu.vendor`; the names of its GPUs begin with it, for `gpu_type`.
@@ -85,25 +97,15 @@ class GpuVendor:
     * `on_the_bus`: the vendor's number on the PCI bus, the classes of its cards, and the library that lists them.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        signs: tuple[str, ...],
-        source: str,
-        visible: str,
-        tool: str,
-        on_the_bus: tuple[str, tuple[str, ...], str],
-    ) -> None:
-        self.name = name
-        self.signs = signs
-        self.source = source
-        self.visible = visible
-        self.tool = tool
-        self.on_the_bus = on_the_bus
+    name: str
+    signs: tuple[str, ...]
+    source: str
+    visible: str
+    tool: str
+    on_the_bus: tuple[str, tuple[str, ...], str]
 
 
-class Capability:
+class Capability(Row):
     """What one capability contributes. Each text names "module:attribute"; "" contributes nothing.
 
     * `job`: a `formats.key.Part` of the job file: its keys, and how their values become `Spec.parts[name]`.
@@ -143,79 +145,39 @@ class Capability:
     * `public`: the names that `spool` itself offers -> their modules.
     """
 
-    def __init__(  # a table has many columns, most of them empty
-        self,
-        name: str,
-        about: str,
-        *,
-        job: str = "",
-        config: str = "",
-        only_here: str = "",
-        running: str = "",
-        only_elsewhere: str = "",
-        engines: Mapping[str, EngineOffer] | None = None,
-        search: str = "",
-        by_others: bool = False,
-        problem: str = "",
-        doubts: str = "",
-        launch: str = "",
-        starts: str = "",
-        files: str = "",
-        leases: str = "",
-        sharing: str = "",
-        steps: str = "",
-        wanted: str = "",
-        record: str = "",
-        listener: str = "",
-        listens: str = "",
-        for_jobs: bool = False,
-        verbs: Mapping[str, ContributedVerb] | None = None,
-        way: str = "",
-        completions: Mapping[str, str] | None = None,
-        charts: str = "",
-        told: str = "",
-        on_info: str = "",
-        gpus: GpuVendor | None = None,
-        value: str = "",
-        scripts: str = "",
-        dependencies: str = "",
-        answers: str = "",
-        checks: str = "",
-        public: Mapping[str, str] | None = None,
-    ) -> None:
-        self.name = name
-        self.about = about
-        self.job = job
-        self.config = config
-        self.only_here = only_here
-        self.running = running
-        self.only_elsewhere = only_elsewhere
-        self.engines = engines or {}
-        self.search = search
-        self.by_others = by_others
-        self.problem = problem
-        self.doubts = doubts
-        self.launch = launch
-        self.starts = starts
-        self.files = files
-        self.leases = leases
-        self.sharing = sharing
-        self.steps = steps
-        self.wanted = wanted
-        self.record = record
-        self.listener = listener
-        self.listens = listens
-        self.for_jobs = for_jobs
-        self.verbs = verbs or {}
-        self.way = way
-        self.completions = completions or {}
-        self.charts = charts
-        self.told = told
-        self.on_info = on_info
-        self.gpus = gpus
-        self.value = value
-        self.scripts = scripts
-        self.dependencies = dependencies
-        self.answers = answers
-        self.checks = checks
-        self.public = public or {}
+    name: str
+    about: str
+    job: str = ""
+    config: str = ""
+    only_here: str = ""
+    running: str = ""
+    only_elsewhere: str = ""
+    engines: Mapping[str, EngineOffer] = {}
+    search: str = ""
+    by_others: bool = False
+    problem: str = ""
+    doubts: str = ""
+    launch: str = ""
+    starts: str = ""
+    files: str = ""
+    leases: str = ""
+    sharing: str = ""
+    steps: str = ""
+    wanted: str = ""
+    record: str = ""
+    listener: str = ""
+    listens: str = ""
+    for_jobs: bool = False
+    verbs: Mapping[str, ContributedVerb] = {}
+    way: str = ""
+    completions: Mapping[str, str] = {}
+    charts: str = ""
+    told: str = ""
+    on_info: str = ""
+    gpus: GpuVendor | None = None
+    value: str = ""
+    scripts: str = ""
+    dependencies: str = ""
+    answers: str = ""
+    checks: str = ""
+    public: Mapping[str, str] = {}

@@ -10,16 +10,75 @@ again of each job that it looks at. So an incrementally updated index gives the 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from spool.core.dependencies import DependencyIndex
 from spool.core.gpus import ANY_KIND, Kind, kind_of
 from spool.core.model import Request, Waiting
-from spool.core.ordered import Ordered
 from spool.core.quotas import Lowest, count
 from spool.core.runtimes import stem
+
+Entry = TypeVar("Entry", bound=tuple[object, ...])
+
+_ONE_BY_ONE = 8  # up to this number are inserted so; more are sorted together with the existing ones
+_SHORT = 1_000  # inserting into a shorter list costs next to nothing
+
+
+class Ordered(Generic[Entry]):
+    """Entries in order. Entries added to a long list are sorted in at the next read, all of them at once.
+
+    So 100,000 entries in any order cost one sort, instead of moving a long list for each of them.
+    """
+
+    __slots__ = ("_entries", "_late")
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+        self._late: list[Entry] = []
+
+    def add(self, entry: Entry) -> None:
+        """Add an entry; free if it comes after all the others."""
+        entries = self._entries
+        if not self._late and (not entries or entries[-1] < entry):
+            entries.append(entry)
+        elif len(entries) <= _SHORT:
+            insort(entries, entry)
+        else:
+            self._late.append(entry)
+
+    def discard(self, entry: Entry) -> None:
+        """Remove an entry, if present."""
+        entries = self.entries
+        at = bisect_left(entries, entry)
+        if at < len(entries) and entries[at] == entry:
+            del entries[at]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all entries are in their places."""
+        return not self._late
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All of them, in order; for reading only. The list object never changes."""
+        self.settle()
+        return self._entries
+
+    def settle(self) -> None:
+        """Sort in the pending entries."""
+        late = self._late
+        if not late:
+            return
+        if len(late) < _ONE_BY_ONE:
+            for entry in late:
+                insort(self._entries, entry)
+        else:
+            self._entries.extend(late)
+            self._entries.sort()
+        late.clear()
+
 
 _NEVER = -(1 << 63)
 _FEW = 64  # shapes, or jobs that depend on others: more of them make a pass long

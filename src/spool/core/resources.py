@@ -16,8 +16,7 @@ from spool.core import reservations as reserved
 from spool.core.gpus import NONE_NAMED, GpuSlot, GpuSlots, Kind
 from spool.core.model import Grant, Machine, Policy, Pool, Request, Reservation, Running, Waiting
 from spool.core.names import engine_title
-from spool.core.pools import why_never
-from spool.core.quotas import Quotas, SharedLimits
+from spool.core.quotas import Quotas, SharedLimits, why_never
 from spool.core.reasons import Reason, count_of
 from spool.core.runs import Runs, pending_unit
 from spool.core.units import show_size

@@ -14,7 +14,7 @@ from heapq import merge
 from msgspec.structs import replace
 
 from spool.core.model import Running, Spec
-from spool.core.ordered import Ordered
+from spool.core.queue import Ordered
 from spool.core.quotas import Counts, Lowest
 from spool.core.runtimes import Expected, RunTimes
 

@@ -28,7 +28,7 @@ from spool.core.lifecycle import (
 )
 from spool.core.model import Jid, State, StopKind
 from spool.core.phases import Ended, TakenBack, Unstartable, Void
-from spool.dispatcher.timers import Clock
+from spool.dispatcher.wakeup import Clock
 from spool.executors import RunHandle
 from spool.formats.freetext import peak_in
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, REFUSED

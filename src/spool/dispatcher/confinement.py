@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from spool.core.errors import SpoolError, cannot
 from spool.core.model import SECOND_NS
-from spool.dispatcher.timers import Timer
+from spool.dispatcher.wakeup import Timer
 from spool.store.disk import SpoolTrouble, remedy_for
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,16 @@ class Confinement:
         *partly*: the work is not complete after this block, so its trouble lasts until :meth:`done`.
         """
         return Piece(self, thing, verb, partly=partly)
+
+    def attempt(
+        self, thing: Thing, verb: str, action: Callable[..., object], *about: object, partly: bool = False
+    ) -> bool:
+        """Do a piece of work, unless it failed a moment ago; return whether it succeeded."""
+        if self.pauses(thing, verb):
+            return False
+        with self.of(thing, verb, partly=partly) as piece:
+            action(*about)
+        return not piece.failed
 
     def spool(self, verb: str, what: str = "the spool") -> Piece:
         """Return the boundary around work for the spool as a whole; its trouble delays all starts."""

@@ -1,20 +1,30 @@
-"""The shared objects of the dispatcher's components: the spool, its state, and the places for facts."""
+"""The shared objects of the dispatcher's components: the spool, its state, the work queues, and the journal.
+
+The journal is the dispatcher's memory on the disk: state that no job file has (places in the queue, runs that began and
+are not over). A line reaches `.journal` only after the events recorded before it are in `events.jsonl`, so that
+listeners receive the event of a step before the next dispatcher considers it done.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct, field
 
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.events import EventRecorder
-from spool.dispatcher.journal import Journal
 from spool.dispatcher.leases import LeaseGate
-from spool.dispatcher.timers import Clock, Timers
+from spool.dispatcher.wakeup import Clock, Timers
 from spool.executors import Executors
-from spool.state.table import SchedulerState
+from spool.formats import journal
+from spool.formats.config import Config
+from spool.formats.journal import Line
+from spool.state.run import ActiveRun, StopOrdered
+from spool.state.table import JobEntry, SchedulerState
 from spool.store.config import Settings
+from spool.store.disk import SpoolTrouble
 from spool.store.locked_spool import LockedSpool
+from spool.store.logs import Logs
 
 
 class Context(Struct, frozen=True):
@@ -31,6 +41,18 @@ class Context(Struct, frozen=True):
     timers: Timers
     gate: LeaseGate
     clock: Clock  # the wall clock, nanoseconds since the epoch
+
+
+class Component:
+    """A part of the dispatcher, with the shared objects at hand."""
+
+    def __init__(self, context: Context) -> None:
+        """Take them from *context*."""
+        self._context = context
+        self._spool, self._settings, self._state = context.spool, context.settings, context.state
+        self._executors, self._changes, self._clock = context.executors, context.changes, context.clock
+        self._journal, self._events, self._gate = context.journal, context.events, context.gate
+        self._confinement = context.confinement
 
 
 class WorkQueue:
@@ -66,3 +88,74 @@ class Changes(Struct, frozen=True):
     suspensions: WorkQueue = field(default_factory=WorkQueue)  # names whose runs may have to be suspended, or continued
     leftovers: WorkQueue = field(default_factory=WorkQueue)  # names whose runs' commands may have left processes behind
     arrays: WorkQueue = field(default_factory=WorkQueue)  # arrays in progress whose file may have changed
+
+
+class Journal:
+    """Gathers lines and writes them. Failures raise SpoolTrouble, and the lines stay noted."""
+
+    def __init__(self, logs: Logs, write_events: Callable[[], None]) -> None:
+        """*write_events* writes the recorded events, and is called before every line."""
+        self.logs = logs
+        self._write_events = write_events
+        self.lines: list[Line] = []  # noted, and not written yet
+
+    def note(self, *lines: Line) -> None:
+        """Add *lines* for the next :meth:`commit`, after those noted before."""
+        self.lines += lines
+
+    def note_place(self, job: JobEntry) -> None:
+        """Note the place of a job in the queue, and its clock, if it has one."""
+        if job.wait is not None:
+            self.note(job.wait.line(job.name))
+
+    def commit(self) -> None:
+        """Write all recorded events and noted lines. Call it before every step that follows from them."""
+        self._write_events()
+        if self.lines:
+            self.logs.remember(self.lines)
+            self.lines = []
+
+    def write(self, lines: Iterable[Line]) -> None:
+        """Write these *lines* at once, before the noted ones."""
+        self._write_events()
+        self.logs.remember(lines)
+
+    def configuration_changed(self, config: Config) -> None:
+        """Apply the sync policy of *config* from now on."""
+        self.logs.keep_strict(strict=config.durability == "strict")
+
+    def check(self) -> None:
+        """Raise SpoolTrouble if the last grouped sync failed."""
+        if (problem := self.logs.problem) is not None:
+            raise SpoolTrouble(problem.errno, problem.strerror, problem.filename) from problem
+
+    def compact(self, lines: list[Line]) -> None:
+        """Replace its whole content, and all noted lines, by *lines*."""
+        self.logs.compact(lines)
+        self.lines = []
+
+
+def all_lines(state: SchedulerState, boot_id: str) -> list[Line]:
+    """Return the lines from which `recall` restores the part of *state* in no file; *boot_id* is this boot's."""
+    lines: list[Line] = []
+    for live in state.live.values():
+        boot = (live.origin.boot_id if live.origin is not None else None) or boot_id
+        lines.append(
+            journal.Started(live.name, live.run, boot, live.inode, live.wait.arrived_at_ns, live.started_at_ns)
+        )
+        if isinstance(live.order, StopOrdered) and not live.order.recorded:
+            lines.append(stopping_line(live))
+    for array in state.arrays.values():
+        at_ns = array.expanded_at_ns
+        lines.append(journal.Started(array.name, array.run, boot_id, array.inode, array.arrived_at_ns, at_ns))
+    # After the starts: a job that was moved out of running/ waits while its run is being stopped.
+    lines += [job.wait.line(job.name) for job in state.jobs.values() if job.wait is not None]
+    lines += [added for name, added in state.added.items() if name in state.jobs]
+    return lines
+
+
+def stopping_line(live: ActiveRun) -> Line:
+    """Return the journal's line for a run being stopped, which replaces its record."""
+    stop = live.stop
+    assert stop is not None
+    return journal.Stopping(live.name, live.run, stop.kind.value, stop.by, stop.at_ns, stop.reason)

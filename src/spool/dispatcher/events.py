@@ -18,13 +18,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core.errors import NO_ROOM
-from spool.core.eventnames import EventName
-from spool.core.events import Event
+from spool.core.events import Event, EventName
 from spool.core.model import Grant, Reservation, Result, Spec, Stop
 from spool.core.units import show_size
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.listener_client import ListenerClient
-from spool.dispatcher.timers import Timers
+from spool.dispatcher.wakeup import Timers
 from spool.formats.capabilities import capabilities
 from spool.formats.events import render_event
 from spool.formats.listener_protocol import Ready, Reply

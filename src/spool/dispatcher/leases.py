@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from spool.core.model import SECOND_NS, Machine
 from spool.core.scheduler import Plan, Start
-from spool.dispatcher.timers import Timer, Timers
-from spool.dispatcher.wakeup import Wakeup
+from spool.dispatcher.wakeup import Timer, Timers, Wakeup
 from spool.formats.capabilities import only
 from spool.formats.state import SharedView
 from spool.machine import shared

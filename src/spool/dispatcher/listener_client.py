@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec import Struct
 
 from spool.client.autostart import environment
-from spool.core.eventnames import EventName
-from spool.core.events import Answer, Event
+from spool.core.events import Answer, Event, EventName
 from spool.core.model import SECOND_NS
 from spool.formats.listener_protocol import (
     AT_ONCE,

@@ -23,12 +23,11 @@ from spool.core.scheduler import Ending, Plan, Start
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.confinement import Confinement, Piece, Thing
-from spool.dispatcher.context import Changes, Context
+from spool.dispatcher.context import Changes, Context, Journal, all_lines
 from spool.dispatcher.events import EventRecorder
 from spool.dispatcher.filemoves import FileMoves
 from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.inotify import DirectoryWatcher
-from spool.dispatcher.journal import Journal, all_lines
 from spool.dispatcher.launcher import Launcher, is_on_its_way
 from spool.dispatcher.leases import LeaseGate
 from spool.dispatcher.limits import GpuUseRecorder, LimitEnforcer
@@ -42,8 +41,7 @@ from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.steps import ContributedSteps
 from spool.dispatcher.supervisor import Supervisor
 from spool.dispatcher.terminator import Halt, Preempter, StopOrders, Suspender, Terminator
-from spool.dispatcher.timers import Part, Timers
-from spool.dispatcher.wakeup import Wakeup
+from spool.dispatcher.wakeup import Part, Timers, Wakeup
 from spool.executors import Executors
 from spool.executors.local import LocalProcesses
 from spool.formats import wrapper
@@ -527,17 +525,15 @@ class Dispatcher:
 
     def _end(self, ending: Ending, now: int) -> bool:
         """End a job that will never start; return whether that succeeded, else the next plan repeats it."""
-        thing = Thing.of_job(ending.name)
         job = self.state.jobs.get(ending.name)
         if job is None or job.live is not None or (job.queued is None and job.held is None):
             return True
-        if self.confinement.pauses(thing, _END):
-            return False
-        with self.confinement.of(thing, _END) as piece:
-            place = QUEUED if job.queued is not None else HELD
-            self.finalizer.end_unstarted(job, place, ending.outcome, str(ending.reason), now)
+        place, end = QUEUED if job.queued is not None else HELD, self.finalizer.end_unstarted
+        about = job, place, ending.outcome, str(ending.reason), now
+        done = self.confinement.attempt(Thing.of_job(ending.name), _END, end, *about)
+        if done:
             log.info("job %s: %s (%s)", ending.name, ending.outcome, ending.reason)
-        return not piece.failed
+        return done
 
     def _start(self, wanted: list[Start], now: int) -> int | None:
         """Start jobs without open reviews; return how many are on their way, None if nothing was tried."""

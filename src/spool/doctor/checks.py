@@ -45,8 +45,7 @@ from spool.machine.host import (
 from spool.machine.marks import MachineProber
 from spool.query import ignored
 from spool.query.jobs import JobLister
-from spool.query.last_view import STALE_NS
-from spool.query.rows import in_words
+from spool.query.rows import STALE_NS, in_words
 from spool.query.snapshot import machine_now
 from spool.store.disk import Disk, is_yet_to_be_made, owner_of, remedy_for, status_of
 from spool.store.glance import read_config

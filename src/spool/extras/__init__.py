@@ -154,7 +154,7 @@ TABLE = (
             )
         },
         completions={"panels": "spool.extras.plot.pictures:panels"},
-        charts="spool.extras.plot:charts",
+        charts="spool.extras.plot:pictures",
     ),
     Capability(
         "simulate",

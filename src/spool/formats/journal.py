@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from spool.core import layout
-from spool.core.model import Stop, StopKind
+from spool.core.model import JobDefaults, Stop, StopKind
+from spool.formats import jobfile
 
 
 class Waits(msgspec.Struct, frozen=True, array_like=True, tag="waits", gc=False):
@@ -123,6 +124,13 @@ class Memory(msgspec.Struct):
     stopping: dict[tuple[str, int], Stop] = msgspec.field(default_factory=dict)  # where no record says so
     added: dict[str, Added] = msgspec.field(default_factory=dict)
     told: set[str] = msgspec.field(default_factory=set)  # facts that listeners were told of, and that still hold
+
+    def completed(self, name: str, version: tuple[int, int, int], defaults: JobDefaults) -> JobDefaults:
+        """Return *defaults* with what plugins added to that version of the file of a job (see :meth:`Added.is_for`)."""
+        added = self.added.get(name)
+        if added is None or not added.keys or not added.is_for(version):
+            return defaults
+        return jobfile.with_added(defaults, added.keys)
 
     def newest(self, name: str) -> Started | None:
         """Return the newest run of a job that was started and is not over; None if there is none."""

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Protocol, runtime_checkable
 
-from spool.core.eventnames import EventName
-from spool.core.events import Answer, Event
+from spool.core.events import Answer, Event, EventName
 
 Begin = Callable[[int], None]
 """Called before each step of a review, with the step's time limit in nanoseconds."""

@@ -17,7 +17,7 @@ from functools import cache
 from msgspec import Struct, field
 
 from spool.core import layout
-from spool.core.eventnames import EventName
+from spool.core.events import EventName
 from spool.core.layout import CURSORS, Layout
 from spool.formats.capabilities import contributed, is_offered
 from spool.formats.config import Config

@@ -21,8 +21,7 @@ from contextlib import contextmanager, suppress
 from msgspec import Struct
 
 from spool.core.errors import InvalidValue
-from spool.core.eventnames import EventName
-from spool.core.events import Answer, Event
+from spool.core.events import Answer, Event, EventName
 from spool.core.model import SECOND_NS, Jid
 from spool.core.units import whole_words
 from spool.formats.config import Config

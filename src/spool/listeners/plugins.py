@@ -25,8 +25,7 @@ from typing import Any
 
 import pluggy
 
-from spool.core.eventnames import EventName
-from spool.core.events import Answer, Event
+from spool.core.events import Answer, Event, EventName
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
 from spool.formats.listener_protocol import plain_keys

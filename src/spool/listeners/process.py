@@ -28,8 +28,7 @@ from contextlib import suppress
 
 from spool.core import layout
 from spool.core.errors import InvalidConfig
-from spool.core.eventnames import EventName
-from spool.core.events import Answer
+from spool.core.events import Answer, EventName
 from spool.core.layout import Layout
 from spool.core.model import SECOND_NS
 from spool.formats import capabilities, config

@@ -158,7 +158,7 @@ class Job:
 
     def _repr_html_(self) -> str:
         """Return the job as a table for a notebook; an array with its tasks."""
-        from spool.query.tabular import html  # imported here, because only notebooks need it
+        from spool.query.rows import html  # imported here, because only notebooks need it
         from spool.query.tasks import tasks_of
 
         try:

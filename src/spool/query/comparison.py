@@ -12,13 +12,13 @@ from spool.core.arrays import Tasks
 from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, summary
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
 from spool.core.lifecycle import Verdict, shown
-from spool.core.model import Jid, Result, Spec, State
+from spool.core.model import FIRST_BYTES, Jid, Result, Spec, State
 from spool.core.names import LOCAL_EXECUTORS
 from spool.formats.run_records import ArrayRecord
 from spool.machine import processes
 from spool.machine.marks import MachineProber
 from spool.query.jobs import JobLister
-from spool.query.sizes import as_auto
+from spool.query.snapshot import next_request
 from spool.store.spool import Spool
 
 
@@ -85,7 +85,7 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
     if isinstance(result, InvalidRecord):
         raise result
     if result is not None:
-        return replace(_of_result(result, spec, runs), auto=as_auto(spool, result) if run == max(runs) else "")
+        return replace(_of_result(result, spec, runs), auto=_as_auto(spool, result) if run == max(runs) else "")
     grant, proof, began_ns, now_ns = files.grant, files.proof, files.began_ns, time.time_ns()
     if grant is None or proof.verdict is Verdict.VOID:
         raise NoSuchJob(cannot("compare", f"run {run} of job {name}", "it never started"))
@@ -108,6 +108,19 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
         run_time_ns=max(0, now_ns - began_ns - files.suspension.total_ns(now_ns)),
     )
     return RunEfficiency(used, efficiency(used), runs, processes.pss_bytes(family) or None)
+
+
+def _as_auto(spool: Spool, result: Result) -> str:
+    """Return what the next run of a job would request with `memory = "auto"`, after *result*, its newest.
+
+    "" if no run has shown that.
+    """
+    request = result.request
+    if not request.memory_auto:
+        request = replace(request, memory_bytes=FIRST_BYTES, memory_auto=True)
+    spec = Spec("true", request=request, executor=result.executor, project=result.project)
+    found = next_request(spool, result.job, result.user or "", spec)
+    return "" if found is None or not found.learnt else found.why
 
 
 def _of_tasks(spool: Spool, array: ArrayRecord) -> Summary:

@@ -20,7 +20,6 @@ from spool.core.model import NOT_SUSPENDED, Grant, JobDefaults, Result, Sized, S
 from spool.core.runtimes import Expected
 from spool.formats import jobfile
 from spool.formats.capabilities import contributed
-from spool.query.added import AddedKeys
 from spool.query.jobs import JobLister, with_parameters
 from spool.query.outlook import with_outlook
 from spool.query.parameters import with_metrics
@@ -89,6 +88,7 @@ class JobDetails(Struct, frozen=True):
     problem: str | None
     runs: tuple[RunDetails, ...]
     dispatcher: bool
+    at_ns: int
     others: tuple[OtherFile, ...] = ()
     expected_run_ns: int | None = None  # None: it has ended, or is an array
     expected: str = ""  # … in words, with its source
@@ -142,6 +142,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         problem=spool.problem_text(name),
         runs=shown,
         dispatcher=lister.dispatcher,
+        at_ns=lister.at_ns,
         others=tuple(_other(spool, row) for row in found[1:]),
         expected_run_ns=expected.ns if expected is not None else None,
         expected=expected.words(name, found[0].user or "") if expected is not None else "",
@@ -184,7 +185,7 @@ def _waiting_defaults(spool: Spool, row: JobRow) -> JobDefaults:
     defaults = Settings(spool).config.defaults
     with suppress(OSError):
         status = os.stat(spool.layout.job_file(row.place or layout.QUEUED, row.name))
-        return AddedKeys(spool).to(row.name, status, defaults)
+        return JobLister(spool).completed(row.name, status, defaults)
     return defaults
 
 
@@ -209,7 +210,7 @@ def _sized(spool: Spool, row: JobRow) -> Sized | None:
     spec = spool.job_spec(row.place, row.name, _waiting_defaults(spool, row))
     if spec is None or not spec.is_sized:
         return None
-    from spool.query.sizes import next_request  # few jobs need it
+    from spool.query.snapshot import next_request  # few jobs need it
 
     return next_request(spool, row.name, row.user or "", spec)
 

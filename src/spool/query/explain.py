@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.client.output import last_words_of
 from spool.core.arrays import array_of
 from spool.core.forecast import StartForecast, forecast
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
@@ -20,12 +19,13 @@ from spool.core.priority import OrderFactors
 from spool.core.queue import ShapeKey, shape_key
 from spool.core.scheduler import Ending, Plan
 from spool.formats.capabilities import capabilities
-from spool.query.details import FAILURES, job_details
 from spool.query.jobs import JobLister
 from spool.query.rows import JobRow, in_words
-from spool.query.shared import MachineSharing
-from spool.query.snapshot import IN_EDITOR, Snapshot, snapshot
+from spool.query.snapshot import Snapshot, snapshot
 from spool.store.spool import Spool
+
+if TYPE_CHECKING:
+    from spool.query.details import JobDetails  # most explanations are of jobs that wait
 
 _KEPT = frozenset({"held", "hook", "machine"})
 # Prefixes of the dispatcher's reasons for what waits for an answer, or got a no, and the code of each.
@@ -42,27 +42,33 @@ class PendingReason(Struct, frozen=True):
     text: str
 
 
+class Standing(Struct, frozen=True):
+    """Where a waiting job stands in the order."""
+
+    ahead: int = 0  # waiting jobs that are considered before this one
+    score: float | None = None
+    words: str = ""  # its score, and the numbers behind it
+    behind: str | None = None  # the first in the order, if that is another job
+    behind_score: float | None = None
+    behind_why: str = ""  # why that is first, in words
+
+
 class Explanation(Struct, frozen=True):
     """Why a job waits, what it does, or how it ended. A waiting one without reasons starts in the next pass."""
 
     name: str
     place: str
-    beside: tuple[str, ...]  # the places of other files of the name
-    reasons: tuple[PendingReason, ...]
-    start_at_ns: int | None  # if every run ends when expected; None: unknown
-    must_end: tuple[str, ...]  # runs that must end first
-    start_is_guess: bool  # the start rests on a guessed run time
-    expected_run_ns: int | None  # None: the job is an array, or cannot be read
-    expected: str  # … in words, with its source
-    score: float | None
-    standing: str  # its score, and the numbers behind it
-    behind: str | None  # the first in the order, if that is another job
-    behind_score: float | None
-    behind_why: str  # why that is first, in words
-    ahead: int  # waiting jobs that are considered before this one
     dispatcher: bool
-    last_said: str  # the reason in `state.json`
     at_ns: int
+    reasons: tuple[PendingReason, ...] = ()
+    beside: tuple[str, ...] = ()  # the places of other files of the name
+    start_at_ns: int | None = None  # if every run ends when expected; None: unknown
+    must_end: tuple[str, ...] = ()  # runs that must end first
+    start_is_guess: bool = False  # the start rests on a guessed run time
+    expected_run_ns: int | None = None  # None: the job is an array, or cannot be read
+    expected: str = ""  # … in words, with its source
+    order: Standing = Standing()
+    last_said: str = ""  # the reason in `state.json`
     engine: str | None = None  # the engine that it is for, which alone decides its start
     engine_id: str | None = None  # the job's id there; None: as far as is known it is not there yet
     starts_after: tuple[str, ...] = ()  # waiting jobs that go first, and whose end lets it start
@@ -88,46 +94,33 @@ class Explanation(Struct, frozen=True):
 def why(spool: Spool, name: str) -> Explanation:
     """Return why job *name* waits, what it does, or how it ended. Raises NoSuchJob."""
     places = spool.places(name)
-    if QUEUED not in places and HELD not in places and (submitted := _elsewhere(spool, name, places)) is not None:
-        return submitted
-    lister = JobLister(spool)
+    if QUEUED not in places and HELD not in places:
+        if places or spool.runs(name):
+            return _begun(spool, name)
+        if not spool.places(array_of(name)):  # nor is it a task that waits to be issued
+            raise spool.no_such_job("find", f"job {name}", name)
     seen = snapshot(spool, with_tasks=True)
-    view = lister.state.jobs.get(name) if lister.state is not None else None
-    said = in_words(view.reason, seen.now_ns) if view is not None else ""
     job = seen.view.queue.get(name) or seen.view.held.get(name)
     if job is None and not places:
         raise spool.no_such_job("find", f"job {name}", name)
-    if job is None:
-        reasons: tuple[PendingReason, ...] = (_unplanned(seen, name, places),)
-    else:
-        reasons = _by_hooks(spool, name, said)
-        noes = (PendingReason(no.code, in_words(no.text, seen.now_ns)) for no in seen.plan.all_reasons(name))
-        reasons += tuple(no for no in noes if not reasons or no.code != "held")
-        reasons = reasons or _by_machine(seen.shared, said)
+    reasons = _reasons(spool, seen, name) if job is not None else (_unplanned(seen, name, places),)
     kept = any(reason.code in _KEPT for reason in reasons)  # until a user or the arbiter acts: no time can be given
     found = StartForecast() if kept else _forecast(seen, (name,)).get(name, StartForecast())
-    place = _place(_that_can_start(seen.plan), job)
     room_of, room_is_made = _room_of(seen, name)
     run_time = seen.view.past.run_times.of_job(job) if job is not None and not job.spec.is_array else None
     return Explanation(
         name=name,
         place=HELD if HELD in places and QUEUED not in places else QUEUED,
-        beside=tuple(other for other in (RUNNING, HELD) if other in places and QUEUED in places)
-        or ((RUNNING,) if RUNNING in places else ()),
+        beside=tuple(other for other in (RUNNING, HELD) if other in places and (QUEUED in places or other == RUNNING)),
         reasons=reasons,
         start_at_ns=found.at_ns,
         must_end=found.must_end,
         start_is_guess=found.guessed,
         expected_run_ns=run_time.ns if run_time is not None else None,
         expected=run_time.words(name, job.user) if run_time is not None and job is not None else "",
-        score=place.score,
-        standing=place.standing,
-        behind=place.behind,
-        behind_score=place.behind_score,
-        behind_why=place.behind_why,
-        ahead=place.ahead,
-        dispatcher=lister.dispatcher,
-        last_said=said,
+        order=_standing(_that_can_start(seen.plan), job),
+        dispatcher=seen.dispatcher,
+        last_said=seen.last_word(name),
         at_ns=seen.now_ns,
         starts_after=found.starts_after,
         if_finished=found.if_finished,
@@ -139,17 +132,6 @@ def why(spool: Spool, name: str) -> Explanation:
         preempted_for=job.yields_to if job is not None else None,
         requests=job.sized.why if job is not None and job.sized is not None else "",
     )
-
-
-class _Standing(NamedTuple):
-    """Those fields of `Explanation` that say where a job stands in the order."""
-
-    ahead: int = 0
-    score: float | None = None
-    standing: str = ""
-    behind: str | None = None
-    behind_score: float | None = None
-    behind_why: str = ""
 
 
 def _that_can_start(plan: Plan) -> list[tuple[Waiting, OrderFactors]]:
@@ -165,35 +147,19 @@ def _that_can_start(plan: Plan) -> list[tuple[Waiting, OrderFactors]]:
     return found
 
 
-def _place(order: Sequence[tuple[Waiting, OrderFactors]], job: Waiting | None) -> _Standing:
+def _standing(order: Sequence[tuple[Waiting, OrderFactors]], job: Waiting | None) -> Standing:
     """Return where *job* stands in *order*."""
-    for ahead, (other, standing) in enumerate(order):
+    for ahead, (other, own) in enumerate(order):
         if other is job:
             first, theirs = order[0]
             if not ahead:
-                return _Standing(0, standing.score, standing.words())
-            at = ahead, standing.score
+                return Standing(0, own.score, own.words())
             if first.spec.priority != other.spec.priority:
-                return _Standing(*at, standing.words(), first.name, theirs.score, f"priority {first.spec.priority}")
-            words, why_behind = standing.words(theirs.score), standing.words_behind(theirs)
-            return _Standing(*at, words, first.name, theirs.score, why_behind)
-    return _Standing()
-
-
-def _elsewhere(spool: Spool, name: str, places: Collection[str]) -> Explanation | None:
-    """Return what a job does, or how it has ended; None for a task that its array has not issued yet.
-
-    Raises NoSuchJob.
-    """
-    lister = JobLister(spool)
-    row = lister.row(name)
-    if row is not None and row.place == RUNNING:
-        return _submitted(spool, lister, row) or _started(spool, name)
-    if DONE in places or spool.runs(name):
-        return _ended(spool, name)
-    if not spool.places(array_of(name)):  # nor is it a task that waits to be issued
-        raise spool.no_such_job("find", f"job {name}", name)
-    return None
+                words, why_behind = own.words(), f"priority {first.spec.priority}"
+            else:
+                words, why_behind = own.words(theirs.score), own.words_behind(theirs)
+            return Standing(ahead, own.score, words, first.name, theirs.score, why_behind)
+    return Standing()
 
 
 def _room_of(seen: Snapshot, name: str) -> tuple[str | None, bool]:
@@ -221,26 +187,25 @@ def _forecast(seen: Snapshot, names: Collection[str] | None = None) -> Mapping[s
     }
 
 
-def _submitted(spool: Spool, lister: JobLister, row: JobRow) -> Explanation | None:
-    """Return why a job waits on its engine, which alone decides its start; None if it does not wait there."""
-    if row.state is not State.SUBMITTED or row.run is None:
-        return None
-    grant, known = spool.grant(row.name, row.run), spool.engine(row.name, row.run)
-    return replace(
-        _without_a_plan(lister, row.name, RUNNING, (PendingReason("submitted", row.reason),)),
-        last_said=row.reason,
-        engine=grant.executor if grant is not None else None,
-        engine_id=known[2] if known is not None else None,
-    )
+def _begun(spool: Spool, name: str) -> Explanation:
+    """Return what a job does, or how it ended. Raises NoSuchJob if it is gone."""
+    from spool.query.details import job_details  # most explanations are of jobs that wait
 
-
-def _started(spool: Spool, name: str) -> Explanation:
-    """Return what a started job does. Raises NoSuchJob if it is gone."""
     found = job_details(spool, name)
     row, last = found.row, found.runs[-1] if found.runs else None
-    if row.state.ended:
-        return _ended(spool, name)
-    answer = replace(_without_a_plan(JobLister(spool), name, RUNNING, ()), doing=_what_it_does(spool, name))
+    answer = Explanation(name, row.place or RUNNING, found.dispatcher, found.at_ns)
+    if row.state.ended or row.place != RUNNING:
+        return _ended(spool, found, answer)
+    if row.state is State.SUBMITTED and last is not None:  # its engine alone decides its start
+        executor = last.record.executor
+        return replace(
+            answer,
+            reasons=(PendingReason("submitted", row.reason),),
+            last_said=row.reason,
+            engine=executor,
+            engine_id=last.engine_id,
+        )
+    answer = replace(answer, doing=_what_it_does(spool, row))
     spec = spool.spec(name, last.record.run) if last is not None else None
     if last is None or spec is None or row.array:
         return replace(answer, doing=f"{answer.doing}: {row.reason}") if row.array and row.reason else answer
@@ -255,19 +220,30 @@ def _started(spool: Spool, name: str) -> Explanation:
     )
 
 
-def _ended(spool: Spool, name: str) -> Explanation:
-    """Return how a job ended, and the last lines of its output, or its first task's, that failed. Raises NoSuchJob."""
-    found = job_details(spool, name)
-    row, lister = found.row, JobLister(spool)
-    last = found.runs[-1] if found.runs else None
+def _what_it_does(spool: Spool, row: JobRow) -> str:
+    """Return the state of a started job."""
+    if row.state is State.STOPPING:
+        return f"it is being stopped ({row.reason})" if row.reason else "it is being stopped"
+    if row.suspended_at_ns is not None:
+        remedy = f"; `spool continue {row.name}` resumes it" if spool.suspend_order(row.name) is not None else ""
+        return f"it is {row.reason}{remedy}"
+    kept = spool.cancel_denial(row.name, row.run) if row.run is not None else ""
+    return f"it is running and was not cancelled: {kept}" if kept else "it is running"
+
+
+def _ended(spool: Spool, found: JobDetails, answer: Explanation) -> Explanation:
+    """Return how a job ended, and the last lines of its output, or its first task's, that failed."""
+    from spool.client.output import last_words_of  # needed for this alone
+    from spool.query.details import FAILURES
+
+    row, last = found.row, found.runs[-1] if found.runs else None
     outcome = row.state if row.state.ended or last is None or last.state is None else last.state
-    reasons = (PendingReason(outcome, row.reason),) if row.reason else ()
-    ended = _without_a_plan(lister, name, DONE, reasons)
+    lines, whose = found.last_lines, None
     failed = next((task for task in found.tasks if task.state in FAILURES), None)
     if failed is not None and failed.run is not None:
-        lines = last_words_of(spool, failed.name, failed.run)
-        return replace(ended, outcome=outcome.value, last_lines=lines, last_lines_of=failed.name)
-    return replace(ended, outcome=outcome.value, last_lines=found.last_lines)
+        lines, whose = last_words_of(spool, failed.name, failed.run), failed.name
+    reasons = (PendingReason(outcome, row.reason),) if row.reason else ()
+    return replace(answer, place=DONE, reasons=reasons, outcome=outcome.value, last_lines=lines, last_lines_of=whose)
 
 
 def _unplanned(seen: Snapshot, name: str, places: Collection[str]) -> PendingReason:
@@ -276,48 +252,31 @@ def _unplanned(seen: Snapshot, name: str, places: Collection[str]) -> PendingRea
     if name not in seen.table.arrays and name not in seen.table.array_files:
         job = seen.table.jobs.get(name)
         file = (job.queued or job.held) if job is not None else None
-        is_wrong = file is not None and file.spec is None and file.problem != IN_EDITOR
-        return PendingReason("invalid" if is_wrong else "unread", why)
+        return PendingReason("invalid" if file is not None and file.invalid else "unread", why)
     if QUEUED not in places:
         return PendingReason("held", "held")
     return PendingReason("paused", "spool paused") if seen.view.paused else PendingReason("tasks", why)
 
 
-def _without_a_plan(lister: JobLister, name: str, place: str, reasons: tuple[PendingReason, ...]) -> Explanation:
-    """Return the explanation of a job that no plan of this spool has."""
-    return Explanation(
-        name=name,
-        place=place,
-        beside=(),
-        reasons=reasons,
-        start_at_ns=None,
-        must_end=(),
-        start_is_guess=False,
-        expected_run_ns=None,
-        expected="",
-        score=None,
-        standing="",
-        behind=None,
-        behind_score=None,
-        behind_why="",
-        ahead=0,
-        dispatcher=lister.dispatcher,
-        last_said="",
-        at_ns=lister.at_ns,
-    )
+def _reasons(spool: Spool, seen: Snapshot, name: str) -> tuple[PendingReason, ...]:
+    """Return why a job waits: the answers and vetoes that only the dispatcher and the files know, then the plan."""
+    said = seen.last_word(name)
+    try:
+        held = spool.hold_reason(name, os.stat(spool.layout.job_file(HELD, name)).st_mtime_ns)
+    except OSError:
+        held = ""
+    code, text = ("held", f"held: {held}") if held else (_code_of(said), said)
+    reasons = [PendingReason(code, text)] if code is not None else []
+    noes = (no for no in seen.plan.all_reasons(name) if code is None or no.code != "held")
+    reasons += [PendingReason(no.code, in_words(no.text, seen.now_ns)) for no in noes]
+    if not reasons and seen.shared is not None and said.startswith(_MACHINE):
+        reasons.append(PendingReason("machine", said))
+    return tuple(reasons)
 
 
-def _what_it_does(spool: Spool, name: str) -> str:
-    """Return the state of a started job, as in the list of jobs."""
-    row = JobLister(spool).row(name)
-    if row is not None and row.state is State.STOPPING:
-        return f"it is being stopped ({row.reason})" if row.reason else "it is being stopped"
-    if row is not None and row.suspended_at_ns is not None:
-        remedy = f"; `spool continue {name}` resumes it" if spool.suspend_order(name) is not None else ""
-        return f"it is {row.reason}{remedy}"
-    run = spool.latest_run(name)
-    kept = spool.cancel_denial(name, run) if run is not None else ""
-    return f"it is running and was not cancelled: {kept}" if kept else "it is running"
+def _code_of(said: str) -> str | None:
+    """Return the code of a reason of the dispatcher that tells of a missing answer, or of a no; None for others."""
+    return next((code for prefix, code in _ANSWERS.items() if said.startswith(prefix)), None)
 
 
 def why_never_begun(spool: Spool, name: str, run: int | None = None) -> str:
@@ -342,28 +301,6 @@ def why_never_begun(spool: Spool, name: str, run: int | None = None) -> str:
     if said.startswith(row.state):
         return f"it has not run yet: {said}"
     return f"it has not run yet: {row.state}{f', {said}' if said else ''}"
-
-
-def _by_hooks(spool: Spool, name: str, said: str) -> tuple[PendingReason, ...]:
-    """Return the answers that a job waits for, and vetoes, which only the dispatcher and the files know."""
-    try:
-        held = spool.hold_reason(name, os.stat(spool.layout.job_file(HELD, name)).st_mtime_ns)
-    except OSError:
-        held = ""
-    if held:
-        return (PendingReason("held", f"held: {held}"),)
-    code = _code_of(said)
-    return (PendingReason(code, said),) if code is not None else ()
-
-
-def _code_of(said: str) -> str | None:
-    """Return the code of a reason of the dispatcher that tells of a missing answer, or of a no; None for others."""
-    return next((code for prefix, code in _ANSWERS.items() if said.startswith(prefix)), None)
-
-
-def _by_machine(shared: MachineSharing | None, said: str) -> tuple[PendingReason, ...]:
-    """Return why the arbiter of a shared machine lets a job wait that nothing in its spool keeps from starting."""
-    return (PendingReason("machine", said),) if shared is not None and said.startswith(_MACHINE) else ()
 
 
 class PlannedJob(Struct, frozen=True):
@@ -424,7 +361,7 @@ def preview(spool: Spool) -> Preview:
     would_start = {start.name for start in plan.starts}
     asked = {
         name: reason
-        for name, reason in _asked_about(spool, seen.now_ns).items()
+        for name, reason in _asked_about(seen).items()
         if name in would_start or not reason.startswith(_MACHINE)
     }
     grants = {start.name: start.grant for start in plan.starts if start.name not in asked}
@@ -457,7 +394,7 @@ def preview(spool: Spool) -> Preview:
         running=len(view.running),
         submitted=sum(run.submitted for run in view.running.values()),
         paused=view.paused,
-        dispatcher=spool.dispatcher_lives(),
+        dispatcher=seen.dispatcher,
         protected=plan.protected,
         protected_until_at_ns=protected.at_ns,
         protected_by_guess=protected.guessed,
@@ -467,9 +404,7 @@ def preview(spool: Spool) -> Preview:
     )
 
 
-def _asked_about(spool: Spool, now_ns: int) -> dict[str, str]:
+def _asked_about(seen: Snapshot) -> dict[str, str]:
     """Return the dispatcher's last words about the jobs whose start waits for hooks and plugins, or for a lease."""
-    state = JobLister(spool).state
-    jobs = state.jobs.items() if state is not None else ()
-    said = {name: in_words(view.reason, now_ns) for name, view in jobs}
+    said = {name: seen.last_word(name) for name in (seen.said.jobs if seen.said is not None else ())}
     return {name: why for name, why in said.items() if why.startswith((*_ANSWERS, _MACHINE))}

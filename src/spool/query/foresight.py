@@ -109,7 +109,7 @@ class _Seer:
         """Return the machine as the running dispatcher last saw it, None if its view lacks the requested kind."""
         if not dispatcher_lives(f"{self._root}/{LOCK}"):
             return None
-        from spool.query.last_view import machine_told
+        from spool.query.rows import machine_told
 
         told = machine_told(self._spool, self._now_ns)
         if told is None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from spool.core.errors import SpoolError
 from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS, State
-from spool.core.timeleft import ExpectedStart, TimeLeft, time_left
+from spool.core.runtimes import ExpectedStart, TimeLeft, time_left
 from spool.query.jobs import JobList
 from spool.query.rows import JobRow
 from spool.query.tasks import ArrayTasks

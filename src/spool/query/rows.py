@@ -1,19 +1,58 @@
-"""One job in a list of jobs, wherever it comes from: the dispatcher's view, its file or its result; and the orders."""
+"""The dispatcher's last view, `state.json`, and the row of a job in a list: from that view, its file or its result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from spool.core import reasons
-from spool.core.model import Result, Spec, State
+from spool.core import layout, reasons
+from spool.core.errors import SpoolError, cannot
+from spool.core.model import SECOND_NS, Result, Spec, State
 from spool.core.names import NaturalOrder, natural
 from spool.core.reasons import INSTANT
-from spool.core.timeleft import ExpectedStart, TimeLeft
-from spool.formats.state import JobView
+from spool.core.runtimes import ExpectedStart, TimeLeft
+from spool.core.units import show_duration, show_size
+from spool.formats.state import GpusTold, JobView, MachineView, StateView, parse_machine, parse_state
+from spool.store.spool import Spool
+
+STALE_NS = 35 * SECOND_NS  # three heartbeats and a little
+_MAX_STATE = 1 << 30
+_MOST = 200  # rows that a notebook shows
+_HEADS = ("name", "state", "parameters", "CPUs", "memory", "GPUs", "time", "reason")
+
+
+def last_view(spool: Spool, now_ns: int) -> tuple[StateView | None, int | None]:
+    """Return the view of a running dispatcher, and how long it has been silent, if too long."""
+    data, silent_ns = _last_words(spool, now_ns)
+    return (parse_state(data) if data else None), silent_ns
+
+
+def machine_told(spool: Spool, now_ns: int) -> MachineView | None:
+    """Return the machine in the running dispatcher's view; None without a dispatcher, or if it is silent."""
+    data, silent_ns = _last_words(spool, now_ns) if spool.dispatcher_lives() else (None, None)
+    return parse_machine(data) if data and silent_ns is None else None
+
+
+def gpus_told(spool: Spool, now_ns: int) -> GpusTold | None:
+    """Return the GPUs in the running dispatcher's view, so that all answers agree; None if it has none.
+
+    It has watched them, and may know facts that one look cannot show: that a GPU has fallen off, or the earlier users.
+    """
+    machine = machine_told(spool, now_ns)
+    return machine.told() if machine is not None else None
+
+
+def _last_words(spool: Spool, now_ns: int) -> tuple[bytes | None, int | None]:
+    try:
+        silent_ns = now_ns - os.stat(spool.layout.at(layout.STATE)).st_mtime_ns
+    except OSError:
+        return None, None
+    return spool.file(layout.STATE, _MAX_STATE), (silent_ns if silent_ns > STALE_NS else None)
 
 
 class JobRow(Struct):
@@ -190,10 +229,10 @@ def row_of_view(name: str, state: State, view: JobView, now_ns: int, place: str 
     return row
 
 
-def of_spec(spec: Spec | None) -> dict[str, Any] | None:
-    """Return a row's fields from the job file; None if that cannot be read."""
+def of_spec(spec: Spec | None) -> dict[str, Any]:
+    """Return a row's fields from the job file; none if that cannot be read."""
     if spec is None:
-        return None
+        return {}
     request = spec.request
     return {
         "priority": spec.priority,
@@ -205,3 +244,57 @@ def of_spec(spec: Spec | None) -> dict[str, Any] | None:
         "tags": spec.tags,
         "time_limit_ns": spec.time_limit_ns,
     }
+
+
+def html(rows: Sequence[JobRow], now_ns: int) -> str:
+    """Return a table in HTML, with everything escaped, of at most the last rows."""
+    shown = rows[-_MOST:]
+    cells = [_cells(row, now_ns) for row in shown]
+    kept = [at for at in range(len(_HEADS)) if at < 2 or any(line[at] for line in cells)]
+    head = "".join(f"<th>{_HEADS[at]}</th>" for at in kept)
+    body = "".join("<tr>" + "".join(f"<td>{escape(line[at])}</td>" for at in kept) + "</tr>" for line in cells)
+    more = f"<p>… and {len(rows) - len(shown)} before them</p>" if len(rows) > len(shown) else ""
+    return f"{more}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cells(row: JobRow, now_ns: int) -> tuple[str, ...]:
+    time_ns = row.time_ns(now_ns)
+    return (
+        row.name,
+        row.state.value.replace("_", " "),
+        ", ".join(f"{key}={value}" for key, value in row.parameters),
+        str(row.cpus or ""),
+        show_size(row.memory_bytes) if row.memory_bytes is not None else "",
+        str(row.gpus or ""),
+        show_duration(time_ns) if time_ns is not None else "",
+        row.reason,
+    )
+
+
+def dataframe(rows: Sequence[JobRow]) -> Any:
+    """Return a table of pandas, one row for each job. Raises SpoolError if there is no pandas."""
+    try:
+        import pandas
+    except ImportError:
+        why, remedy = "pandas is not installed", "`pip install pandas`, or use the rows"
+        raise SpoolError(cannot("make", "a table", why, remedy=remedy)) from None
+    keys = list(dict.fromkeys(key for row in rows for key in _tables(row)))
+    columns: dict[str, list[Any]] = {}
+    for row in rows:
+        values, tables = asdict(row), _tables(row)
+        for name in ("parameters", "metrics", "left", "start"):
+            del values[name]
+        values |= {name: getattr(row, name) for name in ("left_ns", "left_by", "start_at_ns", "start_is_guess")}
+        values |= {"state": row.state.value, "resources": dict(row.resources), "tags": list(row.tags)}
+        for key, value in (values | {key: tables.get(key) for key in keys}).items():
+            columns.setdefault(key, []).append(value)
+    found = pandas.DataFrame(columns)
+    for name in [name for name in columns if name.endswith("_at_ns")]:
+        instants = pandas.to_datetime(pandas.array(columns[name], dtype="Int64"), unit="ns", utc=True)
+        found[name] = instants
+    return found.rename(columns={name: name.removesuffix("_ns") for name in columns if name.endswith("_at_ns")})
+
+
+def _tables(row: JobRow) -> dict[str, str]:
+    found = {f"parameters.{key}": value for key, value in row.parameters}
+    return found | {f"metrics.{key}": value for key, value in row.metrics}

@@ -20,7 +20,8 @@ from spool.core.backfill import Holding
 from spool.core.errors import InvalidJob
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
-from spool.core.model import SECOND_NS, JobDefaults, Machine, Policy
+from spool.core.model import SECOND_NS, JobDefaults, Machine, Policy, Sized, Spec, Waiting
+from spool.core.names import engine_of
 from spool.core.phases import Outlived
 from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
@@ -30,15 +31,16 @@ from spool.formats.state import SharedView, StateView
 from spool.machine.gpus import LIMIT_NS
 from spool.machine.host import why_not_expanded
 from spool.machine.marks import MachineProber
-from spool.query.last_view import gpus_told, last_view
 from spool.query.reservations import read_reservations
+from spool.query.rows import gpus_told, in_words, last_view
 from spool.query.shared import MachineSharing, arbiter_view, shared_machine
 from spool.state.array import Array
 from spool.state.load import Loader, load_array
 from spool.state.outcomes import ArrayNames, OutcomeIndex
 from spool.state.past import past_of
 from spool.state.run import ActiveRun
-from spool.state.submission import INVALID, JobFileVersion, StartBackoff
+from spool.state.sizing import Sizing
+from spool.state.submission import JobFileVersion, StartBackoff
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor, as_if_alone, on_shared
 from spool.store.config import Settings
@@ -58,6 +60,7 @@ class Snapshot(Struct, frozen=True):
 
     `config_problem` says why the configuration cannot be used, `unpinned` what of it has no effect on the CPUs of runs.
     `shared` has the other users of a shared machine. The plan is made without them; `machine` is as it was seen.
+    `said` is the running dispatcher's last view, which may be old if it is silent.
     """
 
     view: View
@@ -70,6 +73,13 @@ class Snapshot(Struct, frozen=True):
     left_out: dict[str, str] = field(default_factory=dict)
     shared: MachineSharing | None = None
     unpinned: str | None = None
+    dispatcher: bool = False
+    said: StateView | None = None
+
+    def last_word(self, name: str) -> str:
+        """Return the dispatcher's last reason why a job waits, as it reads now; "" if there is none."""
+        job = self.said.jobs.get(name) if self.said is not None else None
+        return in_words(job.reason, self.now_ns) if job is not None else ""
 
 
 def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False, with_tasks: bool = False) -> Snapshot:
@@ -85,7 +95,9 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
         newest_result=spool.newest_result,
     )
     look = _Look(spool, table, settings, now_ns)
-    said = _said(spool, now_ns)
+    dispatcher = spool.dispatcher_lives()
+    last, silent_ns = last_view(spool, now_ns) if dispatcher else (None, None)
+    said = last if silent_ns is None else None
     table.executors.believe(said.executors if said is not None else {})
     look.arrays()
     look.runs()
@@ -119,7 +131,8 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     )
     plan = decide(view, now_ns, policy)
     unpinned = world.why_not_pinned(is_shared=shared is not None)
-    return Snapshot(view, machine, plan, policy, now_ns, table, settings.problem, left_out, shared, unpinned)
+    found = Snapshot(view, machine, plan, policy, now_ns, table, settings.problem, left_out, shared, unpinned)
+    return replace(found, dispatcher=dispatcher, said=last)
 
 
 class _ForeseenNames(ArrayNames):
@@ -202,13 +215,6 @@ class _Look:
             live.see(Outlived(files.left.at_ns if files.left is not None else None))
         return live
 
-    def _defaults(self, name: str, seen: FileText) -> JobDefaults:
-        """Return the defaults of a job, with what plugins added to this version of its file."""
-        added, defaults = self._memory.added.get(name), self._settings.config.defaults
-        if added is None or not added.is_for((seen.inode, seen.mtime_ns, seen.size)) or not added.keys:
-            return defaults
-        return jobfile.with_added(defaults, added.keys)
-
     def files(self) -> dict[str, str]:
         """Add every waiting and held job; return why some cannot be planned."""
         spool, table, left_out = self._spool, self._table, dict[str, str]()
@@ -228,9 +234,11 @@ class _Look:
                     if seen not in (ReadFailure.GONE, ReadFailure.NOT_OURS):
                         left_out[name] = f"its file is {seen.value}"
                     continue
-                file = _file(spool, place, name, seen, self._defaults(name, seen))
+                version = (seen.inode, seen.mtime_ns, seen.size)
+                defaults = self._memory.completed(name, version, self._settings.config.defaults)
+                file = _file(spool, place, name, seen, defaults)
                 if file.spec is None:
-                    left_out[name] = file.problem or INVALID
+                    left_out[name] = file.problem or ""
                 job = table.job(name)
                 table.see_file(job, place, file)
                 line = self._memory.waits.get(name)
@@ -258,12 +266,6 @@ def _array(spool: Spool, name: str) -> Array | None:
     return array
 
 
-def _said(spool: Spool, now_ns: int) -> StateView | None:
-    """Return the running dispatcher's view, which alone has the refusals; None without one, or if it is silent."""
-    said, silent_ns = last_view(spool, now_ns) if spool.dispatcher_lives() else (None, None)
-    return said if silent_ns is None else None
-
-
 def _load_refusals(table: SchedulerState, said: StateView | None) -> str:
     """Apply the machine's refusals of jobs, and return why it starts nothing, if so."""
     if said is None:
@@ -287,21 +289,18 @@ def _held_back(said: StateView | None) -> Holding:
     return Holding(held.amounts, held.job, held.rate, held.since_ns)
 
 
-IN_EDITOR = "its file is open in an editor"
-
-
 def _file(spool: Spool, place: str, name: str, seen: FileText, defaults: JobDefaults) -> JobFileVersion:
     identity = (seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid)
     if is_open_in_editor(spool.layout.at(place), name):
-        return JobFileVersion(*identity, None, IN_EDITOR)
+        return JobFileVersion(*identity, None, "its file is open in an editor")
     told = spool.ownership.why_not(seen.origin, place, layout.file_of(name))
     told = told or (_told(spool, place, name, seen) if seen.size > _LARGE else "")
     if told:
-        return JobFileVersion(*identity, None, told)
+        return JobFileVersion(*identity, None, told, True)
     try:
         spec = jobfile.parse(seen.data, name=name, defaults=defaults, why_no_path=why_not_expanded)
     except InvalidJob as error:
-        return JobFileVersion(*identity, None, "; ".join(problem.message for problem in error.problems))
+        return JobFileVersion(*identity, None, "; ".join(problem.message for problem in error.problems), True)
     return JobFileVersion(*identity, spec)
 
 
@@ -333,3 +332,15 @@ def machine_now(spool: Spool, now_ns: int, *, with_gpus: bool = True, patience_n
         world.close()
     shared = shared_machine(spool, now_ns, settings.config)
     return machine if shared is None else on_shared(machine, settings.config, arbiter_view(shared))
+
+
+def next_request(spool: Spool, name: str, user: str, spec: Spec) -> Sized | None:
+    """Return what the next run of a job of *user* with that *spec* requests; None: what its file states."""
+    if not spec.is_sized:
+        return None
+    now_ns, config, request = time.time_ns(), Settings(spool).config, spec.request
+    past = past_of(spool, now_ns, config.policy, sizes=True)
+    sizing = Sizing(spool.newest_result)
+    sizing.fit(machine_now(spool, now_ns, with_gpus=bool(request.gpus and request.gpu_memory_auto)), config.policy)
+    elsewhere = engine_of(spec.executor or config.executor)
+    return sizing.of(Waiting(name, spec, user, now_ns, elsewhere=elsewhere), past)

@@ -43,7 +43,7 @@ def resources(spool: Spool) -> list[str]:
 
 def gpu_types(spool: Spool) -> list[str]:
     """Return the names of the GPUs in the dispatcher's last view."""
-    from spool.query.last_view import last_view
+    from spool.query.rows import last_view
 
     view, _ = last_view(spool, 0)
     return sorted({gpu.name for gpu in view.machine.gpus if gpu.name}) if view is not None and view.machine else []

@@ -16,7 +16,7 @@ from crash.events import events, nobody_reads, want_everything
 from crash.world import Session, ends_of, history, world_at
 from spool.cli.why import sentences
 from spool.core import layout
-from spool.core.eventnames import EventName
+from spool.core.events import EventName
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Machine, Result, State, StopKind

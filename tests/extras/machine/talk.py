@@ -38,15 +38,15 @@ class Speaker:
 
     def say(self, *messages: protocol.Order) -> None:
         """Send messages in one datagram."""
-        self.sock.send(protocol.render(list(messages)))
+        protocol.send(self.sock, list(messages))
 
     def say_bytes(self, data: bytes) -> None:
         """Send a datagram as it is."""
         self.sock.send(data)
 
-    def hello(self, spool: str = "spool", *holds: protocol.Hold, more: bool = False) -> None:
-        """Say hello."""
-        self.say(protocol.Hello(protocol.VERSION, spool, tuple(holds), more))
+    def hello(self, spool: str = "spool", *uses: protocol.Use) -> None:
+        """Say hello, and which leases it has."""
+        self.say(*uses, protocol.Hello(protocol.VERSION, spool))
 
     def ask(self, cpus: int = 1, **more: object) -> int:
         """Ask for a lease and return the number of the ask."""
@@ -58,7 +58,7 @@ class Speaker:
         """Take in what was said; return False once the connection is closed."""
         while True:
             try:
-                data = self.sock.recv(protocol.MOST_BYTES * 4)
+                data = self.sock.recv(protocol.MOST_BYTES)
             except BlockingIOError:
                 return True
             except ConnectionError:

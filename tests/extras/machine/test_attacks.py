@@ -31,7 +31,7 @@ from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.errors import LockHeld, SpoolUnusable
 from spool.extras.machine import arbiter as server
 from spool.extras.machine import journal, peers, protocol, status
-from spool.extras.machine.protocol import Began, Begin, Claim, Drop, EndLease, Hold, LeaseRequest
+from spool.extras.machine.protocol import Claim, Drop, EndLease, LeaseRequest, Units, Use
 from spool.extras.machine.status import MachineShares
 from spool.machine import identity
 from spool.machine.host import Host, HostMemory
@@ -131,7 +131,7 @@ def granted(machine: Driven, speaker: Speaker, cpus: int = 1, **more: object) ->
 def begun(machine: Driven, speaker: Speaker, cpus: int = 1, **more: object) -> protocol.Granted:
     """Take a lease and begin to use it."""
     lease = granted(machine, speaker, cpus, **more)
-    machine.told(speaker, Begin(lease.lease))
+    machine.told(speaker, Use(lease.lease))
     return lease
 
 
@@ -289,12 +289,12 @@ def test_what_is_anothers_cannot_be_changed(machine: Driven) -> None:
     alice, bob, mallory = (machine.dispatcher("spool", uid) for uid in (ALICE, BOB, MALLORY))
     lease = granted(machine, alice, 3)
     waiting = machine.asked(alice, 2)
-    machine.told(mallory, Begin(lease.lease), Began(lease.lease, os.getpid(), 1), EndLease(lease.lease), Drop(waiting))
+    machine.told(mallory, Use(lease.lease), Use(lease.lease, os.getpid(), 1), EndLease(lease.lease), Drop(waiting))
     mallory.close()
     again = machine.speaker(MALLORY)
-    again.hello("spool", Hold(lease.lease, 1, 1))
-    welcome = welcomed(machine, again)
-    assert welcome.unknown == (lease.lease,)
+    again.hello("spool", Use(lease.lease, 1, 1))
+    welcomed(machine, again)
+    assert again.all(protocol.Unknown) == [protocol.Unknown(lease.lease)]
     machine.told(again, EndLease(lease.lease))
     assert alice.listen()
     assert held(machine) == {name_of(ALICE): 3}
@@ -307,9 +307,8 @@ def test_what_is_anothers_cannot_be_changed(machine: Driven) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f'[["hello",2,"spool",[],false,{ALICE}]]',
-        f'[["hello",2,"spool",[],false]],["uid",{ALICE}]',
-        f'[["ask",1,[1],"{ALICE}"]]',
+        f'[["hello",2,"spool"]],["uid",{ALICE}]',
+        f'[["hello",2,"spool"],["ask",1,[1],"{ALICE}"]]',
         '[["hello",2,"../spool"]]',
         f'[["hello",2,{{"uid":{ALICE}}}]]',
     ],
@@ -347,38 +346,29 @@ def test_no_lease_arises_from_a_hello(machine: Driven) -> None:
     """A hello that names 1,000 leases that it never had gives none, and the newer of two connections is the spool's."""
     alice = machine.dispatcher("alice", ALICE)
     older, newer = machine.speaker(MALLORY), machine.speaker(MALLORY)
-    holds = [Hold(number, os.getpid(), 1) for number in range(1000)]
+    holds = [Use(number, os.getpid(), 1) for number in range(1000)]
     for mallory in (older, newer):
         mallory.hello("spool", *holds)
         machine.settle()
     assert not older.listen()
-    [welcome] = newer.all(protocol.Welcome)
-    assert welcome.unknown == tuple(range(1000))
+    assert [each.lease for each in newer.all(protocol.Unknown)] == list(range(1000))
     assert held(machine) == {}
     granted(machine, alice, 4)
 
 
-def test_a_hello_that_never_ends_is_cut_off(machine: Driven) -> None:
-    """The answer to the longest hello fits into a datagram; one that still has more is nonsense, and ends no lease."""
+def test_a_hello_that_never_comes_is_cut_off(machine: Driven) -> None:
+    """A connection names no more leases than a user may have; what it names before its hello changes nothing."""
     known = machine.dispatcher("spool", MALLORY)
     lease = granted(machine, known)
-    first = (1 << 53) - protocol.MOST_LEASES
-    numbers = range(first, first + protocol.MOST_LEASES)
-    parts = [numbers[at : at + protocol.MOST_HOLDS] for at in range(0, len(numbers), protocol.MOST_HOLDS)]
-    longest, endless = machine.speaker(MALLORY), machine.speaker(MALLORY)
-    for part in parts:
-        longest.hello("other", *map(Hold, part), more=part is not parts[-1])
-        endless.hello("spool", *map(Hold, part), more=True)
+    endless = machine.speaker(MALLORY)
+    for first in range(0, protocol.MOST_LEASES, 200):
+        endless.say(*map(Use, range(first, first + 200)))
         turns(machine, PASSES)
-    datagram = longest.sock.recv(1 << 20)
-    assert len(datagram) <= protocol.MOST_BYTES
-    [welcome] = protocol.read_replies(datagram)
-    assert welcome.unknown == tuple(numbers)
     assert endless.listen()
-    endless.hello("spool", Hold(1), more=True)
+    endless.say(Use(1))
     turns(machine, PASSES)
     assert not endless.listen()
-    machine.told(known, Begin(lease.lease))
+    machine.told(known, Use(lease.lease))
     assert held(machine) == {name_of(MALLORY): 1}
 
 
@@ -386,10 +376,12 @@ def test_a_hello_that_never_ends_is_cut_off(machine: Driven) -> None:
 
 
 def claims(machine: Driven, speaker: Speaker, *claims: Claim) -> list[int]:
-    """Say hello with some claims, and return the leases that they become."""
-    speaker.say(protocol.Hello(protocol.VERSION, "spool", (), claims=claims))
-    machine.until(lambda: bool(speaker.all(protocol.Welcome)))
-    return list(speaker.all(protocol.Welcome)[-1].claimed)
+    """Say hello and some claims, and return the leases that they become, 0 for none."""
+    speaker.hello()
+    speaker.say(*claims)
+    machine.settle()
+    leases = [speaker.grant(claim.number) for claim in claims]
+    return [each.lease if each is not None else 0 for each in leases]
 
 
 @with_setpriv
@@ -402,13 +394,13 @@ def test_a_run_from_before_takes_its_room(machine: Driven) -> None:
     with process_of(ALICE) as process:
         alice = machine.speaker(ALICE)
         demand = LeaseRequest(3, memory_bytes=3 << 30, resources=(("licence", 1), ("unknown", 1)))
-        [lease] = claims(machine, alice, Claim(demand, (), (), "", *process))
+        [lease] = claims(machine, alice, Claim(1, demand, Units(), *process))
         assert lease
         assert waits(machine, machine.dispatcher("bob", BOB), 2)
         assert held(machine) == {name_of(ALICE): 3}
         machine.restart()
         bob, alice = machine.dispatcher("bob", BOB), machine.speaker(ALICE)
-        alice.hello("spool", Hold(lease, *process))
+        alice.hello("spool", Use(lease, *process))
         assert waits(machine, bob, 2)
         [share] = [each for each in status_of(machine).users if each.leases]
         assert (share.memory_bytes, share.resources) == (3 << 30, {"licence": 1})
@@ -425,8 +417,8 @@ def test_a_claim_takes_no_more_than_the_quota(place: Path) -> None:
         bob, mallory = machine.dispatcher("bob", BOB), machine.speaker(MALLORY)
         granted(machine, bob, 1)
         all_of_it = LeaseRequest(1 << 20, memory_bytes=1 << 50, resources=(("licence", 1 << 20),))
-        claim = Claim(all_of_it, (), (), "0-4095", *process)
-        first, second, third = claims(machine, mallory, claim, claim, claim)
+        each = [Claim(number, all_of_it, Units(cpu_list="0-4095"), *process) for number in (11, 12, 13)]
+        first, second, third = claims(machine, mallory, *each)
         assert first
         assert second
         assert not third
@@ -444,7 +436,9 @@ def test_a_claim_takes_a_process_of_its_user(machine: Driven) -> None:
     with process_of(ALICE) as hers, process_of(MALLORY) as own:
         mallory = machine.speaker(MALLORY)
         processes = elsewhere(own, hers, (0, 0))
-        found = claims(machine, mallory, *[Claim(LeaseRequest(4), (), (), "", *each) for each in processes])
+        found = claims(
+            machine, mallory, *[Claim(n, LeaseRequest(4), Units(), *each) for n, each in enumerate(processes)]
+        )
     assert found == [0] * 5
     granted(machine, machine.dispatcher("alice", ALICE), 4)
 
@@ -455,10 +449,10 @@ def test_a_claim_has_its_gpus_and_no_others(place: Path, nvml: FakeNvml) -> None
     nvml.gpu("GPU-a", bus=0)
     nvml.gpu("GPU-b", bus=1)
     with process_of(ALICE) as process, driven(place, MACHINE) as machine:
-        claim = Claim(LeaseRequest(1, gpus=3), ("GPU-a", "GPU-z", "GPU-y"), (), "", *process)
+        claim = Claim(1, LeaseRequest(1, gpus=3), Units(("GPU-a", "GPU-z", "GPU-y")), *process)
         assert claims(machine, machine.speaker(ALICE), claim) != [0]
         bob = machine.dispatcher("bob", BOB)
-        assert granted(machine, bob, 1, gpus=1).gpu_uuids == ("GPU-b",)
+        assert granted(machine, bob, 1, gpus=1).units.gpu_uuids == ("GPU-b",)
         late = bob.ask(1, gpus=1)
         machine.until(lambda: name_of(ALICE) in bob.why(late))
         machine.until(lambda: bool(status_of(machine).gpus))
@@ -477,7 +471,7 @@ def test_a_process_of_another_keeps_no_lease(machine: Driven) -> None:
         for pid, ticks in elsewhere(own, hers):
             mallory = machine.dispatcher("spool", MALLORY)
             lease = granted(machine, mallory, 4)
-            machine.told(mallory, Begin(lease.lease), Began(lease.lease, pid, ticks))
+            machine.told(mallory, Use(lease.lease), Use(lease.lease, pid, ticks))
             mallory.close()
             machine.told(alice, EndLease(granted(machine, alice, 4).lease))
 
@@ -489,9 +483,9 @@ def test_a_process_of_another_frees_no_lease(machine: Driven) -> None:
     alice, mallory = machine.dispatcher("alice", ALICE), machine.dispatcher("spool", MALLORY)
     lease = granted(machine, alice, 4)
     with process_of(ALICE) as (pid, ticks):
-        machine.told(alice, Began(lease.lease, pid, ticks))
+        machine.told(alice, Use(lease.lease, pid, ticks))
         alice.close()
-        mallory.say(Began(lease.lease, 1 << 22, 5), EndLease(lease.lease))
+        mallory.say(Use(lease.lease, 1 << 22, 5), EndLease(lease.lease))
         assert waits(machine, mallory, 1, 30)
     granted(machine, mallory, 4)
 
@@ -511,7 +505,7 @@ def test_the_session_of_a_wrapper_keeps_its_lease(machine: Driven) -> None:
         child = int(wrapper.stdout.readline())
         ticks = identity.start_ticks(wrapper.pid)
         assert ticks is not None
-        machine.told(alice, Began(lease.lease, wrapper.pid, ticks))
+        machine.told(alice, Use(lease.lease, wrapper.pid, ticks))
         alice.close()
         wrapper.kill()
         wrapper.wait()
@@ -745,7 +739,7 @@ def test_a_deaf_peer_is_cut_off(machine: Driven) -> None:
     def says() -> bool:
         try:
             for _ in range(20):
-                mallory.hello("spool")
+                mallory.say(*[Use(1)] * 100)
         except BlockingIOError:
             return False
         except OSError:
@@ -816,7 +810,7 @@ def test_a_long_talk_keeps_the_journals_short(place: Path, monkeypatch: pytest.M
         mallory = machine.dispatcher("spool", MALLORY)
         lease = granted(machine, mallory)
         for number in range(20):
-            machine.told(mallory, *[Began(lease.lease, 1 + n % 2, number) for n in range(200)])
+            machine.told(mallory, *[Use(lease.lease, 1 + n % 2, number) for n in range(200)])
         for _ in range(120):
             mallory.say(EndLease(granted(machine, mallory).lease))
         machine.settle()
@@ -874,9 +868,9 @@ def test_who_sits_on_a_gpu_is_named_and_counted(place: Path, nvml: FakeNvml) -> 
     with process_of(MALLORY) as (pid, _), driven(place, f"{MACHINE}{GPUS}{quota}", clock=clock) as machine:
         mallory = machine.dispatcher("spool", MALLORY)
         lease = granted(machine, mallory, 1, gpus=1)
-        assert lease.gpu_uuids == ("GPU-a",)
+        assert lease.units.gpu_uuids == ("GPU-a",)
         nvml.process("GPU-a", pid, GIB)
-        machine.told(mallory, Begin(lease.lease))
+        machine.told(mallory, Use(lease.lease))
         clock.now_ns += 2 * SECOND_NS
         mallory.say(EndLease(lease.lease))
         machine.until(lambda: any(gpu.without_lease for gpu in status_of(machine).gpus))
@@ -884,7 +878,7 @@ def test_who_sits_on_a_gpu_is_named_and_counted(place: Path, nvml: FakeNvml) -> 
         assert [(share.user, share.gpus) for share in status_of(machine).users] == [(name_of(MALLORY), 1)]
         alice, bob = machine.dispatcher("alice", ALICE), machine.dispatcher("bob", BOB)
         more = mallory.ask(1, gpus=1)
-        assert granted(machine, alice, 1, gpus=1).gpu_uuids == ("GPU-b",)
+        assert granted(machine, alice, 1, gpus=1).units.gpu_uuids == ("GPU-b",)
         machine.until(lambda: "GPUs" in mallory.why(more))
         late = bob.ask(1, gpus=1)
         machine.until(lambda: f"({pid}"[1:] in bob.why(late) and name_of(MALLORY) in bob.why(late))
@@ -933,7 +927,7 @@ def test_a_limit_that_is_a_lie_counts_once(place: Path) -> None:
     with driven(place, f"{USERS}cpus = 1\nfair_share = false\n", clock=clock) as machine:
         alice, mallory = machine.dispatcher("alice", ALICE), machine.dispatcher("spool", MALLORY)
         lie = granted(machine, mallory, 1, limit_ns=60 * SECOND_NS)
-        machine.told(mallory, Begin(lie.lease))
+        machine.told(mallory, Use(lie.lease))
         long = machine.asked(alice, 1, limit_ns=HOUR_NS)
         clock.now_ns += 5 * HOUR_NS
         machine.settle()
@@ -1006,22 +1000,6 @@ def test_a_restart_counts_no_use_twice(place: Path, ended: bool) -> None:
         assert kept() == pytest.approx(4 * 3600 * (1 if ended else 2), rel=0.01)
 
 
-def test_the_log_of_an_older_arbiter_counts(place: Path) -> None:
-    """A log of single leases, as spool 0.1 kept it, becomes a line for each user."""
-    now_ns = time.time_ns()
-    place.mkdir()
-    lines = [
-        ["use", user, 4242, [4], 0, now_ns - 11 * HOUR_NS, now_ns - 11 * HOUR_NS, now_ns - HOUR_NS]
-        for user in ("ann", "ann", "ben")
-    ]
-    (place / "usage.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    with driven(place, MACHINE):
-        ann, ben = map(journal.parse_line, (place / "usage.jsonl").read_bytes().splitlines())
-        assert (ann.user, ben.user) == ("ann", "ben")
-        assert ann.used == pytest.approx(2 * ben.used)
-        assert ann.ran_ns == (10 * HOUR_NS,) * 2
-
-
 # 14: leases that are not used.
 
 
@@ -1043,7 +1021,7 @@ def test_an_unused_lease_lapses(place: Path) -> None:
         assert alice.grant(wanted) is None
         boot.now_ns += 2 * SECOND_NS
         machine.until(lambda: alice.grant(wanted) is not None)
-        mallory.say(Begin(lease.lease), Began(lease.lease, os.getpid(), 1))
+        mallory.say(Use(lease.lease), Use(lease.lease, os.getpid(), 1))
         machine.settle()
         assert held(machine) == {name_of(ALICE): 4}
         boot.now_ns += HOUR_NS
@@ -1193,8 +1171,8 @@ def test_a_lease_for_a_withdrawn_ask_is_over(machine: Driven) -> None:
     lease = alice.grant(wanted)
     assert lease is not None
     crossed = mallory.grant(number)
-    machine.told(mallory, Begin(crossed.lease), EndLease(crossed.lease), Drop(number))
-    machine.told(alice, Begin(lease.lease), Drop(wanted))
+    machine.told(mallory, Use(crossed.lease), EndLease(crossed.lease), Drop(number))
+    machine.told(alice, Use(lease.lease), Drop(wanted))
     assert waits(machine, mallory, 1)
     assert held(machine) == {name_of(ALICE): 4}
 
@@ -1216,9 +1194,9 @@ def test_what_can_begin_no_more_ends_with_the_connection(machine: Driven) -> Non
     """A dispatcher that is gone keeps the leases that it has begun, also by its last word, and no other."""
     alice, bob = machine.dispatcher("alice", ALICE), machine.dispatcher("bob", BOB)
     first, last, _ = granted(machine, alice, 1), granted(machine, alice, 1), granted(machine, alice, 2)
-    alice.say(Begin(first.lease))
+    alice.say(Use(first.lease))
     machine.asked(alice, 9)  # its answer stays unread, so that the kernel says "reset" before it gives the last words
-    alice.say(Begin(last.lease), Drop(77))
+    alice.say(Use(last.lease), Drop(77))
     alice.sock.close()
     machine.settle()
     assert held(machine) == {name_of(ALICE): 2}
@@ -1310,7 +1288,7 @@ def test_who_is_no_longer_served_gets_nothing_more(place: Path, directory: Direc
     with driven(place, 'users = [0, "@lab"]\ncpus = 4\n') as machine, process_of(MALLORY) as (pid, ticks):
         mallory, bob = machine.dispatcher("spool", MALLORY), machine.dispatcher("bob", BOB)
         lease = granted(machine, mallory, 2)
-        mallory.say(Began(lease.lease, pid, ticks))
+        mallory.say(Use(lease.lease, pid, ticks))
         taken = granted(machine, bob, 2)
         waiting = machine.asked(mallory, 1)
         directory.members.remove("mallory")
@@ -1326,7 +1304,7 @@ def test_who_is_no_longer_served_gets_nothing_more(place: Path, directory: Direc
         assert waits(machine, bob, 3, 20)
         os.kill(pid, signal.SIGCONT)
         again = machine.speaker(MALLORY)
-        again.hello("spool", Hold(lease.lease))
+        again.hello("spool", Use(lease.lease))
         machine.until(lambda: not again.listen())
         assert again.all(protocol.Refused)
         assert again.all(protocol.Welcome) == []
@@ -1341,7 +1319,7 @@ def test_the_next_owner_of_a_uid_begins_anew(place: Path, directory: Directory) 
         with process_of(MALLORY) as (pid, ticks):
             mallory, bob = machine.dispatcher("spool", MALLORY), machine.dispatcher("bob", BOB)
             lease = granted(machine, mallory, 4)
-            machine.told(mallory, Began(lease.lease, pid, ticks))
+            machine.told(mallory, Use(lease.lease, pid, ticks))
             clock.now_ns += 100 * HOUR_NS
             directory.names[MALLORY] = "norbert"
             directory.members.append("norbert")
@@ -1396,12 +1374,12 @@ def converse(place: Path) -> None:
         rude.say_bytes(b"nonsense")
         speaker.ask(1)
         lease = hear(speaker, protocol.Granted)
-        speaker.say(Begin(lease.lease), Began(lease.lease, os.getpid(), identity.start_ticks(os.getpid()) or 0))
+        speaker.say(Use(lease.lease), Use(lease.lease, os.getpid(), identity.start_ticks(os.getpid()) or 0))
         speaker.ask(99)
         hear(speaker, protocol.Wait)
         speaker.close()
         speaker = Speaker(str(place / "socket"), ALICE)
-        speaker.hello("spool", Hold(lease.lease))
+        speaker.hello("spool", Use(lease.lease))
         hear(speaker, protocol.Welcome)
         speaker.say(EndLease(lease.lease))
         speaker.ask(4)

@@ -28,14 +28,13 @@ def test_a_lease_is_for_the_kinds_of_gpus_that_the_job_names() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        [["grant", 1, 1, 1, ["GPU-" + "0" * 200]]],
-        [["grant", 1, 1, 1, ["GPU-0,GPU-1"], [0]]],
-        [["grant", 1, 1, 1, [f"GPU-{n}" for n in range(1000)]]],
-        [["grant", 1, 1, 1, [], list(range(5000))]],
-        [["grant", 1, 1, 1, [], [], [[f"r{n}", [1]] for n in range(100)]]],
+        [["grant", 1, 1, 1, [["GPU-" + "0" * 200]]]],
+        [["grant", 1, 1, 1, [["GPU-0,GPU-1"], [0]]]],
+        [["grant", 1, 1, 1, [[f"GPU-{n}" for n in range(1000)]]]],
+        [["grant", 1, 1, 1, [[], list(range(5000))]]],
+        [["grant", 1, 1, 1, [[], [], [[f"r{n}", [1]] for n in range(100)]]]],
         [["welcome", 1, 1, [[f"r{n}", 1, []] for n in range(5000)]]],
         [["welcome", 1, 1, [["licence", 3, [1, 2]]]]],
-        [["welcome", 1, 1, [], list(range(5000))]],
         [["wait", 1, ""]] * 1000,
     ],
 )

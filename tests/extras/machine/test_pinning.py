@@ -12,7 +12,7 @@ from extras.machine.test_attacks import BOB, MACHINE, brisk, granted, place, sev
 from spool.core.model import Core
 from spool.core.pinning import cpus_in
 from spool.extras.machine import protocol
-from spool.extras.machine.protocol import EndLease, Hold
+from spool.extras.machine.protocol import EndLease, Units, Use
 from spool.machine.host import Host
 
 PINNING = f"cpu_pinning = true\n{MACHINE}"
@@ -29,7 +29,7 @@ def machine(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driven]:  
 
 def cpus(lease: protocol.Granted) -> tuple[int, ...]:
     """Return the CPUs of a lease."""
-    return cpus_in(lease.cpu_list)
+    return cpus_in(lease.units.cpu_list)
 
 
 @pytest.mark.parametrize("uid", [None, pytest.param(BOB, marks=several_users)])
@@ -40,12 +40,12 @@ def test_no_two_spools_have_a_cpu_also_after_a_restart(machine: Driven, uid: int
     assert cpus(first) == (0, 2)
     assert len(cpus(second)) == 1
     assert not set(cpus(first)) & set(cpus(second))
-    one.say(protocol.Begin(first.lease))
-    two.say(protocol.Begin(second.lease))
+    one.say(Use(first.lease))
+    two.say(Use(second.lease))
     machine.until(lambda: all(each.begun for each in machine.arbiter._ledger.leases.values()))
     machine.restart()
     back = machine.speaker()
-    back.hello("a", Hold(first.lease))
+    back.hello("a", Use(first.lease))
     machine.until(lambda: bool(back.all(protocol.Welcome)))
     third = granted(machine, back, 1)
     assert not set(cpus(third)) & {*cpus(first), *cpus(second)}
@@ -64,8 +64,8 @@ def test_the_machine_has_no_more_cpus_than_can_be_given_to_one_run_each(
     assert welcome.cpus == 2
 
 
-def test_without_pinned_cpus_a_grant_is_as_before(machine: Driven, tmp_path: Path) -> None:
-    """Without the key no CPUs are named, so that older dispatchers understand it; with it, not for `cpus = 0`."""
-    assert type(granted(machine, machine.dispatcher("a"), 0)) is protocol.Granted
+def test_without_pinned_cpus_a_grant_names_none(machine: Driven, tmp_path: Path) -> None:
+    """Without the key no CPUs are named; with it, not for `cpus = 0`."""
+    assert granted(machine, machine.dispatcher("a"), 0).units == Units()
     with driven(tmp_path / "other", MACHINE) as other:
-        assert type(granted(other, other.dispatcher("a"), 2)) is protocol.Granted
+        assert granted(other, other.dispatcher("a"), 2).units == Units()

@@ -18,21 +18,22 @@ from spool.core import layout
 from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS, Core, Gpu, Grant, Machine, Pool
 from spool.core.scheduler import Start
-from spool.dispatcher.timers import boot_clock
+from spool.dispatcher.wakeup import boot_clock
 from spool.extras.machine import SOCKET, SharedMachine, asking, protocol, served_in
 from spool.extras.machine.asking import UnusedLease
 from spool.extras.machine.protocol import (
     VERSION,
     Ask,
-    Began,
-    Begin,
+    Claim,
     Drop,
     EndLease,
     Granted,
     Hello,
     LeaseRequest,
-    PinnedGrant,
     Refused,
+    Units,
+    Unknown,
+    Use,
     Wait,
     Welcome,
 )
@@ -64,7 +65,6 @@ class FakeArbiter:
         self.errors: list[BaseException] = []
         self.held: set[int] = set()
         self._named: set[int] = set()
-        self._claims: list[protocol.Claim] = []
         self._next = 1000
         self._here = os.pipe()
         self._wakes = select.poll()
@@ -112,9 +112,9 @@ class FakeArbiter:
 
     def say(self, *replies: protocol.Reply) -> None:
         """Say something to the dispatcher unasked."""
-        self._peer.send(protocol.render(list(replies)))
+        protocol.send(self._peer, list(replies))
 
-    def grant(self, ask: Ask, before_ns: int = FOREVER_NS) -> Granted:
+    def grant(self, ask: Ask | Claim, before_ns: int = FOREVER_NS) -> Granted:
         """Return a new lease for an ask."""
         return Granted(ask.number, self._new(), before_ns)
 
@@ -135,6 +135,7 @@ class FakeArbiter:
                     if self._peer is not None:
                         self._peer.close()
                     self._peer, _ = self._listener.accept()
+                    self._named = set()
                 elif self._peer is not None:
                     self._hear(self._peer)
         except BaseException as error:
@@ -153,7 +154,7 @@ class FakeArbiter:
         replies = [reply for order in orders for reply in self._answer(order)]
         if replies:
             with contextlib.suppress(BrokenPipeError):  # the dispatcher has died since
-                peer.send(protocol.render(replies))
+                protocol.send(peer, replies)
         self.datagrams.append(orders)
 
     def _answer(self, order: protocol.Order) -> Iterator[protocol.Reply]:
@@ -161,21 +162,21 @@ class FakeArbiter:
             case Hello() if self.refuses:
                 yield Refused(self.refuses)
             case Hello():
-                self._named |= {hold.lease for hold in order.holds}
-                self._claims += order.claims
-                if order.more:
-                    return
-                unknown, self._named = self._named - self.held, self._named & self.held
-                self.held, self._named = self._named, set()
-                claims, self._claims = self._claims, []
-                claimed = [self._new() if self.counts else 0 for _ in claims]
-                yield Welcome(self.cpus, 1 << 30, (("licence", 2, (5, 6)),), tuple(unknown), tuple(claimed))
+                self.held &= self._named
+                yield Welcome(self.cpus, 1 << 30, (("licence", 2, (5, 6)),))
+            case Claim() if self.counts:
+                yield self.grant(order)
+            case Claim():
+                yield Wait(order.number, "it is beyond the quota")
             case Ask() if self.grants:
                 before = self.begin_before
                 yield self.grant(order, before.pop(0) if len(before) > 1 else before[0])
             case Ask():
                 yield Wait(order.number, WHY)
-            case Begin():
+            case Use():
+                self._named.add(order.lease)
+                if order.lease not in self.held:
+                    yield Unknown(order.lease)
                 self.on_begin(order.lease)
             case EndLease():
                 self.held.discard(order.lease)
@@ -289,9 +290,9 @@ def test_a_start_has_its_lease_in_the_same_pass(session: Session, arbiter: FakeA
     assert session.world.pids("a")
     lease = lease_of(session, "a")
     assert lease is not None
-    wait_for(lambda: arbiter.of(Begin), what="the begin")
+    wait_for(lambda: arbiter.of(Use), what="the begin")
     asked = LeaseRequest(1, like=asking._like("a"))
-    assert arbiter.heard == [Hello(VERSION, session.now.gate.leases._name), Ask(1, asked), Begin(lease)]
+    assert arbiter.heard == [Hello(VERSION, session.now.gate.leases._name), Ask(1, asked), Use(lease)]
 
 
 def test_a_lease_is_on_the_disk_before_it_begins(session: Session, arbiter: FakeArbiter) -> None:
@@ -304,7 +305,7 @@ def test_a_lease_is_on_the_disk_before_it_begins(session: Session, arbiter: Fake
 
     arbiter.on_begin = is_recorded
     submits(session, *"abc")
-    wait_for(lambda: len(arbiter.of(Begin)) == 3, what="three begins")
+    wait_for(lambda: len(arbiter.of(Use)) == 3, what="three begins")
     assert recorded == [True] * 3
 
 
@@ -369,7 +370,7 @@ def test_the_end_of_a_run_and_the_next_ask_are_one_datagram(session: Session, ar
     submits(session, "b")
     lease = lease_of(session, "a")
     leaves(session, "a")
-    wait_for(lambda: len(arbiter.of(Begin)) == 2, what="the second begin")
+    wait_for(lambda: len(arbiter.of(Use)) == 2, what="the second begin")
     [together] = [datagram for datagram in arbiter.datagrams if EndLease(lease or 0) in datagram]
     assert [type(order) for order in together] == [EndLease, Ask]
     assert session.world.pids("b")
@@ -424,10 +425,10 @@ def test_the_wrapper_of_a_run_is_told_late(
     submits(session, "a", command="ok" if short else "hang")
     if short:
         wait_for(lambda: arbiter.of(EndLease), what="the end")
-        assert not arbiter.of(Began)
+        assert [use.pid for use in arbiter.of(Use)] == [0]
     else:
-        wait_for(lambda: arbiter.of(Began), what="the wrapper")
-        assert arbiter.of(Began) == [Began(lease_of(session, "a") or 0, session.world.pids("a")[0], 1)]
+        wait_for(lambda: len(arbiter.of(Use)) == 2, what="the wrapper")
+        assert arbiter.of(Use)[1] == Use(lease_of(session, "a") or 0, session.world.pids("a")[0], 1)
 
 
 def test_a_hello_names_what_runs(session: Session, arbiter: FakeArbiter) -> None:
@@ -442,27 +443,10 @@ def test_a_hello_names_what_runs(session: Session, arbiter: FakeArbiter) -> None
     session.end()
     session.settle()
     wait_for(lambda: len(arbiter.of(Hello)) == 3, what="the hello of the next dispatcher")
-    for hello in arbiter.of(Hello)[1:]:
-        assert [(hold.lease, hold.pid, hold.ticks) for hold in hello.holds] == [(lease, pid, 1)]
+    assert arbiter.of(Use)[1:] == [Use(lease, pid, 1)] * 2
     session.world.exit(pid, 0)
     session.settle()
     wait_for(lambda: not arbiter.held, what="the end")
-
-
-def test_many_leases_are_named_in_parts(
-    session: Session, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only the last part is without `more`."""
-    monkeypatch.setattr(protocol, "MOST_HOLDS", 2)
-    arbiter.cpus = 9
-    for number in range(5):
-        session.users.submit(f"a{number}", "hang")
-    session.settle()
-    session.end()
-    session.settle()
-    wait_for(lambda: len(arbiter.of(Hello)) == 4, what="three parts")
-    assert [(len(hello.holds), hello.more) for hello in arbiter.of(Hello)[1:]] == [(2, True), (2, True), (1, False)]
-    assert len(arbiter.held) == 5
 
 
 def test_a_run_whose_lease_is_unknown_goes_on(session: Session, arbiter: FakeArbiter) -> None:
@@ -474,10 +458,10 @@ def test_a_run_whose_lease_is_unknown_goes_on(session: Session, arbiter: FakeArb
     arbiter.open()
     session.now.gate.leases.read()
     joins(session)
-    wait_for(lambda: len(arbiter.of(Hello)) == 3, what="the claim")
+    wait_for(lambda: arbiter.of(Claim), what="the claim")
     session.settle()
     assert [live.lease for live in session.now.state.live.values()] == [None]
-    [claim] = [claim for hello in arbiter.of(Hello) for claim in hello.claims]
+    [claim] = arbiter.of(Claim)
     assert claim.pid == session.world.pids("a")[0]
     leaves(session, "a")
     assert not arbiter.of(EndLease)
@@ -497,12 +481,13 @@ def test_a_run_from_before_sharing_is_claimed(session: Session, arbiter: FakeArb
     if returns:
         session.end()
     reloads(session)
-    wait_for(lambda: len(arbiter.heard) > told, what="the hello")
+    wait_for(lambda: arbiter.held, what="the claim")
+    hears(session)
     session.settle()
     [live] = session.now.state.live.values()
     assert arbiter.held == {live.lease}
-    [hello] = arbiter.heard[told:]
-    assert [(claim.demand.cpus, claim.pid) for claim in hello.claims] == [(3, session.world.pids("a")[0])]
+    [_, claim] = arbiter.heard[told:]
+    assert (claim.demand.cpus, claim.pid) == (3, session.world.pids("a")[0])
     leaves(session, "a")
     wait_for(lambda: not arbiter.held, what="the end of the lease")
 
@@ -528,9 +513,10 @@ def test_a_grant_of_something_else_is_not_believed(
     ask, leases = first_ask(session, arbiter), session.now.gate.leases
     if "lease" in more:
         leases._leases[77] = UnusedLease(LeaseRequest(9), Granted(9, 77, FOREVER_NS))
-    given = {"lease": 1001, "pool_indices": (("licence", (5,)),), **more}
-    arbiter.held.add(1001)
-    arbiter.say(Granted(number=ask.number, begin_before_ns=FOREVER_NS, **given))
+    given = {"pool_indices": (("licence", (5,)),), **more}
+    lease = given.pop("lease", 1001)
+    arbiter.held.add(lease)
+    arbiter.say(Granted(ask.number, lease, FOREVER_NS, Units(**given)))
     hears(session)
     if more:
         assert (leases._sock, bool(leases.view.problem)) == (None, True)
@@ -555,7 +541,7 @@ def test_a_lease_that_comes_too_late_launches_nothing(session: Session, arbiter:
     arbiter.begin_before = [boot_clock() - 1, FOREVER_NS]
     submits(session, "a")
     assert session.world.begun == [("a", 2)]
-    wait_for(lambda: len(arbiter.of(Begin)) == 2, what="the second begin")
+    wait_for(lambda: len(arbiter.of(Use)) == 2, what="the second begin")
     assert EndLease(lease_of(session, "a", 1) or 0) in arbiter.heard
     assert arbiter.held == {lease_of(session, "a", 2)}
 
@@ -692,11 +678,11 @@ def test_no_message_is_the_last_that_may_be_said(
 def test_the_units_of_a_lease_replace_those_of_the_plan() -> None:
     """The GPUs, the indices of the machine's pools, and the CPUs; the indices of the spool's own pools stay."""
     grant = Grant(1, gpu_uuids=("GPU-1",), gpu_indices=(0,), resource_indices=(("tpu", (0,)), ("mine", (7,))))
-    granted = Granted(1, 9, 0, ("GPU-2",), (4,), (("tpu", (3,)),))
+    granted = Granted(1, 9, 0, Units(("GPU-2",), (4,), (("tpu", (3,)),)))
     start = UnusedLease(LeaseRequest(1), granted).applied_to(Start("a", grant))
     expected = Grant(1, gpu_uuids=("GPU-2",), gpu_indices=(4,), resource_indices=(("mine", (7,)), ("tpu", (3,))))
     assert start == Start("a", expected, 9)
-    pinned = UnusedLease(LeaseRequest(3), PinnedGrant(1, 9, 0, cpu_list="0-1,4")).applied_to(Start("a", Grant(3)))
+    pinned = UnusedLease(LeaseRequest(3), Granted(1, 9, 0, Units(cpu_list="0-1,4"))).applied_to(Start("a", Grant(3)))
     assert pinned == Start("a", Grant(3, cpu_list="0-1,4"), 9)
 
 

@@ -35,14 +35,17 @@ def cut(function, concerns):
         return found
     return cutting
 
-kinds = {{"hello": protocol.Hello, "ask": protocol.Ask, "begin": protocol.Begin, "began": protocol.Began,
-          "end": protocol.EndLease, "grant": protocol.Granted}}
+words = {{"hello": lambda order: isinstance(order, protocol.Hello),
+         "ask": lambda order: isinstance(order, protocol.Ask),
+          "begin": lambda order: isinstance(order, protocol.Use) and not order.pid,
+          "began": lambda order: isinstance(order, protocol.Use) and order.pid,
+          "end": lambda order: isinstance(order, protocol.EndLease)}}
 if WORD == "launch":
     Launcher._launch = cut(Launcher._launch, lambda self, *_: True)
 elif WORD == "grant":
     ArbiterLeases._hear = cut(ArbiterLeases._hear, lambda self, reply: isinstance(reply, protocol.Granted))
 else:
-    ArbiterLeases._flush = cut(ArbiterLeases._flush, lambda self: any(isinstance(o, kinds[WORD]) for o in self._out))
+    ArbiterLeases._flush = cut(ArbiterLeases._flush, lambda self: any(map(words[WORD], self._out)))
 runpy.run_module("spool", run_name="__main__")
 """
 WHOLE = ("-m", "spool")

@@ -12,7 +12,6 @@ import pytest
 from calling import Command, asked, put_job
 from cli.test_foretold import limited, running
 from extras.machine.sharing import BOB, G, gpu_share, join, mine, shares
-from extras.page.pages import a_machine, a_view, lay
 from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import ForeignProcess, Gpu, Grant
 from spool.formats.state import GpuView, JobView, SharedView
@@ -21,6 +20,7 @@ from spool.query.tasks import _expected_end
 from spool.store.locked_spool import LockedSpool
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
+from views import a_machine, a_view, lay
 
 HELD = "machine: cpus: needs 2, 0 free (2 leases of bob hold 5)"
 

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from spool.core.errors import InvalidConfig
-from spool.core.eventnames import EventName
-from spool.core.events import Event
+from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS, ForeignProcess, Grant, Result, State
 from spool.doctor.checks import Level, examine
 from spool.extras.metrics import listener as writing

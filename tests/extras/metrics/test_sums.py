@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from spool.core.eventnames import EventName
-from spool.core.events import Event
+from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS, GpuUse, Grant, Result, State
 from spool.extras.metrics.sums import BOUNDS_NS, Histogram, RecentKeys, Sums
 

@@ -18,8 +18,7 @@ from msgspec.structs import replace
 
 from receivers import HOST, MailServer, WebServer
 from spool import __version__
-from spool.core.eventnames import EventName
-from spool.core.events import Event
+from spool.core.events import Event, EventName
 from spool.core.model import Result, State
 from spool.extras.notify import listener
 from spool.extras.notify.listener import Notifier, last_lines

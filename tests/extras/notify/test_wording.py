@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from spool.core.eventnames import EventName
-from spool.core.events import Event
+from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS, Grant, Result, State
 from spool.extras.notify.listener import body, headline
 from spool.extras.notify.settings import Notify, NotifyRule, addressees

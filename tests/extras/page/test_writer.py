@@ -1,9 +1,10 @@
-"""When and where the status page is written."""
+"""When and where the status page is written, by a real dispatcher too, and that it says what the commands say."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -12,15 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from extras.page.pages import a_view, a_waiting_job, an_end, busy_view, lay
-from spool.core.model import State
+from cli.records import serve
+from cli.test_outlook import first_and_next
+from crash.test_one_answer import Compared, live
+from extras.page.pages import Page, page_of
+from query.test_counts import COUNTED, a_second_job, an_array_with_tasks
+from served import Served
+from spool.core.layout import DONE
+from spool.core.model import SECOND_NS, State
 from spool.doctor.checks import examine, of_the_machine
 from spool.extras.page import writer
+from spool.extras.page.content import ContentReader
 from spool.extras.page.writer import PageWriter
 from spool.formats import config
 from spool.formats.config import Config
-from spool.formats.history import render_history
 from spool.listeners.discovery import find_subscriptions
+from spool.query.jobs import counts, list_jobs
+from spool.store.tolerant import TolerantSpool
+from support import wait_for
+from views import a_view, a_waiting_job, an_end, busy_view, lay
 
 NOW_NS = 1_800_000_000_000_000_000
 IN_SPOOL = Config(parts=(("page", "status.html"),))
@@ -57,20 +68,11 @@ def test_nothing_is_written_unless_asked_for(spool_root: Path) -> None:
     assert "page" not in find_subscriptions(str(spool_root), Config()).kinds
 
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_only_a_page_in_the_spool_has_output(spool_root: Path, tmp_path: Path, inside: bool) -> None:
-    """A page elsewhere is for everybody, and what a job wrote is its owner's."""
-    lay(spool_root, a_view(NOW_NS), [an_end(NOW_NS, "bad", hours_ago=1, outcome=State.FAILED)])
-    (spool_root / "jobs" / "bad" / "1").mkdir(parents=True)
-    (spool_root / "jobs" / "bad" / "1" / "log").write_text("password=secret\n")
-    path = spool_root / "status.html" if inside else tmp_path / "page.html"
-    PageWriter(str(spool_root), lambda: Config(parts=(("page", str(path)),))).tick()
-    assert ("password=secret" in path.read_text()) == inside
-
-
 @pytest.mark.usefixtures("hasty")
-def test_it_is_written_when_the_view_changes(spool_root: Path) -> None:
-    """A new view makes a new page; the heartbeat of the same view does not."""
+def test_it_is_written_when_the_view_changes_and_from_time_to_time(
+    spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new view makes a new page, the heartbeat of the same one only when its time has come: somebody still writes."""
     lay(spool_root, a_view(NOW_NS))
     page = first_page(spool_root)
     path = spool_root / "status.html"
@@ -78,10 +80,14 @@ def test_it_is_written_when_the_view_changes(spool_root: Path) -> None:
     os.utime(spool_root / "state.json")
     page.tick()
     assert identity(path) == first
+    monkeypatch.setattr(writer, "REFRESH_S", 0.0)
     lay(spool_root, a_view(NOW_NS + 1, jobs={"fresh": a_waiting_job(NOW_NS, "busy")}))
     page.tick()
     assert identity(path) != first
     assert "fresh" in path.read_text()
+    second = identity(path)
+    page.tick()
+    assert identity(path) != second
 
 
 def test_it_is_written_no_more_often_than_every_few_seconds(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,17 +103,6 @@ def test_it_is_written_no_more_often_than_every_few_seconds(spool_root: Path, mo
         assert due_s is not None
         assert 0 < due_s <= writer.EVERY_S
     assert identity(path) == first
-
-
-@pytest.mark.usefixtures("hasty")
-def test_it_is_renewed_while_nothing_changes(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page whose time has come is written again, so that a reader sees that somebody still does."""
-    monkeypatch.setattr(writer, "REFRESH_S", 0.0)
-    lay(spool_root, a_view(NOW_NS))
-    page = first_page(spool_root)
-    first = identity(spool_root / "status.html")
-    page.tick()
-    assert identity(spool_root / "status.html") != first
 
 
 def test_a_page_that_takes_long_is_made_rarely(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,25 +143,13 @@ def test_a_page_that_cannot_be_put_leaves_the_one_before(
     assert path.read_bytes() != before
 
 
-def test_a_reader_never_sees_half_a_page(spool_root: Path) -> None:
-    """Whoever has the old page open reads it to its end while a new one takes its place."""
-    lay(spool_root, busy_view(NOW_NS))
-    page = first_page(spool_root)
-    with (spool_root / "status.html").open("rb") as reader:
-        begin = reader.read(100)
-        page.close()
-        text = begin + reader.read()
-    assert text.endswith(b"</html>\n")
-    assert text != (spool_root / "status.html").read_bytes()
-
-
 @pytest.mark.parametrize(("inside", "mode"), [(True, 0o600), (False, 0o644)])
 def test_who_may_read_it(spool_root: Path, tmp_path: Path, inside: bool, mode: int) -> None:
-    """In the spool it is private; whoever names a place outside wants others to read it, whatever the umask."""
-    lay(spool_root, a_view(NOW_NS))
-    folder = tmp_path / "public_html"
-    folder.mkdir()
-    path = spool_root / "status.html" if inside else folder / "jobs.html"
+    """In the spool it is private, with what a job wrote; a place outside is for others, without it, under any umask."""
+    lay(spool_root, a_view(NOW_NS), [an_end(NOW_NS, "bad", hours_ago=1, outcome=State.FAILED)])
+    (spool_root / "jobs" / "bad" / "1").mkdir(parents=True)
+    (spool_root / "jobs" / "bad" / "1" / "log").write_text("password=secret\n")
+    path = spool_root / "status.html" if inside else tmp_path / "jobs.html"
     stated = Config(parts=(("page", "status.html" if inside else str(path)),))
     before = os.umask(0o077)
     try:
@@ -174,6 +157,7 @@ def test_who_may_read_it(spool_root: Path, tmp_path: Path, inside: bool, mode: i
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert ("password=secret" in path.read_text()) == inside
     assert [each.name for each in path.parent.iterdir() if each.name.startswith(".jobs")] == []
 
 
@@ -185,23 +169,6 @@ def test_the_last_page_says_that_the_dispatcher_has_left(spool_root: Path) -> No
     text = (spool_root / "status.html").read_text()
     assert "No dispatcher is running" in text
     assert 'data-fresh="0"' in text
-
-
-@pytest.mark.usefixtures("hasty")
-def test_a_run_that_ends_stands_on_the_next_page(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is appended to the history between two pages is on the second."""
-    monkeypatch.setattr("spool.extras.page.content._DAY_SHARE", 0)
-    lay(spool_root, a_view(NOW_NS), [])
-    page = first_page(spool_root)
-    assert "Recently ended" not in (spool_root / "status.html").read_text()
-    with (spool_root / "history.jsonl").open("ab") as history:
-        history.write(render_history(an_end(time.time_ns(), "just-now", hours_ago=0.01)))
-    lay(spool_root, a_view(NOW_NS + 1), None)
-    page.tick()
-    text = (spool_root / "status.html").read_text()
-    assert "just-now" in text
-    assert "1 runs have ended" not in text
-    assert "1 run has ended" in text
 
 
 @pytest.mark.parametrize(
@@ -256,3 +223,101 @@ def test_the_template_engine_is_loaded_for_the_page_alone() -> None:
     """Neither a command nor a dispatcher nor the process of the listeners imports Jinja2 before a page is asked for."""
     said = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, check=True)
     assert said.stdout == "False True\n"
+
+
+# Beside a dispatcher.
+
+
+def told(path: Path) -> str:
+    """Return what stands on the page; "" while there is none."""
+    return Page(path.read_text()).text if path.exists() else ""
+
+
+def test_a_dispatcher_keeps_the_page_up_to_date(tmp_path: Path) -> None:
+    """The page follows a job from the queue to its end, and says in the end that the dispatcher has left."""
+    with Served(tmp_path / "spool") as served:
+        page = served.root / "status.html"
+        (served.root / "config.toml").write_text('status_page = "status.html"\ncpus = 1\n')
+        served.drop("first", "while [ ! -e go ]; do sleep 0.1; done; exit 3", time_limit="1h", cpus=1)
+        served.start()
+        wait_for(lambda: "1 running 0 waiting 1 / 1 CPUs" in told(page), what="the running job")
+        assert re.search(r"first .* of 1h00m", told(page))
+        served.drop("second", "true")
+        wait_for(lambda: "1 running 1 waiting" in told(page), what="the waiting job")
+        wait_for(lambda: re.search(r"second .* .* cpus: needs 1, 0 free", told(page)), what="its reason")
+        (served.root / "paused").touch()
+        wait_for(lambda: "The spool is paused" in told(page), what="the pause")
+        (tmp_path / "go").touch()
+        wait_for(lambda: "exit code 3" in told(page), what="the end of the job")
+        assert "1 failed" in told(page)
+        served.stop()
+        wait_for(lambda: "No dispatcher is running, so nothing starts. Active jobs: 1." in told(page), what="the end")
+        assert page.stat().st_mode & 0o777 == 0o600
+
+
+def test_tasks_that_are_alike_stand_on_one_line(tmp_path: Path) -> None:
+    """Of an array the page has a line, one for the tasks that wait, and one for those that were cancelled together."""
+    with Served(tmp_path / "spool") as served:
+        page = served.root / "status.html"
+        (served.root / "config.toml").write_text('status_page = "status.html"\ncpus = 1\n')
+        served.drop("sweep", "echo ' 37%|###   | 3/8'; sleep 1000", cpus=1, array="1-9", time_limit="1h")
+        served.start()
+        wait_for(lambda: "37% · " in told(page), what="the progress of the first task")
+        assert re.search(r"sweep array \S+ 0 of 9 done, 1 running sweep_1 ", told(page))
+        wait_for(lambda: "sweep_[2-9] 8 tasks" in told(page), what="the other tasks")
+        assert "1 running 8 waiting" in told(page)
+        assert served.spool("cancel", "sweep").returncode == 0
+        wait_for(lambda: "9 cancelled" in told(page), what="the end")
+        assert re.search(r"Recently ended .*\[\S+\] [89] tasks \S+ cancelled", told(page))
+
+
+def test_a_page_asked_for_later_tells_of_a_killed_dispatcher(tmp_path: Path) -> None:
+    """The key takes effect with the configuration, and the process of the listeners writes the last page."""
+    page = tmp_path / "public.html"
+    with Served(tmp_path / "spool") as served:
+        served.start()
+        served.completes("a", "true")
+        (served.root / "config.toml").write_text(f'status_page = "{page}"\n')
+        wait_for(lambda: "Serving" in told(page) and "1 finished" in told(page), what="the page")
+        assert not list(served.root.glob("*.html"))
+        served.kill()
+        wait_for(lambda: "No dispatcher is running" in told(page), what="the end of the dispatcher")
+
+
+class OnThePage(Compared):
+    """A life after every event of which the page is compared with the list."""
+
+    def compare(self, *, fresh: bool) -> None:
+        """Assert that the page counts the jobs of the list, where the dispatcher has just told of them."""
+        if fresh:
+            root = str(self.world.root)
+            active = [row for row in list_jobs(TolerantSpool(root), everything=True).rows if row.place != DONE]
+            told = ContentReader(root).read(time.time_ns(), served=True).counts
+            assert told == {state.value: number for state, number in counts(active).items()}, f"page: {active}"
+
+
+def test_the_page_counts_the_jobs_of_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every event of a random life it has as many jobs in each state as `ls`."""
+    live(tmp_path, monkeypatch, OnThePage)
+
+
+def test_an_array_is_counted_as_its_tasks_and_a_second_job_as_one(
+    spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page counts no job for an array, and one for what waits for the run of its name to end."""
+    now = time.time_ns()
+    serve(monkeypatch, spool_root, an_array_with_tasks(spool_root, "running"), at_ns=now)
+    assert ContentReader(str(spool_root)).read(now, served=True).counts == COUNTED
+    serve(monkeypatch, spool_root, a_second_job(spool_root), at_ns=now)
+    told = ContentReader(str(spool_root)).read(now, served=True).counts
+    assert told == {State.RUNNING: 1, State.QUEUED: 1}
+
+
+@pytest.mark.usefixtures("own_process_stands_for_wrappers")
+def test_the_page_foresees_what_the_commands_do(spool_root: Path) -> None:
+    """Where a dispatcher serves, it has the start behind the end of a run."""
+    now = time.time_ns() // SECOND_NS * SECOND_NS
+    with first_and_next(spool_root, now):
+        page = page_of(spool_root, now)
+    assert "Starts" in page
+    assert "in 50m00s" in page

@@ -10,6 +10,7 @@ import sys
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ from rich.cells import cell_len
 
 from calling import Command, asked, start
 from plugins.fake_nvml import FakeNvml
+from spool.cli import render
+from spool.cli.charts import Bar, Line
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Machine, Result, State
+from spool.extras.plot import charts
 from spool.formats.history import read_ended_runs, render_history
 from spool.query.timeline import Frame, last_day
 from support import PATIENCE_S
@@ -330,3 +334,43 @@ def test_the_demonstration_ends_with_a_picture(spool: Command, tmp_path: Path, m
     for name in ("data", "pi_4", "endless", "publish", "report"):
         assert any(line.startswith(f"{name} ") for line in lines)
     assert any("finished (run 2)" in line for line in lines)
+
+
+def test_the_picture_shows_waits_runs_and_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each job is a row: dots while it waits, blocks while it runs, a cross where a run ended badly."""
+    monkeypatch.setattr(charts, "can_draw", lambda: False)
+    runs = {
+        "a": [
+            Result("a", 1, 1, State.FAILED, "", 0, 2 * S, 4 * S),
+            Result("a", 2, 2, State.FINISHED, "", 0, 6 * S, 10 * S),
+        ],
+        "b": [Result("b", 1, 1, State.CANCELLED, "", 0, None, 5 * S)],
+    }
+    lines = charts.gantt(runs, 0, 10 * S, 40)
+    row = lines[0].split("  ")[1]
+    assert row.startswith("..")
+    assert row.index("#") < row.index("x") < row.rindex("#")
+    assert "x" in lines[1]
+    assert "+0s" in lines[2]
+    monkeypatch.setattr(render, "painter", lambda: lambda style, text: f"<{style}>{text}")
+    for row, outcome in zip(charts.gantt(runs, 0, 10 * S, 40), ("failed", "cancelled"), strict=False):
+        assert f"<{render.colour_of(outcome)}>" in row
+
+
+def test_the_timeline_marks_now_and_draws_each_where_it_holds() -> None:
+    """A row for each; the bar as wide as its time, the mark of now in every row, one scale below."""
+    now = int(datetime.fromisoformat("2026-01-31T12:00:00+00:00").timestamp()) * S
+    lines = [
+        Line("a", [Bar(now - 2 * 3600 * S, now + 2 * 3600 * S, "active")]),
+        Line("long", [Bar(now + 4 * 3600 * S, now + 8 * 3600 * S, "pending")]),
+    ]
+    first, second, scale = charts.timeline(lines, now, 46)
+    assert first == "a     " + "█" * 8 + "┃" + "█" * 7
+    assert second == "long  " + " " * 8 + "┃" + " " * 15 + "░" * 16
+    assert scale == "      10:00   12:00   14:00   16:00   18:00"
+
+
+def test_blocks_show_what_is_not_nothing() -> None:
+    """The smallest value that is not 0 has a mark, the highest a full one, and nothing divides by 0."""
+    assert charts.curve([0.0, 0.001, 0.5, 1.0, 2.0], 1.0) == " ▁▄██"
+    assert charts.curve([0.0, 0.0], 0.0) == "  "

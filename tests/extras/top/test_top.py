@@ -17,16 +17,13 @@ from rich.cells import cell_len
 
 from calling import Command, put_job, start
 from cli.test_looking import ended, running
-from extras.machine.sharing import BOB, gpu_share, join, shares
-from extras.page.pages import a_gpu_view, a_machine, a_view, lay
 from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import State
-from spool.formats.state import GpuView
 from spool.query.rows import JobRow
 from spool.query.shared import UserShare
-from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Service, Spool
 from support import PATIENCE_S, wait_for
+from views import BOB, Arbiter, a_gpu_view, a_machine, a_view, lay
 
 pytest.importorskip("textual", reason="the extra `top` is not installed")
 
@@ -37,7 +34,7 @@ from spool.cli import main
 from spool.extras.top.app import Top
 from spool.extras.top.header import bar
 from spool.extras.top.reading import LogText
-from spool.extras.top.widgets import Prompt, RowList, TextPane
+from spool.extras.top.widgets import Dialog, RowList, TextPane
 
 Steps = Callable[["Screen"], Awaitable[None]]
 HOSTILE = ("[red]x[/red]", "\x1b[2Jclear", "\u202eevil", "漢字" * 30, "e\u0301" * 40, "<script>", "a\tb\nc")
@@ -178,13 +175,13 @@ def test_priority_is_asked_for_and_a_wrong_one_is_told(spool: Command, spool_roo
     async def steps(screen: Screen) -> None:
         await screen.on("one")
         await screen.press("p")
-        await screen.until(lambda: isinstance(screen.app.screen, Prompt), "the question")
+        await screen.until(lambda: isinstance(screen.app.screen, Dialog), "the question")
         assert screen.app.screen.query_one(Input).value == "5"
         await screen.press("backspace", "4", "2", "enter")
         await screen.hears("one changed")
         assert path.read_text() == '# mine\ncommand = "true"\npriority = 42\n'
         await screen.press("p")
-        await screen.until(lambda: isinstance(screen.app.screen, Prompt), "the question")
+        await screen.until(lambda: isinstance(screen.app.screen, Dialog), "the question")
         await screen.press("x", "enter")
         await screen.hears("is not a whole number")
         await screen.press("p", "9", "escape")
@@ -532,17 +529,17 @@ def test_a_bar_shows_whatever_is_not_nothing(part: float, seen: str) -> None:
     assert bar(part, 4) == seen
 
 
-def test_the_other_users_of_a_shared_machine_have_a_line_each(spool: Command, spool_root: Path) -> None:
+def test_the_other_users_of_a_shared_machine_have_a_line_each(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The bars count what they hold, a GPU names them, and the last of four lines counts the rest."""
     others = (
         BOB,
-        *(UserShare(user=f"u{n}", leases=1, cpus=1, asks=n) for n in range(4)),
         UserShare(user=HOSTILE[1], leases=1, cpus=2),
+        *(UserShare(user=f"u{n}", leases=1, cpus=1, asks=n) for n in range(4)),
     )
-    join(spool_root, shares(*others, gpus=(gpu_share(0, ("bob", None)), gpu_share(1))))
-    cards = tuple(GpuView(uuid=f"GPU-{n}", index=n, memory_total_bytes=80 * GIB) for n in range(2))
-    lay(spool_root, a_view(1, machine=a_machine(16, 32 * GIB, cpus_free=14, gpus=cards, gpus_at_ns=1)))
-    lock = LockedSpool(str(spool_root))
+    Arbiter(spool_root, monkeypatch).says(*others, by_gpu={"bob": None})
+    with_gpus(spool_root, monkeypatch, 2, cpus=16, cpus_free=14, memory_bytes=32 * GIB)
 
     async def steps(screen: Screen) -> None:
         await screen.sees("2+9/16", "0B+8G/32G", "0+1/2", "bob's lease")
@@ -555,17 +552,14 @@ def test_the_other_users_of_a_shared_machine_have_a_line_each(spool: Command, sp
         assert " 3 more users: see `spool info`" in screen.text
         assert "\x1b" not in screen.text
 
-    try:
-        drive(spool_root, steps, size=(100, 40))
-    finally:
-        lock.release()
+    drive(spool_root, steps, size=(100, 40))
 
 
-def with_gpus(root: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def with_gpus(root: Path, monkeypatch: pytest.MonkeyPatch, number: int, **more: int) -> None:
     """Have the view of a dispatcher that watches so many GPUs."""
     now = time.time_ns()
     gpus = [a_gpu_view(at, memory_free_bytes=20 * GIB) for at in range(number)]
-    lay(root, a_view(now, machine=a_machine(8, gpus=tuple(gpus), gpus_at_ns=now)))
+    lay(root, a_view(now, machine=a_machine(**more, gpus=tuple(gpus), gpus_at_ns=now)))
     monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
 
 

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from spool.cli import render
 from spool.cli.common import own
-from spool.cli.submission import Asked, draft_of, publish, tell_doubts
+from spool.cli.scripts import Asked
+from spool.cli.submission import draft_of, publish, tell_doubts
 from spool.cli.telling import made, tell
 from spool.cli.wait import HoldNotices, code_of, told
 from spool.client import autostart, submit
@@ -35,8 +36,7 @@ from spool.formats.run_records import parse_rc
 from spool.machine.children import become_subreaper
 from spool.machine.host import login_environment, pinned
 from spool.machine.marks import MachineProber
-from spool.query.last_view import last_view
-from spool.query.rows import in_words
+from spool.query.rows import in_words, last_view
 from spool.store.glance import config_if
 from spool.store.ownership import this_user
 from spool.store.spool import Spool

@@ -21,13 +21,14 @@ from collections.abc import Callable
 from types import FrameType
 
 from spool.core.errors import SpoolUnusable, cannot, shown
-from spool.core.model import SECOND_NS, Machine
+from spool.core.model import SECOND_NS, Grant, Machine
 from spool.extras.machine import SOCKET, STATUS, protocol
 from spool.extras.machine.hardware import Hardware, gpu_shares, user_shares
-from spool.extras.machine.journal import LeaseJournal
-from spool.extras.machine.ledger import Decision, Holder, Lease, LeaseLedger, OpenAsk
+from spool.extras.machine.journal import BeganLine, EndLine, LeaseJournal
+from spool.extras.machine.ledger import Holder, Lease, LeaseLedger
 from spool.extras.machine.machinefile import MachineConfig
-from spool.extras.machine.peers import MOST_CONNECTIONS, Account, Accounts, Allowance, Allowances, Connection, peer_of
+from spool.extras.machine.peers import MOST_CONNECTIONS, Account, Accounts, Allowance, Connection
+from spool.extras.machine.protocol import Units
 from spool.extras.machine.status import MachineShares, render
 from spool.machine import descriptors, identity
 from spool.store.disk import Disk
@@ -67,7 +68,6 @@ class Arbiter:
         self._clock = clock
         self._boot_clock = boot_clock
         self._accounts = Accounts(config.users)
-        self._allowances = Allowances()
         self._complained: dict[int, float] = {}  # of users
         self._hardware = Hardware(config)
         self._ledger = LeaseLedger(config.policy, config.reservations, clock() // 1000)
@@ -80,17 +80,13 @@ class Arbiter:
         self._connections: dict[int, Connection] = {}
         self._by_holder: dict[Holder, Connection] = {}
         self._away: dict[Holder, int] = {}  # spools without a dispatcher that hold leases, since when (monotonic)
-        self._silent: list[tuple[float, Connection]] = []  # connections that are not read until then
-        self._fresh: list[OpenAsk] = []  # asks that have no answer yet
-        self._machine: Machine | None = None
-        self._next_at_ns: int | None = None  # when the decision changes by itself
+        self._resting: dict[int, float] = {}  # descriptors that are not watched until then (monotonic)
+        self._fresh: list[Lease] = []  # asks that have no answer yet
         self._gpus_left_ns = 0  # when a lease with GPUs ended whose processes may go on; 0: none is in doubt
         self._gone: set[int] = set()  # leases whose processes the last look has not seen
         self._sees_processes = True
-        self._listen_again = 0.0  # monotonic; 0: it listens
         self._looked = self._told = 0.0
         self._decided = self._published = -1  # versions of the ledger
-        self._decision: Decision | None = None
         self._no_grants_before = 0.0  # monotonic: the journal could not be written
         self._trouble = ""  # why not
         self._since_ns = 0
@@ -156,20 +152,19 @@ class Arbiter:
             elif fd == self._hardware.fileno():
                 self._hardware.take_answer(self._clock())
         now = time.monotonic()
-        self._hear_again(now)
+        self._watch_rested(now)
         if now >= self._looked + _LOOK_EVERY_S:
             self._looked = now
             self._look_after_accounts()
             self._look_after_leases()
             self._journal.tidy(self._ledger, self._clock())
         # Memory and GPUs change by themselves.
-        self._decide(anew=now >= self._told + _TELL_EVERY_S and next(self._ledger.asks, None) is not None)
-        if now >= self._told + (_LOOK_EVERY_S if self._published != self._ledger.version else _TELL_EVERY_S):
+        self._decide(anew=bool(self._ledger.asks) and now >= self._told + _TELL_EVERY_S)
+        if now >= self._tell_at():
             self._told = now
-            if self._decision is not None:
-                for ask in list(self._ledger.asks):
-                    self._tell(self._decision, ask)
-                self._answer_all()
+            for ask in self._ledger.asks.values():
+                self._tell(ask)
+            self._answer_all()
             if not self._is_unchanged():
                 self._publish()
 
@@ -178,20 +173,28 @@ class Arbiter:
     def _leave(self, number: int, frame: FrameType | None) -> None:
         self._leaving = True
 
+    def _tell_at(self) -> float:
+        return self._told + (_LOOK_EVERY_S if self._published != self._ledger.version else _TELL_EVERY_S)
+
     def _wait_s(self) -> float:
         if self._decided != self._ledger.version:
             return 0.0
-        now = time.monotonic()
-        wait = self._told + (_LOOK_EVERY_S if self._published != self._ledger.version else _TELL_EVERY_S) - now
+        due, now = [self._tell_at(), *self._resting.values()], time.monotonic()
         if self._away or any(not lease.begun for lease in self._ledger.leases.values()):
-            wait = min(wait, self._looked + _LOOK_EVERY_S - now)
-        if self._silent:
-            wait = min(wait, min(until for until, _ in self._silent) - now)
-        if self._listen_again:
-            wait = min(wait, self._listen_again - now)
-        if self._next_at_ns is not None:
-            wait = min(wait, (self._next_at_ns - self._clock()) / SECOND_NS)
-        return max(wait, 0.0)
+            due.append(self._looked + _LOOK_EVERY_S)
+        if self._ledger.next_at_ns is not None:
+            due.append(now + (self._ledger.next_at_ns - self._clock()) / SECOND_NS)
+        return max(min(due) - now, 0.0)
+
+    def _rest(self, fd: int, seconds: float) -> None:
+        """Do not watch a descriptor for a while."""
+        self._epoll.unregister(fd)
+        self._resting[fd] = time.monotonic() + seconds
+
+    def _watch_rested(self, now: float) -> None:
+        for fd in [fd for fd, until in self._resting.items() if until <= now]:
+            del self._resting[fd]
+            self._epoll.register(fd, select.EPOLLIN)
 
     # Connections.
 
@@ -212,14 +215,13 @@ class Arbiter:
                 continue
             except OSError as error:  # out of descriptors: those that are connected come first
                 log.warning("cannot accept a connection: %s", error)
-                self._epoll.modify(self._listener.fileno(), 0)
-                self._listen_again = time.monotonic() + _LISTEN_AGAIN_S
+                self._rest(self._listener.fileno(), _LISTEN_AGAIN_S)
                 return
             sock.setblocking(False)
-            pid, uid = peer_of(sock)
+            pid, uid = protocol.peer_of(sock)
             account = self._accounts.of(uid)
             refusal = account.refusal or self._refusal(account, pid)
-            connection = Connection(sock, account, Allowance() if refusal else self._allowances.of(uid))
+            connection = Connection(sock, account, Allowance() if refusal else self._accounts.allowance_of(uid))
             if refusal:
                 connection.send_away(refusal)
                 continue
@@ -242,20 +244,19 @@ class Arbiter:
         has_spool = holder is not None and self._by_holder.get(holder) is connection
         heard = not has_spool or self._hear_last_words(connection, holder)
         self._connections.pop(fd, None)
-        with contextlib.suppress(OSError):
+        if self._resting.pop(fd, None) is None:
             self._epoll.unregister(fd)
         if reason:
             connection.send_away(reason)
         connection.close()
         if holder is not None and has_spool:
             del self._by_holder[holder]
-            self._ledger.drop_all(holder)
             for lease in self._ledger.of(holder):
-                if not lease.begun and heard:
+                if lease.begun or (lease.granted and not heard):
+                    self._ledger.use(lease)  # or it may be
+                    self._away[holder] = time.monotonic_ns()
+                else:
                     self._end(lease)  # it can begin no more
-                lease.begun = True
-            if self._ledger.of(holder):
-                self._away[holder] = time.monotonic_ns()
 
     def _hear_last_words(self, connection: Connection, holder: Holder | None) -> bool:
         """Stop serving a connection, and record which leases were begun; return whether that is known of all."""
@@ -271,18 +272,15 @@ class Arbiter:
             except protocol.NotAMessage:
                 return False
             for order in orders or ():
-                if isinstance(order, protocol.Begin | protocol.Began) and (
-                    lease := self._ledger.leases.get(order.lease)
-                ):
-                    lease.begun = lease.begun or lease.holder == holder
+                if isinstance(order, protocol.Use) and (lease := self._lease(holder, order.lease)) is not None:
+                    self._ledger.use(lease)
         return False
 
     def _read(self, connection: Connection) -> None:
         for _ in range(_DATAGRAMS):
             pause_s = connection.pause_s()
             if pause_s:
-                self._epoll.unregister(connection.fileno())
-                self._silent.append((time.monotonic() + pause_s, connection))
+                self._rest(connection.fileno(), pause_s)
                 return
             try:
                 orders = connection.receive()
@@ -307,17 +305,6 @@ class Arbiter:
             self._complained[account.uid] = now + _COMPLAIN_EVERY_S
             log.warning("a dispatcher of %s was cut off: %s", account.name, shown(why[:_MOST_SHOWN]))
 
-    def _hear_again(self, now: float) -> None:
-        if self._listen_again and now >= self._listen_again:
-            self._listen_again = 0.0
-            self._epoll.modify(self._listener.fileno(), select.EPOLLIN)
-        due = [connection for until, connection in self._silent if until <= now]
-        if due:
-            self._silent = [each for each in self._silent if each[0] > now]
-            for connection in due:
-                if connection.fileno() >= 0:
-                    self._epoll.register(connection.fileno(), select.EPOLLIN)
-
     def _look_after_accounts(self) -> None:
         """Cut off the accounts that the machine no longer serves."""
         for connection in list(self._connections.values()):
@@ -330,28 +317,30 @@ class Arbiter:
     # What dispatchers say. Only leases and asks of the speaker's own spool change.
 
     def _hear(self, connection: Connection, order: protocol.Order) -> None:
-        if isinstance(order, protocol.Hello):
-            self._hello(connection, order)
-            return
         holder = connection.holder
-        if holder is None:
-            raise protocol.NotAMessage("it did not say hello")
         match order:
+            case protocol.Hello():
+                self._hello(connection, order)
+            case protocol.Use() if holder is None:
+                if len(connection.uses) >= protocol.MOST_LEASES:
+                    raise protocol.NotAMessage("it names too many leases")
+                connection.uses.append(order)
+            case _ if holder is None:
+                raise protocol.NotAMessage("it did not say hello")
+            case protocol.Use():
+                self._use(connection, order)
             case protocol.Ask():
                 self._ask(holder, order)
+            case protocol.Claim():
+                self._claim(connection, holder, order)
             case protocol.Drop():
-                self._drop(holder, order.number)
-            case protocol.Begin():
-                if (lease := self._lease(holder, order.lease)) is not None:
-                    lease.begun = True
-            case protocol.Began():
-                if (lease := self._lease(holder, order.lease)) is not None:
-                    self._began(lease, order.pid, order.ticks)
+                if (lease := self._ledger.withdrawable(holder, order.number)) is not None:
+                    self._end(lease)
             case protocol.EndLease():
                 if (lease := self._lease(holder, order.lease)) is not None:
                     self._end(lease)
 
-    def _lease(self, holder: Holder, number: int) -> Lease | None:
+    def _lease(self, holder: Holder | None, number: int) -> Lease | None:
         lease = self._ledger.leases.get(number)
         return lease if lease is not None and lease.holder == holder else None
 
@@ -360,56 +349,45 @@ class Arbiter:
             why = f"it speaks version {hello.version}, the arbiter {protocol.VERSION}: restart the older"
             self._cut_off(connection, why)
             return
-        if connection.spool not in ("", hello.spool):
-            raise protocol.NotAMessage("it speaks for two spools")
-        connection.spool = hello.spool
-        account = connection.account
-        holder = Holder(account.uid, account.name, hello.spool)
-        connection.claims += hello.claims
-        for hold in hello.holds:
-            if len(connection.named) + len(connection.unknown) >= protocol.MOST_LEASES:
-                raise protocol.NotAMessage("it names too many leases")
-            lease = self._lease(holder, hold.lease)
-            if lease is None:
-                connection.unknown.append(hold.lease)
-                continue
-            connection.named.add(hold.lease)
-            lease.begun = True  # it is in use, or else it would not be named
-            if hold.pid:
-                self._began(lease, hold.pid, hold.ticks)
-        if len(connection.claims) > protocol.MOST_LEASES:
-            raise protocol.NotAMessage("it claims too many leases")
-        if hello.more:
-            return
+        if connection.holder is not None:
+            raise protocol.NotAMessage("it said hello before")
+        connection.holder = holder = Holder(connection.account.uid, connection.account.name, hello.spool)
         other = self._by_holder.get(holder)
-        if other is not None and other is not connection:
+        if other is not None:
             self._cut_off(other)
-        connection.holder = holder
         self._by_holder[holder] = connection
         self._away.pop(holder, None)
-        for lease in self._ledger.of(holder):
-            if lease.number not in connection.named:
-                self._end(lease)
-        machine = self._machine or self._look(self._clock())
+        machine = self._machine()
         pools = tuple((pool.name, pool.total, pool.indices) for pool in machine.resources)
-        unknown = tuple(connection.unknown)
-        claimed = tuple(self._claim(holder, claim, machine) for claim in connection.claims)
-        connection.replies.append(protocol.Welcome(machine.cpus, machine.memory_bytes, pools, unknown, claimed))
-        connection.named, connection.unknown, connection.claims = set(), [], []
+        connection.replies.append(protocol.Welcome(machine.cpus, machine.memory_bytes, pools))
+        uses, connection.uses = connection.uses, []
+        for use in uses:
+            self._use(connection, use)
+        named = {use.lease for use in uses}
+        for lease in self._ledger.of(holder):
+            if lease.number not in named:
+                self._end(lease)
         self._answer(connection)
 
-    def _claim(self, holder: Holder, claim: protocol.Claim, machine: Machine) -> int:
-        """Count a run that began without a lease, if it lives; return its lease, 0 without one."""
-        if self._sees_processes and not _is_alive(holder.uid, claim.pid, claim.ticks):
-            return 0
-        lease = self._ledger.claim(holder, claim, machine, self._clock())
+    def _use(self, connection: Connection, use: protocol.Use) -> None:
+        lease = self._lease(connection.holder, use.lease)
         if lease is None:
-            return 0
-        try:
+            connection.replies.append(protocol.Unknown(use.lease))
+        elif self._ledger.use(lease, use.pid, use.ticks):
+            self._journal.note(BeganLine(lease.number, lease.pid, lease.ticks), lease)
+
+    def _claim(self, connection: Connection, holder: Holder, claim: protocol.Claim) -> None:
+        """Count a run that began without a lease, if it lives."""
+        lease = None
+        if not self._sees_processes or _is_alive(holder.uid, claim.pid, claim.ticks):
+            lease = self._ledger.claim(holder, claim, self._machine(), self._clock())
+        if lease is None:
+            why = f"it is over, or beyond the quota of {holder.user}"
+            connection.replies.append(protocol.Wait(claim.number, why))
+            return
+        with contextlib.suppress(OSError):  # after a restart it is unknown, and claimed again
             self._journal.granted([lease])
-        except OSError as error:  # after a restart it is unknown, and claimed again
-            log.error("cannot record a lease of %s: %s", holder.user, error)
-        return lease.number
+        connection.replies.append(protocol.Granted(claim.number, lease.number, 0))
 
     def _ask(self, holder: Holder, order: protocol.Ask) -> None:
         if self._ledger.asks_of(holder) >= protocol.MOST_ASKS:
@@ -418,37 +396,23 @@ class Arbiter:
         if ask is not None:
             self._fresh.append(ask)
 
-    def _drop(self, holder: Holder, number: int) -> None:
-        """Withdraw an ask, or what was granted for it meanwhile."""
-        if not self._ledger.drop(holder, number):
-            lease = self._ledger.answering(holder, number)
-            if lease is not None and not lease.begun:
-                self._end(lease)
-
-    def _began(self, lease: Lease, pid: int, ticks: int) -> None:
-        lease.begun = True
-        if pid and (pid, ticks) != (lease.pid, lease.ticks):
-            lease.pid, lease.ticks = pid, ticks
-            try:
-                self._journal.began(lease)
-            except OSError as error:
-                log.error("cannot record a wrapper of %s: %s", lease.holder.user, error)
-
     def _end(self, lease: Lease) -> None:
         now_ns = self._clock()
-        if self._ledger.end(lease.number, now_ns) is not None:
+        self._ledger.end(lease, now_ns)
+        if lease.granted:
             if lease.grant.gpu_uuids:
                 self._gpus_left_ns = now_ns
-            try:
-                self._journal.ended(lease)
-            except OSError as error:  # after a restart it is there again, until its dispatcher says hello
-                log.error("cannot record the end of a lease of %s: %s", lease.holder.user, error)
+            self._journal.note(EndLine(lease.number), lease)
 
     # Leases whose dispatchers do not end them.
 
     def _look_after_leases(self) -> None:
         self._ledger.distrust_overstayers(self._clock())
-        self._let_lapse()
+        oldest_ns = self._boot_clock() - LAPSE_NS - _LAPSE_SLACK_NS
+        for lease in [each for each in self._ledger.leases.values() if not each.begun]:
+            if lease.since_boot_ns <= oldest_ns:
+                log.info("a lease of %s has lapsed: it was not used", lease.holder.user)
+                self._end(lease)
         now_ns = time.monotonic_ns()
         before, self._gone = self._gone, set()
         away = [holder for holder, since_ns in self._away.items() if now_ns - since_ns >= _AWAY_NS]
@@ -470,17 +434,11 @@ class Arbiter:
             if not self._ledger.of(holder):
                 del self._away[holder]
 
-    def _let_lapse(self) -> None:
-        now_ns = self._boot_clock()
-        for lease in list(self._ledger.leases.values()):
-            if not lease.begun and now_ns - lease.since_boot_ns >= LAPSE_NS + _LAPSE_SLACK_NS:
-                log.info("a lease of %s has lapsed: it was not used", lease.holder.user)
-                self._end(lease)
-
     # Decisions.
 
-    def _look(self, now_ns: int) -> Machine:
-        ledger = self._ledger
+    def _machine(self) -> Machine:
+        """Return the machine as it is now."""
+        ledger, now_ns = self._ledger, self._clock()
         leases = ledger.leases.values()
         gpus = bool(
             ledger.asks_for_gpus
@@ -488,7 +446,7 @@ class Arbiter:
             or self._gpus_left_ns
             or any(lease.grant.gpu_uuids for lease in leases)
         )
-        self._machine = machine = self._hardware.machine(now_ns, leases, gpus=gpus)
+        machine = self._hardware.machine(now_ns, leases, gpus=gpus)
         if gpus:
             ledger.squat(self._squatters(machine), now_ns)
             if self._hardware.seen_at_ns > self._gpus_left_ns:
@@ -517,52 +475,47 @@ class Arbiter:
     def _decide(self, *, anew: bool) -> None:
         """Decide if anything has changed, and answer."""
         now_ns, ledger = self._clock(), self._ledger
-        due = self._next_at_ns is not None and now_ns >= self._next_at_ns
+        due = ledger.next_at_ns is not None and now_ns >= ledger.next_at_ns
         if self._decided != ledger.version or due or anew or ledger.asks_for_gpus:
-            decision = ledger.decide(self._look(now_ns), now_ns)
-            self._next_at_ns = decision.next_at_ns
-            self._grant(decision, now_ns)
-            self._decided, self._decision = ledger.version, decision
+            self._grant(ledger.decide(self._machine(), now_ns), now_ns)
+            self._decided = ledger.version
             for ask in self._fresh:
-                self._tell(decision, ask)
+                self._tell(ask)
             self._fresh.clear()
         self._answer_all()
 
-    def _grant(self, decision: Decision, now_ns: int) -> None:
-        """Make leases of the starts of a decision: first on the disk, then in the answers."""
+    def _grant(self, starts: list[tuple[Lease, Grant]], now_ns: int) -> None:
+        """Grant the starts of a decision: first on the disk, then in the answers."""
         if time.monotonic() < self._no_grants_before:
             return
-        starts = [(ask, grant) for ask, grant in decision.starts if self._hardware.may_start_on(grant, now_ns)]
-        since_boot_ns = self._boot_clock()
-        granted = [(ask, ask.lease(grant, now_ns, since_boot_ns)) for ask, grant in starts]
+        since_boot_ns, granted = self._boot_clock(), list[Lease]()
+        for lease, grant in starts:
+            if self._hardware.may_start_on(grant, now_ns):
+                lease.grant, lease.at_ns, lease.since_boot_ns = grant, now_ns, since_boot_ns
+                granted.append(lease)
         if not granted:
             return
         try:
-            self._journal.granted([lease for _, lease in granted])
+            self._journal.granted(granted)
         except OSError as error:
             log.error("cannot record leases, so nothing is granted: %s", error)
             self._no_grants_before = time.monotonic() + _TELL_EVERY_S
             self._trouble = f"the arbiter cannot record leases: {error.strerror}"
             return
         self._trouble = ""
-        begin_before_ns = since_boot_ns + LAPSE_NS
-        for ask, lease in granted:
-            self._ledger.grant(ask, lease)
-            grant = lease.grant
-            units = grant.gpu_uuids, grant.gpu_indices, grant.resource_indices
-            reply = protocol.Granted(ask.number, lease.number, begin_before_ns, *units)
-            if grant.cpu_list:
-                reply = protocol.PinnedGrant(ask.number, lease.number, begin_before_ns, *units, grant.cpu_list)
-            self._by_holder[ask.holder].replies.append(reply)
+        for lease in granted:
+            self._ledger.grant(lease)
+            reply = protocol.Granted(lease.ask, lease.number, since_boot_ns + LAPSE_NS, Units.of(lease.grant))
+            self._by_holder[lease.holder].replies.append(reply)
 
-    def _tell(self, decision: Decision, ask: OpenAsk) -> None:
+    def _tell(self, ask: Lease) -> None:
         """Tell the dispatcher of an ask that waits why, if that is news."""
-        if not self._ledger.is_open(ask):
+        if ask.number not in self._ledger.asks:
             return
-        reason = (decision.why(ask) or self._trouble or "granted at any moment")[: protocol.MOST_TEXT]
+        reason = (self._ledger.why(ask) or self._trouble or "granted at any moment")[: protocol.MOST_TEXT]
         if reason != ask.told:
             ask.told = reason
-            self._by_holder[ask.holder].replies.append(protocol.Wait(ask.number, reason))
+            self._by_holder[ask.holder].replies.append(protocol.Wait(ask.ask, reason))
 
     def _answer_all(self) -> None:
         for connection in list(self._connections.values()):
@@ -590,9 +543,8 @@ class Arbiter:
     def _publish(self) -> None:
         """Write `machine.json`."""
         now_ns, ledger = self._clock(), self._ledger
-        machine = self._look(now_ns)
+        machine = self._machine()
         self._published = ledger.version
-        problem = machine.gpu_problem
         status = MachineShares(
             written_at_ns=now_ns,
             since_ns=self._since_ns,
@@ -602,7 +554,7 @@ class Arbiter:
             resources={pool.name: pool.total for pool in machine.resources},
             users=tuple(user_shares(ledger)),
             gpus=tuple(gpu_shares(machine, ledger)),
-            gpu_problem=problem,
+            gpu_problem=machine.gpu_problem,
         )
         try:
             self._disk.put(os.path.join(self._directory, STATUS), render(status), mode=0o644)

@@ -12,26 +12,24 @@ import hashlib
 import logging
 import select
 import socket
-import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core.gpus import is_of_kind, kind_of
-from spool.core.model import SECOND_NS, Gpu, Grant, Jid, Machine, Pool
+from spool.core.model import SECOND_NS, Gpu, Grant, Jid, Machine, Pool, Request
 from spool.core.reasons import count_of
 from spool.core.runtimes import stem
 from spool.core.scheduler import Plan, Start
 from spool.dispatcher.leases import Leases
-from spool.dispatcher.timers import Timer, boot_clock
-from spool.dispatcher.wakeup import Wakeup
-from spool.executors import RunHandle
+from spool.dispatcher.wakeup import Timer, Wakeup, boot_clock
 from spool.extras.machine import SharedMachine, protocol, served_in
-from spool.extras.machine.protocol import LeaseRequest
+from spool.extras.machine.protocol import LeaseRequest, Units
 from spool.formats.freetext import one_line
 from spool.formats.state import SharedView
 from spool.state.run import ActiveRun
@@ -41,6 +39,8 @@ from spool.store.locked_spool import LockedSpool
 from spool.store.ownership import name_of
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SILENT = "the arbiter has not answered"
 _NO_START = "no job can start on this shared machine: %s"
@@ -65,8 +65,6 @@ _BEGUN_NS = 50 * _MS  # after a launch: which wrapper has the lease; a short run
 _MOST_NUMBER = 1 << 53
 _MOST_AT_ONCE = 256  # datagrams that are read before the rest of a pass
 _MOST_UNSENT = 20_000  # messages; an arbiter that causes more, and does not read, is left
-_MOST_READ = 4 * protocol.MOST_BYTES  # a welcome that names many unknown leases is longer than what may be said
-_CREDENTIALS = struct.Struct("3i")
 
 
 class UnusedLease(Struct, frozen=True):
@@ -77,16 +75,15 @@ class UnusedLease(Struct, frozen=True):
 
     def applied_to(self, start: Start) -> Start:
         """Return *start* with this lease, and with the units that it grants."""
-        grant, granted = start.grant, self.granted
-        indices = dict(grant.resource_indices) | dict(granted.pool_indices)
+        units, indices = self.granted.units, dict(start.grant.resource_indices)
         grant = replace(
-            grant,
-            gpu_uuids=granted.gpu_uuids,
-            gpu_indices=granted.gpu_indices,
-            resource_indices=tuple(sorted(indices.items())),
-            cpu_list=granted.cpu_list if isinstance(granted, protocol.PinnedGrant) else "",
+            start.grant,
+            gpu_uuids=units.gpu_uuids,
+            gpu_indices=units.gpu_indices,
+            resource_indices=tuple(sorted((indices | dict(units.pool_indices)).items())),
+            cpu_list=units.cpu_list,
         )
-        return replace(start, grant=grant, lease=granted.lease)
+        return replace(start, grant=grant, lease=self.granted.lease)
 
 
 class SentAsk(Struct):
@@ -122,10 +119,11 @@ class ArbiterLeases(Leases):
         self._asks: dict[int, SentAsk] = {}
         self._leases: dict[int, UnusedLease] = {}  # granted, and used by no run yet
         self._gpus: dict[str, Gpu] = {}  # as of the last pass
-        self._unbegun: dict[int, ActiveRun] = {}  # whose wrapper the arbiter does not know
-        self._claimed: list[ActiveRun] = []  # the runs without a lease of the last hello, until it is answered
-        self._begun_ns = 0  # monotonic: when these are looked at
-        self._begun_pause_ns = _BEGUN_NS
+        self._untold: dict[tuple[str, int], ActiveRun] = {}  # runs whose wrappers, or claims, the arbiter does not know
+        self._tell_ns = 0  # monotonic: when these are told
+        self._tell_pause_ns = _BEGUN_NS
+        self._claimed: dict[int, ActiveRun] = {}  # by the number of the claim, until it is answered
+        self._unknown: set[int] = set()  # leases that the arbiter does not know, as just heard
         self._waiting: dict[str, LeaseRequest] = {}  # starts of the plan without a lease
         self._words_changed = False
         self._line: list[str] = []  # the next in line, as of a moment ago
@@ -140,7 +138,6 @@ class ArbiterLeases(Leases):
             return
         self._disconnect()
         self._shared, self._next_ns, self._pause_ns = found, 0, _FIRST_PAUSE_NS
-        self._unbegun.clear()
         self._state.changed()
         log.info("this machine is shared; its arbiter is in %s", directory)
         self.view = SharedView(
@@ -157,7 +154,7 @@ class ArbiterLeases(Leases):
         if self._sock is not None:
             self._end_over()
             self._out += [protocol.EndLease(lease) for lease in self._leases]
-            self._tell_begun()
+            self._tell_runs()
             self._flush()
         self._disconnect()
 
@@ -172,8 +169,8 @@ class ArbiterLeases(Leases):
         if (asked_ns := self._unanswered_since_ns()) and time.monotonic_ns() - asked_ns >= _SILENT_NS:
             self._lost()
         self._connect()
-        if self._unbegun and time.monotonic_ns() >= self._begun_ns:
-            self._tell_begun()
+        if self._untold and self._answers and time.monotonic_ns() >= self._tell_ns:
+            self._tell_runs()
         self._flush()
         self._set_timer()
         changed, self._words_changed = self._words_changed, False
@@ -208,7 +205,7 @@ class ArbiterLeases(Leases):
         """
         self.news = self.jumped = False
         self._end_over()
-        wanted = {start.name: demand for start in starts if (demand := self._demand(start.name)) is not None}
+        wanted = {start.name: demand for start in starts if (demand := self._demand_of(start.name)) is not None}
         in_line = self._next_in_line(plan, wanted) if plan is not None else {}
         if self._answers:
             gave_back = bool(wanted) and any(isinstance(order, protocol.EndLease) for order in self._out)
@@ -233,7 +230,7 @@ class ArbiterLeases(Leases):
         lucky = next((name for name, demand in in_line.items() if free.get(demand)), None)
         if lucky is not None:
             demand = in_line[lucky]
-            ready.append(free[demand].pop().applied_to(Start(lucky, _grant_of(demand))))
+            ready.append(free[demand].pop().applied_to(Start(lucky, Units().granted(demand))))
             self.jumped = True
         self._words_changed |= waiting != self._waiting
         self._waiting = waiting
@@ -275,7 +272,7 @@ class ArbiterLeases(Leases):
         runs = {live.key: lease for live in lives if (lease := live.lease) is not None}
         if not runs:
             return set()
-        self._out += [protocol.Begin(lease) for lease in runs.values() if lease in self._leases]
+        self._out += [protocol.Use(lease) for lease in runs.values() if lease in self._leases]
         if not self._flush():
             return set(runs)
         now_ns = boot_clock()  # after it was said: the arbiter hears it before it lets the lease lapse
@@ -291,64 +288,80 @@ class ArbiterLeases(Leases):
             return
         self._leases.pop(live.lease, None)
         if live.handle is not None:
-            self._watch_begin(live)
+            self._tell_later(live)
 
     def _end_over(self) -> None:
         """Give back the leases of the runs that have left their room."""
         if not self._state.over:
             return
         for lease in self._state.take_over():
-            self._unbegun.pop(lease, None)
             if self._sock is not None:  # else the next hello does not name it
                 self._out.append(protocol.EndLease(lease))
 
-    def _watch_begin(self, live: ActiveRun) -> None:
-        if live.lease is not None:
-            at_ns = time.monotonic_ns() + _BEGUN_NS
-            self._begun_ns = min(self._begun_ns, at_ns) if self._unbegun else at_ns
-            self._begun_pause_ns = _BEGUN_NS
-            self._unbegun[live.lease] = live
-            self._timer.advance(self._begun_ns)
+    def _tell_later(self, live: ActiveRun) -> None:
+        at_ns = time.monotonic_ns() + _BEGUN_NS
+        self._tell_ns = min(self._tell_ns, at_ns) if self._untold else at_ns
+        self._tell_pause_ns = _BEGUN_NS
+        self._untold[live.key] = live
+        self._timer.advance(self._tell_ns)
 
-    def _tell_begun(self) -> None:
-        """Say which wrappers use leases, so that these end with them even if no dispatcher is left to say so."""
-        for lease, live in list(self._unbegun.items()):
-            jid = self._jid_of(live)
-            if jid is not None and self._sock is not None:
-                self._out.append(protocol.Began(lease, jid.pid, jid.start_ticks))
-                del self._unbegun[lease]
-        self._begun_pause_ns = min(2 * self._begun_pause_ns, _LONGEST_PAUSE_NS)
-        self._begun_ns = time.monotonic_ns() + self._begun_pause_ns
+    def _tell_runs(self) -> None:
+        """Say which wrappers use leases, which proves their use if no dispatcher is left; claim leases for the others.
+
+        A run whose wrapper is not known yet is told later.
+        """
+        for key, live in list(self._untold.items()):
+            jid = self._jid_of(live) if live.holds_room else None
+            if jid is not None and live.lease is not None:
+                self._out.append(protocol.Use(live.lease, jid.pid, jid.start_ticks))
+            elif jid is not None:
+                grant, self._number = live.grant, self._number + 1
+                demand = self._demand(live.name, grant, len(grant.gpu_uuids), live.spec.time_limit_ns)
+                units = replace(Units.of(grant), pool_indices=self._of_arbiter(grant.resource_indices))
+                claim = protocol.Claim(self._number, demand, units, jid.pid, jid.start_ticks)
+                self._claimed[self._number] = live
+                self._out.append(claim)
+            if jid is not None or not live.holds_room:
+                del self._untold[key]
+        self._tell_pause_ns = min(2 * self._tell_pause_ns, _LONGEST_PAUSE_NS)
+        self._tell_ns = time.monotonic_ns() + self._tell_pause_ns
 
     def _jid_of(self, live: ActiveRun) -> Jid | None:
         """Return the identity of its wrapper, None while that is unknown."""
         handle = live.handle
-        if handle is None or handle.jid is not None:
-            return handle.jid if handle is not None else None
-        with contextlib.suppress(OSError):
-            return _identified(handle, self._spool.jid(live.name, live.run))
-        return None
+        if handle is not None and handle.jid is None:
+            with contextlib.suppress(OSError):
+                jid = self._spool.jid(live.name, live.run)
+                if isinstance(jid, Jid):
+                    handle.identified(jid)  # which takes none of another process
+        return handle.jid if handle is not None else None
 
-    def _demand(self, name: str) -> LeaseRequest | None:
+    def _demand_of(self, name: str) -> LeaseRequest | None:
         """Return what the start of a job needs of the machine; None: nothing, it runs elsewhere or is gone."""
         job = self._state.queue.get(name)
         if job is None or job.elsewhere is not None:
             return None
-        request = job.request
-        types = request.gpu_types if request.gpus else ()
-        pools = {pool.name for pool in self.view.resources} if self.view is not None else set()
+        return self._demand(name, job.request, job.request.gpus, job.spec.time_limit_ns)
+
+    def _demand(self, name: str, needs: Request | Grant, gpus: int, limit_ns: int | None) -> LeaseRequest:
+        kinds = needs if gpus and isinstance(needs, Request) else Request()
         return LeaseRequest(
-            cpus=request.cpus,
-            memory_bytes=request.memory_bytes or 0,
-            gpus=request.gpus,
-            gpu_memory_bytes=(request.gpu_memory_bytes or 0) if request.gpus else 0,
-            gpu_type=types[0] if types else "",
-            resources=tuple(each for each in request.resources if each[0] in pools),
-            limit_ns=min(job.spec.time_limit_ns or 0, _MOST_NUMBER),
+            cpus=needs.cpus,
+            memory_bytes=needs.memory_bytes or 0,
+            gpus=gpus,
+            gpu_memory_bytes=(needs.gpu_memory_bytes or 0) if gpus else 0,
+            gpu_type=next(iter(kinds.gpu_types), ""),
+            resources=self._of_arbiter(needs.resources),
+            limit_ns=min(limit_ns or 0, _MOST_NUMBER),
             like=_like(name),
-            gpu_min_memory_bytes=(request.gpu_min_memory_bytes or 0) if request.gpus else 0,
-            other_gpu_types=types[1:],
+            gpu_min_memory_bytes=kinds.gpu_min_memory_bytes or 0,
+            other_gpu_types=kinds.gpu_types[1:],
         )
+
+    def _of_arbiter(self, resources: tuple[tuple[str, T], ...]) -> tuple[tuple[str, T], ...]:
+        """Return those of *resources* that are the machine's, not this spool's own."""
+        pools = {pool.name for pool in self.view.resources} if self.view is not None else set()
+        return tuple(each for each in resources if each[0] in pools)
 
     def _next_in_line(self, plan: Plan, wanted: Collection[str]) -> dict[str, LeaseRequest]:
         """Return the jobs that wait for room behind those *wanted*, until AHEAD asks are open."""
@@ -358,7 +371,7 @@ class ArbiterLeases(Leases):
                 break
             if name in wanted or not plan.waits_for_room(name):
                 continue
-            demand = self._demand(name)
+            demand = self._demand_of(name)
             if demand is not None and demand.resources == self._state.queue[name].request.resources:
                 found[name] = demand
         return found
@@ -421,8 +434,7 @@ class ArbiterLeases(Leases):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
             sock.connect(self._shared.socket)
-            size = _CREDENTIALS.size
-            _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+            _, uid = protocol.peer_of(sock)
         except OSError as error:
             sock.close()
             if isinstance(error, PermissionError):
@@ -441,28 +453,19 @@ class ArbiterLeases(Leases):
         self._hello()
 
     def _hello(self) -> None:
-        """Name every lease of a live run, and claim one for each run that has none: it began before this."""
-        holds, claims = [], []
+        """Name every lease of a live run, by the wrapper that uses it. What is not known yet is told later."""
         self._state.take_over()
-        self._unbegun.clear()
-        self._claimed.clear()
+        self._untold.clear()
         for live in self._state.live.values():
             if not live.holds_room or live.elsewhere is not None:
                 continue
             jid = self._jid_of(live)
-            process = (jid.pid, jid.start_ticks) if jid is not None else ()
             if live.lease is not None:
-                holds.append(protocol.Hold(live.lease, *process))
-            elif process:
-                claims.append(_claim_of(live, *process))
-                self._claimed.append(live)
-            if jid is None:
-                self._watch_begin(live)
-        most, hello = protocol.MOST_HOLDS, protocol.Hello(protocol.VERSION, self._name)
-        parts = [replace(hello, holds=tuple(holds[at : at + most])) for at in range(0, len(holds), most)]
-        most = protocol.MOST_CLAIMS
-        parts += [replace(hello, claims=tuple(claims[at : at + most])) for at in range(0, len(claims), most)]
-        self._out = [*(replace(part, more=True) for part in parts[:-1]), *(parts[-1:] or [hello])]
+                process = (jid.pid, jid.start_ticks) if jid is not None else ()
+                self._out.append(protocol.Use(live.lease, *process))
+            if jid is None or live.lease is None:
+                self._tell_later(live)
+        self._out.append(protocol.Hello(protocol.VERSION, self._name))
         self._flush()
 
     def _disconnect(self) -> None:
@@ -470,6 +473,7 @@ class ArbiterLeases(Leases):
         self._out.clear()
         self._asks.clear()
         self._leases.clear()
+        self._claimed.clear()
         self._words_changed |= bool(self._waiting)
         self._waiting = {}
         sock, self._sock = self._sock, None
@@ -500,8 +504,8 @@ class ArbiterLeases(Leases):
         times = []
         if self._sock is None:
             times.append(self._next_ns)
-        if self._unbegun:
-            times.append(self._begun_ns)
+        if self._untold and self._answers:
+            times.append(self._tell_ns)
         if asked_ns := self._unanswered_since_ns():
             times.append(asked_ns + _SILENT_NS)
         if self._out and self._sock is not None:
@@ -510,23 +514,17 @@ class ArbiterLeases(Leases):
 
     def _flush(self) -> bool:
         """Send every message that waits, in one datagram if they fit; return whether the arbiter has all of them."""
-        most = protocol.MOST_MESSAGES
-        while self._out and self._sock is not None:
-            count = 1 if isinstance(self._out[0], protocol.Hello) else most
-            datagram = protocol.render(self._out[:count])
-            if len(datagram) > protocol.MOST_BYTES and count > 1:
-                most = max(1, min(most, len(self._out)) // 2)
-                continue
-            try:
-                self._sock.send(datagram)
-            except BlockingIOError:
-                return False
-            except OSError:
-                self.read()  # its last words
-                self._lost()
-                return False
-            del self._out[:count]
-        return self._sock is not None
+        if self._sock is None:
+            return False
+        try:
+            protocol.send(self._sock, self._out)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.read()  # its last words
+            self._lost()
+            return False
+        return True
 
     def _await(self, limit_ns: int, missing: Callable[[], bool]) -> None:
         """Read answers while some are *missing*, at most for that time."""
@@ -541,9 +539,9 @@ class ArbiterLeases(Leases):
             if self._sock is None:
                 return
             try:
-                datagram = self._sock.recv(_MOST_READ)
+                datagram = self._sock.recv(protocol.MOST_BYTES)
             except BlockingIOError:
-                return
+                break
             except ConnectionResetError:  # it has closed, unread; its last words come first
                 continue
             except OSError:
@@ -558,13 +556,31 @@ class ArbiterLeases(Leases):
                 return
             for reply in replies:
                 self._hear(reply)
+        if self._unknown:
+            for live in self._state.live.values():
+                if live.lease in self._unknown:
+                    live.leased(None)
+                    self._tell_later(live)
+            self._unknown.clear()
+            self._tell_runs()  # which claims them
 
     def _hear(self, reply: protocol.Reply) -> None:
         match reply:
             case protocol.Welcome():
                 self._welcome(reply)
+            case protocol.Unknown():
+                self._unknown.add(reply.lease)
+            case protocol.Granted() if reply.number in self._claimed:
+                live = self._claimed.pop(reply.number)
+                if live.holds_room and live.key in self._state.live:
+                    live.leased(reply.lease)
+                else:
+                    self._out.append(protocol.EndLease(reply.lease))
             case protocol.Granted():
                 self._granted(reply)
+            case protocol.Wait() if reply.number in self._claimed:
+                live = self._claimed.pop(reply.number)
+                log.warning("job %s run %d goes on without a lease: %s", *live.key, one_line(reply.reason))
             case protocol.Wait():
                 if (ask := self._asks.get(reply.number)) is not None:
                     said = one_line(reply.reason) or "it is not this user's turn"
@@ -588,13 +604,13 @@ class ArbiterLeases(Leases):
     def _is_right(self, demand: LeaseRequest, granted: protocol.Granted) -> bool:
         """Whether a new lease grants what was asked for, of GPUs as far as this dispatcher knows them."""
         used = {live.lease for live in self._state.live.values()}
-        gpus = [self._gpus[uuid] for uuid in granted.gpu_uuids if uuid in self._gpus]
+        gpus = [self._gpus[uuid] for uuid in granted.units.gpu_uuids if uuid in self._gpus]
         kind = kind_of(demand.request())
         return (
             self.view is not None
             and granted.lease not in self._leases
             and granted.lease not in used
-            and granted.answers(demand, self.view.resources)
+            and granted.units.meet(demand, self.view.resources)
             and all(is_of_kind(gpu, kind) for gpu in gpus)
         )
 
@@ -611,57 +627,9 @@ class ArbiterLeases(Leases):
             memory_bytes=welcome.memory_bytes,
             resources=resources,
         )
-        self._take_claimed(welcome.claimed)
-        unknown = set(welcome.unknown)
-        lost = [live for live in self._state.live.values() if live.lease in unknown] if unknown else []
-        for live in lost:
-            live.leased(None)
-        if lost:
-            self._hello()  # which claims them
+        if self._untold:
+            self._tell_runs()
         self._state.changed()
-
-    def _take_claimed(self, leases: Sequence[int]) -> None:
-        """Let each run that was claimed have its new lease; 0: none, as it is beyond its user's quota, or over."""
-        claimed, self._claimed = self._claimed, []
-        for live, lease in zip(claimed, leases, strict=False):
-            if not lease:
-                log.warning("job %s run %d goes on without a lease: it is over, or beyond the quota", *live.key)
-            elif live.holds_room and live.key in self._state.live:
-                live.leased(lease)
-            else:
-                self._out.append(protocol.EndLease(lease))
-
-
-def _identified(handle: RunHandle, jid: object) -> Jid | None:
-    if isinstance(jid, Jid):
-        handle.identified(jid)  # which takes none of another process
-    return handle.jid
-
-
-def _claim_of(live: ActiveRun, pid: int, ticks: int) -> protocol.Claim:
-    grant = live.grant
-    named = [each for each in grant.resources if len(each[0]) <= protocol.MOST_LABEL][: protocol.MOST_POOLS]
-    demand = LeaseRequest(
-        cpus=grant.cpus,
-        memory_bytes=grant.memory_bytes or 0,
-        gpus=len(grant.gpu_uuids),
-        gpu_memory_bytes=grant.gpu_memory_bytes or 0,
-        resources=tuple(named),
-        limit_ns=min(live.spec.time_limit_ns or 0, _MOST_NUMBER),
-        like=_like(live.name),
-    )
-    indices = tuple(each for each in grant.resource_indices if each[0] in dict(named))
-    return protocol.Claim(demand, grant.gpu_uuids, indices, grant.cpu_list, pid, ticks)
-
-
-def _grant_of(demand: LeaseRequest) -> Grant:
-    request = demand.request()
-    return Grant(
-        cpus=request.cpus,
-        memory_bytes=request.memory_bytes,
-        gpu_memory_bytes=request.gpu_memory_bytes if request.gpus else None,
-        resources=request.resources,
-    )
 
 
 @lru_cache(maxsize=4096)

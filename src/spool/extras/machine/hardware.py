@@ -6,6 +6,7 @@ process is read. All other processes are foreign, and keep that GPU from being g
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -140,17 +141,14 @@ def _granted(leases: Iterable[Lease]) -> dict[str, int | None]:
 def user_shares(ledger: LeaseLedger) -> list[UserShare]:
     """Return what each user has, and how many asks of each wait."""
     leases: dict[str, list[Lease]] = {}
-    asks: dict[str, int] = {}
     for lease in ledger.leases.values():
         leases.setdefault(lease.holder.user, []).append(lease)
-    for ask in ledger.asks:
-        asks[ask.holder.user] = asks.get(ask.holder.user, 0) + 1
+    asks = Counter(ask.holder.user for ask in ledger.asks.values())
     found = []
     for user in sorted(leases.keys() | asks.keys() | ledger.squatters.keys()):
-        held, resources = leases.get(user, []), dict[str, int]()
+        held, resources = leases.get(user, []), Counter[str]()
         for lease in held:
-            for name, count in lease.grant.resources:
-                resources[name] = resources.get(name, 0) + count
+            resources.update(dict(lease.grant.resources))
         found.append(
             UserShare(
                 user=user,
@@ -158,8 +156,8 @@ def user_shares(ledger: LeaseLedger) -> list[UserShare]:
                 cpus=sum(lease.grant.cpus for lease in held),
                 memory_bytes=sum(lease.grant.memory_bytes or 0 for lease in held),
                 gpus=len(ledger.squatters.get(user, frozenset()).union(*(lease.grant.gpu_uuids for lease in held))),
-                resources=resources,
-                asks=asks.get(user, 0),
+                resources=dict(resources),
+                asks=asks[user],
             )
         )
     return found

@@ -16,9 +16,8 @@ import time
 from msgspec import DecodeError, Struct, json
 
 from spool.core.errors import LockHeld, cannot
-from spool.core.model import Grant
 from spool.extras.machine.ledger import Holder, Lease, LeaseLedger, UserLine
-from spool.extras.machine.protocol import LeaseRequest
+from spool.extras.machine.protocol import LeaseRequest, Units
 from spool.store.disk import Disk, open_log, read_file
 
 log = logging.getLogger(__name__)
@@ -72,19 +71,7 @@ class EndLine(Struct, array_like=True, frozen=True, tag="end"):
     lease: int
 
 
-class UseLine(Struct, array_like=True, frozen=True, tag="use"):
-    """A lease that is over, as spool 0.1 wrote it."""
-
-    user: str
-    uid: int
-    demand: LeaseRequest
-    gpus: int
-    asked_at_ns: int
-    at_ns: int
-    until_ns: int
-
-
-Line = Boot | LeaseLine | BeganLine | EndLine | UserLine | UseLine
+Line = Boot | LeaseLine | BeganLine | EndLine | UserLine
 
 _decoder: json.Decoder[Line] = json.Decoder(Line)
 
@@ -139,16 +126,14 @@ class LeaseJournal:
 
     def granted(self, leases: list[Lease]) -> None:
         """Record leases; they may be told once this returns."""
-        lines = [line for lease in leases for line in _lines(lease)]
-        self._append(b"".join(lines), len(lines))
+        self._append([line for lease in leases for line in _lines(lease)])
 
-    def began(self, lease: Lease) -> None:
-        """Record which wrapper uses a lease."""
-        self._append(render_line(BeganLine(lease.number, lease.pid, lease.ticks)), 1)
-
-    def ended(self, lease: Lease) -> None:
-        """Record that a lease is over."""
-        self._append(render_line(EndLine(lease.number)), 1)
+    def note(self, line: BeganLine | EndLine, lease: Lease) -> None:
+        """Record what a lease has come to. Never raises: its dispatcher says it again to an arbiter that begins."""
+        try:
+            self._append([render_line(line)])
+        except OSError as error:
+            log.error("cannot record what became of a lease of %s: %s", lease.holder.user, error)
 
     def tidy(self, ledger: LeaseLedger, now_ns: int) -> None:
         """Save the past now and then, and begin a new journal if the old one is long, or lost. Never raises."""
@@ -170,15 +155,15 @@ class LeaseJournal:
             directory = os.path.dirname(self._lock_path)
             raise LockHeld(cannot("serve in", "directory", "another arbiter serves there", where=directory)) from None
 
-    def _append(self, data: bytes, lines: int) -> None:
-        self._disk.append(self._fd, data)
-        self._lines += lines
+    def _append(self, lines: list[bytes]) -> None:
+        self._disk.append(self._fd, b"".join(lines))
+        self._lines += len(lines)
 
     def _read_leases(self, ledger: LeaseLedger) -> None:
         text = read_file(self._leases, _MOST_BYTES) or b""
         first, *lines = [parse_line(line) for line in text.splitlines()] or [None]
         if isinstance(first, Boot):
-            ledger.number_after(first.next_lease - 1)
+            ledger.next_number = max(ledger.next_number, first.next_lease)
         if not isinstance(first, Boot) or first.boot_id != self._boot_id:
             if text:
                 log.info("%s is of another boot, or cannot be read: no lease is left", self._leases)
@@ -188,13 +173,12 @@ class LeaseJournal:
             match line:
                 case LeaseLine():
                     left[line.lease] = _lease(line)
-                    ledger.number_after(line.lease)  # if the clock was set back since
+                    ledger.next_number = max(ledger.next_number, line.lease + 1)  # if the clock was set back since
                 case BeganLine() if line.lease in left:
                     left[line.lease].pid, left[line.lease].ticks = line.pid, line.ticks
                 case EndLine():
                     left.pop(line.lease, None)
         for lease in left.values():
-            lease.begun = True  # its dispatcher may have said so to an arbiter that is gone
             ledger.put(lease)
 
     def _read_usage(self, ledger: LeaseLedger, now_ns: int) -> None:
@@ -202,8 +186,6 @@ class LeaseJournal:
         for line in map(parse_line, text.splitlines()):
             if isinstance(line, UserLine):
                 ledger.recall(line, now_ns)
-            elif isinstance(line, UseLine) and line.until_ns <= now_ns:  # else the clock was set back
-                ledger.remember(_used(line), line.until_ns)
 
     def _try_to_save(self, ledger: LeaseLedger, now_ns: int) -> None:
         if time.monotonic() < self._save_at or (self._saved == ledger.version and not ledger.leases):
@@ -232,20 +214,20 @@ class LeaseJournal:
 
 
 def _lines(lease: Lease) -> list[bytes]:
-    holder, grant = lease.holder, lease.grant
+    holder, units = lease.holder, Units.of(lease.grant)
     line = LeaseLine(
         lease.number,
         holder.uid,
         holder.user,
         holder.spool,
         lease.demand,
-        grant.gpu_uuids,
-        grant.gpu_indices,
-        grant.resource_indices,
+        units.gpu_uuids,
+        units.gpu_indices,
+        units.pool_indices,
         lease.asked_at_ns,
         lease.at_ns,
         lease.since_boot_ns,
-        grant.cpu_list,
+        units.cpu_list,
         lease.claimed,
     )
     began = [render_line(BeganLine(lease.number, lease.pid, lease.ticks))] if lease.pid else []
@@ -253,23 +235,9 @@ def _lines(lease: Lease) -> list[bytes]:
 
 
 def _lease(line: LeaseLine) -> Lease:
-    request = line.demand.request()
-    grant = Grant(
-        cpus=request.cpus,
-        memory_bytes=request.memory_bytes,
-        gpu_uuids=line.gpu_uuids,
-        gpu_indices=line.gpu_indices,
-        gpu_memory_bytes=request.gpu_memory_bytes if line.gpu_uuids else None,
-        resources=request.resources,
-        resource_indices=line.pool_indices,
-        cpu_list=line.cpu_list,
-    )
-    holder = Holder(line.uid, line.user, line.spool)
-    times = line.asked_at_ns, line.at_ns, line.since_boot_ns
-    return Lease(holder, line.lease, line.demand, grant, *times, claimed=line.claimed)
-
-
-def _used(line: UseLine) -> Lease:
-    request = line.demand.request()
-    grant = Grant(request.cpus, request.memory_bytes, gpus_elsewhere=line.gpus, resources=request.resources)
-    return Lease(Holder(line.uid, line.user, ""), 0, line.demand, grant, line.asked_at_ns, line.at_ns)
+    lease = Lease(Holder(line.uid, line.user, line.spool), line.lease, line.demand, line.asked_at_ns)
+    units = Units(line.gpu_uuids, line.gpu_indices, line.pool_indices, line.cpu_list)
+    lease.grant, lease.claimed = units.granted(line.demand), line.claimed
+    lease.at_ns, lease.since_boot_ns = line.at_ns, line.since_boot_ns
+    lease.begun = True  # its dispatcher may have said so to an arbiter that is gone
+    return lease

@@ -9,7 +9,6 @@ from __future__ import annotations
 import grp
 import pwd
 import socket
-import struct
 import time
 from collections.abc import Sequence
 
@@ -31,60 +30,6 @@ _PER_SECOND = 4_000  # messages of one user; a long datagram counts as more
 _BURST = 8_000
 _BYTES_A_MESSAGE = 256
 _UNREAD = 64  # datagrams of a peer that is sent away
-_CREDENTIALS = struct.Struct("iII")  # user ids have 32 bits
-
-
-class Account(Struct, frozen=True):
-    """A user as the machine knows it now. *refusal* is why it is not served, "" if it is."""
-
-    uid: int
-    name: str
-    refusal: str = ""
-
-
-class Accounts:
-    """The accounts that may take part: *users* has names, `@group` and uids; empty: every person's."""
-
-    def __init__(self, users: Sequence[str | int]) -> None:
-        self._uids = {user for user in users if isinstance(user, int)}
-        self._names = {user for user in users if isinstance(user, str) and not user.startswith("@")}
-        self._groups = [user[1:] for user in users if isinstance(user, str) and user.startswith("@")]
-        self._all = not users
-        self._known: dict[int, tuple[float, Account]] = {}
-
-    def of(self, uid: int) -> Account:
-        """Return the account of *uid*, looked up again after a while: users leave groups, and accounts go."""
-        now = time.monotonic()
-        until, account = self._known.get(uid, (0.0, None))
-        if account is None or until < now:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            account = self._look_up(uid)
-            self._known[uid] = now + _KNOWN_FOR_S, account
-        return account
-
-    def _look_up(self, uid: int) -> Account:
-        try:
-            entry = pwd.getpwuid(uid)
-        except KeyError:
-            refusal = "" if uid in self._uids else f"uid {uid} has no account on this machine"
-            return Account(uid, str(uid), refusal)
-        name = entry.pw_name
-        if uid in self._uids or name in self._names:
-            return Account(uid, name)
-        if uid < FIRST_UID or uid == _NOBODY:
-            return Account(uid, name, f"{name} is a system account, and `users` of machine.toml does not name it")
-        if self._all or any(_is_in(group, name, entry.pw_gid) for group in self._groups):
-            return Account(uid, name)
-        return Account(uid, name, f"`users` of machine.toml does not have {name}")
-
-
-def _is_in(group: str, name: str, gid: int) -> bool:
-    try:
-        found = grp.getgrnam(group)
-    except KeyError:
-        return False
-    return found.gr_gid == gid or name in found.gr_mem
 
 
 class Allowance:
@@ -112,19 +57,64 @@ class Allowance:
         return self._tokens >= _BURST
 
 
-class Allowances:
-    """The allowance of each user that has said something lately."""
+class Account(Struct, frozen=True):
+    """A user as the machine knows it now. *refusal* is why it is not served, "" if it is."""
 
-    def __init__(self) -> None:
-        self._of: dict[int, Allowance] = {}
+    uid: int
+    name: str
+    refusal: str = ""
 
-    def of(self, uid: int) -> Allowance:
-        """Return the allowance of a user."""
-        if uid not in self._of:
-            if len(self._of) >= _MOST_KNOWN:
-                self._of = {uid: each for uid, each in self._of.items() if not each.is_full}
-            self._of[uid] = Allowance()
-        return self._of[uid]
+
+class Accounts:
+    """The accounts that may take part: *users* has names, `@group` and uids; empty: every person's."""
+
+    def __init__(self, users: Sequence[str | int]) -> None:
+        self._uids = {user for user in users if isinstance(user, int)}
+        self._names = {user for user in users if isinstance(user, str) and not user.startswith("@")}
+        self._groups = [user[1:] for user in users if isinstance(user, str) and user.startswith("@")]
+        self._all = not users
+        self._known: dict[int, tuple[float, Account]] = {}
+        self._allowances: dict[int, Allowance] = {}  # of those who have said something lately
+
+    def of(self, uid: int) -> Account:
+        """Return the account of *uid*, looked up again after a while: users leave groups, and accounts go."""
+        now = time.monotonic()
+        until, account = self._known.get(uid, (0.0, None))
+        if account is None or until < now:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            account = self._look_up(uid)
+            self._known[uid] = now + _KNOWN_FOR_S, account
+        return account
+
+    def allowance_of(self, uid: int) -> Allowance:
+        """Return how much a user may say."""
+        if uid not in self._allowances and len(self._allowances) >= _MOST_KNOWN:
+            self._allowances = {uid: each for uid, each in self._allowances.items() if not each.is_full}
+        return self._allowances.setdefault(uid, Allowance())
+
+    def _look_up(self, uid: int) -> Account:
+        try:
+            entry = pwd.getpwuid(uid)
+        except KeyError:
+            refusal = "" if uid in self._uids else f"uid {uid} has no account on this machine"
+            return Account(uid, str(uid), refusal)
+        name = entry.pw_name
+        if uid in self._uids or name in self._names:
+            return Account(uid, name)
+        if uid < FIRST_UID or uid == _NOBODY:
+            return Account(uid, name, f"{name} is a system account, and `users` of machine.toml does not name it")
+        if self._all or any(_is_in(group, name, entry.pw_gid) for group in self._groups):
+            return Account(uid, name)
+        return Account(uid, name, f"`users` of machine.toml does not have {name}")
+
+
+def _is_in(group: str, name: str, gid: int) -> bool:
+    try:
+        found = grp.getgrnam(group)
+    except KeyError:
+        return False
+    return found.gr_gid == gid or name in found.gr_mem
 
 
 class Connection:
@@ -134,11 +124,8 @@ class Connection:
         self.sock = sock
         self.account = account
         self._allowance = allowance
-        self.spool = ""  # set by the first hello
-        self.holder: Holder | None = None  # set by the last hello
-        self.named: set[int] = set()  # the leases of a hello that is not complete
-        self.unknown: list[int] = []  # those of them that do not exist
-        self.claims: list[protocol.Claim] = []  # of a hello that is not complete
+        self.uses: list[protocol.Use] = []  # said before the hello
+        self.holder: Holder | None = None  # set by the hello
         self.replies: list[protocol.Reply] = []
 
     def fileno(self) -> int:
@@ -161,9 +148,7 @@ class Connection:
             raise protocol.NotAMessage("it is too long")
         self._allowance.use(1 + len(data) // _BYTES_A_MESSAGE)
         orders = protocol.read_orders(data)
-        self._allowance.use(
-            sum(len(each.holds) + len(each.claims) if isinstance(each, protocol.Hello) else 1 for each in orders)
-        )
+        self._allowance.use(len(orders))
         return orders
 
     def pause_s(self) -> float:
@@ -172,14 +157,7 @@ class Connection:
 
     def answer(self) -> None:
         """Send the replies that are collected. Raises OSError if the peer is gone, or does not read."""
-        count = protocol.MOST_MESSAGES
-        while self.replies:
-            datagram = protocol.render(self.replies[:count])
-            if len(datagram) > protocol.MOST_BYTES and count > 1:
-                count = min(count, len(self.replies)) // 2
-                continue
-            self.sock.send(datagram)
-            del self.replies[:count]
+        protocol.send(self.sock, self.replies)
 
     def send_away(self, reason: str) -> None:
         """Send the reason why it is not served, and close the connection. Its messages are ignored.
@@ -200,9 +178,3 @@ class Connection:
     def close(self) -> None:
         """Close it."""
         self.sock.close()
-
-
-def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Return the pid and the uid of the process at the other end, as of its `connect`."""
-    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return pid, uid

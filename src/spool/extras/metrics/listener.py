@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 
 from spool.core import layout
-from spool.core.eventnames import EventName
-from spool.core.events import Event
+from spool.core.events import Event, EventName
 from spool.core.layout import Layout
 from spool.core.model import ALIVE, SECOND_NS, Jid
 from spool.extras.metrics.sums import COUNTED, RunUsage, Sums

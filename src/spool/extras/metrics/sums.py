@@ -7,8 +7,7 @@ from collections import Counter, OrderedDict
 
 from msgspec import Struct
 
-from spool.core.eventnames import ENDS, EventName
-from spool.core.events import Event
+from spool.core.events import ENDS, Event, EventName
 from spool.core.gpuuse import mean_part
 from spool.core.model import SECOND_NS, Result
 

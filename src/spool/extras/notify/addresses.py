@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from spool.core import layout
 from spool.core.errors import InvalidValue
-from spool.core.eventnames import JOB_WORDS
-from spool.core.events import Event
+from spool.core.events import JOB_WORDS, Event
 from spool.core.layout import Layout
 from spool.core.model import Spec
 from spool.extras.notify.sending import UndeliveredError, masked, transport_for, why_unreachable

@@ -15,12 +15,11 @@ from datetime import UTC, datetime
 
 from spool.core import layout
 from spool.core.errors import InvalidValue
-from spool.core.eventnames import EventName
-from spool.core.events import Event
+from spool.core.events import Event, EventName
 from spool.core.gpuuse import mean_part
 from spool.core.model import SECOND_NS, Result
 from spool.core.names import engine_of, engine_title
-from spool.core.pools import in_words
+from spool.core.quotas import in_words
 from spool.core.units import show_duration, show_percent, show_size
 from spool.extras.notify.addresses import readable_by_others
 from spool.extras.notify.sending import (

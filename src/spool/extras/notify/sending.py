@@ -28,7 +28,7 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from spool.core.eventnames import ENDS, EventName
+from spool.core.events import ENDS, EventName
 from spool.listeners.base import MESSAGES
 from spool.version import __version__
 

@@ -19,29 +19,28 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from spool.core.accounting import By
+from spool.cli.charts import charts
 from spool.core.errors import shown
 from spool.core.gpus import stranger
 from spool.core.model import ALIVE, SECOND_NS, ForeignProcess, State
 from spool.core.reasons import count_of, ranges_of
-from spool.core.timeleft import Basis
-from spool.core.units import show_duration, show_percent, show_size
+from spool.core.runtimes import Basis
+from spool.core.units import show_duration, show_size
 from spool.extras.page.content import Day, PageContent, RunShown
 from spool.query.rows import JobRow
 from spool.query.shared import lease_words, pools_of
-from spool.query.timeline import LaneBar, Timeline, TimelineRow
 from spool.version import __version__
 
 _LONGEST = 400  # characters of a sentence
 _LONGEST_NAME = 60  # characters of a name, before its middle is left out
-_MOST_LANES = 24
-_COLOURS = 8
 _HIGH = 20  # of a curve, in its own units
 
 
 def render(content: PageContent, every_s: float, fresh_s: float) -> bytes:
     """Return the document. It looks for the next one *every_s*; after *fresh_s* without one it says that it is old."""
+    runs, drawing = content.day.timeline, charts()
     page = _template().render(
+        timeline=drawing.runs(runs) if runs is not None and drawing is not None else "",
         content=content,
         now_ns=content.at_ns,
         host=content.host or "spool",
@@ -202,61 +201,29 @@ def _curve(numbers: Sequence[int | None], most: float) -> str:
 
 
 def _facts(day: Day) -> Iterator[tuple[str, str]]:
-    if (line := day.timeline) is not None:
-        for what, curve, there_are in (("CPUs", line.cpus_used, line.cpus), ("GPUs", line.gpus_used, line.gpus)):
-            if there_are:
-                yield show_percent(curve.mean / there_are), f"of the {what} in use on average"
-    yield f"{day.cpu_hours:,.1f}", "CPU hours"
-    if day.gpu_hours:
-        yield f"{day.gpu_hours:,.1f}", "GPU hours"
-    if day.wait_median_ns is not None and day.wait_p90_ns is not None:
-        yield show_duration(day.wait_median_ns), "median wait"
-        yield show_duration(day.wait_p90_ns), "wait at the 90th percentile"
+    sums = day.totals
+    yield f"{sums.cpu_hours:,.1f}", "CPU hours"
+    if sums.gpu_hours:
+        yield f"{sums.gpu_hours:,.1f}", "GPU hours"
+    if sums.wait_median_ns is not None and sums.wait_p90_ns is not None:
+        yield show_duration(sums.wait_median_ns), "median wait"
+        yield show_duration(sums.wait_p90_ns), "wait at the 90th percentile"
 
 
 def _outcomes(day: Day) -> Iterator[dict[str, object]]:
     """Yield the outcomes of runs, finished ones first: their number, and their share of a line in percent."""
-    at, ended = 0.0, sum(day.outcomes.values())
-    for state, count in sorted(day.outcomes.items(), key=lambda each: (each[0] != State.FINISHED, -each[1], each[0])):
+    at, outcomes = 0.0, day.totals.outcomes
+    for state, count in sorted(outcomes.items(), key=lambda each: (each[0] != State.FINISHED, -each[1], each[0])):
         if count:
-            width = 100 * count / ended
+            width = 100 * count / sum(outcomes.values())
             yield {"state": state, "word": _words(state), "count": count, "at": at, "width": width}
             at += width
 
 
-def _lanes(line: Timeline) -> tuple[TimelineRow, ...]:
-    """Return the rows of the GPUs; if there are very many, only the first, without runs that shared a GPU."""
-    rows = line.gpu_rows
-    return rows if len(rows) <= _MOST_LANES else tuple(row for row in rows if not row.track)[:_MOST_LANES]
-
-
-def _colour_of(line: Timeline, group: str) -> str:
-    """Return the class of a group: a state has the same colour everywhere."""
-    return group if line.by is By.STATE else f"k{min(line.groups.index(group), _COLOURS - 1)}"
-
-
-def _bar_title(line: Timeline, bar: LaneBar) -> str:
-    run = bar.run
-    until = _clock(run.ended_at_ns, line.at_ns) or "now"
-    more = "" if bar.alone else " and others"
-    when = f"{_clock(run.started_at_ns, line.at_ns)} to {until}"
-    return f"{_cut(run.job, 120)}{more}, {_cut(run.account.user or '?', 40)}, {when}"
-
-
-def _ticks(line: Timeline) -> Iterator[tuple[float, str, str]]:
-    """Yield each third hour of the clock in the period: its position in percent, its importance, and its label."""
-    quarter_ns = 900 * SECOND_NS  # time zones differ by quarters of an hour
-    for at_ns in range(-(-line.since_at_ns // quarter_ns) * quarter_ns, line.until_at_ns + 1, quarter_ns):
-        local = time.localtime(at_ns // SECOND_NS)
-        if local.tm_min == 0 and local.tm_hour % 3 == 0:
-            at = 100 * (at_ns - line.since_at_ns) / (line.until_at_ns - line.since_at_ns)
-            yield at, "minor" if local.tm_hour % 6 else "major", time.strftime("%H:%M", local)
-
-
 # fmt: off
 _FILTERS = (
-    _bar_title, _busy, _clock, _colour_of, _curve, _cut, _date, _duration, _facts, _hours, _lanes, _left, _middle_cut,
-    _on_gpus, _outcomes, _parameters, _size, _some, _strange, _ticks, _unit, _wide, _words, lease_words,
+    _busy, _clock, _curve, _cut, _date, _duration, _facts, _hours, _left, _middle_cut,
+    _on_gpus, _outcomes, _parameters, _size, _some, _strange, _unit, _wide, _words, lease_words,
     pools_of,
 )
 # fmt: on

@@ -10,8 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from spool.core.eventnames import EventName
-from spool.core.events import Event
+from spool.core.events import Event, EventName
 from spool.core.layout import STAGING
 from spool.core.model import SECOND_NS
 from spool.extras.page import page_path

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from spool.extras.plot import charts
+from spool.extras.plot import pictures
 
-__all__ = ["charts"]
+__all__ = ["pictures"]

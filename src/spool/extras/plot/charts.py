@@ -1,4 +1,4 @@
-"""Charts: of runs, reservations and curves, drawn with characters for a terminal.
+"""Charts of runs, reservations and curves, drawn with characters for a terminal.
 
 On the terminal a curve is a row, an interval of time a column.
 """
@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from spool.cli import render
-from spool.cli.charts import MARKS, CurvePanel, Line
+from spool.cli.charts import MARKS, Line
 from spool.core.model import SECOND_NS, Result, State
-from spool.extras.plot import svg
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _ASCII = " .:-=+*%#"
@@ -185,21 +184,3 @@ def time_ticks(
         found.append((at_ns, label))
         at_ns += apart
     return found
-
-
-COLOURS = (render.GREY, "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito 2008: safe for colour-blind readers. The first is grey, the last black."""
-_PANEL = 150  # pixels
-checked = svg.checked
-
-
-def curves(path: str, title: str, colours: Mapping[str, int], panels: Iterable[CurvePanel]) -> None:
-    """Draw panels of curves as SVG, each name in the colour of that number. Raises SpoolError."""
-    of = {name: COLOURS[number % len(COLOURS)] for name, number in colours.items()}
-    diagram = svg.Diagram(title, [(colour, name) for name, colour in of.items()])
-    for each in panels:
-        panel = diagram.panel(each.heading, _PANEL, each.across)
-        panel.scale(each.up)
-        for name, points in each.curves.items():
-            panel.line(points, of[name])
-    diagram.save(path)

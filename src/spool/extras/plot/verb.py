@@ -15,7 +15,8 @@ from spool.cli.telling import tell
 from spool.core.accounting import By, RunFilter
 from spool.core.errors import UsageError
 from spool.core.reasons import count_of
-from spool.extras.plot.pictures import FILE_SIZE, PANELS, FilePicture, TerminalPicture
+from spool.extras.plot.pictures import FILE_SIZE, PANELS, TerminalPicture, checked, document
+from spool.extras.plot.svg import save
 from spool.formats.timestamps import render_instant
 from spool.query.timeline import GROUPINGS, Frame, Timeline, timeline
 
@@ -83,12 +84,13 @@ def command(
         raise UsageError("cannot plot runs: --output and --json cannot be combined; give one of them")
     if dark and output is None:
         raise UsageError("cannot plot runs: --dark is for files; also give --output FILE")
-    file = FilePicture(output, dark=dark) if output is not None else None
+    if output is not None:
+        checked(output)
     terminal = shutil.get_terminal_size((80, 24))
     fits = sys.stdout.isatty() and len(panels) == len(PANELS)
     screen = TerminalPicture(terminal.columns, terminal.lines - _PROMPT if fits else None)
     wanted = RunFilter(moment_of("--since", since, now_ns), moment_of("--until", until, now_ns), user, project, tag)
-    size = FILE_SIZE if file is not None else JSON_SIZE if as_json else (screen.columns, screen.cpu_rows)
+    size = FILE_SIZE if output is not None else JSON_SIZE if as_json else (screen.columns, screen.cpu_rows)
     found = timeline(viewed(root), wanted, Frame(*size, By(by) if by is not None else None), now_ns)
     if as_json:
         values = publicjson.plain(found)
@@ -97,8 +99,8 @@ def command(
     elif not found.runs:
         what = "nothing ran in this period" if wanted.anyone else "no run in this period matches"
         tell(f"{what}; look further back, as with --since 7d")
-    elif file is not None:
-        file.draw(found, panels)
+    elif output is not None:
+        save(output, document(found, panels, dark=dark))
         tell(f"drew {output}")
     else:
         for line in screen.lines(found, panels):
