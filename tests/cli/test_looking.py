@@ -54,7 +54,7 @@ def test_ls_imports_nothing_that_it_does_not_need(spool_root: Path) -> None:
     found = set(done.stdout.splitlines()[-1].split())
     assert "spool.query.jobs" in found
     assert found.isdisjoint({
-        "csv", "pathlib", "rich", "tomli", "spool.core.runtimes", "spool.formats.jobfile", "spool.formats.wrapper",
+        "csv", "pathlib", "rich", "tomli", "spool.core.priority", "spool.formats.jobfile", "spool.formats.wrapper",
         "spool.machine.host", "spool.machine.processes", "spool.query.progress",
     })  # fmt: skip
 
