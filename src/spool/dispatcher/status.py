@@ -35,7 +35,7 @@ from spool.formats.state import (
 )
 from spool.machine import identity
 from spool.state.run import ActiveRun
-from spool.state.submission import INVALID, JobFileVersion
+from spool.state.submission import JobFileVersion
 from spool.state.table import JobEntry, SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.glance import machine_line
@@ -196,7 +196,7 @@ class StatusWriter(Component):
         user = self._state.user_of(job)
         beside = _beside(job, file.inode) if job.queued is not None and job.held is not None else ""
         if file.spec is None:
-            state = State.INVALID if file.problem == INVALID else state
+            state = State.INVALID if file.invalid else state
             trouble = self._confinement.why(job.name)
             return JobView(
                 state=state, reason=file.problem or "", problem=trouble, user=user, since_ns=since, beside=beside
@@ -354,7 +354,7 @@ def _beside(job: JobEntry | None, inode: int) -> str:
     found: dict[int, State] = {}
     for state, file in ((State.QUEUED, job.queued), (State.HELD, job.held)):
         if file is not None and file.inode != inode:
-            found.setdefault(file.inode, State.INVALID if file.spec is None and file.problem == INVALID else state)
+            found.setdefault(file.inode, State.INVALID if file.invalid else state)
     return " ".join(found.values())
 
 
