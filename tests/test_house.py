@@ -126,7 +126,7 @@ BUDGET = {
     "extras/amd": 250,
     "extras/capture": 1400,
     "extras/containers": 350,
-    "extras/engines": 3350,
+    "extras/engines": 2900,
     "extras/foreign": 1450,
     "extras/functions": 1250,
     "extras/here": 500,
