@@ -93,7 +93,7 @@ class Past:
     def copy(self) -> Past:
         """Return an independent copy; the learnt run times are shared, for reading only."""
         other = Past.__new__(Past)
-        other._asked = None  # whoever has it knows its jobs
+        other._asked = None  # the owner of the copy knows its jobs
         other._policy, other.run_times, other.sizes = self._policy, self.run_times, self.sizes
         other.shares, other.passed = self.shares.copy(), self.passed.copy()
         other.served = {key: served.copy() for key, served in self.served.items()}

@@ -225,7 +225,7 @@ class GpuUseRecorder(Component):
             self._write(live)
 
     def _is_due(self, live: ActiveRun) -> bool:
-        """Whether the sums are to be written: after the first look, so that short runs have some, later rarely."""
+        """Whether the sums must be written: after the first look, so that short runs have some, later rarely."""
         written_ns = self._written_ns.get(live.key)
         return written_ns is None or time.monotonic_ns() - written_ns >= _WRITE_GPUS_EVERY_NS
 
