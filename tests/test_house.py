@@ -116,7 +116,7 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7500,
+    "cli": 7400,
     "client": 3000,
     "core": 8950,
     "dispatcher": 8400,
