@@ -46,19 +46,6 @@ def names(said: str) -> list[str]:
     return [line.split()[0] for line in said.splitlines()[1:]]
 
 
-def test_ls_imports_nothing_that_it_does_not_need(spool_root: Path) -> None:
-    """Parsers, what looks at processes and how far runs are wait until there is something for them."""
-    code = "import sys; from spool.cli.main import run; run(['ls']); print(*sys.modules)"
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "SPOOL_DIR": str(spool_root)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    found = set(done.stdout.splitlines()[-1].split())
-    assert "spool.query.jobs" in found
-    assert found.isdisjoint({
-        "csv", "pathlib", "rich", "tomli", "spool.core.priority", "spool.formats.jobfile", "spool.formats.wrapper",
-        "spool.machine.host", "spool.machine.processes", "spool.query.progress",
-    })  # fmt: skip
-
-
 def test_ls_shows_what_runs_what_waits_and_what_ended_lately(spool: Command, spool_root: Path) -> None:
     """Without a dispatcher the files alone are shown, and stderr says that nobody dispatches."""
     now = time.time_ns()
@@ -326,17 +313,6 @@ def test_why_promises_no_time_where_somebody_has_to_do_something(
     found = asked(spool, "why", "a")
     assert ([reason["code"] for reason in found["reasons"]], found["start_at"]) == ([code], None)
     assert "0 would start" in spool("plan").out
-
-
-def test_what_is_no_job_is_in_no_list(spool: Command, spool_root: Path) -> None:
-    """A directory, a link or a FIFO of such a name is none of spool's business."""
-    (spool_root / "queued" / "directory.toml").mkdir()
-    (spool_root / "held" / "link.toml").symlink_to("nowhere")
-    os.mkfifo(spool_root / "running" / "fifo.toml")
-    put_job(spool_root, "a")
-    assert [row["name"] for row in asked(spool, "ls")["jobs"]] == ["a"]
-    for name in ("directory", "link", "fifo"):
-        assert spool("show", name).code == 3
 
 
 def test_why_of_a_job_that_may_start_says_so(spool: Command, spool_root: Path) -> None:

@@ -13,6 +13,7 @@ from threading import Thread
 from typing import Any, ClassVar
 
 from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 from textual import on
 from textual.app import App, ComposeResult
@@ -41,7 +42,7 @@ from spool.extras.top.reading import (
     Repeater,
     SubjectReader,
 )
-from spool.extras.top.widgets import Help, ListColumn, Prompt, Question, RowList, TextPane
+from spool.extras.top.widgets import Dialog, ListColumn, RowList, TextPane
 from spool.query.rows import ORDERS, JobRow
 from spool.query.tasks import ListedJob
 from spool.store.ownership import this_user
@@ -91,6 +92,21 @@ _GPU_COLUMNS: tuple[ListColumn[GpuGlance], ...] = (
     ListColumn("jobs", render.Column("JOBS", cut="end"), lambda seen: ", ".join(seen.jobs)),
     ListColumn("remark", render.Column("REMARK", cut="end", drop=2), lambda seen: seen.remark),
 )
+_KEYS = (
+    ("1 2 3 [ ]", "the queue, the history, the GPUs"),
+    ("↑ ↓ j k", "move; also PgUp PgDn Home End"),
+    ("Enter l", "the job's output, or why it waits, in full screen; Escape returns"),
+    ("/", "filter; Enter keeps it, Escape clears it"),
+    ("h r", "hold or release a job"),
+    ("c Del", "cancel it, after confirmation"),
+    ("p", "change its priority"),
+    ("R", "run it again"),
+    ("e", "edit its file in $VISUAL or $EDITOR"),
+    ("a", "attach to its terminal, if it has one; Ctrl-B D returns"),
+    ("Tab", "switch between the list and the output"),
+    ("t", "dark, light, or the colours of the terminal"),
+    ("q Ctrl-C", "quit"),
+)
 _MORE = """\
 The filter matches words in the name, state, user, project or tags, and patterns such as sweep_*. Click a column \
 heading to sort by it, again to restore the usual order. Double-click a job to open it.
@@ -132,7 +148,7 @@ class Top(App[int]):
     .low #below { display: none; }
     .enlarged RowList { display: none; }
     .enlarged #below { display: block; height: 1fr; }
-    Question, Prompt, Help { align: center middle; }
+    Dialog { align: center middle; }
     .dialog { width: 64; max-width: 95%; height: auto; max-height: 95%; padding: 1 2; background: $surface;
               border: round $primary; }
     .help { width: 84; }
@@ -160,21 +176,6 @@ class Top(App[int]):
         Binding("escape", "leave", "Back", show=False),
         Binding("t", "theme", "Theme", show=False),
     ]
-    KEYS = (
-        ("1 2 3 [ ]", "the queue, the history, the GPUs"),
-        ("↑ ↓ j k", "move; also PgUp PgDn Home End"),
-        ("Enter l", "the job's output, or why it waits, in full screen; Escape returns"),
-        ("/", "filter; Enter keeps it, Escape clears it"),
-        ("h r", "hold or release a job"),
-        ("c Del", "cancel it, after confirmation"),
-        ("p", "change its priority"),
-        ("R", "run it again"),
-        ("e", "edit its file in $VISUAL or $EDITOR"),
-        ("a", "attach to its terminal, if it has one; Ctrl-B D returns"),
-        ("Tab", "switch between the list and the output"),
-        ("t", "dark, light, or the colours of the terminal"),
-        ("q Ctrl-C", "quit"),
-    )
 
     def __init__(self, root: str, theme: str = "dark") -> None:
         super().__init__()
@@ -516,7 +517,10 @@ class Top(App[int]):
 
     def action_help(self) -> None:
         """Show the keys."""
-        self.push_screen(Help(self.KEYS, _MORE))
+        table = Table.grid(padding=(0, 2))
+        for key, does in _KEYS:
+            table.add_row(Text(key, style="bold"), Text(does))
+        self.push_screen(Dialog(table, Text(f"\n{_MORE}")))
 
     def action_theme(self) -> None:
         """Switch to the next theme."""
@@ -543,16 +547,16 @@ class Top(App[int]):
                 served = autostart.ensure(spool.root)
             return "; ".join(filter(None, (told(name, changes), served)))
 
-        def answered(sure: bool | None) -> None:
-            if sure:
+        def answered(answer: str | None) -> None:
+            if answer is not None:
                 self._ask(name, do)
 
         if question:
             ran_ns = row.time_ns(time.time_ns()) or 0
             ran = render.duration(ran_ns - ran_ns % SECOND_NS)
-            self.push_screen(Question(question.format(name, ran), yes), answered)
+            self.push_screen(Dialog(Text(shown(question.format(name, ran))), yes=yes), answered)
         else:
-            answered(True)
+            answered("")
 
     def action_priority(self) -> None:
         """Ask for another priority."""
@@ -564,7 +568,7 @@ class Top(App[int]):
             if text is not None:
                 self._ask(row.name, lambda spool: _with_priority(spool, row.name, text))
 
-        self.push_screen(Prompt(f"Priority of {row.name}", str(row.priority or 0)), answered)
+        self.push_screen(Dialog(Text(shown(f"Priority of {row.name}")), value=str(row.priority or 0)), answered)
 
     def action_edit(self) -> None:
         """Edit the job's file as `spool edit` does."""
