@@ -141,7 +141,7 @@ BUDGET = {
     "listeners": 1450,
     "machine": 3450,
     "python": 1000,
-    "query": 4700,
+    "query": 4650,
     "state": 2200,
     "store": 4000,
     "testing": 1250,
