@@ -181,4 +181,4 @@ _OF_A_GPU: dict[str, tuple[str, Callable[[GpuView], float | None]]] = {
         lambda gpu: _ratio(gpu.memory_utilisation_percent),
     ),
 }
-"""What there is to say of each GPU; a number that is not known is left out."""
+"""The metrics of each GPU; a number that is not known is left out."""
