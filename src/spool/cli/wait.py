@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 import click
 
@@ -27,7 +27,7 @@ from spool.core.units import parse_duration
 from spool.store.spool import Spool
 
 if TYPE_CHECKING:
-    from spool.query.tasks import WaitStatus, WaitWatch
+    from spool.query.outlook import WaitStatus, WaitWatch
 
 _TURN_S = 0.25  # how often to look for holds and to refresh the bar
 _BAR_AFTER_NS = 500_000_000  # no bar for jobs that end at once
@@ -35,31 +35,21 @@ _BAR_EVERY_NS = 1_000_000_000
 TIMED_OUT = 124  # as in coreutils' timeout
 
 
+_CODES = {
+    State.FINISHED: 0,
+    State.TIMEOUT: TIMED_OUT,
+    State.LOST: 125,
+    State.PREEMPTED: 143,
+    State.CANCELLED: int(ExitCode.INTERRUPTED),
+    State.OUT_OF_MEMORY: 137,
+    State.UNSCHEDULABLE: 75,
+    State.INVALID: int(ExitCode.INVALID_FILE),
+}
+
+
 def code_of(outcome: State, exit_code: int | None) -> int:
     """Return the exit code for a job that ended with *outcome*; a failed one's is its own."""
-    match outcome:
-        case State.FINISHED:
-            return 0
-        case State.FAILED:
-            return exit_code or 1
-        case State.TIMEOUT:
-            return TIMED_OUT
-        case State.LOST:
-            return 125
-        case State.PREEMPTED:
-            return 143
-        case State.CANCELLED:
-            return int(ExitCode.INTERRUPTED)
-        case State.OUT_OF_MEMORY:
-            return 137
-        case State.UNSCHEDULABLE:
-            return 75
-        case State.INVALID:
-            return int(ExitCode.INVALID_FILE)
-        case State.QUEUED | State.HELD | State.SUBMITTED | State.STARTING | State.RUNNING | State.STOPPING:
-            return int(ExitCode.FAILED)  # no end
-        case _:  # pragma: no cover
-            assert_never(outcome)
+    return (exit_code if outcome is State.FAILED and exit_code else None) or _CODES.get(outcome, int(ExitCode.FAILED))
 
 
 def told(end: End) -> str:
@@ -101,7 +91,7 @@ class _Bar:
         self._line = render.StatusLine()
         self._watch: WaitWatch | None = None
         if self._line.lively:
-            from spool.query.tasks import WaitWatch  # imported here: it imports half of the program
+            from spool.query.outlook import WaitWatch  # imported here: it imports half of the program
 
             self._watch = WaitWatch(spool, names)
         self._after_ns = time.monotonic_ns() + _BAR_AFTER_NS

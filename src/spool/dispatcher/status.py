@@ -8,14 +8,14 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
-from typing import assert_never
+from typing import Any, assert_never
 
 from spool.core import layout, phases
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, shown, suspended_words
-from spool.core.model import SECOND_NS, Jid, Machine, Spec, State
+from spool.core.model import SECOND_NS, Jid, Machine, Request, Spec, State
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Component, Context
 from spool.dispatcher.inotify import DirectoryWatcher
 from spool.dispatcher.wakeup import Pace
 from spool.formats.capabilities import running_words
@@ -35,7 +35,7 @@ from spool.formats.state import (
 )
 from spool.machine import identity
 from spool.state.run import ActiveRun
-from spool.state.submission import INVALID, JobFileVersion
+from spool.state.submission import JobFileVersion
 from spool.state.table import JobEntry, SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.glance import machine_line
@@ -48,18 +48,15 @@ _MS = SECOND_NS // 1000
 BOUNDS_NS = (_MS, 3 * _MS, 10 * _MS, 30 * _MS, 100 * _MS, 300 * _MS, SECOND_NS, 3 * SECOND_NS, 10 * SECOND_NS)
 
 
-class StatusWriter:
+class StatusWriter(Component):
     """Writes `state.json` as a whole, as often as its size allows."""
 
     def __init__(self, context: Context, watcher: DirectoryWatcher, arrays: Arrays, machine: MachineMonitor) -> None:
-        self._spool = context.spool
-        self._confinement = context.confinement
-        self._state = context.state
+        super().__init__(context)
         self._timer = context.timers.timer("status", always=True)
         self._watcher = watcher
         self._arrays = arrays
         self._world = machine
-        self._gate = context.gate
         self.counts = PassCounts()
         self._written_of: tuple[int, ...] = (0, 0, 0)
         self._started_at_ns = time.time_ns()
@@ -199,7 +196,7 @@ class StatusWriter:
         user = self._state.user_of(job)
         beside = _beside(job, file.inode) if job.queued is not None and job.held is not None else ""
         if file.spec is None:
-            state = State.INVALID if file.problem == INVALID else state
+            state = State.INVALID if file.invalid else state
             trouble = self._confinement.why(job.name)
             return JobView(
                 state=state, reason=file.problem or "", problem=trouble, user=user, since_ns=since, beside=beside
@@ -219,16 +216,10 @@ class StatusWriter:
             reason=str(reason) if reason is not None else "",
             problem=self._confinement.why(job.name),
             attempt=job.attempts.attempt,
-            priority=file.spec.priority,
-            cpus=request.cpus,
-            memory_bytes=request.memory_bytes,
-            gpus=request.gpus,
-            resources=dict(request.resources),
             user=user,
-            project=file.spec.project,
-            tags=file.spec.tags,
             since_ns=since,
             time_limit_ns=file.spec.time_limit_ns,
+            **_of_spec(file.spec, request),
         )
 
     def _live(self, live: ActiveRun, *, steady: bool) -> JobView:
@@ -252,18 +243,11 @@ class StatusWriter:
             problem=self._confinement.why(live.name) or (live.handle.resists if live.handle is not None else ""),
             run=live.run,
             attempt=live.attempts.attempt,
-            priority=live.spec.priority,
-            cpus=live.grant.cpus,
-            memory_bytes=request.memory_bytes,
-            gpus=request.gpus,
             gpu_uuids=live.grant.gpu_uuids,
             cpu_list=live.grant.cpu_list,
             gpu_use=GpuUseView.of(watch) if watch is not None else (),
             gpu_idle_ns=watch.idle_ns if watch is not None else 0,
-            resources=dict(request.resources),
             user=live.user,
-            project=live.spec.project,
-            tags=live.spec.tags,
             since_ns=live.wait.arrived_at_ns,
             started_at_ns=live.ran_from_ns,
             engine=live.elsewhere,
@@ -271,6 +255,7 @@ class StatusWriter:
             time_limit_ns=live.spec.time_limit_ns,
             suspended_ns=live.suspension.before_ns,
             suspended_at_ns=live.suspension.since_ns,
+            **{**_of_spec(live.spec, request), "cpus": live.grant.cpus},
         )
 
     def _state_of(self, live: ActiveRun) -> tuple[State, str]:
@@ -342,6 +327,19 @@ class StatusWriter:
         )
 
 
+def _of_spec(spec: Spec, request: Request) -> dict[str, Any]:
+    """Return what each view takes from a job file whose next run, or present one, requests that."""
+    return {
+        "priority": spec.priority,
+        "cpus": request.cpus,
+        "memory_bytes": request.memory_bytes,
+        "gpus": request.gpus,
+        "resources": dict(request.resources),
+        "project": spec.project,
+        "tags": spec.tags,
+    }
+
+
 def _held_back(plan: Plan | None) -> HoldingView | None:
     if plan is None or (plan.holding.name is None and not plan.holding.amounts):
         return None
@@ -356,7 +354,7 @@ def _beside(job: JobEntry | None, inode: int) -> str:
     found: dict[int, State] = {}
     for state, file in ((State.QUEUED, job.queued), (State.HELD, job.held)):
         if file is not None and file.inode != inode:
-            found.setdefault(file.inode, State.INVALID if file.spec is None and file.problem == INVALID else state)
+            found.setdefault(file.inode, State.INVALID if file.invalid else state)
     return " ".join(found.values())
 
 
@@ -403,22 +401,15 @@ def array_views(table: SchedulerState) -> dict[str, JobView]:
             state, reason = State.STOPPING, f"{array.cancelled}: {reason}"
         elif array.held:
             state = State.HELD
-        request = array.spec.request
         views[array.name] = JobView(
             state=state,
             reason=reason,
             run=array.run,
-            priority=array.spec.priority,
-            cpus=request.cpus,
-            memory_bytes=request.memory_bytes,
-            gpus=request.gpus,
-            resources=dict(request.resources),
             user=array.user,
-            project=array.spec.project,
-            tags=array.spec.tags,
             since_ns=array.arrived_at_ns,
             started_at_ns=array.expanded_at_ns,
             array=True,
             beside=" ".join(array.beside),
+            **_of_spec(array.spec, array.spec.request),
         )
     return views
