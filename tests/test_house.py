@@ -138,7 +138,7 @@ BUDGET = {
     "extras/top": 1550,
     "formats": 5600,
     "listeners": 1450,
-    "machine": 3450,
+    "machine": 3300,
     "python": 1000,
     "query": 4650,
     "state": 2200,
