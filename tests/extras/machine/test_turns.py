@@ -72,7 +72,7 @@ def test_a_command_in_a_terminal_waits_for_its_turn(machine: SharedMachine) -> N
 
 
 def test_runs_outlive_the_arbiter_and_nothing_starts_until_it_is_back(machine: SharedMachine) -> None:
-    """What waits says so, also while it only hangs. The new arbiter has the leases of before, and grants what is left."""
+    """What waits says so, also while it only hangs; the new arbiter has the leases of before, and grants the rest."""
     alina, bob, _ = machine.users
     alina.drop("long", "sleep 1000")
     pid = alina.pid("long")
