@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from spool.core.model import Policy, Result, Spec
-from spool.formats.config import Config, GcConfig, GpuConfig
+from spool.formats.config import Config, GpuConfig, RetentionPolicy
 from support import ROOT, WHOLE, is_whole
 
 SOURCE = ROOT / "src" / "spool"
@@ -963,7 +963,7 @@ def test_every_key_of_a_file_is_used() -> None:
         for node in module.nodes
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
-    kinds = (Spec, Policy, Config, GpuConfig, GcConfig)
+    kinds = (Spec, Policy, Config, GpuConfig, RetentionPolicy)
     assert [f"{kind.__name__}.{name}" for kind in kinds for name in kind.__struct_fields__ if name not in read] == []
 
 

@@ -103,8 +103,8 @@ def _faulty(primitive: Callable[..., Any]) -> Callable[..., Any]:
     """Return a primitive of `Disk`, unless the fault is here; a fault may write half of its data."""
     signature = inspect.signature(primitive)
 
-    def unless_faulty(disk: FaultyDisk, *arguments: Any) -> Any:
-        bound = signature.bind(disk, *arguments)
+    def unless_faulty(disk: FaultyDisk, *arguments: Any, **named: Any) -> Any:
+        bound = signature.bind(disk, *arguments, **named)
         given = bound.arguments
         paths = [
             _path_of(value) if name == "fd" else path_at(value, given.get(f"{name}_at" if name != "path" else "at"))
@@ -114,10 +114,10 @@ def _faulty(primitive: Callable[..., Any]) -> Callable[..., Any]:
 
         def half() -> None:
             given["data"] = given["data"][: len(given["data"]) // 2]
-            primitive(*bound.args)
+            primitive(*bound.args, **bound.kwargs)
 
         happens = disk._happens(primitive.__name__, *paths, half=half if "data" in given else None)
-        return primitive(disk, *arguments) if happens else True
+        return primitive(disk, *arguments, **named) if happens else True
 
     return unless_faulty
 
