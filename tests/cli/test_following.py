@@ -15,7 +15,6 @@ from spool.client import waiting
 from spool.client.output import Tail
 from spool.client.waiting import End, Waiter
 from spool.core.model import Result, State
-from spool.formats.state import parse_state
 from spool.formats.wrapper import Assignments, Surroundings
 from spool.formats.wrapper import render as render_wrapper
 from spool.store.spool import Spool
@@ -339,18 +338,6 @@ def test_submit_wait_is_submit_and_wait(dispatcher: object, spool_root: Path) ->
     process: subprocess.Popen[str] = start("submit", "--wait", "--name", "a", "-c", "exit 9")
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert (out, process.returncode) == ("a\n", 9)
-
-
-def test_a_submission_starts_a_dispatcher_if_none_lives(spool_root: Path) -> None:
-    """The job is run although nobody started a dispatcher, and the next submission finds it alive."""
-    process = start("submit", "--wait", "-c", "echo $PPID")
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0
-    root = Spool(str(spool_root))
-    assert root.dispatcher_lives()
-    state = wait_for(lambda: parse_state((spool_root / "state.json").read_bytes()))
-    os.kill(state.pid, signal.SIGTERM)
-    wait_for(lambda: not root.dispatcher_lives())
 
 
 def test_log_says_that_there_is_an_error_output(spool: Command, spool_root: Path) -> None:

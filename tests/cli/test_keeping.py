@@ -17,7 +17,6 @@ import pytest
 from calling import Command, asked, put_job
 from cli.records import end
 from plugins.fake_nvml import FakeNvml
-from spool.client import gc
 from spool.client.gc import plan_removal, remove
 from spool.core import layout
 from spool.core.errors import SpoolError
@@ -364,27 +363,6 @@ def test_gc_removes_a_metadir_however_deep(spool: Command, spool_root: Path) -> 
     assert (said.code, said.err) == (0, "")
     assert not (spool_root / "jobs" / "deep").exists()
     assert os.listdir(spool_root / ".tmp") == ["gc.lock"]
-
-
-def test_gc_goes_on_after_what_it_may_not_look_into(
-    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another member's directory of mode 700 among those of jobs is a line and exit code 1; the rest goes."""
-    for name in ("closed", "old"):
-        ended(spool_root, name, 1, 1000)
-    open_directory = gc.open_directory
-
-    def opened(path: str, at: int | None = None) -> int:
-        if path == "closed":
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return open_directory(path, at)
-
-    monkeypatch.setattr(gc, "open_directory", opened)
-    said = spool("gc", "--older-than", "1d")
-    assert said.code == 1
-    (line,) = said.err.splitlines()
-    assert f"{spool_root}/jobs/closed: Permission denied" in line
-    assert sorted(os.listdir(spool_root / "jobs")) == [".last-runs.json", "closed"]
 
 
 def test_gc_goes_on_after_what_cannot_be_removed(spool_root: Path) -> None:

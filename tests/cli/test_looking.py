@@ -17,9 +17,11 @@ from calling import Command, asked, put_job
 from cli.records import begin, end, serve, view
 from spool.cli.why import MEANINGS
 from spool.client import gc
+from spool.core import layout
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Result, State
 from spool.core.reasons import CODES
+from spool.formats import journal
 from spool.formats.state import JobView
 from spool.query.jobs import JobLister
 from spool.query.rows import JobRow
@@ -42,19 +44,6 @@ def running(root: Path, name: str) -> None:
 def names(said: str) -> list[str]:
     """Return the first column of a table."""
     return [line.split()[0] for line in said.splitlines()[1:]]
-
-
-def test_ls_imports_nothing_that_it_does_not_need(spool_root: Path) -> None:
-    """Parsers, what looks at processes and how far runs are wait until there is something for them."""
-    code = "import sys; from spool.cli.main import run; run(['ls']); print(*sys.modules)"
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "SPOOL_DIR": str(spool_root)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    found = set(done.stdout.splitlines()[-1].split())
-    assert "spool.query.jobs" in found
-    assert found.isdisjoint({
-        "csv", "pathlib", "rich", "tomli", "spool.core.runtimes", "spool.formats.jobfile", "spool.formats.wrapper",
-        "spool.machine.host", "spool.machine.processes", "spool.query.progress",
-    })  # fmt: skip
 
 
 def test_ls_shows_what_runs_what_waits_and_what_ended_lately(spool: Command, spool_root: Path) -> None:
@@ -326,17 +315,6 @@ def test_why_promises_no_time_where_somebody_has_to_do_something(
     assert "0 would start" in spool("plan").out
 
 
-def test_what_is_no_job_is_in_no_list(spool: Command, spool_root: Path) -> None:
-    """A directory, a link or a FIFO of such a name is none of spool's business."""
-    (spool_root / "queued" / "directory.toml").mkdir()
-    (spool_root / "held" / "link.toml").symlink_to("nowhere")
-    os.mkfifo(spool_root / "running" / "fifo.toml")
-    put_job(spool_root, "a")
-    assert [row["name"] for row in asked(spool, "ls")["jobs"]] == ["a"]
-    for name in ("directory", "link", "fifo"):
-        assert spool("show", name).code == 3
-
-
 def test_why_of_a_job_that_may_start_says_so(spool: Command, spool_root: Path) -> None:
     """Where nothing is in the way, that is the answer; of a job that ended it is its end."""
     put_job(spool_root, "a", 'command = "true"\ncpus = 0\n')
@@ -349,15 +327,14 @@ def test_why_of_a_job_that_may_start_says_so(spool: Command, spool_root: Path) -
 
 
 def test_a_run_that_was_begun_and_cancelled_without_a_dispatcher_is_seen(spool: Command, spool_root: Path) -> None:
-    """The last view has the job waiting, or does not have it; its file is gone, and what it asked for is still told."""
-    view(spool_root, {"seen": JobView(state="queued")})
-    for name in ("seen", "unseen"):
-        running(spool_root, name)
-        (spool_root / "jobs" / name / "1" / "jid").unlink()
-        assert spool("cancel", name).code == 0
-    rows = json.loads(spool("ls", "--json").out)["jobs"]
-    assert {(row["name"], row["cpus"]) for row in rows} == {("seen", 2), ("unseen", 2)}
-    assert all(row["reason"].startswith("cancel by ") for row in rows)
+    """The last view has the job waiting, the journal its start; its file is gone, and what it asked for is told."""
+    view(spool_root, {"a": JobView(state="queued")})
+    running(spool_root, "a")
+    (spool_root / layout.JOURNAL).write_bytes(journal.render([journal.Started("a", 1, "", 1, 1, 1)]))
+    (spool_root / "jobs" / "a" / "1" / "jid").unlink()
+    assert spool("cancel", "a").code == 0
+    [row] = json.loads(spool("ls", "--json").out)["jobs"]
+    assert (row["name"], row["cpus"], row["reason"]) == ("a", 2, f"cancel by {this_user()}")
 
 
 def test_a_name_whose_start_was_taken_back_is_not_proposed_for_itself(spool: Command, spool_root: Path) -> None:
@@ -451,10 +428,10 @@ def test_wait_reads_the_history_where_a_result_cannot_be_read(spool: Command, sp
 def test_an_invalid_job_says_what_is_wrong_with_its_file(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In each list, `show` and `why`; also where a dispatcher lives that only knows that it is invalid."""
+    """In each list, `show` and `why`, with a dispatcher and without."""
     put_job(spool_root, "a", "comand = 1\n")
     (spool_root / "queued" / "a.toml.error").write_text('The job a cannot run.\n- unknown key "comand"\n')
-    jobs = {"a": JobView(state="invalid", reason="invalid")}
+    jobs = {"a": JobView(state="invalid", reason='unknown key "comand"')}
     serve(monkeypatch, spool_root, jobs)
     for words in ((), ("--all",), ("a",)):
         [row] = asked(spool, "ls", *words)["jobs"]

@@ -67,6 +67,8 @@ def test_words_mean_the_next_such_moment(text: str, means: str) -> None:
         ("friday", "2026-11-20T00:00:00"),
         ("friday 16:00", "2026-11-13T16:00:00"),
         ("7d", "7d"),
+        ("2023-11-14 12:30", "2023-11-14T12:30:00"),
+        ("2023-11-14T12:30:00", "2023-11-14T12:30:00"),
     ],
 )
 def test_of_the_past_the_last_one_is_meant(text: str, means: str) -> None:

@@ -343,12 +343,20 @@ INTERRUPTED = "spool: interrupted: no job was cancelled; `spool cancel` does tha
 
 
 # What the commands say comes line by line, so that the carriage return of a line that is drawn again is a line's end.
-def interrupt(seconds: float) -> None:
-    """Be the Ctrl-C of somebody who has seen enough."""
-    raise KeyboardInterrupt
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the bar of `wait` at once, press Ctrl-C at the first sleep, and never miss a dispatcher, however slow."""
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(wait, "_BAR_AFTER_NS", 0)
+    monkeypatch.setattr(time, "sleep", interrupt)
+    monkeypatch.setattr(Waiter, "is_unserved", False)
 
 
 @WIDTHS
+@pytest.mark.usefixtures("impatient")
 def test_wait_shows_on_a_terminal_how_far_the_jobs_are(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
@@ -356,8 +364,6 @@ def test_wait_shows_on_a_terminal_how_far_the_jobs_are(
     array(spool_root, "sweep", 20, failed=2, waiting=3)
     running(spool_root, "long-" * 15)
     (spool_root / "jobs" / ("long-" * 15) / "1" / "progress").write_text("epoch 3\x1b[2J")
-    monkeypatch.setattr(wait, "_BAR_AFTER_NS", 0)
-    monkeypatch.setattr(time, "sleep", interrupt)
     on_terminal(monkeypatch, width, "stderr")
     said = spool("wait", "sweep", "long-" * 15)
     assert said.code == 130
@@ -373,13 +379,12 @@ def test_wait_shows_on_a_terminal_how_far_the_jobs_are(
 
 
 @pytest.mark.parametrize("setting", [None, {"TERM": "dumb"}, {"NO_COLOR": "1"}], ids=["pipe", "dumb", "no colour"])
+@pytest.mark.usefixtures("impatient")
 def test_wait_and_gc_show_no_bar_to_those_that_cannot_use_it(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, setting: dict[str, str] | None
 ) -> None:
     """A pipe, a terminal without a cursor and a user who wants no colours get the messages alone; others get a bar."""
     put_job(spool_root, "a")
-    monkeypatch.setattr(wait, "_BAR_AFTER_NS", 0)
-    monkeypatch.setattr(time, "sleep", interrupt)
     if setting is not None:
         on_terminal(monkeypatch, 80, "stderr", **setting)
     assert spool("wait", "a").err == INTERRUPTED
@@ -391,6 +396,7 @@ def test_wait_and_gc_show_no_bar_to_those_that_cannot_use_it(
         on_terminal(monkeypatch, 80, "stderr")
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_message_is_told_above_the_line_of_wait(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,7 +404,6 @@ def test_a_message_is_told_above_the_line_of_wait(
     put_job(spool_root, "a")
     os.mkdir(spool_root / "jobs" / "b")
     put_job(spool_root, "b", 'command = "true"\n')
-    monkeypatch.setattr(wait, "_BAR_AFTER_NS", 0)
     on_terminal(monkeypatch, 80, "stderr")
 
     look = Waiter.wait

@@ -88,6 +88,8 @@ def test_nothing_named_and_nothing_picked_is_an_error(spool: Command, spool_root
 @pytest.mark.parametrize(
     ("verb", "source", "words"),
     [
+        ("cancel", "queued", "would be cancelled"),
+        ("cancel", "running", "would be stopped"),
         ("hold", "queued", "would be held"),
         ("hold", "running", "would be stopped and held"),
         ("release", "held", "would be released"),

@@ -89,16 +89,6 @@ def test_cancel_ends_what_runs_and_what_waits_behind_it(spool: Command, spool_ro
     assert places(spool_root, "a") == ["done"]
 
 
-def test_dry_run_changes_nothing(spool: Command, spool_root: Path) -> None:
-    """`cancel --dry-run` says what it would do and leaves every file where it is."""
-    running(spool_root, "a")
-    put_job(spool_root, "b")
-    said = spool("cancel", "--dry-run", "a", "b")
-    assert said.out == "a would be stopped\nb would be cancelled\n"
-    assert (places(spool_root, "a"), places(spool_root, "b")) == (["running"], ["queued"])
-    assert not (spool_root / "jobs" / "a" / "1" / "stop").exists()
-
-
 def test_a_bad_name_does_not_stop_the_others_and_the_worst_code_counts(spool: Command, spool_root: Path) -> None:
     """The command goes on after a job that is not there or is in the wrong place."""
     for name in ("a", "c"):

@@ -13,9 +13,6 @@ from typing import Any
 import pytest
 
 from calling import Command, asked
-from spool.cli.moments import moment
-from spool.core.accounting import utc_day
-from spool.core.errors import InvalidValue
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Result, State
 from spool.formats.history import render_history
@@ -145,20 +142,6 @@ def test_since_and_until(spool: Command, history: Path) -> None:
     assert asked(spool, "stats", "--since", "1h")["total"]["runs"] == 0
 
 
-def test_moments() -> None:
-    """A duration is so long ago; a date begins at midnight."""
-    now = T0
-    assert moment("7d", now) == now - 7 * DAY
-    today = local_day(now)[1]
-    assert moment("0:00", now) == moment(local_day(now)[0], now) == today
-    for text in ("T00:00:00Z", " 00:00:00Z", " 00:00:00+00:00"):
-        assert moment(f"{utc_day(now)[0]}{text}", now) == utc_day(now)[1]
-    for text in ("2023-11-14 12:30", "2023-11-14T12:30", "2023-11-14T12:30:00"):
-        assert moment(text, now) == moment("2023-11-14", now) + 45_000 * S
-    with pytest.raises(InvalidValue, match="no unit"):
-        moment("7", now)
-
-
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -239,20 +222,6 @@ def test_a_period_is_found_without_reading_all(spool: Command, spool_root: Path)
     found = asked(spool, "stats", "--since", "2023-11-14T22:13:20Z")
     assert (found["total"]["runs"], found["unreadable_lines"]) == (10, 0)
     assert asked(spool, "stats")["unreadable_lines"] == 10
-
-
-def test_on_a_terminal_there_are_as_many_columns_as_fit(
-    spool: Command, history: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pipe gets them all; a narrow terminal those that matter most, and no line is broken."""
-    wide = spool("stats", "--by", "user").out
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "50")
-    narrow = spool("stats", "--by", "user").out
-    assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", text)) for text in narrow.splitlines()) <= 50
-    assert "GPU-H" in narrow
-    assert "SUM" in wide
-    assert "SUM" not in narrow
 
 
 def test_gpus_of_slurm_count_as_many_as_were_asked_for(spool: Command, spool_root: Path) -> None:

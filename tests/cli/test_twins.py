@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -48,12 +47,6 @@ def test_a_held_file_beside_a_waiting_one_is_seen(spool: Command, spool_root: Pa
     assert [row["state"] for row in asked(spool, "ls")["jobs"]] == ["queued", "held"]
     assert asked(spool, "show", "dup")["others"][0]["row"]["state"] == "held"
     assert "another job of that name is in held/" in spool("why", "dup").out
-
-
-def test_two_names_of_one_file_are_one_job(spool: Command, spool_root: Path) -> None:
-    """Between the two halves of a move a file has a name in queued/ and in held/: it is listed once."""
-    os.link(put_job(spool_root, "a"), spool_root / "held" / "a.toml")
-    assert [row["name"] for row in asked(spool, "ls")["jobs"]] == ["a"]
 
 
 def test_cancel_names_each_that_it_cancels(spool: Command, spool_root: Path, twins: Path) -> None:

@@ -111,13 +111,6 @@ def test_a_reader_that_goes_away_is_no_error(spool_root: Path) -> None:
     assert "Exception" not in err
 
 
-def test_completion_is_printed_for_each_shell(spool: Command) -> None:
-    """The script names the function that the shell calls."""
-    for shell in ("bash", "zsh", "fish"):
-        said = spool("completion", shell)
-        assert (said.code, "_SPOOL_COMPLETE" in said.out) == (0, True)
-
-
 @pytest.mark.skipif(FISH is None, reason="there is no fish here")
 def test_fish_completes_with_whole_descriptions_and_lists_of_names() -> None:
     """A comma ends neither."""

@@ -21,6 +21,7 @@ from spool.core.layout import RUNNING
 from spool.core.model import Gpu, Grant, Machine, Result, Spec, Stop, StopKind
 from spool.dispatcher import limits, scanner, wakeup
 from spool.dispatcher.confinement import Confinement, Thing
+from spool.dispatcher.context import Context
 from spool.dispatcher.limits import LimitEnforcer
 from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.status import StatusWriter
@@ -284,9 +285,8 @@ class Memory:
         self.live.launched(engine.child("one", 1, os.getpid()))
         self.timers = Timers()
         confinement, executors = Confinement("/nowhere", Timer()), Executors(str, engine)
-        context: Any = SimpleNamespace(
-            state=table, confinement=confinement, timers=self.timers, executors=executors, spool=None
-        )
+        known = {"state": table, "confinement": confinement, "timers": self.timers, "executors": executors}
+        context: Any = SimpleNamespace(**dict.fromkeys(Context.__struct_fields__) | known)
         self.limits = LimitEnforcer(context, self._order)
         self.limits.add(self.live)
 

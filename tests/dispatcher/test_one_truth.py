@@ -18,7 +18,7 @@ from spool.client.waiting import Waiter
 from spool.core import layout
 from spool.core.backfill import Holding
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
-from spool.core.model import Machine
+from spool.core.model import Machine, State
 from spool.core.scheduler import Plan
 from spool.dispatcher import inotify, limits
 from spool.dispatcher.context import all_lines
@@ -27,6 +27,7 @@ from spool.dispatcher.loop import Dispatcher
 from spool.doctor import checks
 from spool.doctor.checks import Level
 from spool.formats.journal import recall
+from spool.formats.state import parse_state, render_state
 from spool.machine.host import is_shared_between_hosts
 from spool.query import snapshot
 from spool.query.explain import why
@@ -172,6 +173,36 @@ def test_a_retry_is_told_by_its_instant_which_each_look_counts_down_to(session: 
     spool = Spool(str(session.world.root))
     rows = [JobLister(spool, due_ns - left_s * 10**9).row("twice") for left_s in (1800, 39)]
     assert [row.reason for row in rows if row is not None] == ["retry in 30m00s", "retry in 39s"]
+
+
+def test_each_view_names_the_mistake_in_a_file(session: Session) -> None:
+    """`state.json` says what is wrong with a file, as a list does before a dispatcher and after it."""
+    (session.world.root / QUEUED / "wrong.toml").write_text("command = 3\n")
+    spool, mistake = Spool(str(session.world.root)), '"command" on line 1: must be a text in quotes or a list, not 3'
+    assert [(row.state, row.reason) for row in JobLister(spool).listing().rows] == [(State.INVALID, mistake)]
+    session.turns(1)
+    now = session.now
+    told = now.status._view(now.planner.plan, None, paused=False).jobs["wrong"]
+    assert (told.state, told.reason) == (State.INVALID, mistake)
+    session.end()
+    assert [(row.state, row.reason) for row in JobLister(spool).listing().rows] == [(State.INVALID, mistake)]
+    assert [reason.text for reason in why(spool, "wrong").reasons] == [mistake]
+
+
+def test_a_list_without_a_dispatcher_has_what_the_jobs_ask_for_and_were_given(session: Session) -> None:
+    """`[defaults]` count for a job that waits and for one that runs, as in the dispatcher's view."""
+    (session.world.root / layout.CONFIG).write_text('disk_floor = "0M"\n[defaults]\ncpus = 2\nmemory = "1M"\n')
+    session.users.submit("first", "hang")
+    session.turns(2)
+    session.users.submit("next", "ok")
+    session.turns(1)
+    now, spool = session.now, Spool(str(session.world.root))
+    told = parse_state(render_state(now.status._view(now.planner.plan, None, paused=False)))
+    assert told is not None
+    session.end()
+    rows = {row.name: (row.cpus, row.memory_bytes) for row in JobLister(spool).listing().rows}
+    assert rows == dict.fromkeys(("first", "next"), (2, 1 << 20))
+    assert rows == {name: (said.cpus, said.memory_bytes) for name, said in told.jobs.items()}
 
 
 def test_an_adopted_run_has_the_configured_grace(session: Session) -> None:

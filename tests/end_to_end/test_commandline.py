@@ -46,13 +46,6 @@ def _dispatchers(served: Served) -> list[int]:
     return found
 
 
-def _command(served: Served, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "spool", *arguments], env=served.environment, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
 def test_the_outputs_of_an_arrays_tasks_come_one_after_the_other(shared: Served) -> None:
     """`run` shows each when the task has ended for good, `log` all of them in their order, and both its newest run."""
     script = "echo run $SPOOL_RUN; sleep 0.2; echo of $SPOOL_ARRAY_INDEX; test $SPOOL_ARRAY_INDEX$SPOOL_RUN != 11"
@@ -69,18 +62,6 @@ def test_the_outputs_of_an_arrays_tasks_come_one_after_the_other(shared: Served)
     shared.drop("sweep", "echo again", cpus=0, array="1-2%1")
     shared.until(lambda: shared.spool("log", "sweep").stdout.count("again") == 2, "the outputs of the second time")
     assert "sweep_0" not in shared.spool("log", "sweep").stdout
-
-
-def test_twenty_submissions_at_once(auto: Served) -> None:
-    """Twenty parallel submissions of one command get twenty names, one dispatcher, and all run once."""
-    submissions = [_command(auto, "submit", "-c", "true") for _ in range(20)]
-    answers = [process.communicate(timeout=PATIENCE_S) for process in submissions]
-    assert [process.returncode for process in submissions] == [0] * 20, answers
-    names = [out.strip() for out, _ in answers]
-    assert len(set(names)) == 20
-    auto.wait_done(*names)
-    assert all(auto.runs(name) == [1] for name in names)
-    wait_for(lambda: len(_dispatchers(auto)) == 1)
 
 
 _VERBS = (("ls",), ("info",), ("--help",), ("submit", "--hold", "--", "true"), ("show", "x"), ("doctor",), ("no-verb",))

@@ -38,28 +38,6 @@ def test_arguments_arrive_as_they_are(shared: Served) -> None:
     assert not list(shared.root.parent.rglob("pwned"))
 
 
-def test_environment_values_arrive_as_they_are(shared: Served) -> None:
-    """Values of `env` arrive unchanged, under whatever name a variable may have."""
-    names = [
-        "IFS",
-        "PATH_X",
-        "PS1",
-        "_",
-        "UID",
-        "ENV",
-        "BASH_ENV",
-        "spool_child",
-        "spool_metadir",
-        "LC_ALL",
-        "PWD",
-        "x",
-    ]
-    values = {f"V{at}": value for at, value in enumerate(_HOSTILE)} | {name: f"of {name} '$x'" for name in names}
-    values |= {"LC_ALL": "C.UTF-8", "PPID": "1", "OPTIND": "x y"}
-    _, environment, _ = _shown(shared, "environment", [sys.executable, "-c", _SHOW], env=values)
-    assert {key: environment.get(key) for key in values if key != "_"} == {k: v for k, v in values.items() if k != "_"}
-
-
 def test_the_environment_of_a_job_is_complete(shared: Served) -> None:
     """A job finds who it is and what it was given, and nothing of Slurm's; nothing of the wrapper's is handed on."""
     _, found, _ = _shown(shared, "complete", [sys.executable, "-c", _SHOW], cpus=2, memory="64M", env={"MINE": "1"})
@@ -84,18 +62,6 @@ def test_the_environment_of_a_job_is_complete(shared: Served) -> None:
     assert "SPOOL_EXIT_CODE" not in found
     shells = {"PWD", "OLDPWD", "SHLVL", "_", "TERM", "LC_CTYPE"}  # the last is set by Python for itself
     assert found.keys() <= expected.keys() | login_environment().keys() | shells  # nothing of the starter's
-
-
-def test_a_job_may_set_its_thread_count_but_not_who_it_is(shared: Served) -> None:
-    """OMP_NUM_THREADS is the job's if it says so; what spool says of the run cannot be replaced."""
-    _, found, _ = _shown(shared, "threads", [sys.executable, "-c", _SHOW], env={"OMP_NUM_THREADS": "7"})
-    assert found["OMP_NUM_THREADS"] == "7"
-    error = shared.root / "queued" / "usurper.toml.error"
-    shared.drop("usurper", b'command = "true"\n[env]\nSPOOL_JOB = "x"\nCUDA_VISIBLE_DEVICES = "x"\n')
-    shared.until(error.exists, "the error")
-    assert "SPOOL_JOB" in error.read_text()
-    assert "CUDA_VISIBLE_DEVICES" in error.read_text()
-    shared.path("queued", "usurper").unlink()
 
 
 @pytest.fixture(scope="module")
@@ -137,14 +103,8 @@ def test_without_a_workdir_it_is_the_home_directory(shared: Served) -> None:
     ("name", "keys", "code", "why"),
     [
         ("no-workdir", {"command": "true", "workdir": "/nowhere/at all"}, 125, "/nowhere/at all: no such directory"),
-        ("file-workdir", {"command": "true", "workdir": "/etc/passwd"}, 125, "not a directory"),
         ("not-found", {"command": ["no-such-program-xyz", "1"]}, 127, "no-such-program-xyz: not found in PATH"),
-        ("no-file", {"command": ["/no/such/file"]}, 127, "no such file"),
-        ("not-executable", {"command": ["/etc/passwd"]}, 126, "may not be executed"),
-        ("a-directory", {"command": ["/etc"]}, 126, "directory"),
-        ("no-shell", {"command": "true", "shell": "/no/shell"}, 127, "/no/shell"),
         ("no-output", {"command": "true", "stdout": "/proc/nowhere/x"}, 125, "/proc/nowhere/x"),
-        ("dir-output", {"command": "true", "stdout": "/tmp"}, 125, "it is a directory"),
         ("bad-prolog", {"command": "echo never", "prolog": "exit 9"}, 9, "the prolog ended with exit code 9"),
     ],
 )
@@ -155,15 +115,6 @@ def test_what_cannot_be_started_says_why(shared: Served, name: str, keys: dict[s
     assert result["reason"].startswith("could not start: ")
     assert why in result["reason"]
     assert "never" not in shared.log(name)
-
-
-def test_what_no_process_can_be_given_is_refused(shared: Served) -> None:
-    """An argument longer than Linux takes is told so, and is no start that fails for a reason nobody knows."""
-    error = shared.root / "queued" / "too-long.toml.error"
-    shared.drop("too-long", ["echo", "x" * 131_072])
-    shared.until(lambda: error.exists() or shared.outcome("too-long"), "a complaint")
-    assert "131071" in (error.read_text() if error.exists() else str(shared.result("too-long")))
-    shared.path("queued", "too-long").unlink(missing_ok=True)
 
 
 def test_a_prolog_reaches_the_command_in_every_run(shared: Served) -> None:
@@ -182,22 +133,6 @@ def test_a_prolog_reaches_the_command_in_every_run(shared: Served) -> None:
     assert (result["outcome"], result["exit_code"]) == ("failed", 125)
     assert result["reason"] == f"could not start: {why}"
     assert shared.log("unreached") == f"spool: {why}\n"
-
-
-def test_a_setup_runs_in_the_shell_of_the_command(shared: Served) -> None:
-    """What it sets is there for a text, a list and a script, also in an array; one that fails is the reason."""
-    setup = 'X="{x} $SPOOL_CPUS"; export X; ulimit -S -c 0'
-    shared.drop("set-up", ["printenv", "X"], setup=setup, matrix={"x": ["a b"]})
-    shared.drop("set-text", 'echo "$X"', setup="X=text", shell="/bin/bash")
-    shared.drop("set-script", ["name", "1"], script='#!/bin/sh\necho "$X $1"\n', setup="export X=script")
-    for name, log in (("set-up_0", "a b 1\n"), ("set-text", "text\n"), ("set-script", "script 1\n")):
-        shared.wait_done(name)
-        assert shared.log(name) == log
-    result = shared.completes("not-set-up", "echo ran", setup="cd /no/such 2> /dev/null", retry={"max": 1})
-    assert shared.runs("not-set-up") == [1, 2]
-    code = result["exit_code"]
-    assert result["reason"] == f"could not start: cannot run the command: the setup ended with exit code {code}"
-    assert "ran" not in shared.log("not-set-up", 2)
 
 
 def test_a_setup_of_the_configuration_is_for_every_job_without_one(served: Served) -> None:
@@ -233,17 +168,6 @@ def test_outputs_go_where_the_job_says(shared: Served, tmp_path: Path) -> None:
     assert (tmp_path / "logs/outputs/out 1 100%.txt").read_text() == "out\n"
     assert (tmp_path / "err-outputs-1").read_text() == "err\n"
     assert shared.record("outputs", "log") is None
-
-
-@pytest.mark.parametrize("code", [0, 1, 73, 124, 125, 255])
-def test_exit_codes_are_the_commands(shared: Served, code: int) -> None:
-    """Every exit code is reported as it is; those that others use as marks mean nothing special."""
-    name = f"exits-{code}"
-    result = shared.completes(name, f"exit {code}")
-    assert result["outcome"] == ("finished" if code == 0 else "failed")
-    assert result["exit_code"] == code
-    assert shared.record(name, "rc") == f"{code}\n"
-    assert shared.record(name, "status") == f"{result['outcome']}\n"
 
 
 def test_a_job_inherits_no_descriptor_of_the_dispatcher(shared: Served) -> None:

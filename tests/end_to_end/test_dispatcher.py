@@ -183,14 +183,6 @@ def test_term_leaves_jobs_running(served: Served) -> None:
         served.cancels(f"on-{number}")
 
 
-def test_a_second_dispatcher_is_refused(live: Served) -> None:
-    """While one lives another leaves with 6 and says why; with --once it leaves with 0."""
-    assert live.run() == 6
-    assert "another dispatcher" in live.said()
-    assert live.run("--once") == 0
-    assert live.lives()
-
-
 @_BOTH
 def test_a_job_holds_nothing_of_who_started_the_dispatcher(served: Served) -> None:
     """A pipe or a lock of the shell that ran `spool dispatch` is not open in what outlives that."""

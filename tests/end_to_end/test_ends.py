@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -99,20 +98,6 @@ def test_once_files_what_ended_between_two_passes(served: Served) -> None:
     assert served.outcome("by-cron") == "finished"
 
 
-def test_many_adopted_ends_are_noticed_without_a_poll(served: Served) -> None:
-    """The ends of adopted runs wake the dispatcher: none has to wait for a poll."""
-    served.serves("cpus = 8\n")
-    for at in range(8):
-        served.drop(f"chained-{at}", f"until [ -e go-{at} ]; do sleep 0.01; done")
-    for at in range(8):
-        served.pid(f"chained-{at}")
-    served.restart()
-    for at in range(8):
-        (served.root.parent / f"go-{at}").touch()
-        assert served.wait_outcome(f"chained-{at}") == "finished"
-    served.wait_done(*(f"chained-{at}" for at in range(8)))
-
-
 def test_a_zombie_is_not_alive(served: Served) -> None:
     """A wrapper that has died and that nobody reaps, because its parent does not, is gone all the same."""
     if served.executor == "tmux":
@@ -200,20 +185,6 @@ def test_a_retry_reads_its_file_anew(shared: Served) -> None:
     assert shared.runs("mended") == [1, 2]
 
 
-def test_retries_survive_a_killed_dispatcher(served: Served) -> None:
-    """The number of tries and the wait for the next are known to the next dispatcher, too."""
-    served.drop("kept", "exit 1", retry={"max": 1, "delay": "1500ms", "max_delay": "2s"})
-    served.start()
-    served.wait_outcome("kept")
-    served.wait_place("kept", "queued")
-    served.restart()
-    served.wait_done("kept")
-    first, second = served.result("kept", 1), served.result("kept", 2)
-    assert (second["attempt"], second.get("again")) == (2, None)
-    assert second["started_at_ns"] - first["ended_at_ns"] >= 1_500_000_000
-    assert served.runs("kept") == [1, 2]
-
-
 def test_a_new_submission_begins_its_tries_anew(shared: Served) -> None:
     """`mv done/x queued/` after all tries: attempt 1 again, with the next run number."""
     shared.completes("renewed", "echo $SPOOL_ATTEMPT; exit 1", retry={"max": 1})
@@ -221,20 +192,6 @@ def test_a_new_submission_begins_its_tries_anew(shared: Served) -> None:
     wait_for(lambda: shared.outcome("renewed", 4))
     shared.wait_done("renewed")
     assert [shared.log("renewed", run).strip() for run in (1, 2, 3, 4)] == ["1", "2", "1", "2"]
-
-
-def test_every_line_of_the_history_can_be_read(shared: Served) -> None:
-    """The accounting has one valid line for every run that has a result, and none twice."""
-    shared.completes("accounted", "true")
-    lines = [json.loads(line) for line in (shared.root / "history.jsonl").read_text().splitlines()]
-    keys = [(line["job"], line["run"]) for line in lines]
-    assert len(keys) == len(set(keys))
-    for path in shared.root.glob("jobs/*/*/result.toml"):
-        wait_for(lambda path=path: (path.parts[-3], int(path.parts[-2])) in _keys(shared))
-
-
-def _keys(served: Served) -> set[tuple[str, int]]:
-    return {(line["job"], line["run"]) for line in served.history()}
 
 
 def test_why_a_job_never_ran_stands_in_its_log(shared: Served) -> None:

@@ -34,7 +34,7 @@ def _leaving(served: Served, name: str, how: str, code: int = 0) -> tuple[str, P
 
 def _left(served: Served, name: str) -> bool:
     """Whether the command of run 1 has ended, and its wrapper waits for what it has left behind."""
-    return served.record(name, "leftovers") is not None and served.record(name, "rc") is not None
+    return served.record(name, "leftovers") is not None and (served.record(name, "rc") or "").endswith("\n")
 
 
 @pytest.mark.parametrize("epilog", [None, "true"])

@@ -221,17 +221,6 @@ def test_a_newer_file_ends_the_retries_of_the_older(shared: Served) -> None:
     assert [shared.outcome("newer", 1), shared.outcome("newer", 2)] == ["failed", "finished"]
 
 
-def test_a_waiting_file_that_vanishes_and_comes_back_was_never_gone(shared: Served) -> None:
-    """A file that is away for a moment keeps its place in the queue."""
-    path = shared.drop("blink", "true", start_after="1h")
-    shared.wait_reason("blink", "begins")
-    since = shared.state()["jobs"]["blink"]["since_ns"]
-    path.unlink()
-    shared.looked()
-    path.write_bytes(shared.text("true"))
-    assert shared.wait_done("blink")["submitted_at_ns"] == since
-
-
 def test_a_link_beside_a_running_job_is_a_second_submission(shared: Served) -> None:
     """`ln running/x.toml queued/x.toml`: the second waits for the first, and each ran once."""
     shared.drop("linked", "echo run $SPOOL_RUN; [ $SPOOL_RUN != 1 ] || until [ -e linked-go ]; do sleep 0.02; done")
@@ -276,20 +265,6 @@ def test_a_bad_file_stays_and_is_explained(shared: Served) -> None:
     shared.wait_done("typo")
     assert not error.exists()
     assert shared.log("typo") == "mended\n"
-
-
-@pytest.mark.parametrize("save", [_vim, _truncate, _replace, _remove_and_write])
-def test_the_error_goes_however_a_file_is_mended(shared: Served, save: object) -> None:
-    """The `.error` file goes as soon as its file is mended, whichever editor did that."""
-    assert callable(save)
-    name = f"mended{save.__name__.replace('_', '-')}"
-    path = shared.drop(name, b"command = \n")
-    error = path.with_name(f"{name}.toml.error")
-    wait_for(error.exists)
-    save(path, shared.text("true", start_after="1h"))
-    shared.wait_reason(name, "begins")
-    wait_for(lambda: not error.exists())
-    path.unlink()
 
 
 def test_the_error_goes_when_a_slow_writer_mends_the_file(shared: Served) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from end_to_end.hooking import hook
 from plugins.fake_nvml import GIB, FakeNvml
-from served import Served, overlap, pids_in
+from served import Served, pids_in
 from support import wait_for
 
 _BOTH = pytest.mark.executors("process", "tmux")
@@ -61,18 +61,6 @@ def test_a_job_finds_its_gpus_by_index_if_so_configured(gpus: Served) -> None:
     assert gpus.run() == 0
     assert gpus.log("two") == "1,3 PCI_BUS_ID 1,3\n"
     assert gpus.log("none") == "[] unset\n"
-
-
-def test_short_jobs_share_four_gpus(gpus: Served) -> None:
-    """Twelve jobs of one GPU each on four GPUs: never two on one, four at once, and all end."""
-    for at in range(12):  # each waits until as many have begun as there are GPUs
-        gpus.drop(f"job-{at}", "touch up-$SPOOL_JOB; until [ $(ls up-* | wc -l) -ge 4 ]; do sleep 0.02; done", gpus=1)
-    assert gpus.run() == 0
-    history = gpus.history()
-    assert [line["outcome"] for line in history] == ["finished"] * 12
-    for at in range(4):
-        assert overlap(line for line in history if _uuid(at) in _given(line)) <= 1
-    assert overlap(history) == 4
 
 
 def test_a_gpu_that_somebody_else_uses_is_not_given(gpus: Served, fake_nvml: FakeNvml) -> None:

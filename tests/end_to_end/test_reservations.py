@@ -32,27 +32,6 @@ def reserve(spool: Served, name: str, gpus: int | list[int], start: datetime, en
     return staged.rename(spool.root / "reservations" / f"{name}.toml")
 
 
-def running(spool: Served, *names: str) -> list[str]:
-    """Return those of the jobs that run."""
-    return [name for name in names if spool.places(name) == ["running"]]
-
-
-def test_two_of_four_jobs_start_beside_a_reservation_of_two_gpus(gpus: Served) -> None:
-    """Four jobs of one GPU while any two are kept for somebody else: two start, and the others are told for whom."""
-    now = datetime.now(UTC)
-    reserve(gpus, "demo", 2, now - timedelta(hours=1), now + timedelta(hours=1), 'user = "alice"')
-    names = [f"one-{at}" for at in range(4)]
-    for name in names:
-        gpus.drop(name, SLEEPS, gpus=1)
-    gpus.start()
-    gpus.until(lambda: len(running(gpus, *names)) == 2, "two that run")
-    waiting = sorted(set(names) - set(running(gpus, *names)))
-    for name in waiting:
-        assert "alice" in gpus.wait_reason(name, "reserved")
-    gpus.looked()
-    assert len(running(gpus, *names)) == 2
-
-
 def test_the_end_of_a_reservation_starts_the_next_job(gpus: Served) -> None:
     """No event comes and no look is due: the job starts when the reservation ends, not before, by that alone."""
     end = datetime.now(UTC) + timedelta(seconds=4)

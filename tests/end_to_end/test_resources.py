@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from served import Served, overlap
+from served import Served
 
 EXECUTORS = ("process", "tmux")
-
-
-def test_a_licence_lets_one_job_run_after_the_other(served: Served) -> None:
-    """With one licence two jobs never run at once, and both run; the one that waits says what for."""
-    (served.root / "config.toml").write_text("cpus = 8\nresources = { licence = 1 }\n")
-    gate = served.root.parent / "gate"
-    served.start()
-    served.drop("first", f"until [ -e {gate} ]; do sleep 0.02; done", resources={"licence": 1})
-    served.wait_place("first", "running")
-    served.drop("second", 'echo "$SPOOL_RESOURCE_LICENCE"', resources={"licence": 1})
-    assert served.wait_reason("second", "licence") == "licence: needs 1, 0 of 1 free (1 run holds 1)"
-    gate.touch()
-    served.wait_done("first", "second")
-    assert served.log("second") == "1\n"
-    assert overlap(served.history()) == 1
-    assert [line["granted_resources"] for line in served.history()] == [{"licence": 1}, {"licence": 1}]
 
 
 def test_indices_are_kept_over_a_dead_dispatcher(served: Served) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,29 +122,6 @@ def test_a_run_without_an_exit_code_ended_at_its_last_proof_of_life_or_later(ser
     assert "or later" in served.spool("show", "gone").stdout
 
 
-def test_an_end_that_was_watched_is_no_bound(served: Served) -> None:
-    """A run that is killed under its dispatcher ended when that saw it, which was at once."""
-    served.drop("seen", "echo begun; exec sleep 1000", requeue=False)
-    served.start()
-    served.says("seen", "begun")
-    before = time.time()
-    os.kill(served.pid("seen"), signal.SIGKILL)
-    served.wait_done("seen")
-    result = served.result("seen")
-    assert "ended_at_is" not in result
-    assert before <= result["ended_at_ns"] / 1e9 <= time.time()
-
-
-@pytest.mark.parametrize("stamp", [0, 4_000_000_000])
-def test_a_touch_of_the_exit_code_makes_no_nonsense(served: Served, stamp: int) -> None:
-    """Whatever time somebody gives `rc`, the run ends between its begin and now."""
-    _left(served, "touched", "true")
-    os.utime(served.root / "jobs/touched/1/rc", (stamp, stamp))
-    assert served.run("--once") == 0
-    result = served.result("touched")
-    assert result["started_at_ns"] <= result["ended_at_ns"] <= time.time_ns()
-
-
 @pytest.mark.parametrize("ahead_s", [-7200, 7200])
 def test_the_clock_of_another_machines_file_system_does_not_count(served: Served, ahead_s: int) -> None:
     """Where the file system's clock is hours off, an end is as long after its grant as that clock says."""
@@ -160,24 +136,6 @@ def test_the_clock_of_another_machines_file_system_does_not_count(served: Served
         left_at -= _HOUR_S
     assert served.run("--once") == 0
     assert served.result("skewed")["ended_at_ns"] / 1e9 == pytest.approx(left_at, abs=1)
-
-
-def test_what_outlives_the_wrapper_keeps_the_run(served: Served, tmp_path: Path) -> None:
-    """A run whose processes outlived its exit code has ended when the last of them was gone."""
-    done = tmp_path / "done"
-    served.drop(
-        "leaves", f"trap '' TERM; (until [ -e {done} ]; do sleep 0.1; done) & echo $!; exit 0", kill_grace="60s"
-    )
-    served.start()
-    rc = served.root / "jobs/leaves/1/rc"
-    wait_for(rc.exists, 60, what="its exit code")
-    served.wait_reason("leaves", "still running")
-    done.touch()
-    let_go = time.time()
-    served.wait_done("leaves")
-    result = served.result("leaves")
-    assert rc.stat().st_mtime < let_go - 0.01
-    assert result["ended_at_ns"] / 1e9 > rc.stat().st_mtime
 
 
 def test_a_cancel_by_a_move_is_dated_by_the_move(served: Served) -> None:

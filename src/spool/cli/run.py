@@ -76,13 +76,9 @@ def _other_ways(function: Callable[..., int]) -> Callable[..., int]:
 def command(
     ctx: click.Context,
     /,
-    name: str | None,
-    shell_command: str | None,
     replace: bool,
     quiet: bool,
     strict: bool,
-    export: tuple[str, ...],
-    words: tuple[str, ...],
     runs: str | None = None,
     **_: Any,
 ) -> int:
@@ -98,7 +94,7 @@ def command(
       spool run -g 1 -- python train.py
       spool run -c 'make -j4 && make check' --cpus 4
     """
-    request = asked(ctx, words, name, shell_command)
+    request = asked(ctx)
     runs = runs or next((way.runs for way in _WAYS if request.values.get(way.alone[0]) == [""]), None)
     if runs is not None:
         code: int = loaded(runs)(ctx.obj, request, quiet=quiet, strict=strict, replaces=replace)

@@ -61,19 +61,34 @@ def is_job_file(words: Sequence[str]) -> bool:
     return bool(words) and words[0].endswith(".toml") and os.path.isfile(words[0])
 
 
-class Said(Struct, frozen=True):
-    """The command line's statements about a script. `keys` are the job file keys that it sets.
+class Asked(Struct, frozen=True):
+    """The requests of the command line. `plain` are the words after `--`, `loose` those given without `--`.
 
-    `verbose`: whether each line for another scheduler is reported, not only those that are lost. `limited`: whether it,
-    or the configuration, states a time limit. `others` read such lines.
+    `capture`: whether to capture a script, None if not given; `ignore_directives`: whether to skip lines for other
+    schedulers; `verbose`: whether to report each of these lines, not only those that are lost. `lines`: a file with a
+    command in each line. `replaces`: whether it takes the place of a job of its name. `limited`: whether it, or the
+    configuration, states a time limit. `others` read the lines for other schedulers.
     """
 
+    values: joboptions.Values = field(default_factory=dict)
+    export: Sequence[str] = ()
+    name: str | None = None
+    shell_command: str | None = None
+    plain: Sequence[str] = ()
+    loose: Sequence[str] = ()
     capture: bool | None = None
     ignore_directives: bool = False
-    keys: frozenset[str] = frozenset()
     verbose: bool = False
+    lines: str | None = None
+    replaces: bool = False
     limited: bool = False
     others: Sequence[OtherScripts] = ()
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys that it states, and which of the other options."""
+        others = {"name": self.name is not None, "export": bool(self.export)}
+        return frozenset(self.values) | {key for key, is_stated in others.items() if is_stated}
 
 
 class OtherScripts(Protocol):
@@ -84,10 +99,10 @@ class OtherScripts(Protocol):
     def is_line(self, line: str) -> bool:
         """Whether *line* of a script is for a scheduler that it reads."""
 
-    def shell(self, script: bytes, own: bytes, what: str, said: Said) -> str | None:
+    def shell(self, script: bytes, own: bytes, what: str, asked: Asked) -> str | None:
         """Return the shell that runs a script instead of what its *own* `#!` line says; None if that one does."""
 
-    def values(self, script: bytes, what: str, said: Said, own: joboptions.Values) -> joboptions.Values:
+    def values(self, script: bytes, what: str, asked: Asked, own: joboptions.Values) -> joboptions.Values:
         """Return the options in the lines of a script, with its *own* ones. Raises UsageError.
 
         "job_name" is a name that several jobs may have there.
@@ -102,14 +117,14 @@ class OtherScripts(Protocol):
         """Add to the keys of a job what its script looks for in it. *freely*: without `--export`."""
 
 
-def read(words: Sequence[str], said: Said) -> Script:
+def read(words: Sequence[str], asked: Asked) -> Script:
     """Return the command for words without `--` before them: a script, `-` for stdin, or a program.
 
     Raises UsageError.
     """
     first, *rest = words
     if first in (*STDIN, "/dev/stdin"):
-        return _of_stdin(rest, said, named=words is not STDIN)
+        return _of_stdin(rest, asked, named=words is not STDIN)
     why = ""
     try:
         if not stat.S_ISREG(os.stat(first).st_mode):
@@ -130,18 +145,17 @@ def read(words: Sequence[str], said: Said) -> Script:
     except OSError as error:
         raise UsageError(cannot("read", f"script {first}", error.strerror or str(error))) from None
     path = os.path.abspath(first)
-    line = _line_one(data, first, said)
-    _check_runs(data, first, line, said)
-    values = _directives(data, first, said)
+    line = _line_one(data, first, asked)
+    _check_runs(data, first, line, asked)
+    values = _directives(data, first, asked)
     wanted = values.pop("capture", ["true"])[-1] == "true"
     stem = stem_of([path])
-    source = _source(data, first, said, line)
-    if not line or not (wanted if said.capture is None else said.capture):
+    source = _source(data, first, asked, line)
+    if not line or not (wanted if asked.capture is None else asked.capture):
         is_program = os.access(path, os.X_OK) and data.startswith(line)
         before = [] if is_program else line[2:].decode("utf-8", "replace").strip().split(None, 1)
         return Script([*before, path, *rest], None, values, stem, source=source)
-    text = _captured(data, first)
-    text = text if data.startswith(line) else _begun(line, text)
+    text = _begun(line, _captured(data, first))
     return Script([path, *rest], text, values, stem, _module_path(text, path), source)
 
 
@@ -167,60 +181,60 @@ def rows_of(path: str) -> list[dict[str, str]]:
     return found
 
 
-def _line_one(script: bytes, what: str, said: Said) -> bytes:
+def _line_one(script: bytes, what: str, asked: Asked) -> bytes:
     """Return the `#!` line that a script runs by, b"" if it has none and needs one."""
     own, newline, _ = script.partition(b"\n")
     end = b"\r" if newline and own.endswith(b"\r") else b""
     own = own if own.startswith(b"#!") else b""
     if b"\0" in script[:1024]:
         return own
-    for other in said.others:
-        if (shell := other.shell(script, own, what, said)) is not None:
+    for other in asked.others:
+        if (shell := other.shell(script, own, what, asked)) is not None:
             return b"#!" + os.fsencode(shell) + end
     return own
 
 
 def _begun(line: bytes, text: str, *, numbered: bool = False) -> str:
-    """Return a script's *text* with the `#!` line *line*, its own or one more.
+    """Return a script's *text* with the `#!` line *line*, its own, another in its place, or one more.
 
     *numbered*: it takes the place of a comment, so that the others keep their numbers.
     """
-    first, _, rest = text.partition("\n")
+    wanted, (first, _, rest) = line.decode(errors="replace"), text.partition("\n")
+    if text.startswith(wanted):
+        return text
     lacks = not first.startswith("#!") and not (numbered and (first.startswith("#") or not first.strip()))
-    return f"{line.decode(errors='replace')}\n{text if lacks else rest}"
+    return f"{wanted}\n{text if lacks else rest}"
 
 
-def _source(data: bytes, what: str, said: Said, line: bytes) -> ScriptText | None:
+def _source(data: bytes, what: str, asked: Asked, line: bytes) -> ScriptText | None:
     """Return what a script is searched for; None for a program."""
     if b"\0" in data:
         return None
-    text = data.decode(errors="replace")
-    text = text if data.startswith(line) else _begun(line, text, numbered=True)
-    return ScriptText(text, what, ignores_lines=said.ignore_directives)
+    text = _begun(line, data.decode(errors="replace"), numbered=True)
+    return ScriptText(text, what, ignores_lines=asked.ignore_directives)
 
 
-def _of_stdin(rest: Sequence[str], said: Said, *, named: bool) -> Script:
+def _of_stdin(rest: Sequence[str], asked: Asked, *, named: bool) -> Script:
     """Return the script on stdin: a text for the shell, or captured if its `#!` line names another program.
 
     Unless stdin was *named*, anything may be there, so it needs a `#!` line.
     """
     data = sys.stdin.buffer.read(MAX_BYTES + 1)
-    first = _line_one(data, "stdin", said)
+    first = _line_one(data, "stdin", asked)
     if not named and not first:
         remedy = "write it after `--`, as in `spool submit -- sleep 5`"
         why = "no command, and no script on stdin that begins with `#!`"
         raise UsageError(f"cannot submit a job: {why}; {remedy}")
     if not data.strip():
         raise UsageError("cannot submit the script on stdin: it is empty")
-    values = _directives(data, "stdin", said)
+    values = _directives(data, "stdin", asked)
     values.pop("capture", None)
-    text = _captured(data, "on stdin")
-    text = text if data.startswith(first) else _begun(first, text)
-    source = _source(data, "stdin", said, first)
+    text = _begun(first, _captured(data, "on stdin"))
+    source = _source(data, "stdin", asked, first)
     line = text.split("\n", 1)[0]
     shell = _shell_of(line[2:].split()) if line.startswith("#!") else "/bin/sh"
     if shell is None or (rest and line.startswith("#!")):
-        _check_runs(data, "on stdin", first, said)
+        _check_runs(data, "on stdin", first, asked)
         return Script(["stdin", *rest], text, values, "stdin", source=source)
     if rest:
         why = "to take arguments, a script must begin with a line such as `#!/bin/sh`"
@@ -250,7 +264,7 @@ def _captured(data: bytes, what: str) -> str:
     return text
 
 
-def _check_runs(data: bytes, what: str, line: bytes, said: Said) -> None:
+def _check_runs(data: bytes, what: str, line: bytes, asked: Asked) -> None:
     """Raise UsageError with a remedy for a text that the kernel cannot execute; *line* is its `#!` line."""
     thing = f"script {what}"
     if line:
@@ -277,16 +291,18 @@ def _check_runs(data: bytes, what: str, line: bytes, said: Said) -> None:
         why, other = "its `#!` is not at the very beginning", "remove what comes before it"
     else:
         why, other = "it has no `#!` line to name its interpreter", f"begin it with `{line_one}`"
-    if _has_options(data, said):
+    if _has_options(data, asked):
         raise UsageError(cannot("submit", thing, why, remedy=other))
     remedy = f"`spool submit -- {program} {shlex.quote(what)}` runs it as is, or {other}"
     raise UsageError(cannot("submit", thing, why, remedy=remedy))
 
 
-def _has_options(data: bytes, said: Said) -> bool:
+def _has_options(data: bytes, asked: Asked) -> bool:
     """Whether a script has options in its own lines, which only a script itself can have."""
     lines = [line for _, line in head_lines(data)]
-    return any(map(_SPOOL_LINE.fullmatch, lines)) or any(other.is_line(line) for other in said.others for line in lines)
+    return any(map(_SPOOL_LINE.fullmatch, lines)) or any(
+        other.is_line(line) for other in asked.others for line in lines
+    )
 
 
 def _module_path(text: str, path: str) -> str | None:
@@ -308,11 +324,11 @@ def _shell_of(words: Sequence[str]) -> str | None:
     return None if before else last
 
 
-def _directives(script: bytes, what: str, said: Said) -> joboptions.Values:
+def _directives(script: bytes, what: str, asked: Asked) -> joboptions.Values:
     """Return the options in a script's own lines; #SPOOL lines before those for other schedulers."""
     values = _own_options(script, what)
-    for other in said.others:
-        values = other.values(script, what, said, values)
+    for other in asked.others:
+        values = other.values(script, what, asked, values)
     return values
 
 

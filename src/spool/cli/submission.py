@@ -7,12 +7,12 @@ import shlex
 import stat
 from collections.abc import Iterator, Sequence
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from spool.cli import joboptions, scripts
 from spool.cli.fastsubmit import OF_A_JOB, command_of
 from spool.cli.render import progress
+from spool.cli.scripts import Asked
 from spool.cli.telling import ensure_dispatcher, tell
 from spool.client import submit as submitting
 from spool.client.draft import Draft, Exports, exports, fresh_name, job_keys, next_name, stem_of
@@ -26,27 +26,6 @@ from spool.formats.capabilities import contributed
 from spool.formats.toml import MAX_BYTES
 from spool.store.glance import defaults_of
 from spool.store.reading import read_named
-
-
-class Asked(Struct, frozen=True):
-    """The requests of the command line. `plain` are the words after `--`, `loose` those given without `--`.
-
-    `capture`: whether to capture a script, None if not given; `ignore_directives`: whether to skip lines for other
-    schedulers; `verbose`: whether to report each of these lines. `lines`: a file with a command in each line.
-    `replaces`: whether it takes the place of a job of its name.
-    """
-
-    values: joboptions.Values = field(default_factory=dict)
-    export: Sequence[str] = ()
-    name: str | None = None
-    shell_command: str | None = None
-    plain: Sequence[str] = ()
-    loose: Sequence[str] = ()
-    capture: bool | None = None
-    ignore_directives: bool = False
-    verbose: bool = False
-    lines: str | None = None
-    replaces: bool = False
 
 
 def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
@@ -129,12 +108,9 @@ def _what_to_run(asked: Asked, root: str, others: Sequence[scripts.OtherScripts]
         return scripts.Script(command_of(asked.plain))
     words = asked.loose or (scripts.STDIN if _has_script_on_stdin() else ())
     if words:
-        stated = {"name": asked.name is not None, "export": bool(asked.export)}
-        keys = frozenset(asked.values) | {key for key, said in stated.items() if said}
         _tell_late_options(words)
-        limited = "time_limit" in keys or "time_limit" in defaults_of(root).keys
-        said = (asked.capture, asked.ignore_directives, keys, asked.verbose, limited, others)
-        return scripts.read(words, scripts.Said(*said))
+        limited = "time_limit" in asked.values or "time_limit" in defaults_of(root).keys
+        return scripts.read(words, replace(asked, limited=limited, others=others))
     raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
 
 

@@ -11,7 +11,8 @@ from spool.cli.common import SpelledOption, strict_option
 from spool.cli.group import WordsVerb
 from spool.cli.joboptions import COMMON_TITLE, key_options, values_of
 from spool.cli.render import say, say_text
-from spool.cli.submission import Asked, draft_of, file_draft, publish, tell_doubts
+from spool.cli.scripts import Asked
+from spool.cli.submission import draft_of, file_draft, publish, tell_doubts
 from spool.cli.telling import made
 from spool.client.draft import Draft
 from spool.client.submit import check_submitter, is_spool
@@ -56,21 +57,17 @@ export_option = click.option(
 )
 
 
-def asked(ctx: click.Context, words: Sequence[str], name: str | None, shell_command: str | None) -> Asked:
-    """Return the request of a command line with `key_options` and `export_option`."""
-    dashes = ctx.meta.get("spool.dashes", False)
+def asked(ctx: click.Context) -> Asked:
+    """Return the request of a command line with `key_options`, `export_option` and `script_options`."""
+    given, dashes = ctx.params, ctx.meta.get("spool.dashes", False)
     return Asked(
-        values=values_of(ctx.params),
-        export=ctx.params["export"],
-        name=name,
-        shell_command=shell_command,
-        plain=words if dashes else (),
-        loose=() if dashes else words,
-        capture=ctx.params["capture"],
-        ignore_directives=ctx.params["ignore_directives"],
-        verbose=ctx.params["verbose"] or ctx.params.get("dry_run", False),
-        lines=ctx.params.get("lines"),
-        replaces=ctx.params["replace"],
+        values=values_of(given),
+        plain=given["words"] if dashes else (),
+        loose=() if dashes else given["words"],
+        verbose=given["verbose"] or given.get("dry_run", False),
+        lines=given.get("lines"),
+        replaces=given["replace"],
+        **{key: given[key] for key in ("export", "name", "shell_command", "capture", "ignore_directives")},
     )
 
 
@@ -145,16 +142,12 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
 def command(
     ctx: click.Context,
     /,
-    name: str | None,
-    shell_command: str | None,
     files: tuple[str, ...],
     hold: bool,
     replace: bool,
     wait_for_it: bool,
     strict: bool,
     dry_run: bool,
-    export: tuple[str, ...],
-    words: tuple[str, ...],
     **_: Any,
 ) -> int:
     """Submit a job to the queue.
@@ -174,7 +167,7 @@ def command(
       cp train.toml ~/.spool/.tmp/
       mv ~/.spool/.tmp/train.toml ~/.spool/queued/
     """
-    root, request = ctx.obj, asked(ctx, words, name, shell_command)
+    root, request = ctx.obj, asked(ctx)
     jobs = _of_files(files, request, root) if files else [draft_of(request, root)]
     check_submitter(root)
     root = root if dry_run or is_spool(root) else made(root).root
@@ -195,13 +188,8 @@ def command(
 
 def _of_files(paths: Sequence[str], request: Asked, root: str) -> list[Draft]:
     """Return the jobs in job files. Raises SpoolError."""
-    if (
-        request.values
-        or request.lines is not None
-        or request.plain
-        or request.loose
-        or request.shell_command is not None
-    ):
+    given = (request.lines, request.shell_command)
+    if request.values or request.plain or request.loose or any(text is not None for text in given):
         raise UsageError("cannot combine a job file with options: it must be complete; edit a copy of it")
     if request.name is not None and len(paths) > 1:
         raise UsageError("cannot give one name to several job files; remove --name")

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 import click
 
@@ -35,31 +35,21 @@ _BAR_EVERY_NS = 1_000_000_000
 TIMED_OUT = 124  # as in coreutils' timeout
 
 
+_CODES = {
+    State.FINISHED: 0,
+    State.TIMEOUT: TIMED_OUT,
+    State.LOST: 125,
+    State.PREEMPTED: 143,
+    State.CANCELLED: int(ExitCode.INTERRUPTED),
+    State.OUT_OF_MEMORY: 137,
+    State.UNSCHEDULABLE: 75,
+    State.INVALID: int(ExitCode.INVALID_FILE),
+}
+
+
 def code_of(outcome: State, exit_code: int | None) -> int:
     """Return the exit code for a job that ended with *outcome*; a failed one's is its own."""
-    match outcome:
-        case State.FINISHED:
-            return 0
-        case State.FAILED:
-            return exit_code or 1
-        case State.TIMEOUT:
-            return TIMED_OUT
-        case State.LOST:
-            return 125
-        case State.PREEMPTED:
-            return 143
-        case State.CANCELLED:
-            return int(ExitCode.INTERRUPTED)
-        case State.OUT_OF_MEMORY:
-            return 137
-        case State.UNSCHEDULABLE:
-            return 75
-        case State.INVALID:
-            return int(ExitCode.INVALID_FILE)
-        case State.QUEUED | State.HELD | State.SUBMITTED | State.STARTING | State.RUNNING | State.STOPPING:
-            return int(ExitCode.FAILED)  # no end
-        case _:  # pragma: no cover
-            assert_never(outcome)
+    return (exit_code if outcome is State.FAILED and exit_code else None) or _CODES.get(outcome, int(ExitCode.FAILED))
 
 
 def told(end: End) -> str:

@@ -152,7 +152,8 @@ def sentences(answer: Explanation) -> Iterator[str]:
         yield f"expected run time: {answer.expected}"
     if not helpless:
         yield from _order(answer)
-    if answer.last_said and (not answer.reasons or not answer.reasons[0].text.endswith(answer.last_said)):
+    first = answer.reasons[0] if answer.reasons else None
+    if answer.last_said and (first is None or not (first.code == "invalid" or first.text.endswith(answer.last_said))):
         yield f"the dispatcher last reported: {answer.last_said}"
     if not answer.dispatcher and answer.engine is None:
         yield "no dispatcher is running: `spool dispatch` starts one"

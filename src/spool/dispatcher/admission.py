@@ -22,7 +22,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import SECOND_NS, Stop, StopKind
 from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Component, Context
 from spool.dispatcher.monitor import Monitor
 from spool.dispatcher.scanner import Scanner
 from spool.formats import jobfile, journal, toml
@@ -60,15 +60,11 @@ class _CancelReview(Struct):
     stop: Stop
 
 
-class Admission:
+class Admission(Component):
     """The open reviews, and the answers not used yet."""
 
     def __init__(self, context: Context, scanner: Scanner, monitor: Monitor) -> None:
-        self._context = context
-        self._events = context.events
-        self._spool = context.spool
-        self._state = context.state
-        self._confinement = context.confinement
+        super().__init__(context)
         self._scanner = scanner
         self._monitor = monitor
         self._files: dict[str, _FileReview] = {}
@@ -135,7 +131,7 @@ class Admission:
             return True
         live.stop_asked()
         if live.key not in self._cancels:
-            number = self._events.review_cancel(live, stop, self._context.clock())
+            number = self._events.review_cancel(live, stop, self._clock())
             self._cancels[live.key] = _CancelReview(number, live, stop)
         return False
 
@@ -168,13 +164,10 @@ class Admission:
 
     def _try(self, thing: Thing, action: Callable[..., None], *about: object) -> bool:
         """Apply the consequence of an answer, unless that failed a moment ago; return whether it succeeded."""
-        if self._confinement.pauses(thing, _ANSWER):
-            return False
-        with self._confinement.of(thing, _ANSWER) as piece:
-            action(*about)
-        if piece.failed and (job := self._state.jobs.get(thing.name)) is not None and job.live is None:
+        done = self._confinement.attempt(thing, _ANSWER, action, *about)
+        if not done and (job := self._state.jobs.get(thing.name)) is not None and job.live is None:
             self._state.block(job, self._confinement.why(thing.name))  # so that it does not keep others waiting
-        return not piece.failed
+        return done
 
     def _forget_old(self) -> None:
         """Forget the answers about jobs that have gone meanwhile."""
@@ -223,7 +216,7 @@ class Admission:
         if known is not None:
             self._events.forget_review(known.number)
         keys = toml.read(text, f"job {name}")
-        number = self._events.review_file(job, file, keys, self._context.clock())
+        number = self._events.review_file(job, file, keys, self._clock())
         self._files[name] = _FileReview(number, file.content)
 
     def _fill(self, name: str, review: _FileReview, answer: Answer) -> None:
@@ -241,7 +234,7 @@ class Admission:
         self._files.pop(name, None)
 
     def _add(self, job: JobEntry, file: JobFileVersion, text: bytes, answer: Answer) -> None:
-        defaults = self._context.settings.config.defaults
+        defaults = self._settings.config.defaults
         try:
             added, left = jobfile.additions(job.name, text, answer.added, defaults, why_not_expanded)
         except InvalidValue as error:
@@ -251,7 +244,7 @@ class Admission:
             log.info("job %s: %s", job.name, words)
         line = journal.Added(job.name, *file.content, tuple((plugin, dict(keys)) for plugin, keys in added))
         self._state.keys_added(line)
-        self._context.journal.note(line)
+        self._journal.note(line)
         if added:
             log.info("job %s: %s", job.name, jobfile.comments(added).replace("# ", "").rstrip().replace("\n", "; "))
             self._scanner.examine(QUEUED, job.name, anew=True)
@@ -332,7 +325,7 @@ class Admission:
                     spool.disk.move(spool.layout.job_file(DONE, name), running)
                 else:
                     spool.disk.publish(running, spool.record(name, live.run, layout.SPEC_COPY) or b"")
-        self._context.changes.runs.add(name)
+        self._changes.runs.add(name)
         self._state.changed()
 
 

@@ -23,7 +23,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import SECOND_NS, Problem, Result, Spec, State, Stop, StopKind
 from spool.core.units import show_size
 from spool.dispatcher.confinement import Thing
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Component, Context
 from spool.dispatcher.filemoves import MISSING_NS
 from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.scanner import Scanner
@@ -55,7 +55,7 @@ MOST_BYTES = 1 << 30
 _TRY_AGAIN_NS = 5 * SECOND_NS
 
 
-class Arrays:
+class Arrays(Component):
     """The arrays of a dispatcher.
 
     *why_no_room* says why the disk is too short for new tasks, "" if it is not.
@@ -69,10 +69,7 @@ class Arrays:
         stops: StopOrders,
         why_no_room: Callable[[], str],
     ) -> None:
-        self._context = context
-        self._confinement = context.confinement
-        self._spool = context.spool
-        self._state = context.state
+        super().__init__(context)
         self._scanner = scanner
         self._finalizer = finalizer
         self._stops = stops
@@ -126,7 +123,7 @@ class Arrays:
             more = self._issue_some(array, until_ns, now_ns)
         if self._each(array.unknown, until_ns, lambda name: self._recount(array, name)):
             return True
-        if array.name in self._context.changes.arrays.names:
+        if array.name in self._changes.arrays.names:
             return more  # the place of its file, and its meaning, are not known yet
         if array.over and not more and (array.result is not None or not self._reopened(array)):
             self._conclude(array, now_ns)
@@ -153,16 +150,16 @@ class Arrays:
             array.unissued.discard(task)
             if issue is Issue.GONE:
                 log.warning("array %s: someone removed its task %s", array.name, task)
-                array.task_ended(task, State.CANCELLED, self._context.clock())
+                array.task_ended(task, State.CANCELLED, self._clock())
                 self._state.queue.changed(task)
                 continue
             # Its place is that of the array plus its position, independent of the clock.
             job = self._state.issue(task, array, position, now_ns)
             self._finalizer.outcomes.forget(task)
-            self._context.journal.note_place(job)
+            self._journal.note_place(job)
             self._scanner.examine(QUEUED, task)
             if job.queued is not None:
-                self._context.events.file(EventName.QUEUED, job, job.queued, now_ns)
+                self._events.file(EventName.QUEUED, job, job.queued, now_ns)
         return False
 
     # The ends of tasks.
@@ -177,7 +174,7 @@ class Arrays:
                 array.open.discard(name)
                 # A task that was removed from queued/ by hand ends without an event.
                 if name not in array.ended:
-                    array.task_ended(name, State.CANCELLED, self._context.clock())
+                    array.task_ended(name, State.CANCELLED, self._clock())
                 self._state.queue.changed(name)
 
     def _reopened(self, array: Array) -> bool:
@@ -239,12 +236,8 @@ class Arrays:
         for _ in range(len(names)):
             if time.monotonic_ns() >= until_ns:
                 return True
-            name, done = names[0], False
-            if not self._confinement.pauses(Thing.of_job(name), _SETTLE):
-                with self._confinement.of(Thing.of_job(name), _SETTLE):
-                    action(name)
-                    done = True
-            if done:  # not before: the action may be repeated after an error
+            name = names[0]
+            if self._confinement.attempt(Thing.of_job(name), _SETTLE, action, name):  # else it comes again
                 names.popleft()
             else:
                 names.rotate(-1)
@@ -271,13 +264,13 @@ class Arrays:
         result = array.result or _result(array, now_ns)
         outcome = result.outcome
         if array.result is None:
-            self._context.events.end(result, array.spec)
+            self._events.end(result, array.spec)
             array.conclude(result)
-        self._context.events.flush()
+        self._events.flush()
         spool.put_record(name, run, layout.RESULT, render_result(result))
         spool.put_record(name, run, layout.STATUS, run_records.render_status(outcome))
         self.store.archive(array.inode, name, spool.record(name, run, layout.SPEC_COPY))
-        self._context.journal.write([journal.Over(name, run, True, outcome)])
+        self._journal.write([journal.Over(name, run, True, outcome)])
         self._state.end_array(array)
         self._finalizer.outcomes.record(name, outcome)
         log.info("array %s run %d: %s (%s)", name, run, outcome, result.reason)
@@ -335,16 +328,12 @@ def _result(array: Array, now_ns: int) -> Result:
     )
 
 
-class ArrayFiles:
+class ArrayFiles(Component):
     """Carries out the changes of arrays' files. *cancel* cancels an array."""
 
     def __init__(self, context: Context, cancel: Callable[[Array, Stop], None]) -> None:
-        self._context = context
-        self._confinement = context.confinement
+        super().__init__(context)
         self._timer = context.timers.timer("arrays")  # when a missing file counts as deleted
-        self._spool = context.spool
-        self._state = context.state
-        self._changes = context.changes
         self._cancel = cancel
 
     def see(self, now_ns: int) -> None:
@@ -357,15 +346,13 @@ class ArrayFiles:
 
     def see_one(self, array: Array, now_ns: int) -> None:
         """Find the file of *array*, carry out what its place means, and find others of its name; retried on failure."""
-        thing = Thing("array", array.name)
-        if not self._confinement.pauses(thing, _SEE):
-            with self._confinement.of(thing, _SEE) as piece:
-                if array.cancelled is None and array.result is None:
-                    self._see_one(array, now_ns)
-                self._see_others(array)
-            if not piece.failed:
-                return
-        self._changes.arrays.add(array.name)
+        if not self._confinement.attempt(Thing("array", array.name), _SEE, self._see_all, array, now_ns):
+            self._changes.arrays.add(array.name)
+
+    def _see_all(self, array: Array, now_ns: int) -> None:
+        if array.cancelled is None and array.result is None:
+            self._see_one(array, now_ns)
+        self._see_others(array)
 
     def _see_one(self, array: Array, now_ns: int) -> None:
         spool, name = self._spool, array.name
@@ -422,7 +409,7 @@ class ArrayFiles:
             return
         if array.edited(self._spool.job_spec(place, array.name), seen):
             self._changed(array, f"at most {array.max_running or 'all'} of its tasks run at once")
-            self._context.executors.limit_array(array.name, array.max_running)
+            self._executors.limit_array(array.name, array.max_running)
             self._state.queue.changed()
 
     @staticmethod
@@ -440,7 +427,7 @@ class ArrayFiles:
         for name in array.open:
             job = self._state.jobs.get(name)
             if job is not None and self._state.discount(job, since, now_ns):
-                self._context.journal.note_place(job)
+                self._journal.note_place(job)
         self._changed(array, "released")
 
     def _changed(self, array: Array, what: str) -> None:
@@ -456,19 +443,14 @@ class _Staged(Struct):
     position: int = 0
 
 
-class Expander:
+class Expander(Component):
     """Expands waiting array files into arrays in progress.
 
     *why_no_room* says why the disk has too little room for new tasks, "" if it has enough.
     """
 
     def __init__(self, context: Context, store: ArrayStore, scanner: Scanner, why_no_room: Callable[[], str]) -> None:
-        self._confinement = context.confinement
-        self._spool = context.spool
-        self._state = context.state
-        self._journal = context.journal
-        self._changes = context.changes
-        self._settings = context.settings
+        super().__init__(context)
         self._timer = context.timers.timer("arrays")  # when to retry files that found no room on the disk
         self._store = store
         self._scanner = scanner

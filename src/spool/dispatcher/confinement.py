@@ -84,6 +84,16 @@ class Confinement:
         """
         return Piece(self, thing, verb, partly=partly)
 
+    def attempt(
+        self, thing: Thing, verb: str, action: Callable[..., object], *about: object, partly: bool = False
+    ) -> bool:
+        """Do a piece of work, unless it failed a moment ago; return whether it succeeded."""
+        if self.pauses(thing, verb):
+            return False
+        with self.of(thing, verb, partly=partly) as piece:
+            action(*about)
+        return not piece.failed
+
     def spool(self, verb: str, what: str = "the spool") -> Piece:
         """Return the boundary around work for the spool as a whole; its trouble delays all starts."""
         return Piece(self, Thing("spool", what), verb)

@@ -43,6 +43,18 @@ class Context(Struct, frozen=True):
     clock: Clock  # the wall clock, nanoseconds since the epoch
 
 
+class Component:
+    """A part of the dispatcher, with the shared objects at hand."""
+
+    def __init__(self, context: Context) -> None:
+        """Take them from *context*."""
+        self._context = context
+        self._spool, self._settings, self._state = context.spool, context.settings, context.state
+        self._executors, self._changes, self._clock = context.executors, context.changes, context.clock
+        self._journal, self._events, self._gate = context.journal, context.events, context.gate
+        self._confinement = context.confinement
+
+
 class WorkQueue:
     """Names to process, each once, in the order of arrival."""
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
 
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import State, Stop, StopKind
 from spool.dispatcher.confinement import Thing
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Component, Context
 from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.limits import LimitEnforcer
 from spool.dispatcher.scanner import Scanner
@@ -30,17 +29,13 @@ log = logging.getLogger(__name__)
 MISSING_NS = 300_000_000
 
 
-class FileMoves:
+class FileMoves(Component):
     """Applies the meaning of each change of a file."""
 
     def __init__(
         self, context: Context, scanner: Scanner, finalizer: Finalizer, stops: StopOrders, limits: LimitEnforcer
     ) -> None:
-        self._context = context
-        self._confinement = context.confinement
-        self._spool = context.spool
-        self._state = context.state
-        self._changes = context.changes
+        super().__init__(context)
         self._timer = context.timers.timer("files")  # due when a missing file counts as deleted
         self._scanner = scanner
         self._finalizer = finalizer
@@ -52,24 +47,18 @@ class FileMoves:
     def see(self) -> None:
         """Process all changes that the look has found since the last call; failures are tried again by a later call."""
         self._see_moves()
+        attempt = self._confinement.attempt
         for name in list(self._changes.strays.names):
-            if self._try("take in", name, self._see_stray):
+            if attempt(Thing.of_job(name), "take in", self._see_stray, name):
                 self._changes.strays.done(name)
         for name in list(self._changes.vanished.names):
-            if self._try("end", name, self._see_vanished):
+            if attempt(Thing.of_job(name), "end", self._see_vanished, name):
                 self._changes.vanished.done(name)
         for name in list(self.called_off):
             job = self._state.jobs.get(name)
-            if (job is None or job.live is None) and self._try("end", name, self._end_called_off):
+            is_over = job is None or job.live is None
+            if is_over and attempt(Thing.of_job(name), "end", self._end_called_off, name):
                 del self.called_off[name]
-
-    def _try(self, verb: str, name: str, action: Callable[[str], None]) -> bool:
-        """Apply *action* to the job *name*, unless it failed a moment ago; return whether it succeeded."""
-        if self._confinement.pauses(Thing.of_job(name), verb):
-            return False
-        with self._confinement.of(Thing.of_job(name), verb) as piece:
-            action(name)
-        return not piece.failed
 
     def _see_moves(self) -> None:
         """Process moves of the files of live runs: deleted, moved to another directory, replaced."""
@@ -78,19 +67,7 @@ class FileMoves:
             live = job.live if job is not None else None
             if live is None or live.is_over:
                 continue
-            if self._confinement.pauses(Thing.of_run(live.key), "read the file of"):
-                self._changes.runs.add(name)
-                continue
-            with self._confinement.of(Thing.of_run(live.key), "read the file of") as piece:
-                status = status_of(self._spool.layout.job_file(RUNNING, name))
-                if status is not None:
-                    if live.is_new_text(status.st_ino, status.st_mtime_ns):
-                        self._see_edited(live)
-                    live.file_seen(status.st_ino, status.st_mtime_ns)
-                elif live.file_missing_ns is None:
-                    live.file_missing(time.monotonic_ns())
-                    self._missing[live.key] = live
-            if piece.failed:
+            if not self._confinement.attempt(Thing.of_run(live.key), "read the file of", self._see_file, live):
                 self._changes.runs.add(name)
         if not self._missing:
             return
@@ -99,11 +76,21 @@ class FileMoves:
             if live.file_missing_ns is None or live.is_over or self._state.live.get(key) is not live:
                 del self._missing[key]
             elif live.order is None:
-                self._try_missing(live)
+                self._confinement.attempt(Thing.of_run(key), "handle the missing file of", self._see_missing, live)
+
+    def _see_file(self, live: ActiveRun) -> None:
+        status = status_of(self._spool.layout.job_file(RUNNING, live.name))
+        if status is not None:
+            if live.is_new_text(status.st_ino, status.st_mtime_ns):
+                self._see_edited(live)
+            live.file_seen(status.st_ino, status.st_mtime_ns)
+        elif live.file_missing_ns is None:
+            live.file_missing(time.monotonic_ns())
+            self._missing[live.key] = live
 
     def _see_edited(self, live: ActiveRun) -> None:
         """Apply the new content of a run's file; an invalid file changes nothing."""
-        defaults = self._spool.defaults(live.name, live.run, self._context.settings.config.kill_grace_ns)
+        defaults = self._spool.defaults(live.name, live.run, self._settings.config.kill_grace_ns)
         spec = self._spool.job_spec(RUNNING, live.name, defaults)
         if spec is None or spec.is_array:
             why = self._spool.why_no_order(RUNNING, live.name)
@@ -112,13 +99,7 @@ class FileMoves:
         elif live.edited(spec):
             log.info("job %s run %d: its time limit or priority was changed", live.name, live.run)
             self._limits.add(live)
-            self._context.state.recount(live)
-
-    def _try_missing(self, live: ActiveRun) -> None:
-        thing, verb = Thing.of_run(live.key), "handle the missing file of"
-        if not self._confinement.pauses(thing, verb):
-            with self._confinement.of(thing, verb):
-                self._see_missing(live)
+            self._state.recount(live)
 
     def _is_over(self, live: ActiveRun) -> bool:
         """Whether the run had ended by itself when its file was taken away: then that does not stop it.
@@ -212,8 +193,8 @@ class FileMoves:
         self._state.recall_place(name, journal.Waits(name, arrived_ns, 0, arrived_ns))
         job = self._state.job(name)
         self._state.recall_file(job, status.st_ino)
-        self._context.journal.note_place(job)
-        self._context.journal.commit()  # the rest is finished by the next dispatcher, like any end
+        self._journal.note_place(job)
+        self._journal.commit()  # the rest is finished by the next dispatcher, like any end
 
     def _call_off(self, job: JobEntry, live: ActiveRun) -> None:
         """Record that the second submission of a name was cancelled. Its number comes after that of *live*.
@@ -238,7 +219,7 @@ class FileMoves:
             del those[0]
         job = self._state.jobs.get(name)
         if job is not None:
-            self._context.journal.note_place(job)  # a third submission of the name; the journal has just dropped it
+            self._journal.note_place(job)  # a third submission of the name; the journal has just dropped it
             self._state.settle(job)
 
     def settle_places(self) -> None:

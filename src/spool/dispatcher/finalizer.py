@@ -22,7 +22,7 @@ from spool.core.model import Jid, Result, Spec, State, StopKind
 from spool.core.phases import Ended, Filed, Recorded, Void
 from spool.dispatcher.conclusions import COULD_NOT_START
 from spool.dispatcher.confinement import Thing
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Component, Context
 from spool.dispatcher.scanner import Scanner
 from spool.formats import jobfile, journal, run_records
 from spool.formats.freetext import metrics_in, one_line
@@ -52,7 +52,7 @@ class Unstarted(Struct, frozen=True):
     attempts: Attempts
 
 
-class Finalizer:
+class Finalizer(Component):
     """Does the paperwork of runs, and of jobs that end without one.
 
     Always in the order "result, history, events, move": after a crash something may be done again, but is never left
@@ -60,13 +60,7 @@ class Finalizer:
     """
 
     def __init__(self, context: Context, scanner: Scanner, outcomes: OutcomeIndex) -> None:
-        self._spool = context.spool
-        self._state = context.state
-        self._journal = context.journal
-        self._events = context.events
-        self._settings = context.settings
-        self._confinement = context.confinement
-        self._clock = context.clock
+        super().__init__(context)
         self._scanner = scanner
         self.outcomes = outcomes
 
@@ -81,11 +75,7 @@ class Finalizer:
         over = [live for live in over if not self._confinement.pauses(Thing.of_run(live.key), _FILE)]
         accounts = self._accounts(over)
         lines: dict[ActiveRun, bytes] = {}
-
-        def settle(live: ActiveRun) -> None:
-            self._settle(live, lines, accounts, now_ns)
-
-        ready = [live for live in over if self._try(live, settle, partly=True)]
+        ready = [live for live in over if self._try(live, self._settle, lines, accounts, now_ns, partly=True)]
         told = [live for live in ready if live in lines]
         self._journal.logs.account(b"".join(lines[live] for live in told))
         for live in told:
@@ -95,8 +85,10 @@ class Finalizer:
             if live.result is not None:
                 self._tell(self._state.job(live.name), live.result, live.spec)
         self._events.flush()
-        filed += [live for live in ready if self._try(live, lambda live: self._file_away(live, now_ns))]
-        return filed
+        return filed + [live for live in ready if self._try(live, self._file_away, now_ns)]
+
+    def _try(self, live: ActiveRun, step: Callable[..., None], *about: object, partly: bool = False) -> bool:
+        return self._confinement.attempt(Thing.of_run(live.key), _FILE, step, live, *about, partly=partly)
 
     def _accounts(self, over: list[ActiveRun]) -> dict[tuple[str, int], Result]:
         """Return the results in the history of runs that an earlier dispatcher may have recorded, in one reading."""
@@ -107,12 +99,6 @@ class Finalizer:
             if key in asked:
                 found.setdefault(key, known)
         return found
-
-    def _try(self, live: ActiveRun, step: Callable[[ActiveRun], None], *, partly: bool = False) -> bool:
-        """Do one step of the paperwork of a run; return whether it succeeded. *partly*: more steps follow."""
-        with self._confinement.of(Thing.of_run(live.key), _FILE, partly=partly) as piece:
-            step(live)
-        return not piece.failed
 
     def _settle(
         self,

@@ -23,7 +23,7 @@ from spool.core.model import SECOND_NS, Spec
 from spool.core.phases import Unstartable
 from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Component, Context
 from spool.dispatcher.planner import Shortage
 from spool.executors import Executor, Launch
 from spool.formats import journal, run_records, wrapper
@@ -57,21 +57,14 @@ class Blocked(Struct, frozen=True):
     told: bool = False  # it is in the log
 
 
-class Launcher:
+class Launcher(Component):
     """Turns the starts of a plan into live runs."""
 
     def __init__(self, context: Context, shortage: Shortage, put: Callable[[ActiveRun], object]) -> None:
         """*put* is called for each claimed run before it is launched, and raises nothing."""
+        super().__init__(context)
         self._put = put
-        self._confinement = context.confinement
         self._shortage = shortage
-        self._gate = context.gate
-        self._events = context.events
-        self._spool = context.spool
-        self._state = context.state
-        self._journal = context.journal
-        self._settings = context.settings
-        self._executors = context.executors
         self._load_timer = context.timers.timer("files")
         self._scripts = WrapperWriter(context.spool, context.settings)
         self._ahead = Preparation(context.spool, context.settings, self._scripts)

@@ -18,7 +18,7 @@ from spool.core.gpuuse import GpuWatch
 from spool.core.model import SECOND_NS, GpuWork, Machine, Stop, StopKind
 from spool.core.units import format_duration, show_duration, show_size
 from spool.dispatcher.confinement import Thing
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Component, Context
 from spool.dispatcher.launcher import SILENT_NS
 from spool.dispatcher.wakeup import Pace, boot_clock
 from spool.formats.run_records import render_gpus
@@ -53,14 +53,11 @@ def _is_due(live: ActiveRun, now_ns: int, moment: _Moment) -> bool:
     return not live.suspended and live.counts_from_boot_ns + limit - before_ns <= now_ns
 
 
-class LimitEnforcer:
+class LimitEnforcer(Component):
     """Enforces the limits of live runs. *order* orders a run to be stopped."""
 
     def __init__(self, context: Context, order: Callable[[ActiveRun, Stop], None]) -> None:
-        self._confinement = context.confinement
-        self._state = context.state
-        self._spool = context.spool
-        self._executors = context.executors
+        super().__init__(context)
         self._order = order
         self._timer = context.timers.timer("limits", boot_clock, always=True)
         self._memory_timer = context.timers.timer("limits", always=True)
@@ -164,12 +161,12 @@ class LimitEnforcer:
                 self._order(live, Stop(StopKind.MEMORY, "spool", time.time_ns(), words))
 
 
-class SumsWriter:
+class SumsWriter(Component):
     """Writes sums of live runs into a record of their metadirs once in a while, so that a restart keeps them."""
 
     def __init__(self, context: Context, record: str, verb: str, every_ns: int) -> None:
         """*verb* is what an error could not do to a run: "write the GPU use of"."""
-        self._context = context
+        super().__init__(context)
         self._record, self._verb, self._every_ns = record, verb, every_ns
         self._written_ns: dict[tuple[str, int], int] = {}  # monotonic
 
@@ -184,20 +181,20 @@ class SumsWriter:
 
     def write(self, live: ActiveRun, data: bytes) -> None:
         """Write the record, unless that has failed a moment ago."""
-        confinement, thing = self._context.confinement, Thing.of_run(live.key)
+        confinement, thing = self._confinement, Thing.of_run(live.key)
         if confinement.pauses(thing, self._verb):
             return
         self.is_written(live)
         with confinement.of(thing, self._verb):
-            self._context.spool.put_note(live.name, live.run, self._record, data)
+            self._spool.put_note(live.name, live.run, self._record, data)
 
     def forget_ended(self) -> None:
         """Forget the runs that are no longer live."""
-        live = self._context.state.live
+        live = self._state.live
         self._written_ns = {key: at for key, at in self._written_ns.items() if key in live}
 
 
-class GpuUseRecorder:
+class GpuUseRecorder(Component):
     """Sums up the GPU use of runs, and notices runs that leave their GPUs idle. *order* orders a run to be stopped.
 
     It uses the looks that the planner takes anyway while jobs with GPUs run (`gpu.poll`), and asks NVML nothing itself.
@@ -206,7 +203,7 @@ class GpuUseRecorder:
     """
 
     def __init__(self, context: Context, world: MachineMonitor, order: Callable[[ActiveRun, Stop], None]) -> None:
-        self._context = context
+        super().__init__(context)
         self._world = world
         self._order = order
         self._seen_at_ns: int | None = None  # the time of the last processed look of NVML
@@ -216,8 +213,8 @@ class GpuUseRecorder:
         """Read the sums of a run that an earlier dispatcher has begun."""
         if not live.grant.gpu_uuids:
             return
-        with self._context.confinement.of(Thing.of_run(live.key), _READ_GPUS):
-            watch = self._context.spool.gpu_watch(live.name, live.run)
+        with self._confinement.of(Thing.of_run(live.key), _READ_GPUS):
+            watch = self._spool.gpu_watch(live.name, live.run)
             if watch is not None and len(watch.gpus) == len(live.grant.gpu_uuids):
                 live.gpus_watched(watch)
                 self._sums.is_written(live)
@@ -228,7 +225,7 @@ class GpuUseRecorder:
         if machine is None or at_ns is None or at_ns == self._seen_at_ns:
             return
         self._seen_at_ns = at_ns
-        state = self._context.state
+        state = self._state
         state.recent.note_gpus(at_ns, {gpu.uuid: gpu.utilisation_percent for gpu in machine.gpus})
         work = {gpu.uuid: {done.job: done for done in gpu.work} for gpu in machine.gpus}
         for name in list(state.runs.with_gpus):
@@ -241,7 +238,7 @@ class GpuUseRecorder:
 
     def leave(self) -> None:
         """Write the sums since the last writing."""
-        for live in list(self._context.state.live.values()):
+        for live in list(self._state.live.values()):
             if live.gpu_watch is not None and live.result is None:
                 self._write(live)
 
@@ -252,10 +249,10 @@ class GpuUseRecorder:
         if live.suspension.since_ns is not None:
             live.gpus_watched(before.passed_over(at_ns))
             return
-        watch = before.looked(at_ns, work, _MOST_LOOKS * self._context.settings.config.gpu.poll_ns)
+        watch = before.looked(at_ns, work, _MOST_LOOKS * self._settings.config.gpu.poll_ns)
         live.gpus_watched(watch)
         if watch.is_due(live.spec) and not live.asking:
-            with self._context.confinement.of(Thing.of_run(live.key), _JUDGE_GPUS):
+            with self._confinement.of(Thing.of_run(live.key), _JUDGE_GPUS):
                 self._judge(live, watch, at_ns)
         elif before.is_told != watch.is_told or self._sums.is_due(live):
             self._write(live)
@@ -264,15 +261,15 @@ class GpuUseRecorder:
         """Report that a run leaves its GPUs idle, and stop it if its job file says so."""
         words, stops = watch.words(live.spec), live.spec.gpu_idle_action == "stop"
         log.warning("job %s run %d: %s%s", live.name, live.run, words, "; stopping it" if stops else "")
-        self._context.events.run(EventName.GPU_IDLE, live, at_ns, words, part=str(watch.told + 1))
+        self._events.run(EventName.GPU_IDLE, live, at_ns, words, part=str(watch.told + 1))
         # If a hook prevents the stop, it is asked again after the same time, not at every look.
         live.gpus_watched(watch.telling(again=stops))
         flushed = False
         with suppress(OSError):  # on a full disk it is stopped all the same
-            self._context.events.flush()
+            self._events.flush()
             flushed = True
         if stops:
-            self._order(live, Stop(StopKind.CANCEL, "spool", self._context.clock(), words))
+            self._order(live, Stop(StopKind.CANCEL, "spool", self._clock(), words))
         if flushed:  # else the next dispatcher repeats the report: the record of it comes last
             self._write(live)
 

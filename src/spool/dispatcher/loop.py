@@ -525,17 +525,15 @@ class Dispatcher:
 
     def _end(self, ending: Ending, now: int) -> bool:
         """End a job that will never start; return whether that succeeded, else the next plan repeats it."""
-        thing = Thing.of_job(ending.name)
         job = self.state.jobs.get(ending.name)
         if job is None or job.live is not None or (job.queued is None and job.held is None):
             return True
-        if self.confinement.pauses(thing, _END):
-            return False
-        with self.confinement.of(thing, _END) as piece:
-            place = QUEUED if job.queued is not None else HELD
-            self.finalizer.end_unstarted(job, place, ending.outcome, str(ending.reason), now)
+        place, end = QUEUED if job.queued is not None else HELD, self.finalizer.end_unstarted
+        about = job, place, ending.outcome, str(ending.reason), now
+        done = self.confinement.attempt(Thing.of_job(ending.name), _END, end, *about)
+        if done:
             log.info("job %s: %s (%s)", ending.name, ending.outcome, ending.reason)
-        return not piece.failed
+        return done
 
     def _start(self, wanted: list[Start], now: int) -> int | None:
         """Start jobs without open reviews; return how many are on their way, None if nothing was tried."""

@@ -18,7 +18,7 @@ from spool.core.names import engine_title
 from spool.core.phases import Ended
 from spool.core.reservations import is_active
 from spool.dispatcher.confinement import Thing
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Component, Context
 from spool.dispatcher.events import ConditionKind, OngoingCondition, conditions
 from spool.dispatcher.reservations import Reservations
 from spool.formats import journal
@@ -32,15 +32,11 @@ _OF_RESERVATIONS = frozenset({EventName.RESERVATION_STARTED, EventName.RESERVATI
 _OF_GPUS = frozenset({EventName.GPU_TAKEN, EventName.GPU_FREE})
 
 
-class Monitor:
+class Monitor(Component):
     """Watches for such events, and remembers those reported. Without listeners it does nothing."""
 
     def __init__(self, context: Context, reservations: Reservations, world: MachineMonitor) -> None:
-        self._context = context
-        self._events = context.events
-        self._journal = context.journal
-        self._state = context.state
-        self._clock = context.clock
+        super().__init__(context)
         self._reservations = reservations
         self._world = world
         self._timer = context.timers.timer("conditions")
@@ -139,8 +135,8 @@ class Monitor:
     def watch_run(self, live: ActiveRun) -> None:
         """Watch for the wrapper's report, and report what an earlier dispatcher could not."""
         if live.adopted:
-            with self._context.confinement.of(Thing.of_run(live.key), "read the record kept of"):
-                live.stop_answered(self._context.spool.cancel_denial(live.name, live.run))
+            with self._confinement.of(Thing.of_run(live.key), "read the record kept of"):
+                live.stop_answered(self._spool.cancel_denial(live.name, live.run))
         if self._events.wants(EventName.STARTED, live.spec) and not self.has_told(EventName.STARTED, live):
             self.silent[live.key] = live
             self._look_at_ns, self._pause_ns = time.monotonic_ns() + _SOON_NS, _SOON_NS
@@ -181,8 +177,8 @@ class Monitor:
 
     def _jid(self, live: ActiveRun) -> Jid | Liveness:
         """Return the wrapper's identity; an unreadable one counts as missing for now."""
-        with self._context.confinement.of(Thing.of_run(live.key), "notice the start of"):
-            return self._context.spool.jid(live.name, live.run)
+        with self._confinement.of(Thing.of_run(live.key), "notice the start of"):
+            return self._spool.jid(live.name, live.run)
         return Liveness.ABSENT
 
     def _see_started(self) -> None:

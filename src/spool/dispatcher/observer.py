@@ -9,7 +9,7 @@ from contextlib import suppress
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import SECOND_NS
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Component, Context
 from spool.dispatcher.filemoves import FileMoves
 from spool.dispatcher.inotify import DirectoryWatcher, Hint
 from spool.dispatcher.reservations import Reservations
@@ -26,7 +26,7 @@ BUDGET_NS = 20_000_000  # how long a look may delay the starts of a pass before 
 _LEAST_SPARES, _MOST_SPARES = 2, 256
 
 
-class Observer:
+class Observer(Component):
     """Turns file events into looks of the scanner, and paces the looks at everything."""
 
     def __init__(
@@ -37,8 +37,7 @@ class Observer:
         filemoves: FileMoves,
         reservations: Reservations,
     ) -> None:
-        self._context = context
-        self._spool = context.spool
+        super().__init__(context)
         self._watcher = watcher
         self._scanner = scanner
         self._filemoves = filemoves
@@ -59,7 +58,7 @@ class Observer:
     @property
     def has_work(self) -> bool:
         """Whether a file may have changed, or the last look has left something to do."""
-        watcher, changes, called_off = self._watcher, self._context.changes, self._filemoves.called_off
+        watcher, changes, called_off = self._watcher, self._changes, self._filemoves.called_off
         if self._hints or watcher.hints or watcher.lost or changes.runs.names or changes.strays.names:
             return True
         return bool(changes.vanished.names or called_off or self._reservations.untold) or self._scanner.has_work
@@ -76,8 +75,8 @@ class Observer:
 
     def keep_room(self) -> None:
         """Reserve disk space for the stops of all runs."""
-        with self._context.confinement.service("keep room for", "stops on a full disk"):
-            runs = len(self._context.state.live)
+        with self._confinement.service("keep room for", "stops on a full disk"):
+            runs = len(self._state.live)
             self._spool.keep_spares(min(max(_LEAST_SPARES, runs), _MOST_SPARES))
 
     def listen(self) -> bool:
@@ -91,7 +90,7 @@ class Observer:
             elif place == layout.NOTES:
                 name, _, record = filename.rpartition(".")
                 if record == layout.LEFTOVERS:
-                    self._context.changes.leftovers.add(name.rpartition(".")[0])
+                    self._changes.leftovers.add(name.rpartition(".")[0])
                     self._spool.discard_note(filename)
             elif layout.HOOKS in (place, filename):
                 reload = True
@@ -139,7 +138,7 @@ class Observer:
     def _keep_directories(self) -> None:
         """Recreate removed directories of the spool, and watch the present ones."""
         self._directories_changed = False
-        with self._context.confinement.spool("keep", "the directories of the spool"):
+        with self._confinement.spool("keep", "the directories of the spool"):
             if self._spool.keep_directories():
                 log.warning("directories of the spool were removed; created them again")
                 self._watch_notes()
@@ -165,11 +164,11 @@ class Observer:
     def _look_at_reservations(self) -> None:
         self._reservations_changed = False
         if self._reservations.look():
-            self._context.state.changed()
+            self._state.changed()
 
     def _rescan(self, now: int, until: int) -> None:
-        self._context.state.unblock_all()
-        self._context.state.queue.look_again()
+        self._state.unblock_all()
+        self._state.queue.look_again()
         share = _SHARE_BESIDE_EVENTS if self._watcher.problem is None else _SHARE_WITHOUT_EVENTS
         self._pace, self._pause_ns = Pace(share), 0
         with self._pace:
@@ -179,21 +178,21 @@ class Observer:
     def _put_off(self, now: int) -> None:
         """Set when the next look at everything is due, by the cost of this one so far."""
         self._pause_ns += self._pace.pause_ns
-        every_ns = self._context.settings.config.look_every_ns if self._watcher.problem is None else POLL_NS
+        every_ns = self._settings.config.look_every_ns if self._watcher.problem is None else POLL_NS
         self._timer.set(now + max(every_ns, self._pause_ns))
 
 
-class Pause:
+class Pause(Component):
     """The pause of starts, by a user or after a failed job. The file `paused` orders it."""
 
     def __init__(self, context: Context) -> None:
-        self._context = context
+        super().__init__(context)
         self._since_ns = 0
         self.paused = False
 
     def see(self) -> bool:
         """Check whether the spool is paused; return whether that has changed. Paused time does not count as waiting."""
-        context, paused = self._context, self._context.spool.paused
+        context, paused = self._context, self._spool.paused
         if paused == self.paused:
             return False
         self.paused = paused
@@ -209,7 +208,7 @@ class Pause:
 
     def failed(self, name: str, why: str) -> None:
         """Pause the spool, if so configured, because a job has failed for good."""
-        if self._context.settings.config.policy.on_failure == "pause" and not self.paused:
+        if self._settings.config.policy.on_failure == "pause" and not self.paused:
             log.warning("job %s has finally failed: the spool is paused", name)
-            self._context.spool.pause(f"job {name}: {why}")
+            self._spool.pause(f"job {name}: {why}")
             self.see()

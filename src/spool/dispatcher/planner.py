@@ -14,7 +14,7 @@ from spool.core.model import SECOND_NS, Machine, State
 from spool.core.phases import Void
 from spool.core.reasons import instant
 from spool.core.scheduler import Plan, Start, View, decide
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Component, Context
 from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.wakeup import Timer
 from spool.formats import run_records
@@ -56,7 +56,7 @@ class ForeseenPlan(Struct, frozen=True):
         )
 
 
-class Planner:
+class Planner(Component):
     """Makes plans. `plan` is the current one, `machine` its machine; None before the first."""
 
     def __init__(
@@ -66,10 +66,7 @@ class Planner:
         reservations: Reservations,
         outcomes: OutcomeIndex,
     ) -> None:
-        self._context = context
-        self._gate = context.gate
-        self._state = context.state
-        self._settings = context.settings
+        super().__init__(context)
         self._world = world
         self._reservations = reservations
         self._outcomes = outcomes
@@ -183,7 +180,7 @@ class Planner:
         return None if self._planned_on is None else self._decide(self._planned_on, now_ns, paused=paused)
 
     def _imagined(self, *, paused: bool) -> ForeseenPlan | None:
-        state, now_ns = self._state, self._context.clock()
+        state, now_ns = self._state, self._clock()
         oldest = next((run for run in state.runs.values() if run.elsewhere is None), None)
         if oldest is None or self.plan is None or self._planned_on is None or not state.queue:
             return None

@@ -22,7 +22,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness, Prober, Verdict
 from spool.core.model import OUTCOMES, SECOND_NS, Jid, Result, Spec, State
 from spool.dispatcher.confinement import Confinement, Thing
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Component, Context
 from spool.dispatcher.launcher import SILENT_NS
 from spool.formats import journal, run_records
 from spool.formats.history import render_history, render_result
@@ -47,7 +47,7 @@ _RESTORE = "restore the result of"
 _LATELY_NS = 60 * SECOND_NS  # after this time file systems have written data without a sync
 
 
-class Recovery:
+class Recovery(Component):
     """Fills an empty table from a spool.
 
     A name with unreadable records stays *unsettled*: none of its jobs starts, and reading is tried again. Meanwhile a
@@ -55,17 +55,11 @@ class Recovery:
     """
 
     def __init__(self, context: Context, prober: Prober) -> None:
-        self._executors = context.executors
-        self._settings = context.settings
-        self._spool = context.spool
-        self._state = context.state
+        super().__init__(context)
         self._prober = prober
         self.memory = Memory()
         self._loader = self._with(self.memory)
         self._served_until_ns: int | None = None  # the last sign of work of the previous dispatcher
-        self._confinement = context.confinement
-        self._journal = context.journal
-        self._events = context.events
         self._untold: set[str] = set()  # names with a run that is neither in `running/` nor in the journal
         self.arrays: dict[str, int] = {}  # the newest runs of arrays that need work
 

@@ -12,7 +12,7 @@ from spool.core.errors import InvalidReservation
 from spool.core.model import Problem, Reservation
 from spool.core.reservations import settle
 from spool.dispatcher.confinement import Thing
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Component, Context
 from spool.dispatcher.scanner import RECHECK_MAX_NS, RECHECK_NS
 from spool.formats import reservation
 from spool.store.disk import status_of
@@ -23,12 +23,11 @@ _KEEP = "save the text of"
 _REMOVED_NS = 1_000_000_000  # an editor that saves removes the file for a moment
 
 
-class Reservations:
+class Reservations(Component):
     """`reservations/*.toml`, read again when the directory has changed, or a file was being written."""
 
     def __init__(self, context: Context) -> None:
-        self._spool = context.spool
-        self._confinement = context.confinement
+        super().__init__(context)
         self._timer = context.timers.timer("files")  # when to read a file again that was being written
         self._pause_ns = 0  # the pause before that
         self.untold: dict[str, str | None] = {}  # `.error` files that could not be written; None: or removed

@@ -20,12 +20,12 @@ from spool.core.events import EventName
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import Spec
 from spool.dispatcher.confinement import Confinement, Piece, Thing
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Component, Context
 from spool.dispatcher.inotify import Hint, NameChange
 from spool.formats import jobfile, journal
 from spool.machine.host import why_not_expanded
 from spool.state.run import ActiveRun
-from spool.state.submission import INVALID, UNFILLED, JobFileVersion
+from spool.state.submission import UNFILLED, JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.config import Settings
 from spool.store.disk import status_of
@@ -52,15 +52,12 @@ _SAME_TEXT = 512  # distinct texts that are remembered: many jobs often share on
 _SHORT_TEXT = 1 << 14  # bytes: longer ones are not, since all must fit into memory
 
 
-class Scanner:
+class Scanner(Component):
     """Watches the files of jobs. Gives jobs their places in the queue, and starts and stops their clocks."""
 
     def __init__(self, context: Context) -> None:
-        self._spool = context.spool
-        self._confinement = context.confinement
+        super().__init__(context)
         self._layout = context.spool.layout
-        self._state = context.state
-        self._changes = context.changes
         self._timer = context.timers.timer("files")
         self._texts = JobFileReader(context.spool, context.settings, context.confinement)
         self._troubled: set[tuple[str, str]] = set()  # files whose look failed
@@ -72,8 +69,6 @@ class Scanner:
         self._mark: tuple[object, object] = (None, None)  # of running/ and of the state, at the last look
         self._marked_at_ns = 0  # monotonic: since when they have been so
         self._agree = False  # whether running/ agreed with the known runs then
-        self._journal = context.journal
-        self._events = context.events
 
     # The choice of files.
 
@@ -318,7 +313,7 @@ class Scanner:
         return (
             known.unread
             or (known.inode, known.mtime_ns, known.size) != (status.st_ino, status.st_mtime_ns, status.st_size)
-            or (known.problem == INVALID and known.changed_at_ns != status.st_ctime_ns)  # it may be readable by now
+            or (known.invalid and known.changed_at_ns != status.st_ctime_ns)  # it may be readable by now
             or (known.problem == _IN_EDITOR) != edited
             or (place, name) in self._recheck
         )
@@ -335,7 +330,7 @@ class Scanner:
         """Return the file parsed; if it is unusable, write why beside it."""
         if isinstance(seen, ReadFailure):
             return seen
-        problem = _IN_EDITOR if edited else None
+        problem, mistake = _IN_EDITOR if edited else None, ""
         spec: Spec | None = None
         text: bytes | None = None
         added: journal.Added | None = None
@@ -343,20 +338,20 @@ class Scanner:
         if why := self._spool.ownership.why_not(seen.origin, place, layout.file_of(name)):
             if seen.origin.links > 1 and time.time_ns() - seen.ctime_ns < QUIET_NS:
                 return ReadFailure.WRITING  # a submission is removing its other name at this moment
-            problem = INVALID
-            self._texts.complain(place, name, f"cannot use job {name}: {why}\n", to_others=is_foreign)
+            mistake = f"cannot use job {name}: {why}\n"
         elif not edited:
             try:
                 added = self._state.added_to(name, (seen.inode, seen.mtime_ns, seen.size))
                 spec, text = self._texts.parse(name, seen.data, added)
                 text = seen.data if is_foreign else text  # its owner could change it and restore its time
             except InvalidJob as error:
-                problem = INVALID
-                self._texts.complain(place, name, jobfile.render_errors(name, error.problems), to_others=is_foreign)
+                mistake = jobfile.render_errors(name, error.problems)
+        if mistake:
+            problem = self._texts.complain(place, name, mistake, to_others=is_foreign)
         identity = (seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid)
         if spec is not None and added is None and self._is_to_be_filled(place, spec):
             return JobFileVersion(*identity, None, UNFILLED, unfilled=spec, text=text)
-        return JobFileVersion(*identity, spec, problem, text=text)
+        return JobFileVersion(*identity, spec, problem, bool(mistake), text=text)
 
     def _is_to_be_filled(self, place: str, spec: Spec) -> bool:
         """Whether plugins may add keys to such a file. What they add to an array is in the files of its tasks."""
@@ -400,15 +395,14 @@ class Scanner:
         told = f"the file is {why.value}"
         if is_foreign := status.st_uid != self._spool.ownership.owner:
             told = self._spool.ownership.why_not(Origin.of(status), place, layout.file_of(name)) or told
-        self._texts.complain(place, name, f"cannot use job {name}: {told}\n", to_others=is_foreign)
+        gist = self._texts.complain(place, name, f"cannot use job {name}: {told}\n", to_others=is_foreign)
         identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
-        self._set(place, name, JobFileVersion(*identity, None, INVALID, unread=why is ReadFailure.UNREADABLE))
+        self._set(place, name, JobFileVersion(*identity, None, gist, True, why is ReadFailure.UNREADABLE))
 
     def refuse(self, place: str, job: JobEntry, text: str) -> None:
         """Mark a file that could be read as invalid after all; *text* says why."""
         if job.file(place) is not None:
-            self._texts.complain(place, job.name, text)
-            self._state.refuse_file(job, place, INVALID)
+            self._state.refuse_file(job, place, self._texts.complain(place, job.name, text), invalid=True)
 
     def _hide(self, place: str, name: str) -> None:
         """While a file is being written, do not start its old version, and keep its place."""
@@ -499,7 +493,7 @@ class Scanner:
             self._withdraw_reason(name)
         for name in complaints:
             file = self._known(place, name)
-            if name not in found or (file is not None and file.problem != INVALID):
+            if name not in found or (file is not None and not file.invalid):
                 self._texts.complain(place, name, None)
         return found, marks
 
@@ -551,10 +545,10 @@ class JobFileReader:
             if not self._confinement.pauses(Thing.of_job(name), _SAY):
                 self.complain(place, name, text, to_others=to_others)
 
-    def complain(self, place: str, name: str, text: str | None, *, to_others: bool = False) -> None:
+    def complain(self, place: str, name: str, text: str | None, *, to_others: bool = False) -> str:
         """Write the problems of a job file into the `.error` file beside it, which other users may read if *to_others*.
 
-        None removes that file; a directory of that name is ignored.
+        Return the first of them. None removes that file; a directory of that name is ignored.
         """
         path = self._spool.layout.error_file(place, name)
         with self._confinement.of(Thing.of_job(name), _SAY) as piece:
@@ -567,3 +561,4 @@ class JobFileReader:
             self.unsaid[place, name] = text, to_others
         else:
             self.unsaid.pop((place, name), None)
+        return jobfile.gist_of(text)

@@ -15,7 +15,7 @@ from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, show
 from spool.core.model import SECOND_NS, Jid, Machine, Spec, State
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Component, Context
 from spool.dispatcher.inotify import DirectoryWatcher
 from spool.dispatcher.wakeup import Pace
 from spool.formats.capabilities import running_words
@@ -35,7 +35,7 @@ from spool.formats.state import (
 )
 from spool.machine import identity
 from spool.state.run import ActiveRun
-from spool.state.submission import INVALID, JobFileVersion
+from spool.state.submission import JobFileVersion
 from spool.state.table import JobEntry, SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.glance import machine_line
@@ -48,18 +48,15 @@ _MS = SECOND_NS // 1000
 BOUNDS_NS = (_MS, 3 * _MS, 10 * _MS, 30 * _MS, 100 * _MS, 300 * _MS, SECOND_NS, 3 * SECOND_NS, 10 * SECOND_NS)
 
 
-class StatusWriter:
+class StatusWriter(Component):
     """Writes `state.json` as a whole, as often as its size allows."""
 
     def __init__(self, context: Context, watcher: DirectoryWatcher, arrays: Arrays, machine: MachineMonitor) -> None:
-        self._spool = context.spool
-        self._confinement = context.confinement
-        self._state = context.state
+        super().__init__(context)
         self._timer = context.timers.timer("status", always=True)
         self._watcher = watcher
         self._arrays = arrays
         self._world = machine
-        self._gate = context.gate
         self.counts = PassCounts()
         self._written_of: tuple[int, ...] = (0, 0, 0)
         self._started_at_ns = time.time_ns()
@@ -199,7 +196,7 @@ class StatusWriter:
         user = self._state.user_of(job)
         beside = _beside(job, file.inode) if job.queued is not None and job.held is not None else ""
         if file.spec is None:
-            state = State.INVALID if file.problem == INVALID else state
+            state = State.INVALID if file.invalid else state
             trouble = self._confinement.why(job.name)
             return JobView(
                 state=state, reason=file.problem or "", problem=trouble, user=user, since_ns=since, beside=beside
@@ -356,7 +353,7 @@ def _beside(job: JobEntry | None, inode: int) -> str:
     found: dict[int, State] = {}
     for state, file in ((State.QUEUED, job.queued), (State.HELD, job.held)):
         if file is not None and file.inode != inode:
-            found.setdefault(file.inode, State.INVALID if file.spec is None and file.problem == INVALID else state)
+            found.setdefault(file.inode, State.INVALID if file.invalid else state)
     return " ".join(found.values())
 
 

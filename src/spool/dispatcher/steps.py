@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from spool.core.scheduler import Start
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Component, Context
 from spool.dispatcher.wakeup import Wakeup
 from spool.formats.capabilities import capabilities, loaded
 from spool.state.run import ActiveRun
@@ -41,11 +41,11 @@ class Steps(Protocol):
         """Release everything."""
 
 
-class ContributedSteps:
+class ContributedSteps(Component):
     """The steps of all capabilities that have some."""
 
     def __init__(self, context: Context, wakeup: Wakeup) -> None:
-        self._context = context
+        super().__init__(context)
         self._wakeup = wakeup
         self._made: dict[str, Steps] = {}  # by the capability
 
@@ -57,7 +57,7 @@ class ContributedSteps:
     def ready(self, starts: list[Start]) -> list[Start]:
         """Return the starts that may go on now."""
         for one in capabilities():
-            if starts and one.steps and loaded(one.wanted)(self._context.settings.config):
+            if starts and one.steps and loaded(one.wanted)(self._settings.config):
                 steps = self._made.get(one.name) or self._make(one.name, one.steps)
                 starts = steps.ready(starts) if steps is not None else starts
         return starts

@@ -10,7 +10,7 @@ from spool.core.model import SECOND_NS
 from spool.core.phases import GONE, Active, Gone, Outlived, Unread
 from spool.dispatcher.conclusions import Concluder
 from spool.dispatcher.confinement import Thing
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Component, Context
 from spool.dispatcher.terminator import Terminator
 from spool.dispatcher.wakeup import Wakeup, boot_clock
 from spool.executors import RunHandle
@@ -20,14 +20,11 @@ POLL_NS = SECOND_NS  # where no event reports an end, or a change of the files
 _FIND_OUT = "find out the end of"
 
 
-class Supervisor:
+class Supervisor(Component):
     """Finds the runs that have no processes left."""
 
     def __init__(self, context: Context, prober: Prober, terminator: Terminator, wakeup: Wakeup) -> None:
-        self._state = context.state
-        self._changes = context.changes
-        self._confinement = context.confinement
-        self._executors = context.executors
+        super().__init__(context)
         self._terminator = terminator
         self._wakeup = wakeup
         self.concluder = Concluder(context.spool, prober, context.clock)
@@ -87,11 +84,7 @@ class Supervisor:
             self._nothing_left(live)
             self.suspects.add(live.key)
         for key in list(self.suspects):
-            if self._confinement.pauses(Thing.of_run(key), _FIND_OUT):
-                continue
-            with self._confinement.of(Thing.of_run(key), _FIND_OUT) as piece:
-                self._look_at(key)
-            if not piece.failed:  # else it is looked at again
+            if self._confinement.attempt(Thing.of_run(key), _FIND_OUT, self._look_at, key):  # else once more
                 self.suspects.discard(key)
         self._timer.set(self._poll_at_ns if self._polled else None)
         if (reap_at_ns := self._executors.local.due_ns()) is not None:

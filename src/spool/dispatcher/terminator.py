@@ -20,7 +20,7 @@ from spool.core.preemption import Preemption, preempt
 from spool.core.scheduler import Plan
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.confinement import Thing
-from spool.dispatcher.context import Context, stopping_line
+from spool.dispatcher.context import Component, Context, stopping_line
 from spool.dispatcher.monitor import Monitor
 from spool.dispatcher.wakeup import Timer, boot_clock
 from spool.executors import Engine, RunHandle
@@ -44,7 +44,7 @@ _END = "end"
 _HALT_BUDGET_NS = 20_000_000  # time for a halt in one pass
 
 
-class Halt:
+class Halt(Component):
     """Cancels waiting jobs and stops runs after a job has failed for good, if so configured.
 
     While that is unfinished, the file `.halt` has the time of its begin, so that the next dispatcher goes on with it.
@@ -58,7 +58,7 @@ class Halt:
         end: Callable[[JobEntry, str, State, str, int], None],
         cancel: Callable[[Array, Stop], None],
     ) -> None:
-        self._context = context
+        super().__init__(context)
         self._stops = stops
         self._end = end
         self._cancel = cancel
@@ -67,23 +67,23 @@ class Halt:
 
     def open(self) -> None:
         """Read what an earlier dispatcher has not finished."""
-        self.order = self._context.spool.halt()
+        self.order = self._spool.halt()
 
     def failed(self, name: str, why: str) -> None:
         """Begin, if so configured, because a job has failed for good."""
-        if self._context.settings.config.policy.on_failure != "halt" or self.order is not None:
+        if self._settings.config.policy.on_failure != "halt" or self.order is not None:
             return
-        order = Stop(StopKind.CANCEL, "on_failure", self._context.clock(), f"halted: job {name} {why}")
+        order = Stop(StopKind.CANCEL, "on_failure", self._clock(), f"halted: job {name} {why}")
         self.order = order
         log.warning("job %s has finally failed: cancelling waiting jobs and stopping active runs", name)
-        self._context.spool.order_halt(order)
+        self._spool.order_halt(order)
 
     def work(self) -> bool:
         """Cancel as much as a pass has time for; return whether more is left that can be done at once."""
         order, until_ns = self.order, time.monotonic_ns() + _HALT_BUDGET_NS
         if order is None:
             return False
-        state = self._context.state
+        state = self._state
         for array in list(state.arrays.values()):
             if array.cancelled is None and array.result is None and not array.held:
                 self._cancel(array, order)
@@ -96,31 +96,27 @@ class Halt:
             if time.monotonic_ns() >= until_ns:
                 return True
             if job.queued is not None and job.wait is not None and job.wait.arrived_at_ns <= order.at_ns:
-                left = not self._end_waiting(job, order) or left
+                ended = self._confinement.attempt(Thing.of_job(job.name), _END, self._end_waiting, job, order)
+                left = left or not ended
         if not left:
-            self._context.spool.halted()
+            self._spool.halted()
             self.order = None
             self._stopped.clear()
         return False
 
-    def _end_waiting(self, job: JobEntry, order: Stop) -> bool:
-        """End a waiting job; return whether that succeeded. If a run of its name is alive, only the file is moved."""
-        thing, now_ns = Thing.of_job(job.name), self._context.clock()
-        if self._context.confinement.pauses(thing, _END):
-            return False
-        with self._context.confinement.of(thing, _END) as piece:
-            if job.live is None:
-                self._end(job, QUEUED, State.CANCELLED, order.reason, now_ns)
-            elif self._context.spool.archive_file(job.name, QUEUED):
-                self._context.changes.vanished.add(job.name)
-        return not piece.failed
+    def _end_waiting(self, job: JobEntry, order: Stop) -> None:
+        """End a waiting job. If a run of its name is alive, only the file is moved."""
+        if job.live is None:
+            self._end(job, QUEUED, State.CANCELLED, order.reason, self._clock())
+        elif self._spool.archive_file(job.name, QUEUED):
+            self._changes.vanished.add(job.name)
 
 
-class StopOrders:
+class StopOrders(Component):
     """Receives the orders to stop runs, with their originators and reasons."""
 
     def __init__(self, context: Context, admission: Admission, monitor: Monitor, terminator: Terminator) -> None:
-        self._context = context
+        super().__init__(context)
         self._admission = admission
         self._monitor = monitor
         self._terminator = terminator
@@ -140,18 +136,18 @@ class StopOrders:
             return
         live.stop_ordered(stop)
         self._terminator.add(live)
-        self._context.state.recount(live)
+        self._state.recount(live)
         with suppress(OSError):  # the event stays noted
             self._monitor.stopping(live, stop)
-            if stop.kind is StopKind.CANCEL and self._context.journal.lines:
-                self._context.journal.commit()  # the next dispatcher must not ask again about a run that ends already
+            if stop.kind is StopKind.CANCEL and self._journal.lines:
+                self._journal.commit()  # the next dispatcher must not ask again about a run that ends already
         self._record(live)
         log.info("job %s run %d: stopping (%s by %s)", live.name, live.run, stop.kind, stop.by)
 
     def _has_ended(self, live: ActiveRun) -> bool:
         """Whether the command of a run has left its exit code. Where that cannot be read, the run is stopped."""
         with suppress(OSError):
-            return self._context.spool.exit(*live.key) is not None
+            return self._spool.exit(*live.key) is not None
         return False
 
     def resume(self, live: ActiveRun) -> None:
@@ -163,7 +159,7 @@ class StopOrders:
     def record_again(self) -> None:
         """Try again to record the stops without a record."""
         for key, live in list(self.unrecorded.items()):
-            if key in self._context.state.live and live.result is None:
+            if key in self._state.live and live.result is None:
                 self._record(live)
             else:
                 del self.unrecorded[key]
@@ -173,7 +169,7 @@ class StopOrders:
         self.unrecorded.pop(live.key, None)
 
     def _record(self, live: ActiveRun) -> None:
-        stop, confinement, spool = live.stop, self._context.confinement, self._context.spool
+        stop, confinement, spool = live.stop, self._confinement, self._spool
         if stop is None or confinement.pauses(Thing.of_run(live.key), _RECORD):
             return
         known = live.key in self.unrecorded
@@ -183,7 +179,7 @@ class StopOrders:
             self.unrecorded.pop(live.key, None)
         if piece.failed and not known:  # until then the journal tells the next dispatcher
             self.unrecorded[live.key] = live
-            self._context.journal.note(stopping_line(live))
+            self._journal.note(stopping_line(live))
 
 
 class _Terminating(Struct, eq=False):
@@ -286,7 +282,7 @@ class Terminator:
             run.look_at_ns = now + _LONGEST_LOOK_NS
 
 
-class Preempter:
+class Preempter(Component):
     """Stops preemptible runs so that short jobs can start. *plan* makes a plan for now.
 
     The order to stop a run, its record `stop`, names the job that it makes room for. Everything else follows from that
@@ -295,7 +291,7 @@ class Preempter:
     """
 
     def __init__(self, context: Context, stops: StopOrders, plan: Callable[[int], Plan | None]) -> None:
-        self._context = context
+        super().__init__(context)
         self._stops = stops
         self._plan = plan
         self._timer = context.timers.timer("preemption")
@@ -304,7 +300,7 @@ class Preempter:
     @property
     def has_work(self) -> bool:
         """Whether a run may be preempted now or later, and jobs wait."""
-        state = self._context.state
+        state = self._state
         return bool(state.runs.preemptible and state.queue)
 
     def turn(self) -> None:
@@ -314,7 +310,7 @@ class Preempter:
             return
         if time.monotonic_ns() >= self._look_at_ns:
             begun_ns = time.monotonic_ns()
-            plan = self._plan(self._context.clock())
+            plan = self._plan(self._clock())
             found = preempt(plan) if plan is not None else None
             if found is not None:
                 self._order(found)
@@ -324,9 +320,9 @@ class Preempter:
         self._timer.set(self._look_at_ns)
 
     def _order(self, found: Preemption) -> None:
-        job = self._context.state.jobs.get(found.victim)
+        job = self._state.jobs.get(found.victim)
         if job is not None and job.live is not None and job.live.order is None:
-            self._stops.order(job.live, Stop(StopKind.PREEMPT, "spool", self._context.clock(), found.winner))
+            self._stops.order(job.live, Stop(StopKind.PREEMPT, "spool", self._clock(), found.winner))
 
 
 class _Changing(Struct, eq=False):
@@ -337,7 +333,7 @@ class _Changing(Struct, eq=False):
     pause_ns: int = _FIRST_LOOK_NS
 
 
-class Suspender:
+class Suspender(Component):
     """Suspends the runs that users suspend by a file in `running/`, and continues them.
 
     A run elsewhere is suspended when its engine says so, and no time counts against its limit meanwhile.
@@ -349,11 +345,7 @@ class Suspender:
     """
 
     def __init__(self, context: Context, continued: Callable[[ActiveRun], None]) -> None:
-        self._spool = context.spool
-        self._state = context.state
-        self._changes = context.changes
-        self._confinement = context.confinement
-        self._clock = context.clock
+        super().__init__(context)
         self._continued = continued
         self._timer = context.timers.timer("suspensions", always=True)
         self.changing: dict[tuple[str, int], _Changing] = {}
@@ -364,14 +356,7 @@ class Suspender:
             job = self._state.jobs.get(name)
             live = job.live if job is not None else None
             thing = Thing.of_run(live.key) if live is not None else Thing.of_job(name)
-            if self._confinement.pauses(thing, _SUSPEND):
-                continue
-            with self._confinement.of(thing, _SUSPEND) as piece:
-                if live is not None:
-                    self._see(live)
-                else:
-                    self._see_stray(name)
-            if not piece.failed:
+            if self._confinement.attempt(thing, _SUSPEND, self._see, name, live):
                 self._changes.suspensions.done(name)
         if self.changing:
             self._look()
@@ -383,7 +368,7 @@ class Suspender:
             with self._confinement.of(Thing.of_job(live.name), _SUSPEND):
                 self._spool.withdraw_suspend_order(live.name)
 
-    def _see_stray(self, name: str) -> None:
+    def _remove_stray(self, name: str) -> None:
         """Remove a file that suspends no run."""
         if name in self._state.unsettled or self._spool.suspend_order(name) is None:
             return
@@ -391,7 +376,10 @@ class Suspender:
             log.warning("array %s: an array cannot be suspended; its tasks can", name)
         self._spool.withdraw_suspend_order(name)
 
-    def _see(self, live: ActiveRun) -> None:
+    def _see(self, name: str, live: ActiveRun | None) -> None:
+        if live is None:
+            self._remove_stray(name)
+            return
         if isinstance(live.phase, Unread) or live.stop is not None or not live.holds_room or live.is_outlived:
             return  # a run that ends needs no clock, and must not be suspended
         by = self._spool.suspend_order(live.name)

@@ -40,7 +40,7 @@ TABLE = (
             "slurm": EngineOffer(
                 "Slurm",
                 "spool.extras.engines.engine:executor",
-                check="spool.extras.engines.settings:check",
+                check="spool.extras.engines.language:check",
                 still_ends="spool.extras.engines.slurm:still_ends",
                 checks="spool.extras.engines.probe:OF_SLURM",
                 shortcut="Hand it to Slurm: the same as --executor slurm.",
@@ -48,7 +48,7 @@ TABLE = (
             "sge": EngineOffer(
                 "Grid Engine",
                 "spool.extras.engines.engine:executor",
-                check="spool.extras.engines.settings:check",
+                check="spool.extras.engines.language:check",
                 still_ends="spool.extras.engines.sge:still_ends",
             ),
         },

@@ -239,6 +239,13 @@ def render_errors(name: str, problems: Sequence[Problem]) -> str:
     return head + "".join(f"- {shown(problem.message)}\n" for problem in problems) + tail
 
 
+def gist_of(errors: str | None) -> str:
+    """Return the first problem in the text of an `.error` file, and how many more there are."""
+    lines = [line.removeprefix("- ") for line in (errors or "").splitlines() if line.startswith("- ")]
+    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+    return lines[0] + more if lines else (errors or "").strip()
+
+
 def _spec(reading: Reading, defaults: JobDefaults, parts: Parts) -> Spec:
     """Return the spec of a valid job file."""
     found = reading.found

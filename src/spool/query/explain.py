@@ -21,7 +21,7 @@ from spool.core.scheduler import Ending, Plan
 from spool.formats.capabilities import capabilities
 from spool.query.jobs import JobLister
 from spool.query.rows import JobRow, in_words
-from spool.query.snapshot import IN_EDITOR, Snapshot, snapshot
+from spool.query.snapshot import Snapshot, snapshot
 from spool.store.spool import Spool
 
 if TYPE_CHECKING:
@@ -252,8 +252,7 @@ def _unplanned(seen: Snapshot, name: str, places: Collection[str]) -> PendingRea
     if name not in seen.table.arrays and name not in seen.table.array_files:
         job = seen.table.jobs.get(name)
         file = (job.queued or job.held) if job is not None else None
-        is_wrong = file is not None and file.spec is None and file.problem != IN_EDITOR
-        return PendingReason("invalid" if is_wrong else "unread", why)
+        return PendingReason("invalid" if file is not None and file.invalid else "unread", why)
     if QUEUED not in places:
         return PendingReason("held", "held")
     return PendingReason("paused", "spool paused") if seen.view.paused else PendingReason("tasks", why)

@@ -22,11 +22,11 @@ from spool.client.autostart import is_starting
 from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.arrays import array_of
-from spool.core.errors import InvalidRecord
+from spool.core.errors import InvalidJob, InvalidRecord
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended_words
-from spool.core.model import NOT_SUSPENDED, SECOND_NS, JobDefaults, Result, Spec, State, Suspension
+from spool.core.model import NOT_SUSPENDED, SECOND_NS, JobDefaults, Result, State, Suspension
 from spool.core.names import LOCAL_EXECUTORS, engine_title, is_pattern
 from spool.core.reasons import instant
 from spool.formats.capabilities import running_words
@@ -48,9 +48,10 @@ from spool.query.rows import (
     row_of_view,
     usual_order,
 )
+from spool.store.glance import defaults_of
 from spool.store.reading import glimpse
 from spool.store.runfiles import RunFiles, why_copied
-from spool.store.spool import MISSED_NS, Service, Spool, spec_of
+from spool.store.spool import MISSED_NS, Service, Spool
 from spool.store.tolerant import unreadable
 
 if TYPE_CHECKING:
@@ -71,7 +72,6 @@ _BEGUN = _FITTING[RUNNING] | {State.STARTING}
 _ORDER = {RUNNING: 0, QUEUED: 1, HELD: 2}  # for several files of one name
 _TICK_NS = 20_000_000  # two changes of a directory this close may have the same time
 _LOOKS = 5  # for a file that keeps moving
-_NO_DEFAULTS = JobDefaults()
 _STATES = {QUEUED: State.QUEUED, HELD: State.HELD, RUNNING: State.RUNNING}
 
 
@@ -210,10 +210,10 @@ class JobLister:
         self.state, self.stale_ns = last_view(spool, self._now_ns) if self.dispatcher else (None, None)
         self._left: tuple[StateView | None, int] | None = None  # the last view of a dispatcher now gone, and when
         self._starting = not self.dispatcher and is_starting(spool.root)
-        self._complaints: dict[str, set[str]] = {}
         self._with_runs: Set[str] | None = None  # the jobs that may have runs; None: any
-        self._shapes: dict[bytes, dict[str, Any] | None] = {}
+        self._shapes: dict[bytes, dict[str, Any]] = {}
         self._ignored: list[ignored.Ignored] = []
+        self._complained = set[tuple[str, str]]()  # jobs with an `.error` file, each with its place
         self._begun_ns = 0  # when reading the directories began
 
     @cached_property
@@ -282,6 +282,8 @@ class JobLister:
             names, others = self._spool.names_and_others(place)
             if place != RUNNING and not again:
                 self._ignored += ignored.by_name(place, others)
+                tail = layout.JOB_SUFFIX + layout.ERROR_SUFFIX
+                self._complained.update((place, file.removesuffix(tail)) for file in others if file.endswith(tail))
             for name in names:
                 if only is None or only(name):
                     found.setdefault(name, set()).add(place)
@@ -353,33 +355,17 @@ class JobLister:
         return begun is not None and begun.inode not in inodes
 
     def _without_file(self, files: Mapping[str, Collection[str]], only: str | None = None) -> list[str]:
-        """Return the jobs that run or stop in the last view of a dispatcher, and whose files were removed.
+        """Return the jobs with a run that goes on, and whose files were removed.
 
-        *files* has the directories with files of each job. A run whose file is in `running/` is not included.
+        *files* has the directories with files of each job. A run whose file is in `running/` is not included. A
+        dispatcher's view has the runs, and without one the journal does.
         """
-        view = self.state if self.dispatcher else self._left_behind()[0]
-        jobs = view.jobs if view is not None else {}
-        live = [
-            (name, job.run)
-            for name, job in (jobs.items() if only is None else [(only, jobs[only])] if only in jobs else ())
-            if job.run is not None and _word(job.state) in _BEGUN and RUNNING not in files.get(name, ())
-        ]
-        found = [name for name, run in live if self._goes_on(name, run)]
-        if not self.dispatcher and only is None:
-            stopped = {name for name in self._stopped_unseen() if RUNNING not in files.get(name, ())}
-            found += sorted(stopped.difference(found))
-        return found
-
-    def _stopped_unseen(self) -> Iterable[str]:
-        """Yield the jobs that were cancelled after a dispatcher began them, and before it could list that."""
-        served_ns = (self._spool.served_until_ns() or 0) - MISSED_NS
-        for name in self._spool.jobs_with_runs():
-            with suppress(OSError):
-                if os.lstat(self._spool.layout.runs(name)).st_mtime_ns < served_ns:
-                    continue
-                run = self._spool.latest_run(name)
-                if run is not None and self._spool.stop(name, run) is not None and self._goes_on(name, run):
-                    yield name
+        begun: Iterable[tuple[str, int]] = self._memory.open if self._memory is not None else ()
+        if self.dispatcher:
+            jobs = self.state.jobs.items() if self.state is not None else ()
+            begun = ((name, job.run) for name, job in jobs if job.run is not None and _word(job.state) in _BEGUN)
+        live = (each for each in begun if only in (None, each[0]) and RUNNING not in files.get(each[0], ()))
+        return [name for name, run in live if self._goes_on(name, run)]
 
     def _goes_on(self, name: str, run: int) -> bool:
         """Whether *run* is the newest run of a job, without a recorded end."""
@@ -419,9 +405,7 @@ class JobLister:
             if state is State.STOPPING and place != RUNNING and not self._spool.is_stopping(name):
                 state = None  # it has ended since
             if state is not None and state in _FITTING[place]:
-                row = row_of_view(name, state, view, self._now_ns, place)
-                complaint = _first_complaint(self._spool.problem_text(name)) if state is State.INVALID else ""
-                return replace(row, reason=complaint) if complaint else row
+                return row_of_view(name, state, view, self._now_ns, place)
         return self._read(name, place)
 
     def _read(self, name: str, place: str) -> JobRow | None:
@@ -429,6 +413,7 @@ class JobLister:
         spool = self._spool
         path = spool.layout.job_file(place, name)
         seen = glimpse(path) if place != RUNNING else None
+        status: os.stat_result | None = None
         try:
             status = seen[0] if seen is not None else os.lstat(path)
             if (other := ignored.by_kind(place, name, status.st_mode)) is not None:
@@ -447,19 +432,15 @@ class JobLister:
         except OSError:
             user, since, held, why_not = None, None, "", ""
         if place == RUNNING:
-            return self._running(name, user, spool.job_spec(place, name))
-        stated = self._with_added(name, *seen) if seen is not None and not self.dispatcher else None
-        stated = stated or self._stated(name, seen[1] if seen is not None else spool.job_text(place, name))
+            return self._running(name, user)
         state = State.HELD if place == HELD else State.QUEUED
         array = place == HELD and self._is_held_array(name)
         reason = held if place == HELD else "not looked at yet" if self.dispatcher else NOBODY[self._starting]
-        if why_not:
-            state, reason = State.INVALID, why_not
-        elif stated is None or name in self._complained(place):
-            state, reason = State.INVALID, _first_complaint(spool.problem_text(name)) or "its file is not valid"
-        return JobRow(
-            name, state, user=user, submitted_at_ns=since, reason=reason, place=place, array=array, **stated or {}
-        )
+        text = seen[1] if seen is not None else spool.job_text(place, name)
+        stated, mistake = self._stated(place, name, status, text)
+        if why_not or mistake:
+            state, reason = State.INVALID, why_not or mistake
+        return JobRow(name, state, user=user, submitted_at_ns=since, reason=reason, place=place, array=array, **stated)
 
     def _is_held_array(self, name: str) -> bool:
         """Whether the file of a job in `held/` is that of an array that was expanded and goes on, not a second one."""
@@ -471,51 +452,58 @@ class JobLister:
         return self._spool.stop(name, record.run) is None and RUNNING not in self._spool.places(name)
 
     @cached_property
-    def _shape_of(self) -> Callable[[bytes], bytes | None]:
-        from spool.formats import jobfile  # not needed while a dispatcher is running
-
-        return jobfile.shape
+    def _defaults(self) -> JobDefaults:
+        return defaults_of(self._spool.root)
 
     def completed(self, name: str, status: os.stat_result, defaults: JobDefaults) -> JobDefaults:
         """Return *defaults* with the keys that plugins added to the file of a waiting job, the same object if none."""
-        memory = self._memory
         version = (status.st_ino, status.st_mtime_ns, status.st_size)
-        return memory.completed(name, version, defaults) if memory is not None else defaults
+        return self._memory.completed(name, version, defaults) if self._memory is not None else defaults
 
     @cached_property
     def _memory(self) -> Memory | None:
-        """What the journal remembers; None if no plugin has added keys, or only the owner of the spool can read it."""
+        """What the journal remembers; None if that is nothing, or only the owner of the spool can read it."""
         text = b""
         with suppress(OSError):
             text = self._spool.file(layout.JOURNAL) or b""
-        if b'["added",' not in text:
+        if not text:
             return None
-        from spool.formats import journal  # few spools have plugins that add keys
+        from spool.formats import journal
 
         return journal.recall(list(journal.parse(text)))
 
-    def _with_added(self, name: str, status: os.stat_result, text: bytes) -> dict[str, Any] | None:
-        """Return a row's fields with the keys that plugins added to the job file; None if there are none."""
-        defaults = self.completed(name, status, _NO_DEFAULTS)
-        return of_spec(spec_of(text, name, defaults)) if defaults is not _NO_DEFAULTS else None
+    def _stated(
+        self, place: str, name: str, status: os.stat_result | None, text: bytes | None
+    ) -> tuple[dict[str, Any], str]:
+        """Return a row's fields from the job file, and its first mistake; files with one shape are parsed once."""
+        from spool.formats import jobfile  # a dispatcher's view has most files
 
-    def _stated(self, name: str, text: bytes | None) -> dict[str, Any] | None:
-        """Return a row's fields from the job file, None if that is not valid; files with one shape are parsed once."""
-        shape = self._shape_of(text) if text else None
-        if shape is None:
-            return of_spec(spec_of(text, name))
-        if shape not in self._shapes:
-            self._shapes[shape] = of_spec(spec_of(shape, name))
-        return self._shapes[shape]
+        fields, mistake = dict[str, Any](), "its file is not valid"
+        try:
+            if text is not None:
+                defaults = self._defaults
+                if status is not None and not self.dispatcher:
+                    defaults = self.completed(name, status, defaults)
+                shape = jobfile.shape(text) if defaults is self._defaults else None
+                if shape is None:
+                    fields = of_spec(jobfile.parse(text, name=name, defaults=defaults))
+                elif shape not in self._shapes:
+                    fields = self._shapes[shape] = of_spec(jobfile.parse(shape, name=name, defaults=defaults))
+                else:
+                    fields = self._shapes[shape]
+                mistake = ""
+        except InvalidJob as error:
+            mistake = jobfile.gist_of(jobfile.render_errors(name, error.problems))
+        if (place, name) in self._complained:
+            mistake = jobfile.gist_of(self._spool.problem_text(name)) or mistake or "its file is not valid"
+        return fields, mistake
 
-    def _running(self, name: str, user: str | None, spec: Spec | None) -> JobRow:
+    def _running(self, name: str, user: str | None) -> JobRow:
         spool, run = self._spool, self._spool.latest_run(name)
         if run is None:
-            return JobRow(name, State.STARTING, user=user, place=RUNNING, **of_spec(spec) or {})
-        spec = spec or spec_of(spool.record(name, run, layout.SPEC_COPY), name)  # its file was removed
-        files = self.files(name, run)
-        array, record = files.array, files.grant or files.array
-        result = files.result
+            return JobRow(name, State.STARTING, user=user, place=RUNNING, **of_spec(spool.job_spec(RUNNING, name)))
+        files, spec = self.files(name, run), spool.spec_in_force(name, run) or spool.job_spec(RUNNING, name)
+        grant, array, result = files.grant, files.array, files.result
         if result is not None and result.again is None:  # its file will be moved at once, or by a dispatcher
             row = row_of_result(result) if array is None else array_row(array_outcome(spool, result))
             return replace(row, place=RUNNING)
@@ -527,23 +515,22 @@ class JobLister:
             reason = watch.words(spec) if watch is not None else ""
         if not reason and spec is not None and found.state is State.RUNNING:
             reason = running_words(spec)
-        return JobRow(
-            name,
-            found.state or State.STARTING,
-            run=run,
-            attempt=files.grant.attempt if files.grant else None,
-            user=(record.user if record else None) or user,
-            submitted_at_ns=record.submitted_at_ns if record else None,
-            started_at_ns=files.began_ns,
-            ended_at_ns=found.end.ended_at_ns if found.end is not None else None,
-            exit_code=found.end.exit_code if found.end is not None else None,
+        row = row_of_result(found.end or replace(files.so_far, exit_code=None))
+        if spec is not None:
+            row = replace(row, **of_spec(spec))
+            if grant is not None:
+                memory_bytes = grant.grant.memory_bytes if spec.is_sized else row.memory_bytes
+                row = replace(row, cpus=grant.grant.cpus, memory_bytes=memory_bytes)
+        return replace(
+            row,
+            state=found.state or State.STARTING,
+            user=row.user or (array.user if array is not None else None) or user,
+            submitted_at_ns=array.submitted_at_ns if array is not None else row.submitted_at_ns,
             reason=reason,
             place=RUNNING,
             suspended_ns=found.suspension.before_ns,
             suspended_at_ns=found.suspension.since_ns,
             array=array is not None,
-            node=files.so_far.node,
-            **of_spec(spec) or {},
         )
 
     def files(self, name: str, run: int) -> RunFiles:
@@ -628,15 +615,6 @@ class JobLister:
                 at_ns = os.stat(self._spool.layout.at(layout.STATE)).st_mtime_ns
             self._left = view, at_ns
         return self._left
-
-    def _complained(self, place: str) -> set[str]:
-        if place not in self._complaints:
-            tail = layout.JOB_SUFFIX + layout.ERROR_SUFFIX
-            listed: list[str] = []
-            with suppress(OSError):
-                listed = os.listdir(self._spool.layout.at(place))
-            self._complaints[place] = {file.removesuffix(tail) for file in listed if file.endswith(tail)}
-        return self._complaints[place]
 
     def _ended(self, names: Collection[str], most: int | None, since_ns: int) -> Iterable[JobRow]:
         """Return the ended jobs among *names*, last ended first; with *most*, at most that many since *since_ns*."""
@@ -740,13 +718,6 @@ _WORDS = {state.value: state for state in State}
 
 def _word(text: str) -> State | None:
     return _WORDS.get(text)
-
-
-def _first_complaint(text: str | None) -> str:
-    """Return the first problem in the text of an `.error` file."""
-    lines = [line.removeprefix("- ") for line in (text or "").splitlines() if line.startswith("- ")]
-    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-    return lines[0] + more if lines else (text or "").strip()
 
 
 def counts(rows: Iterable[JobRow]) -> Counter[State]:

@@ -229,10 +229,10 @@ def row_of_view(name: str, state: State, view: JobView, now_ns: int, place: str 
     return row
 
 
-def of_spec(spec: Spec | None) -> dict[str, Any] | None:
-    """Return a row's fields from the job file; None if that cannot be read."""
+def of_spec(spec: Spec | None) -> dict[str, Any]:
+    """Return a row's fields from the job file; none if that cannot be read."""
     if spec is None:
-        return None
+        return {}
     request = spec.request
     return {
         "priority": spec.priority,

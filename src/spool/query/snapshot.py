@@ -40,7 +40,7 @@ from spool.state.outcomes import ArrayNames, OutcomeIndex
 from spool.state.past import past_of
 from spool.state.run import ActiveRun
 from spool.state.sizing import Sizing
-from spool.state.submission import INVALID, JobFileVersion, StartBackoff
+from spool.state.submission import JobFileVersion, StartBackoff
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor, as_if_alone, on_shared
 from spool.store.config import Settings
@@ -238,7 +238,7 @@ class _Look:
                 defaults = self._memory.completed(name, version, self._settings.config.defaults)
                 file = _file(spool, place, name, seen, defaults)
                 if file.spec is None:
-                    left_out[name] = file.problem or INVALID
+                    left_out[name] = file.problem or ""
                 job = table.job(name)
                 table.see_file(job, place, file)
                 line = self._memory.waits.get(name)
@@ -289,21 +289,18 @@ def _held_back(said: StateView | None) -> Holding:
     return Holding(held.amounts, held.job, held.rate, held.since_ns)
 
 
-IN_EDITOR = "its file is open in an editor"
-
-
 def _file(spool: Spool, place: str, name: str, seen: FileText, defaults: JobDefaults) -> JobFileVersion:
     identity = (seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid)
     if is_open_in_editor(spool.layout.at(place), name):
-        return JobFileVersion(*identity, None, IN_EDITOR)
+        return JobFileVersion(*identity, None, "its file is open in an editor")
     told = spool.ownership.why_not(seen.origin, place, layout.file_of(name))
     told = told or (_told(spool, place, name, seen) if seen.size > _LARGE else "")
     if told:
-        return JobFileVersion(*identity, None, told)
+        return JobFileVersion(*identity, None, told, True)
     try:
         spec = jobfile.parse(seen.data, name=name, defaults=defaults, why_no_path=why_not_expanded)
     except InvalidJob as error:
-        return JobFileVersion(*identity, None, "; ".join(problem.message for problem in error.problems))
+        return JobFileVersion(*identity, None, "; ".join(problem.message for problem in error.problems), True)
     return JobFileVersion(*identity, spec)
 
 

@@ -19,7 +19,6 @@ from spool.core.model import (
 from spool.formats import journal
 from spool.store.spool import Spool
 
-INVALID = "invalid"  # the problem of a file whose `.error` file says more
 UNFILLED = "plugins: asked which keys to add"
 """The problem of a new file to which plugins may still add keys."""
 
@@ -34,6 +33,7 @@ class JobFileVersion(Struct):
     uid: int
     spec: Spec | None  # None: it must not start, and `problem` says why
     problem: str | None = None
+    invalid: bool = False  # its problem is a mistake; the `.error` file says more
     unread: bool = False  # it could not be read, so the next look opens it again
     unfilled: Spec | None = None  # the spec without what plugins may add, with the problem `UNFILLED`
     text: bytes | None = None  # the parsed text, if kept: because several jobs share it, or its owner may change it

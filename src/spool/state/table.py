@@ -258,11 +258,11 @@ class SchedulerState(Struct):
             else:
                 self.with_file[place].discard(job.name)
 
-    def refuse_file(self, job: JobEntry, place: str, problem: str) -> None:
-        """Mark a file as unusable after all."""
+    def refuse_file(self, job: JobEntry, place: str, problem: str, *, invalid: bool = False) -> None:
+        """Mark a file as unusable after all; *invalid*: because of a mistake in it."""
         file = job.file(place)
         if file is not None:
-            file.spec, file.problem = None, problem
+            file.spec, file.problem, file.invalid = None, problem, invalid
             self.settle(job)
 
     def added_to(self, name: str, content: tuple[int, int, int]) -> journal.Added | None:

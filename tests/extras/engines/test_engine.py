@@ -17,8 +17,8 @@ from spool.core.model import SECOND_NS, ArrayTask, Jid, Request, Spec
 from spool.executors import Launch
 from spool.executors.base import EngineEnd
 from spool.extras.engines.engine import ClusterEngine
+from spool.extras.engines.language import EngineSettings, SlurmConfig
 from spool.extras.engines.run import GRACE_NS, LOG_GRACE_NS, ClusterRun
-from spool.extras.engines.settings import EngineSettings, SlurmConfig
 from spool.extras.engines.slurm import SlurmLanguage
 from spool.formats.config import Config
 from spool.formats.run_records import VOID_JID, parse_jid
@@ -186,7 +186,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Give an engine that every test answers by hand."""
     made = Bench(tmp_path)
     monkeypatch.setattr("spool.extras.engines.engine.time.monotonic_ns", lambda: made.now_ns)
-    monkeypatch.setattr("spool.extras.engines.slurm.shutil.which", lambda program: f"/bin/{program}")
+    monkeypatch.setattr("spool.extras.engines.language.shutil.which", lambda program: f"/bin/{program}")
     made.look()  # it has said which cluster it is
     return made
 
@@ -583,7 +583,7 @@ def test_a_run_that_was_given_up_is_not_taken_up_again(bench: Bench) -> None:
     bench.folder.put_record("a", 1, layout.ENGINE, b"slurm lab 7\n")
     run = bench.engine.adopt("a", 1, None)
     assert run.liveness() is Liveness.ABSENT
-    bench.engine.forget(run)
+    bench.engine.drop(run)
     bench.look(line("7", "PENDING"))
     assert bench.commands.asked("scancel") == [("scancel", "7")]
 
@@ -654,7 +654,7 @@ def test_every_order_of_answers_leaves_one_submission_for_each_run(bench: Bench)
                 answer(name[1:])
                 bench.work()
             for run in runs:
-                bench.engine.forget(run)
+                bench.engine.drop(run)
     assert len(bench.commands.asked("sbatch")) == 2 * len(kinds) ** 2
 
 
@@ -748,6 +748,7 @@ def test_an_answer_without_its_titles_is_silence(bench: Bench, out: str) -> None
         bench.work()
     assert (run.liveness(), run.ending) == (Liveness.ALIVE, None)
     assert bench.engine.silent
+    assert bench.engine.away.endswith(": it printed nothing") is (out == "")
 
 
 def test_a_line_that_breaks_off_is_not_another_job(bench: Bench) -> None:
@@ -892,7 +893,7 @@ def test_a_wrapper_that_speaks_before_sbatch_answers_is_believed(bench: Bench) -
         bench.commands.answer("sbatch", **answer)  # type: ignore[arg-type]
         bench.work()
         assert (run.id, run.liveness(), run.refusal) == ("7", Liveness.ALIVE, None)
-        bench.engine.forget(run)
+        bench.engine.drop(run)
 
 
 @pytest.mark.parametrize(("mark", "named"), [("changed", ("--name=a",)), (f"spool:{ID}:a:1 and more", ())])

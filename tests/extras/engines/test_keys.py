@@ -11,7 +11,7 @@ from formats.wrong_values import texts_of
 from spool.core.errors import InvalidConfig, InvalidJob
 from spool.core.model import Request, Spec
 from spool.extras.engines import CONFIG
-from spool.extras.engines.settings import EngineSettings, SgeConfig, SlurmConfig, settings_of
+from spool.extras.engines.language import EngineSettings, SgeConfig, SlurmConfig, settings_of
 from spool.formats import config, jobfile, toml
 from spool.formats.key import KeyTable
 from spool.formats.schema import rows
@@ -164,6 +164,7 @@ def test_no_option_for_slurm_sets_what_spool_sets_itself(options: str, passed_on
         else:
             (problem,) = problems(f'command = "x"\n{text}')
             assert '"executor_options' in problem, option
+            assert ("the key for that is start_after" in problem) == (option.lstrip("-").startswith("b")), option
 
 
 def test_the_default_idle_time_of_gpus_is_for_jobs_on_this_machine() -> None:

@@ -12,7 +12,7 @@ import pytest
 from extras.engines.packaged_engines import batch_package, install, path_with
 from served import Served
 from spool.core.errors import InvalidConfig, InvalidJob
-from spool.extras.engines.settings import settings_of
+from spool.extras.engines.language import settings_of
 from spool.formats import config, jobfile
 
 

@@ -395,7 +395,7 @@ def test_what_all_calls_share_is_written_once(alone: Executor) -> None:
     data = b"x" * 1_000_000
     [first, *_] = alone.submit_all(called.size, [data] * 50, range(50))
     assert os.path.getsize(f"{alone.root}/calls/{first.array}") < 1_100_000
-    call = calls.load(alone.root, first.array, 7)
+    call, _ = calls.load(alone.root, first.array, 7)
     assert call() == 1_000_007
 
 
@@ -451,7 +451,7 @@ def test_functions_of_modules_need_no_cloudpickle(alone: Executor, monkeypatch: 
     """A lambda does, and the error says how to get it."""
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     future = alone.submit(called.double, 4)
-    assert calls.load(alone.root, future.name, 0)() == 8
+    assert calls.load(alone.root, future.name, 0)[0]() == 8
     with pytest.raises(SpoolError, match=r"install cloudpickle \(`pip install 'spool-scheduler\[python\]'`\)"):
         alone.submit(lambda: 1)
 

@@ -34,7 +34,7 @@ from spool.cli import main
 from spool.extras.top.app import Top
 from spool.extras.top.header import bar
 from spool.extras.top.reading import LogText
-from spool.extras.top.widgets import Prompt, RowList, TextPane
+from spool.extras.top.widgets import Dialog, RowList, TextPane
 
 Steps = Callable[["Screen"], Awaitable[None]]
 HOSTILE = ("[red]x[/red]", "\x1b[2Jclear", "\u202eevil", "漢字" * 30, "e\u0301" * 40, "<script>", "a\tb\nc")
@@ -175,13 +175,13 @@ def test_priority_is_asked_for_and_a_wrong_one_is_told(spool: Command, spool_roo
     async def steps(screen: Screen) -> None:
         await screen.on("one")
         await screen.press("p")
-        await screen.until(lambda: isinstance(screen.app.screen, Prompt), "the question")
+        await screen.until(lambda: isinstance(screen.app.screen, Dialog), "the question")
         assert screen.app.screen.query_one(Input).value == "5"
         await screen.press("backspace", "4", "2", "enter")
         await screen.hears("one changed")
         assert path.read_text() == '# mine\ncommand = "true"\npriority = 42\n'
         await screen.press("p")
-        await screen.until(lambda: isinstance(screen.app.screen, Prompt), "the question")
+        await screen.until(lambda: isinstance(screen.app.screen, Dialog), "the question")
         await screen.press("x", "enter")
         await screen.hears("is not a whole number")
         await screen.press("p", "9", "escape")

@@ -16,20 +16,17 @@ from msgspec.structs import replace
 from spool.core.units import format_size, parse_size
 from spool.extras.foreign.options import (
     GPU,
-    GRES,
-    IS_PBS_RESOURCE,
     MAIL,
     MAIL_EVENTS,
     PER_CPU,
+    PER_GPU,
     PIECES,
     SYSTEMS,
-    Converter,
     NoEquivalent,
-    converter_of,
     gpus_asked,
-    is_gpu,
-    megabytes,
-    pbs_parts,
+    meaning_of,
+    parts_of,
+    words_of,
 )
 from spool.store.ownership import this_user
 
@@ -84,6 +81,7 @@ _KEYS = {
     "-d --dependency -W --depends-on --depends-on-all --depends-on-any -hold_jid -hold_jid_ad": "depends_on",
 }
 
+_PIECES = {"-n": "--ntasks", "-c": "--cpus-per-task"}
 _SYNONYMS = {"--tasks": "--ntasks", "--tasks-per-node": "--ntasks-per-node"}
 _LINE = re.compile(r"((?:#SBATCH|# GFLOW|#PBS)(?![^ \t])|#\$(?=[ \t]*-[a-zA-Z@]))[ \t]*(.*)")
 _READ_ANYWHERE = ("# GFLOW", "#$")
@@ -91,7 +89,8 @@ _READ_ANYWHERE = ("# GFLOW", "#$")
 
 def _in_full(option: str) -> str:
     """Return a long option of sbatch, which takes any beginning that no other option has."""
-    known = {name for table in SYSTEMS["#SBATCH"] for names in table for name in names.split()}.union(PIECES, _SYNONYMS)
+    known = {name for table in SYSTEMS["#SBATCH"] for names in table for name in names.split()}
+    known.update(PIECES, _SYNONYMS, MAIL["#SBATCH"])
     meant = [option] if option in known else [name for name in known if name.startswith(option)]
     return _SYNONYMS.get(meant[0], meant[0]) if len(meant) == 1 else option
 
@@ -100,24 +99,21 @@ _LOADLEVELER = (
     "queue|(?:job_name|job_type|step_name|class|node|tasks_per_node|total_tasks|wall_clock_limit|output|error|executable"
     "|arguments|initialdir|environment|resources|network|requirements|notification|account_no|dependency|shell)\\s*=.*"
 )
-_OF_OTHERS = tuple(
-    (system, re.compile(pattern))
-    for system, pattern in {
-        "LSF": r"#BSUB\s+-.*",
-        "Moab": r"#MSUB\s+-.*",
-        "Cobalt": r"#COBALT\s+-.*",
-        "OAR": r"#OAR\s+-.*",
-        "LoadLeveler": rf"#\s*@\s*(?:{_LOADLEVELER})\s*",
-        "Flux": r"#\s*(?:FLUX|flux):\s*-.*",
-        "HyperQueue": r"#HQ\s+-.*",
-        "Fujitsu's job operation": r"#PJM\s+-.*",
-    }.items()
-)
+_OF_OTHERS = {
+    "LSF": r"#BSUB\s+-.*",
+    "Moab": r"#MSUB\s+-.*",
+    "Cobalt": r"#COBALT\s+-.*",
+    "OAR": r"#OAR\s+-.*",
+    "LoadLeveler": rf"#\s*@\s*(?:{_LOADLEVELER})\s*",
+    "Flux": r"#\s*(?:FLUX|flux):\s*-.*",
+    "HyperQueue": r"#HQ\s+-.*",
+    "Fujitsu's job operation": r"#PJM\s+-.*",
+}
 
 
 def unread_system(line: str) -> str | None:
     """Return the scheduler that *line* of a script is for, if its lines are not read here."""
-    return next((system for system, pattern in _OF_OTHERS if pattern.fullmatch(line)), None)
+    return next((system for system, pattern in _OF_OTHERS.items() if re.fullmatch(pattern, line)), None)
 
 
 def is_line(line: str, *, late: bool = False) -> bool:
@@ -149,7 +145,7 @@ def directives(number: int, line: str) -> Iterator[Directive]:
     while words:
         word = words.pop(0)
         if system == "#$" and word.startswith("-"):
-            count = 0 if converter_of(flags, word) else 2 if word == "-pe" else 1
+            count = 0 if meaning_of(flags, word) is not None else 2 if word == "-pe" else 1
             values, words = words[:count], words[count:]
             yield Directive(number, system, word, " ".join(values) if values else None)
             continue
@@ -157,7 +153,7 @@ def directives(number: int, line: str) -> Iterator[Directive]:
             yield Directive(number, system, word, None)
             continue
         option, equals, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
-        if not equals and converter_of(flags, option) is None and words and not words[0].startswith("-"):
+        if not equals and meaning_of(flags, option) is None and words and not words[0].startswith("-"):
             equals, value = "=", words.pop(0)
         if system == "#SBATCH" and option.startswith("--"):
             option = _in_full(option)
@@ -171,19 +167,18 @@ def convert(
 
     *limited*: others state a time limit. *sends_to*: whether messages to an address can be sent.
     """
-    found = [part for one in found for part in _parted(one)]
     done: list[Converted] = []
     pieces: dict[str, Directive] = {}
     for one in found:
-        name = {"-n": "--ntasks", "-c": "--cpus-per-task"}.get(one.option, one.option)
+        name = _PIECES.get(one.option, one.option)
         if one.system == "#SBATCH" and name in PIECES and one.value is not None:
             pieces[name] = one
         elif one.option not in MAIL[one.system]:
-            done.append(_converted(one))
+            done += [_converted(replace(one, value=part)) for part in parts_of(one.system, one.option, one.value)]
     if not limited and not any("--time-limit" in one.words for one in done):
         why = NoEquivalent("it warns before a time limit, and there is none; give --time-limit")
         done = [replace(one, words=(), lost=why) if "--signal" in one.words else one for one in done]
-    done += [*_put_together(pieces, found), *_mail(found, sends_to)]
+    done += [*_put_together(pieces, _count("--gpus", done)), *_mail(found, sends_to)]
     return sorted(_settled(done), key=lambda one: one.directive.line)
 
 
@@ -210,17 +205,22 @@ def _mail(found: Sequence[Directive], sends_to: Callable[[str], bool]) -> Iterat
             yield from (Converted(one, on_events if who else (*recipients, *on_events)) for one in when[:1])
 
 
+def _count(option: str, done: Sequence[Converted]) -> int:
+    """Return the number that the words of *done* give an *option*, 1 without one."""
+    words = [word for one in done for word in one.words]
+    return next((int(value) for name, value in pairwise(words) if name == option and _is_number(value)), 1)
+
+
 def _settled(done: Sequence[Converted]) -> Iterator[Converted]:
     """Yield *done* with what depends on other lines: memory per CPU, and what matters only without a GPU."""
     words = [word for one in done for word in one.words]
-    cpus = next((int(n) for n, option in pairwise(reversed(words)) if option == "--cpus" and _is_number(n)), 1)
+    counts = {PER_CPU: _count("--cpus", done[::-1]), PER_GPU: _count("--gpus", done[::-1])}
     joined = any(one.directive.option == "-j" and one.lost is None and not one.words for one in done)
     most = 0
     for one in done:
         ours, lost = list(one.words), one.lost
-        for at, option in enumerate(one.words[:-1]):
-            if option == PER_CPU:
-                ours[at : at + 2] = ["--memory", format_size(parse_size(ours[at + 1]) * cpus)]
+        if ours and ours[0] in counts:
+            ours = ["--memory", format_size(parse_size(ours[1]) * counts[ours[0]])]
         if ours[:1] == ["--memory"] and one.directive.system == "#$":  # a limit and what is free: the larger counts
             most = max(most, size := parse_size(ours[1]))
             ours = ours if size == most else []
@@ -229,7 +229,7 @@ def _settled(done: Sequence[Converted]) -> Iterator[Converted]:
         if one.directive.option == "-tc" and "--array" not in words:
             ours, lost = [], NoEquivalent("it limits the tasks of an array, and there is none")
         if lost is not None and lost.unless and lost.unless in words:
-            lost = NoEquivalent("no equivalent in spool")
+            lost = NoEquivalent()
         is_place = (one.directive.system, one.directive.option) in _PLACES
         if is_place and "--gpus" not in words and GPU.search(one.directive.value or ""):
             why = f"{one.directive.value} seems to have GPUs; for one give --gpus 1"
@@ -237,98 +237,54 @@ def _settled(done: Sequence[Converted]) -> Iterator[Converted]:
         yield replace(one, words=tuple(ours), lost=lost)
 
 
-def _parted(one: Directive) -> Iterator[Directive]:
-    """Yield one directive for all resources that have an equivalent, and one for each other: it alone is lost."""
-    is_known: Callable[[str], object]
-    if one.value is not None and one.system == "#SBATCH" and one.option in GRES.split():
-        parts, is_known = one.value.split(","), is_gpu
-    elif one.value is not None and one.system == "#PBS" and one.option == "-l":
-        parts, is_known = list(pbs_parts(one.value)), IS_PBS_RESOURCE.match
-    elif one.value is not None and one.system == "#$" and one.option == "-l":
-        parts, is_known = one.value.split(","), lambda _: False
-    else:
-        yield one
-        return
-    known = [part for part in parts if is_known(part)]
-    if len(known) == len(parts):
-        yield one
-        return
-    if known:
-        yield replace(one, value=",".join(known))
-    for part in parts:
-        if not is_known(part):
-            yield replace(one, value=part)
-
-
 def _converted(one: Directive) -> Converted:
     values, flags = SYSTEMS[one.system]
-    converter = converter_of(flags, one.option) or converter_of(values, one.option)
-    if converter is None:
-        return Converted(one, lost=NoEquivalent("unknown option"))
-    if one.value is None and converter_of(flags, one.option) is None:
-        return Converted(one, lost=NoEquivalent("it needs a value", matters=True))
+    value, meaning = None, meaning_of(flags, one.option)
+    if meaning is None:
+        value, meaning = one.value, meaning_of(values, one.option)
+        if meaning is None:
+            return Converted(one, lost=NoEquivalent("unknown option"))
+        if value is None:
+            return Converted(one, lost=NoEquivalent("it needs a value", matters=True))
     try:
-        return Converted(one, tuple(converter(one.value or "")))
+        return Converted(one, tuple(words_of(meaning, value)))
     except NoEquivalent as error:
         return Converted(one, lost=error)
 
 
-def _put_together(pieces: Mapping[str, Directive], found: Sequence[Directive]) -> Iterator[Converted]:
-    """Yield CPUs, memory and GPUs that are stated per task or per CPU; all tasks run here, so this is their sum."""
+def _put_together(pieces: Mapping[str, Directive], gpus: int) -> Iterator[Converted]:
+    """Yield CPUs and GPUs that are stated per task; all tasks run here, so this is their sum."""
     numbers: dict[str, int] = {}
     for name, one in pieces.items():
-        if "mem" not in name and name != "--gpus-per-task" and not (one.value or "").isdecimal():
+        if _is_number(one.value):
+            numbers[name] = int(one.value or 0)
+        elif name != "--gpus-per-task":
             yield Converted(one, lost=NoEquivalent("not a number", matters=True))
             return
-        if one.value is not None and one.value.isdecimal():
-            numbers[name] = int(one.value)
-    gpus = next((int(count) for count in _gpus_of(found) if count.isdecimal()), 1)
     tasks = numbers.get("--ntasks", numbers.get("--ntasks-per-node", numbers.get("--ntasks-per-gpu", 0) * gpus)) or 1
-    if "--gpus-per-task" in pieces:
-        per_task = _times(pieces["--gpus-per-task"], tasks, gpus_asked)
-        gpus = int(per_task.words[1]) if per_task.words else gpus
-        yield per_task
+    if (per_task := pieces.get("--gpus-per-task")) is not None:
+        try:
+            option, count, *more = gpus_asked(per_task.value or "")
+        except NoEquivalent as error:
+            yield Converted(per_task, lost=error)
+        else:
+            gpus = tasks * int(count)
+            yield Converted(per_task, (option, str(gpus), *more))
     cpus = tasks * numbers.get("--cpus-per-task", 1)
-    if "--cpus-per-task" not in pieces:
-        cpus = gpus * numbers["--cpus-per-gpu"] if "--cpus-per-gpu" in numbers else cpus
-    for name in ("--ntasks", "--ntasks-per-node", "--ntasks-per-gpu", "--cpus-per-task", "--cpus-per-gpu"):
-        if name in pieces:
-            yield Converted(pieces[name], ("--cpus", str(cpus)))
-    for name, count in (("--mem-per-cpu", cpus), ("--mem-per-gpu", gpus)):
-        if name in pieces:
-            yield _times(pieces[name], count, megabytes("--memory"))
+    if "--cpus-per-task" not in pieces and "--cpus-per-gpu" in numbers:
+        cpus = gpus * numbers["--cpus-per-gpu"]
+    yield from (Converted(one, ("--cpus", str(cpus))) for one in pieces.values() if one != per_task)
 
 
 def tasks_of(found: Sequence[Directive]) -> tuple[int, int | None]:
     """Return how many tasks the `#SBATCH` lines ask for, and how many CPUs for each, None if they do not say so."""
-    numbers = {one.option: int(one.value or 0) for one in found if one.system == "#SBATCH" and _is_number(one.value)}
-    tasks = numbers.get("--ntasks", numbers.get("-n", numbers.get("--ntasks-per-node", 1)))
-    return tasks or 1, numbers.get("--cpus-per-task", numbers.get("-c"))
+    asked = [one for one in found if one.system == "#SBATCH" and _is_number(one.value)]
+    numbers = {_PIECES.get(one.option, one.option): int(one.value or 0) for one in asked}
+    return numbers.get("--ntasks", numbers.get("--ntasks-per-node", 1)) or 1, numbers.get("--cpus-per-task")
 
 
 def _is_number(text: str | None) -> bool:
     return text is not None and re.fullmatch("[0-9]{1,9}", text) is not None
-
-
-def _gpus_of(found: Sequence[Directive]) -> Iterator[str]:
-    """Yield the numbers of GPUs that *found* request."""
-    for one in found:
-        if one.value is not None and one.option not in PIECES:
-            words = _converted(one).words
-            if "--gpus" in words:
-                yield words[words.index("--gpus") + 1]
-
-
-def _times(one: Directive, count: int, read: Converter) -> Converted:
-    """Return a size or a number of GPUs *count* times."""
-    try:
-        option, amount, *more = read(one.value or "")
-    except NoEquivalent as error:
-        return Converted(one, lost=error)
-    match = re.fullmatch("([0-9]+)(.*)", amount)
-    if match is None:
-        return Converted(one, lost=NoEquivalent("not a number", matters=True))
-    return Converted(one, (option, f"{int(match[1]) * count}{match[2]}", *more))
 
 
 def answer(option: str, value: str | None) -> str | None:
@@ -336,9 +292,9 @@ def answer(option: str, value: str | None) -> str | None:
     option = _SYNONYMS.get(option, option)
     for system in ("#SBATCH", "# GFLOW"):
         values, flags = SYSTEMS[system]
-        if converter_of(flags, option) is not None:
+        if meaning_of(flags, option) is not None:
             value = None
-        elif converter_of(values, option) is None and (system == "# GFLOW" or option not in PIECES):
+        elif meaning_of(values, option) is None and option not in MAIL[system] + PIECES * (system == "#SBATCH"):
             continue
         elif value is None:
             value = "gpu:1" if option == "--gres" else "1"

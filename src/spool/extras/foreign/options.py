@@ -1,7 +1,8 @@
 """Options of other schedulers, as options of spool: `#SBATCH`, `# GFLOW`, `#PBS` and `#$` lines, and words of habit.
 
-Each converter returns the words that mean the same here, or raises `NoEquivalent` with the reason. A lost option that
-changes results (GPUs, an array, a dependency) makes the reader of a script fail; the others give a warning.
+The tables say what each option means: an option of spool that takes the same value, a reader of the value that returns
+the words that mean the same here, or the reason why there are none. A lost option that changes results (GPUs, an array,
+a dependency) makes the reader of a script fail; the others give a warning.
 """
 
 from __future__ import annotations
@@ -26,31 +27,33 @@ class NoEquivalent(Exception):  # noqa: N818  (not always an error)
     *unless*: it does not matter if the job gets this option of spool from another line.
     """
 
-    def __init__(self, why: str, *, matters: bool = False, unless: str = "") -> None:
+    def __init__(self, why: str = "no equivalent in spool", *, matters: bool = False, unless: str = "") -> None:
         super().__init__(why)
         self.matters = matters
         self.unless = unless
 
 
-Converter = Callable[[str], list[str]]
+Meaning = str | NoEquivalent | Callable[[str], list[str]]
+"""An option of spool, for an option with a value; words, for a flag; a reader of the value; or why there are none."""
+Table = Mapping[str, Meaning]
+"""What each option means; spellings of one option share a row."""
+
+NEEDLESS = ""
+_NOT_HERE = NoEquivalent()
 
 
-def _same(option: str) -> Converter:
-    return lambda value: [option, value]
+def meaning_of(table: Table, option: str) -> Meaning | None:
+    """Return what *option* means, None if it is not in the *table*."""
+    return next((meaning for names, meaning in table.items() if option in names.split()), None)
 
 
-def _nothing(why: str, *, matters: bool = False) -> Converter:
-    def lose(value: str) -> list[str]:
-        raise NoEquivalent(why, matters=matters)
-
-    return lose
-
-
-def _needless(value: str) -> list[str]:
-    return []
-
-
-# Values.
+def words_of(meaning: Meaning, value: str | None) -> list[str]:
+    """Return the words for an option with that *value*, None for a flag. Raises NoEquivalent."""
+    if isinstance(meaning, NoEquivalent):
+        raise meaning
+    if isinstance(meaning, str):
+        return meaning.split() if value is None or meaning == NEEDLESS else [meaning, value]
+    return meaning(value or "")
 
 
 def _name(text: str) -> list[str]:
@@ -62,42 +65,38 @@ def _name(text: str) -> list[str]:
     return ["--name", text]
 
 
-def _minutes(text: str) -> list[str]:
-    """Read the times of sbatch and gbatch: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S."""
-    if text.upper() in ("UNLIMITED", "INFINITE", "0"):
+def _time(text: str, *, alone: int = 60) -> list[str]:
+    """Read M:S, H:M:S, D-H, D-H:M, D-H:M:S, or a number without a colon, each worth *alone* seconds."""
+    if text.upper() in ("UNLIMITED", "INFINITE", "INFINITY", "0"):
         return []
-    match = re.fullmatch(r"(?:([0-9]{1,4})-)?([0-9]{1,6})(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?", text)
+    match = re.fullmatch(r"(?:([0-9]{1,4})-)?([0-9]{1,8}(?::[0-9]{1,2}){0,2})", text)
     if match is None:
         return ["--time-limit", text]  # "2h" works here too; the reader of job files checks it
-    days, first, second, third = (int(part) if part is not None else None for part in match.groups())
-    assert first is not None
-    if days is not None:
-        seconds = days * 86400 + first * 3600 + (second or 0) * 60 + (third or 0)
-    elif third is not None:
-        seconds = first * 3600 + (second or 0) * 60 + third
-    else:
-        seconds = first * 60 + (second or 0)
+    parts = [int(part) for part in match[2].split(":")]
+    units = (3600, 60, 1) if match[1] or len(parts) == 3 else (60, 1) if len(parts) == 2 else (alone,)
+    seconds = int(match[1] or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
     return ["--time-limit", format_duration(seconds * SECOND_NS)]
 
 
-def _clock_or_seconds(text: str) -> list[str]:
-    """Read the times of PBS: S, M:S, H:M:S."""
-    if not re.fullmatch(r"[0-9]{1,8}(:[0-9]{1,2}){0,2}", text):
-        raise NoEquivalent("not a valid time", matters=False)
-    seconds = 0
-    for part in text.split(":"):
-        seconds = seconds * 60 + int(part)
-    return ["--time-limit", format_duration(seconds * SECOND_NS)]
+def _seconds(text: str) -> list[str]:
+    return _time(text, alone=1)
 
 
-def megabytes(option: str) -> Converter:
-    """Read the sizes of sbatch and gbatch: a number without a unit is in megabytes."""
+def _size(option: str, unit: str = "M") -> Callable[[str], list[str]]:
+    """Return a reader of sizes; *unit* is that of a number without one."""
 
     def read(text: str) -> list[str]:
-        match = re.fullmatch(r"([0-9]+)([KMGT]?)B?", text, re.IGNORECASE)
-        if match is None or int(match[1]) == 0:
-            raise NoEquivalent("cannot request all of the machine's memory" if match else "not a valid size")
-        return [option, f"{match[1]}{(match[2] or 'M').upper()}"]
+        match = re.fullmatch(r"([0-9]{1,12}(?:[.][0-9]{1,9})?)([KMGT]?)B?", text, re.ASCII | re.IGNORECASE)
+        if match is None:
+            raise NoEquivalent("not a valid size")
+        if not float(match[1]):
+            raise NoEquivalent("cannot request all of the machine's memory")
+        size = match[1] + (match[2] or unit).upper()
+        try:
+            parse_size(size)
+        except InvalidValue as error:
+            raise NoEquivalent(str(error)) from None
+        return [option, size]
 
     return read
 
@@ -121,7 +120,7 @@ _GPU_MODEL = re.compile(
 )
 
 
-def _of_a_gpu(name: str, count: str, instead: str = "no equivalent in spool") -> list[str]:
+def _of_a_gpu(name: str, count: str, instead: NoEquivalent = _NOT_HERE) -> list[str]:
     """Read `a100:1`, `coproc_v100=1` and `v100`: what clusters call GPUs in their own ways.
 
     *instead* is why any other resource has no equivalent.
@@ -131,31 +130,19 @@ def _of_a_gpu(name: str, count: str, instead: str = "no equivalent in spool") ->
         return [*(["--gpus", count] if count else []), "--gpu-type", model[1]]
     if model is not None or GPU.search(f"{name} {count}"):
         raise NoEquivalent(f"{name!r} seems to be a GPU; give --gpus 1", matters=True, unless="--gpus")
-    raise NoEquivalent(instead)
-
-
-def is_gpu(gres: str) -> bool:
-    """Whether a part of `--gres` is a GPU, or called like one."""
-    name = gres.removeprefix("gres/").removeprefix("gres:").partition(":")[0]
-    return GPU.search(name) is not None or _GPU_MODEL.search(name) is not None
+    raise instead
 
 
 def _gres(text: str) -> list[str]:
-    words: list[str] = []
-    for part in text.split(","):
-        name, _, rest = re.sub(r"\(.*\)$", "", part.removeprefix("gres/").removeprefix("gres:")).partition(":")
-        if name == "none":
-            continue
-        if words:
-            raise NoEquivalent("cannot request more than one kind of GPU", matters=True)
-        if name == "gpu":
-            words += gpus_asked(rest or "1")
-        elif name in ("shard", "mps"):
-            raise NoEquivalent("give --gpus 1 --gpu-memory 8G", matters=True)
-        else:
-            what = f"name {name!r} under [resources] in config.toml and give --resource {name}={rest or 1}"
-            words += _of_a_gpu(name, rest or "1", what)
-    return words
+    name, _, rest = re.sub(r"\(.*\)$", "", re.sub("^gres[/:]", "", text)).partition(":")
+    if name == "none":
+        return []
+    if name == "gpu" or "," in text:
+        return gpus_asked(rest or "1")
+    if name in ("shard", "mps"):
+        raise NoEquivalent("give --gpus 1 --gpu-memory 8G", matters=True)
+    what = f"name {name!r} under [resources] in config.toml and give --resource {name}={rest or 1}"
+    return _of_a_gpu(name, rest or "1", NoEquivalent(what))
 
 
 _KINDS = {"afterok": "", "afterany": "ended:", "afternotok": "failed:", "aftercorr": "each:"}
@@ -181,10 +168,18 @@ def dependencies(text: str, *, numbers: bool = False) -> list[str]:
     return words
 
 
-def output_pattern(text: str) -> str:
-    """Return the path *text* of sbatch with the user, the host and the one task filled in. Raises NoEquivalent.
+def _held_by(text: str) -> list[str]:
+    names = text.split(",")
+    if odd := [name for name in names if name.isdecimal() or not valid_name(name)]:
+        raise NoEquivalent(f"{odd[0]} is not the name of a job here; give --depends-on ended:NAME", matters=True)
+    return ["--depends-on", "ended:" + ",".join(names)]
 
-    What differs from job to job stays as it is, for `surroundings.output_path`.
+
+def _path(option: str, variables: Mapping[str, str] | None = None) -> Callable[[str], list[str]]:
+    """Return a reader of a path of sbatch, or if there are *variables*, of `HOST:PATH` with these in it.
+
+    The user, the host and the one task are filled in; what differs from job to job is left for
+    `surroundings.output_path`. In a directory of PBS, the file gets the names of the job and the run.
     """
     constant = {"u": this_user(), "N": socket.gethostname().partition(".")[0], "t": "0", "s": "0"}
 
@@ -194,11 +189,16 @@ def output_pattern(text: str) -> str:
             raise NoEquivalent(f"{found[0]} is not supported; %n is the job, %r the run, %a the index")
         return constant.get(letter, found[0])
 
-    return re.sub("%[0-9]*.?", filled, text, flags=re.DOTALL)
+    def read(text: str) -> list[str]:
+        if variables is not None:
+            text = text.rpartition(":")[2].replace("%", "%%")
+            for variable, ours in variables.items():
+                text = re.sub(variable, ours, text)
+            if text.endswith("/") or os.path.isdir(text):
+                text = os.path.join(text, f"%n.%r.{'err' if option == '--stderr' else 'out'}")
+        return [option, re.sub("%[0-9]*.?", filled, text, flags=re.DOTALL)]
 
-
-def _output(option: str) -> Converter:
-    return lambda text: [option, output_pattern(text)]
+    return read
 
 
 def _begin(text: str) -> list[str]:
@@ -226,130 +226,19 @@ def _licenses(text: str) -> list[str]:
 
 
 def _exported(text: str) -> list[str]:
-    """Read `ALL,A=1`: assigned variables go into the job file; a name without a value is passed on unchanged."""
-    words: list[str] = []
-    for part in text.split(","):
-        if part not in ("ALL", "NONE", "NIL", ""):
-            words += ["--env", part]
-    return words
+    return [word for part in text.split(",") if part for word in ("--env", part)]
 
 
-def _everything(value: str) -> list[str]:
-    return ["--export", "ALL"]
-
-
-def _one(what: str) -> Converter:
-    """Read a number that must be 1 here: of machines, of chunks."""
-
-    def read(text: str) -> list[str]:
-        if text.split("-")[0] != "1":
-            raise NoEquivalent(f"there is only one {what}, this machine", matters=True)
-        return []
-
-    return read
-
-
-_NO_PARTS = _nothing("a spool has no partitions; use --group and --priority instead")
-_MAIL = _needless  # the two options of each system are read together: `MAIL`
-_NICE = _nothing("give --priority 0-255: higher is first, 10 is the default")
-PIECES = ("--ntasks", "--cpus-per-task", "--ntasks-per-node", "--ntasks-per-gpu", "--cpus-per-gpu", "--mem-per-cpu",
-           "--mem-per-gpu", "--gpus-per-task")  # fmt: skip
-
-GRES = "--gres --tres-per-task --tres-per-node"
+def _one_node(text: str) -> list[str]:
+    if text.split("-")[0] != "1":
+        raise NoEquivalent("there is only one node, this machine", matters=True)
+    return []
 
 
 def _open_mode(text: str) -> list[str]:
     if text.lower() not in ("a", "append"):
         raise NoEquivalent("a run appends to an output that is there")
     return []
-
-
-# Spellings and the value's converter; a flag has no value. Options in `PIECES` are combined at the end.
-_SBATCH: Mapping[str, Converter] = {
-    "-J --job-name": _name,
-    "-t --time": _minutes,
-    "--mem": megabytes("--memory"),
-    "-G --gpus --gpus-per-node --gpus-per-socket": gpus_asked,
-    GRES: _gres,
-    "-a --array": _same("--array"),
-    "-d --dependency": dependencies,
-    "-o --output": _output("--stdout"),
-    "-e --error": _output("--stderr"),
-    "-D --chdir --workdir": _same("--workdir"),
-    "-b --begin": _begin,
-    "--signal": _signal,
-    "-L --licenses": _licenses,
-    "-A --account --wckey": _same("--project"),
-    "--comment": _same("--comment"),
-    "--export": _same("--export"),
-    "--kill-on-invalid-dep": lambda text: ["--on-dependency-failure", "wait" if text.lower() == "no" else "cancel"],
-    "-N --nodes": _one("node"),
-    "--mail-type --mail-user": _MAIL,
-    "-p --partition -q --qos": _NO_PARTS,
-    "-C --constraint": _nothing("a spool is one machine; --gpu-type selects a GPU, --workdir a directory"),
-    "-w --nodelist -x --exclude -M --clusters": _nothing("a spool is one machine, without nodes to choose from"),
-    "--reservation": _nothing("a job uses the reservations of its user or project by itself"),
-    "--priority": _nothing("Slurm's priorities use another scale; give --priority 0-255"),
-    "-i --input": _nothing("the job's stdin is empty; read the file in the command instead", matters=True),
-    "--open-mode": _open_mode,
-    "--tmp --mincpus --hint --distribution --cpu-freq --cores-per-socket --threads-per-core --profile "
-    "--gpu-bind --cpu-bind --time-min --deadline --ntasks-per-core --ntasks-per-socket --acctg-freq --switches "
-    "--cluster-constraint --prefer --gpu-freq --core-spec -S --mail --export-file": _nothing("no equivalent in spool"),
-}
-_SBATCH_FLAGS: Mapping[str, Converter] = {
-    "-H --hold": lambda _: ["--hold"],
-    "--requeue": lambda _: ["--requeue"],
-    "--no-requeue": lambda _: ["--no-requeue"],
-    "--nice": _NICE,  # its value is optional
-    "--exclusive": _nothing("specify what the job needs; for the whole machine give --cpus and --memory"),
-    "-Q --quiet -v --verbose --parsable -W --wait --get-user-env -O --overcommit -s --oversubscribe --spread-job "
-    "--contiguous --ignore-pbs --test-only": _needless,
-}
-_GFLOW: Mapping[str, Converter] = {
-    "-n --name -J --job-name": _name,
-    "-t --time --time-limit --timelimit": _minutes,
-    "-m --memory --max-mem --max-memory": megabytes("--memory"),
-    "--gpu-memory --max-gpu-mem --max-gpu-memory": megabytes("--gpu-memory"),
-    "-g --gpus --gres": gpus_asked,
-    "-p --priority --nice": _same("--priority"),
-    "-P --project": _same("--project"),
-    "--begin": _begin,
-    "--array": _same("--array"),
-    "-d --depends-on --dependency --depends-on-all --depends-on-any": _nothing(
-        "jobs have names here, not numbers; give --depends-on NAME", matters=True
-    ),
-    "-c --conda-env": _nothing("activate it in the script, or submit from within it", matters=True),
-    "--param --param-file": _nothing("give --matrix NAME=VALUE,… or --param-file", matters=True),
-    "--max-concurrent": _same("--max-running"),
-    "--max-retries": _same("--retry-max"),
-    "--name-template": _nothing("tasks are named NAME_0, NAME_1 and so on"),
-    "--notify-email --notify-on": _MAIL,
-}
-_GFLOW_FLAGS: Mapping[str, Converter] = {
-    "--shared": _needless,  # implied by --gpu-memory
-    "--auto-close": _needless,
-    "--no-auto-cancel": lambda _: ["--on-dependency-failure", "wait"],
-}
-
-
-PER_CPU = "--memory-per-cpu"  # until the CPUs are known
-
-
-def _bytes(option: str) -> Converter:
-    """Read the sizes of PBS and Grid Engine: a number without a unit is in bytes."""
-
-    def read(text: str) -> list[str]:
-        match = re.fullmatch("([0-9]{1,9}(?:[.][0-9]{1,9})?)([kmgt])?b?", text, re.IGNORECASE)
-        if match is None:
-            raise NoEquivalent("not a valid size")
-        size = match[1] + (match[2] or "B").upper()
-        try:
-            parse_size(size)
-        except InvalidValue as error:
-            raise NoEquivalent(str(error)) from None
-        return [option, size]
-
-    return read
 
 
 def _gpu_count(text: str) -> list[str]:
@@ -366,116 +255,6 @@ def _gpu_type(text: str) -> list[str]:
     return ["--gpu-type", text]
 
 
-_PBS_RESOURCES: Mapping[str, Converter] = {
-    "nodes select": _one("node"),
-    "ppn ncpus nprocs": _same("--cpus"),
-    "gpus ngpus": _same("--gpus"),
-    "gpu_type gputype gpu_model": _gpu_type,
-    "mem vmem": _bytes("--memory"),
-    "pmem pvmem": _bytes(PER_CPU),
-    "walltime": _clock_or_seconds,
-    "place mpiprocs ompthreads": _needless,
-}
-
-
-IS_PBS_RESOURCE = re.compile(f"(?:{'|'.join(' '.join(_PBS_RESOURCES).split())})=")
-
-
-def pbs_parts(text: str) -> Iterator[str]:
-    """Yield the parts of `nodes=1:ppn=4:bigmem,walltime=1:00:00` and of `select=1:ncpus=4:ngpus=1:mem=8gb`."""
-    for part in re.split("[,:](?=[a-z_]+=)", re.sub("select=(?=[a-z_]+=)", "", text)):
-        key, _, value = part.partition("=")
-        if key in ("walltime", "place") or ":" not in value:
-            yield part
-        else:
-            number, *properties = value.split(":")
-            yield f"{key}={number}"
-            yield from properties
-
-
-def _pbs_resources(text: str) -> list[str]:
-    if "+" in text:  # nodes=1:ppn=2+1:ppn=4
-        raise NoEquivalent("there is only one node, this machine", matters=True)
-    words: list[str] = []
-    for part in pbs_parts(text):
-        key, _, value = part.partition("=")
-        converter = converter_of(_PBS_RESOURCES, key)
-        if converter is None:
-            words += _of_a_gpu(key, value)
-        else:
-            words += converter(value)
-    return words
-
-
-def _path(option: str, names: Mapping[str, str], finished: Callable[[str], str] = str) -> Converter:
-    """Read `HOST:PATH`; in a directory, the file gets the names of the job and the run.
-
-    *names* has patterns and what stands for them here; *finished* returns the path in the end.
-    """
-
-    def read(text: str) -> list[str]:
-        path = text.rpartition(":")[2].replace("%", "%%")
-        for name, ours in names.items():
-            path = re.sub(name, ours, path)
-        if path.endswith("/") or os.path.isdir(path):
-            path = os.path.join(path, f"%n.%r.{'err' if option == '--stderr' else 'out'}")
-        return [option, finished(path)]
-
-    return read
-
-
-def _pbs_more(text: str) -> list[str]:
-    if not text.startswith("depend="):
-        raise NoEquivalent("no equivalent in spool")
-    return dependencies(text.removeprefix("depend="))
-
-
-_OF_QSUB: Mapping[str, Converter] = {
-    "-N": _name,
-    "-v": _exported,
-    "-A -P": _same("--project"),
-    "-a": _nothing("give --start-after 2026-01-31T09:00"),
-    "-m -M": _MAIL,
-    "-S": _needless,  # `interpreter`
-}
-"""What PBS and Grid Engine, whose command has one name, have in common."""
-_PBS: Mapping[str, Converter] = {
-    **_OF_QSUB,
-    "-l": _pbs_resources,
-    "-J -t": _same("--array"),
-    "-o": _path("--stdout", {r"\^array_index\^": "%a"}),
-    "-e": _path("--stderr", {r"\^array_index\^": "%a"}),
-    "-d -w": _same("--workdir"),
-    "-W": _pbs_more,
-    "-q": _NO_PARTS,
-    "-p": _nothing("PBS priorities use another scale; give --priority 0-255"),
-    "-j": lambda text: [] if text in ("oe", "eo") else ["--stderr", "%n.%r.err"],
-    "-r": lambda text: ["--requeue" if text == "y" else "--no-requeue"],
-    "-c -C -k -u": _nothing("no equivalent in spool"),
-}
-_PBS_FLAGS: Mapping[str, Converter] = {"-h": lambda _: ["--hold"], "-V": _everything, "-I -z -X -x -f": _needless}
-
-
-def _sge_resource(text: str) -> list[str]:
-    key, _, value = text.partition("=")
-    converter = converter_of(_SGE_RESOURCES, key)
-    return (
-        converter(value) if converter is not None else _of_a_gpu(key, "1" if value.lower() in ("", "true") else value)
-    )
-
-
-_SGE_RESOURCES: Mapping[str, Converter] = {
-    "h_rt": lambda text: [] if text.upper() == "INFINITY" else _clock_or_seconds(text),
-    "s_rt": _nothing("give --time-limit 2h --signal USR1@60s"),
-    "gpu gpus ngpu ngpus num_gpus gpu_card nvidia_gpu cuda": _gpu_count,
-    "gpu_type gputype gpu_model gpu_name": _gpu_type,
-    "gpu_mem gpu_memory gpu_ram gpumem": _bytes("--gpu-min-memory"),
-    "mem_free mf mem_total virtual_free vf": _bytes("--memory"),
-    "h_vmem s_vmem h_rss tmem rmem mem h_data m_mem_free mem_per_core": _bytes(PER_CPU),
-    "h hostname": _nothing("a spool is one machine, without nodes to choose from"),
-}
-
-
 def _slots(text: str) -> list[str]:
     """Read `smp 4` and `smp 4-8`: the least of them, so that it starts soonest."""
     slots = text.partition(" ")[2]
@@ -485,47 +264,202 @@ def _slots(text: str) -> list[str]:
     return ["--cpus", match[1] or "1"]
 
 
-def _held_by(text: str) -> list[str]:
-    names = text.split(",")
-    if odd := [name for name in names if name.isdecimal() or not valid_name(name)]:
-        raise NoEquivalent(f"{odd[0]} is not the name of a job here; give --depends-on ended:NAME", matters=True)
-    return ["--depends-on", "ended:" + ",".join(names)]
+def _yes(yes: str, no: str) -> Callable[[str], list[str]]:
+    """Return a reader of `y` and `n`, which returns the words for each."""
+    return lambda text: (yes if text[:1] in "yYoe" else no).split()
 
 
-_IN_PATHS_OF_SGE = {
+PER_CPU, PER_GPU = "--memory-per-cpu", "--memory-per-gpu"  # until the CPUs and GPUs are known
+PIECES = ("--ntasks", "--cpus-per-task", "--ntasks-per-node", "--ntasks-per-gpu", "--cpus-per-gpu", "--gpus-per-task")
+"""Options of sbatch that are read together."""
+GRES = "--gres --tres-per-task --tres-per-node"
+
+_NO_PARTS = NoEquivalent("a spool has no partitions; use --group and --priority instead")
+_NO_NODES = NoEquivalent("a spool is one machine, without nodes to choose from")
+_NO_STDIN = NoEquivalent("the job's stdin is empty; read the file in the command instead", matters=True)
+_OTHER_SCALE = "priorities use another scale; give --priority 0-255"
+_NICE = NoEquivalent("give --priority 0-255: higher is first, 10 is the default")
+
+# The options of each system with a value, then those without one.
+_SBATCH: Table = {
+    "-J --job-name": _name,
+    "-t --time": _time,
+    "--mem": _size("--memory"),
+    "--mem-per-cpu": _size(PER_CPU),
+    "--mem-per-gpu": _size(PER_GPU),
+    "-G --gpus --gpus-per-node --gpus-per-socket": gpus_asked,
+    GRES: _gres,
+    "-a --array": "--array",
+    "-d --dependency": dependencies,
+    "-o --output": _path("--stdout"),
+    "-e --error": _path("--stderr"),
+    "-D --chdir --workdir": "--workdir",
+    "-b --begin": _begin,
+    "--signal": _signal,
+    "-L --licenses": _licenses,
+    "-A --account --wckey": "--project",
+    "--comment": "--comment",
+    "--export": "--export",
+    "--kill-on-invalid-dep": lambda text: ["--on-dependency-failure", "wait" if text.lower() == "no" else "cancel"],
+    "-N --nodes": _one_node,
+    "-p --partition -q --qos": _NO_PARTS,
+    "-C --constraint": NoEquivalent("a spool is one machine; --gpu-type selects a GPU, --workdir a directory"),
+    "-w --nodelist -x --exclude -M --clusters": _NO_NODES,
+    "--reservation": NoEquivalent("a job uses the reservations of its user or project by itself"),
+    "--priority": NoEquivalent(f"Slurm's {_OTHER_SCALE}"),
+    "-i --input": _NO_STDIN,
+    "--open-mode": _open_mode,
+    "--tmp --mincpus --hint --distribution --cpu-freq --cores-per-socket --threads-per-core --profile "
+    "--gpu-bind --cpu-bind --time-min --deadline --ntasks-per-core --ntasks-per-socket --acctg-freq --switches "
+    "--cluster-constraint --prefer --gpu-freq --core-spec -S --mail --export-file": _NOT_HERE,
+}
+_SBATCH_FLAGS: Table = {
+    "-H --hold": "--hold",
+    "--requeue": "--requeue",
+    "--no-requeue": "--no-requeue",
+    "--nice": _NICE,  # its value is optional
+    "--exclusive": NoEquivalent("specify what the job needs; for the whole machine give --cpus and --memory"),
+    "-Q --quiet -v --verbose --parsable -W --wait --get-user-env -O --overcommit -s --oversubscribe --spread-job "
+    "--contiguous --ignore-pbs --test-only": NEEDLESS,
+}
+_GFLOW: Table = {
+    "-n --name -J --job-name": _name,
+    "-t --time --time-limit --timelimit": _time,
+    "-m --memory --max-mem --max-memory": _size("--memory"),
+    "--gpu-memory --max-gpu-mem --max-gpu-memory": _size("--gpu-memory"),
+    "-g --gpus --gres": gpus_asked,
+    "-p --priority --nice": "--priority",
+    "-P --project": "--project",
+    "--begin": _begin,
+    "--array": "--array",
+    "-d --depends-on --dependency --depends-on-all --depends-on-any": NoEquivalent(
+        "jobs have names here, not numbers; give --depends-on NAME", matters=True
+    ),
+    "-c --conda-env": NoEquivalent("activate it in the script, or submit from within it", matters=True),
+    "--param --param-file": NoEquivalent("give --matrix NAME=VALUE,… or --param-file", matters=True),
+    "--max-concurrent": "--max-running",
+    "--max-retries": "--retry-max",
+    "--name-template": NoEquivalent("tasks are named NAME_0, NAME_1 and so on"),
+}
+_GFLOW_FLAGS: Table = {
+    "--shared --auto-close": NEEDLESS,  # the first is implied by --gpu-memory
+    "--no-auto-cancel": "--on-dependency-failure wait",
+}
+_OF_QSUB: Table = {
+    "-N": _name,
+    "-v": _exported,
+    "-A -P": "--project",
+    "-a": NoEquivalent("give --start-after 2026-01-31T09:00"),
+    "-S": NEEDLESS,  # `lines.interpreter`
+    "-j": _yes("", "--stderr %n.%r.err"),
+    "-r": _yes("--requeue", "--no-requeue"),
+}
+"""What PBS and Grid Engine, whose command has one name, have in common."""
+_PBS_RESOURCES: Table = {
+    "nodes select": _one_node,
+    "ppn ncpus nprocs": "--cpus",
+    "gpus ngpus": "--gpus",
+    "gpu_type gputype gpu_model": _gpu_type,
+    "mem vmem": _size("--memory", "B"),
+    "pmem pvmem": _size(PER_CPU, "B"),
+    "walltime": _seconds,
+    "place mpiprocs ompthreads": NEEDLESS,
+}
+_SGE_RESOURCES: Table = {
+    "h_rt": _seconds,
+    "s_rt": NoEquivalent("give --time-limit 2h --signal USR1@60s"),
+    "gpu gpus ngpu ngpus num_gpus gpu_card nvidia_gpu cuda": _gpu_count,
+    "gpu_type gputype gpu_model gpu_name": _gpu_type,
+    "gpu_mem gpu_memory gpu_ram gpumem": _size("--gpu-min-memory", "B"),
+    "mem_free mf mem_total virtual_free vf": _size("--memory", "B"),
+    "h_vmem s_vmem h_rss tmem rmem mem h_data m_mem_free mem_per_core": _size(PER_CPU, "B"),
+    "h hostname": _NO_NODES,
+}
+
+
+def _pbs_resource(text: str) -> list[str]:
+    if "+" in text:  # nodes=1:ppn=2+1:ppn=4
+        raise NoEquivalent("there is only one node, this machine", matters=True)
+    key, _, value = text.partition("=")
+    meaning = meaning_of(_PBS_RESOURCES, key)
+    return words_of(meaning, value) if meaning is not None else _of_a_gpu(key, value)
+
+
+def _sge_resource(text: str) -> list[str]:
+    key, _, value = text.partition("=")
+    meaning = meaning_of(_SGE_RESOURCES, key)
+    return (
+        words_of(meaning, value)
+        if meaning is not None
+        else _of_a_gpu(key, "1" if value.lower() in ("", "true") else value)
+    )
+
+
+def parts_of(system: str, option: str, text: str | None) -> Iterator[str | None]:
+    """Yield each resource in the value of an option, so that one that is lost takes no other with it."""
+    if text is None:
+        yield None
+    elif (system, option) == ("#PBS", "-l") and "+" not in text:
+        # nodes=1:ppn=4:bigmem,walltime=1:00:00 and select=1:ncpus=4:ngpus=1:mem=8gb
+        for part in re.split("[,:](?=[a-z_]+=)", re.sub("select=(?=[a-z_]+=)", "", text)):
+            key, _, value = part.partition("=")
+            number, *properties = [value] if key in ("walltime", "place") else value.split(":")
+            yield f"{key}={number}" if "=" in part else part
+            yield from properties
+    elif (system, option) == ("#$", "-l") or (system == "#SBATCH" and option in GRES.split()):
+        parts = text.split(",")
+        gpus = [part for part in parts if GPU.search(part) or _GPU_MODEL.search(part)]
+        several = system == "#SBATCH" and len(gpus) > 1  # are lost together
+        yield from [",".join(gpus), *(part for part in parts if part not in gpus)] if several else parts
+    else:
+        yield text
+
+
+_OUTPUTS_OF_PBS = {r"\^array_index\^": "%a"}
+_OUTPUTS_OF_SGE = {
     rf"\$(?:{name}|{{{name}}})": ours
     for name, ours in (("JOB_NAME", "%x"), ("JOB_ID", "%A"), ("TASK_ID", "%a"), ("USER", "%u"), ("HOSTNAME", "%N"))
 }
-
-_SGE: Mapping[str, Converter] = {
+_PBS: Table = {
+    **_OF_QSUB,
+    "-l": _pbs_resource,
+    "-J -t": "--array",
+    "-o": _path("--stdout", _OUTPUTS_OF_PBS),
+    "-e": _path("--stderr", _OUTPUTS_OF_PBS),
+    "-d -w": "--workdir",
+    "-W": lambda text: words_of(dependencies if text.startswith("depend=") else _NOT_HERE, text.partition("=")[2]),
+    "-q": _NO_PARTS,
+    "-p": NoEquivalent(f"PBS {_OTHER_SCALE}"),
+    "-c -C -k -u": _NOT_HERE,
+}
+_PBS_FLAGS: Table = {"-h": "--hold", "-V": "--export ALL", "-I -z -X -x -f": NEEDLESS}
+_SGE: Table = {
     **_OF_QSUB,
     "-l": _sge_resource,
     "-pe": _slots,
-    "-t": _same("--array"),
-    "-tc": _same("--max-running"),
-    "-o": _path("--stdout", _IN_PATHS_OF_SGE, output_pattern),
-    "-e": _path("--stderr", _IN_PATHS_OF_SGE, output_pattern),
-    "-wd": _same("--workdir"),
+    "-t": "--array",
+    "-tc": "--max-running",
+    "-o": _path("--stdout", _OUTPUTS_OF_SGE),
+    "-e": _path("--stderr", _OUTPUTS_OF_SGE),
+    "-wd": "--workdir",
     "-hold_jid": _held_by,
-    "-hold_jid_ad": _nothing("give --depends-on each:NAME", matters=True),
+    "-hold_jid_ad": NoEquivalent("give --depends-on each:NAME", matters=True),
     "-q -masterq": _NO_PARTS,
-    "-p": _nothing("Grid Engine's priorities use another scale; give --priority 0-255"),
-    "-j": lambda text: [] if text[:1] in "yY" else ["--stderr", "%n.%r.err"],
-    "-r": lambda text: ["--requeue" if text[:1] in "yY" else "--no-requeue"],
-    "-i": _nothing("the job's stdin is empty; read the file in the command instead", matters=True),
-    "-C -@": _nothing("other lines and files with options are not read", matters=True),
-    "-b -R -now -sync -shell -w -js -ot -pty": _needless,
-    "-ac -ar -binding -c -ckpt -dc -display -dl -jc -jsv -mods -adds -sc -u -umask": _nothing("no equivalent in spool"),
+    "-p": NoEquivalent(f"Grid Engine's {_OTHER_SCALE}"),
+    "-i": _NO_STDIN,
+    "-C -@": NoEquivalent("other lines and files with options are not read", matters=True),
+    "-b -R -now -sync -shell -w -js -ot -pty": NEEDLESS,
+    "-ac -ar -binding -c -ckpt -dc -display -dl -jc -jsv -mods -adds -sc -u -umask": _NOT_HERE,
 }
-_SGE_FLAGS: Mapping[str, Converter] = {
-    "-V": _everything,
-    "-h": lambda _: ["--hold"],
-    "-soft": _nothing("what is only wished for is required here"),
-    "-notify": _nothing("give --signal USR2@60s"),
-    "-cwd -hard -terse -verify -nostdin -noshell -clear -inherit": _needless,
+_SGE_FLAGS: Table = {
+    "-V": "--export ALL",
+    "-h": "--hold",
+    "-soft": NoEquivalent("what is only wished for is required here"),
+    "-notify": NoEquivalent("give --signal USR2@60s"),
+    "-cwd -hard -terse -verify -nostdin -noshell -clear -inherit": NEEDLESS,
 }
 
-SYSTEMS: Mapping[str, tuple[Mapping[str, Converter], Mapping[str, Converter]]] = {
+SYSTEMS: Mapping[str, tuple[Table, Table]] = {
     "#SBATCH": (_SBATCH, _SBATCH_FLAGS),
     "# GFLOW": (_GFLOW, _GFLOW_FLAGS),
     "#PBS": (_PBS, _PBS_FLAGS),
@@ -552,8 +486,3 @@ MAIL_EVENTS = {
     "JOB_CANCELLED": "cancelled",
 }
 """What they call the moments of a message, and our events. For others there is none here."""
-
-
-def converter_of(table: Mapping[str, Converter], option: str) -> Converter | None:
-    """Return the converter of *option* in a *table*, None if it has none."""
-    return next((converter for names, converter in table.items() if option in names.split()), None)

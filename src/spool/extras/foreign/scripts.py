@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from spool.cli import fastsubmit, joboptions
-from spool.cli.scripts import MAX_HEAD_BYTES, OPTIONS, SHELLS, Said, ScriptText, head_lines
+from spool.cli.scripts import MAX_HEAD_BYTES, OPTIONS, SHELLS, Asked, ScriptText, head_lines
 from spool.cli.telling import tell
 from spool.client import submit as submitting
 from spool.client.draft import Exports
@@ -15,7 +15,7 @@ from spool.core.reasons import count_of
 from spool.extras.foreign import lines
 from spool.extras.foreign.lines import Directive
 from spool.extras.foreign.options import NoEquivalent, dependencies
-from spool.extras.foreign.surroundings import ScriptNeeds, TasksAsked, output_path
+from spool.extras.foreign.surroundings import ScriptNeeds, output_path
 from spool.store.glance import config_if
 
 
@@ -29,7 +29,7 @@ class ForeignScripts:
         """Whether *line* of a script is for another scheduler that reads it."""
         return lines.is_line(line)
 
-    def shell(self, script: bytes, own: bytes, what: str, said: Said) -> str | None:
+    def shell(self, script: bytes, own: bytes, what: str, asked: Asked) -> str | None:
         """Return the shell that runs a script instead of what its *own* `#!` line says; None if that one does.
 
         PBS, Grid Engine and others take the shell of `-S`, even if the script's own line names another shell, and
@@ -50,13 +50,13 @@ class ForeignScripts:
         if shell is None:
             shell = _login_shell()
             tell(f"{what}: it has no `#!` line; {shell} runs it, as the other scheduler would")
-        elif said.verbose:
+        elif asked.verbose:
             tell(f"{what}: {shell} runs it, as its -S says")
         return shell
 
-    def values(self, script: bytes, what: str, said: Said, own: joboptions.Values) -> joboptions.Values:
+    def values(self, script: bytes, what: str, asked: Asked, own: joboptions.Values) -> joboptions.Values:
         """Return the options in the lines of a script, with its *own* ones, which come first. Raises UsageError."""
-        if said.ignore_directives:
+        if asked.ignore_directives:
             ignored = [number for number, line in head_lines(script) if lines.is_line(line)]
             if ignored:
                 tell(f"{what}: the lines for another scheduler are ignored, from line {ignored[0]} on")
@@ -65,21 +65,21 @@ class ForeignScripts:
         _check_unread(script, what, refused=not found and not own)
         if not found:
             return own
-        values = self._carried_over(found, what, said, own)
+        values = self._carried_over(found, what, asked, own)
         if "name" in values and b"singleton" not in script:  # such a job is not submitted beside another
             values["job_name"] = values.pop("name")
         both = {"env": [*values["env"], *own.get("env", [])]} if values.get("env") else {}
         return {**values, **own, **both}
 
     def _carried_over(
-        self, found: Sequence[Directive], what: str, said: Said, own: joboptions.Values
+        self, found: Sequence[Directive], what: str, asked: Asked, own: joboptions.Values
     ) -> joboptions.Values:
         """Return what the lines state that nothing else does, and tell of what is lost. Raises UsageError."""
         values: joboptions.Values = {}
-        stated = said.keys | own.keys()
+        stated = asked.keys | own.keys()
         errors: list[str] = []
         notes, told = 0, False
-        limited = said.limited or "time_limit" in own
+        limited = asked.limited or "time_limit" in own
         for one in lines.convert(found, limited=limited, sends_to=self._sends_to):
             if one.key == "notify.to" and one.key in stated:
                 continue
@@ -90,7 +90,7 @@ class ForeignScripts:
             if keys and keys.keys() <= stated - {"env"}:
                 continue
             if one.lost is None or one.key not in stated:
-                if said.verbose or not one.is_note:
+                if asked.verbose or not one.is_note:
                     told = True
                     tell(f"{what}: {one}")
                 else:
@@ -129,10 +129,9 @@ class ForeignScripts:
     ) -> None:
         """Add what a script or command for another scheduler looks for in its job. *freely*: without `--export`."""
         if not self._is_for_slurm(given):
-            tasks = TasksAsked()
-            if source.is_script and not source.ignores_lines:
-                head = head_lines(source.text.encode(errors="replace"))
-                tasks = TasksAsked(*lines.tasks_of([one for _, line in head for one in lines.directives(0, line)]))
+            head = head_lines(source.text.encode(errors="replace"))
+            read = [line for _, line in head] if source.is_script and not source.ignores_lines else []
+            tasks = lines.tasks_of([one for line in read for one in lines.directives(0, line)])
             found = ScriptNeeds(source.text, name, tasks, given)
             found.find(exported)
             if source.is_script:

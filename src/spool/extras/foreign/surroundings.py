@@ -10,12 +10,10 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from shlex import quote
-
-from msgspec import Struct
 
 from spool.client.draft import Exports, escaped, matching, placeholders
 from spool.core.errors import InvalidValue
@@ -24,92 +22,46 @@ STANDINS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standins")
 """The directory of programs that stand for those of Slurm in a job."""
 
 
-class TasksAsked(Struct, frozen=True):
-    """The tasks that the directives of a script ask for, and the CPUs of each; `cpus` is None if not stated."""
+def _values_of(name: str, tasks: tuple[int, int | None], keys: Mapping[str, object]) -> Mapping[str, str]:
+    """Return the variables of other schedulers that a job has, with their values."""
+    from spool.formats import values
 
-    count: int = 1
-    cpus: int | None = None
-
-
-class _Job(Struct, frozen=True):
-    """The facts about a job that its variables show."""
-
-    id: str
-    name: str
-    tasks: TasksAsked
-    keys: Mapping[str, object]
-
-    @property
-    def many(self) -> frozenset[str]:
-        """The placeholders of an array; empty for a plain job."""
-        return frozenset(placeholders(self.keys))
-
-    @property
-    def indices(self) -> tuple[int, ...]:
-        """The indices in its key `array`, ascending; empty without one."""
-        from spool.formats import values
-
-        try:
-            return tuple(sorted(values.array(str(self.keys["array"])).indices)) if "array" in self.keys else ()
-        except InvalidValue:  # reported when the job is checked
-            return ()
-
-
-def _index(job: _Job) -> str | None:
-    return "{index}" if job.many else None
-
-
-def _of_indices(read: Callable[[tuple[int, ...]], int]) -> Callable[[_Job], str | None]:
-    return lambda job: str(read(job.indices)) if job.indices else None
-
-
-def _step(indices: tuple[int, ...]) -> int:
-    return min((after - before for before, after in pairwise(indices)), default=1)
+    many = frozenset(placeholders(keys))
+    try:
+        indices = sorted(values.array(str(keys["array"])).indices) if "array" in keys else []
+    except InvalidValue:  # reported when the job is checked
+        indices = []
+    step = min((after - before for before, after in pairwise(indices)), default=1)
+    # Slurm's number of a job stays the same when the job runs again, so it is made when the job is.
+    number = str(10**9 + int.from_bytes(os.urandom(8)) % (9 * 10**9))
+    count, cpus_of_each = tasks
+    found = {
+        "SLURM_JOB_ID SLURM_JOBID PBS_JOBID": f"{number}{{index}}" if many else number,
+        "JOB_ID": number,
+        "SLURM_JOB_NAME PBS_JOBNAME JOB_NAME": name if many else "$SPOOL_JOB",
+        "SLURM_SUBMIT_DIR PBS_O_WORKDIR SGE_O_WORKDIR": escaped(os.getcwd(), many),
+        "SLURM_SUBMIT_HOST SGE_O_HOST SLURM_JOB_NODELIST SLURM_NODELIST SLURMD_NODENAME": socket.gethostname(),
+        "SLURM_CPUS_PER_TASK": "$SPOOL_CPUS" if count == 1 else str(cpus_of_each or 1),
+        "SLURM_CPUS_ON_NODE SLURM_JOB_CPUS_PER_NODE NCPUS PBS_NCPUS PBS_NP PBS_NUM_PPN NSLOTS": "$SPOOL_CPUS",
+        "SLURM_MEM_PER_NODE": "$SPOOL_MEMORY_MB",
+        "SLURM_GPUS SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE": "$SPOOL_GPUS",
+        "SLURM_JOB_GPUS SLURM_STEP_GPUS": "$SPOOL_GPU_INDICES",
+        "SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE": str(count),
+        "SLURM_PROCID SLURM_LOCALID SLURM_NODEID": "0",
+        "SLURM_NNODES SLURM_JOB_NUM_NODES NHOSTS": "1",
+        "SGE_TASK_ID": "{index}" if many else "undefined",
+    }
+    if many:
+        found["SLURM_ARRAY_JOB_ID PBS_ARRAY_ID"] = number
+        found["SLURM_ARRAY_TASK_ID GFLOW_ARRAY_TASK_ID PBS_ARRAY_INDEX PBS_ARRAYID"] = "{index}"
+    if indices:
+        found["SLURM_ARRAY_TASK_COUNT"] = str(len(indices))
+        found["SLURM_ARRAY_TASK_MIN SGE_TASK_FIRST"] = str(indices[0])
+        found["SLURM_ARRAY_TASK_MAX SGE_TASK_LAST"] = str(indices[-1])
+        found["SLURM_ARRAY_TASK_STEP SGE_TASK_STEPSIZE"] = str(step)
+    return {each: value for names, value in found.items() for each in names.split()}
 
 
-def _always(value: str) -> Callable[[_Job], str | None]:
-    return lambda _: value
-
-
-def _tasks(job: _Job) -> str:
-    return str(job.tasks.count)
-
-
-def _cpus_per_task(job: _Job) -> str:
-    return "$SPOOL_CPUS" if job.tasks.count == 1 else str(job.tasks.cpus or 1)
-
-
-def _here(job: _Job) -> str:
-    return escaped(os.getcwd(), job.many)
-
-
-def _host(_: _Job) -> str:
-    return socket.gethostname()
-
-
-_VALUES: Mapping[str, Callable[[_Job], str | None]] = {
-    "SLURM_JOB_ID SLURM_JOBID PBS_JOBID": lambda job: f"{job.id}{{index}}" if job.many else job.id,
-    "SLURM_ARRAY_JOB_ID PBS_ARRAY_ID": lambda job: job.id if job.many else None,
-    "JOB_ID": lambda job: job.id,
-    "SLURM_ARRAY_TASK_ID GFLOW_ARRAY_TASK_ID PBS_ARRAY_INDEX PBS_ARRAYID": _index,
-    "SLURM_ARRAY_TASK_COUNT": _of_indices(len),
-    "SLURM_ARRAY_TASK_MIN SGE_TASK_FIRST": _of_indices(min),
-    "SLURM_ARRAY_TASK_MAX SGE_TASK_LAST": _of_indices(max),
-    "SLURM_ARRAY_TASK_STEP SGE_TASK_STEPSIZE": _of_indices(_step),
-    "SLURM_JOB_NAME PBS_JOBNAME JOB_NAME": lambda job: job.name if job.many else "$SPOOL_JOB",
-    "SLURM_SUBMIT_DIR PBS_O_WORKDIR SGE_O_WORKDIR": _here,
-    "SLURM_SUBMIT_HOST SGE_O_HOST SLURM_JOB_NODELIST SLURM_NODELIST SLURMD_NODENAME": _host,
-    "SLURM_CPUS_PER_TASK": _cpus_per_task,
-    "SLURM_CPUS_ON_NODE SLURM_JOB_CPUS_PER_NODE NCPUS PBS_NCPUS PBS_NP PBS_NUM_PPN NSLOTS": _always("$SPOOL_CPUS"),
-    "SLURM_MEM_PER_NODE": _always("$SPOOL_MEMORY_MB"),
-    "SLURM_GPUS SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE": _always("$SPOOL_GPUS"),
-    "SLURM_JOB_GPUS SLURM_STEP_GPUS": _always("$SPOOL_GPU_INDICES"),
-    "SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE": _tasks,
-    "SLURM_PROCID SLURM_LOCALID SLURM_NODEID": _always("0"),
-    "SLURM_NNODES SLURM_JOB_NUM_NODES NHOSTS": _always("1"),
-    "SGE_TASK_ID": lambda job: _index(job) or "undefined",
-}
-_VALUE_OF = {name: value for names, value in _VALUES.items() for name in names.split()}
 _OF_AN_ARRAY = re.compile(r"SLURM_ARRAY_\w+|GFLOW_ARRAY_TASK_ID|PBS_ARRAY_?(?:INDEX|ID)|SGE_TASK_\w+")
 _NUMBERS = ("SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "JOB_ID")
 _NUMBERS_OF_ARRAYS = ("SLURM_ARRAY_JOB_ID", "PBS_ARRAY_ID", "JOB_ID")
@@ -122,6 +74,7 @@ _INSTEAD = {
     "SLURM_RESTART_COUNT": "use $SPOOL_ATTEMPT, which begins with 1",
     "SLURM_TMPDIR": "use `mktemp -d`",
     "TMPDIR": "use `mktemp -d`",
+    "srun": "use the command alone",
     "sbatch": "use spool submit",
     "qsub": "use spool submit",
     "scontrol": "for `scontrol requeue` use spool requeue, for `scontrol show hostnames` hostname",
@@ -179,20 +132,14 @@ _OF_FUNCTIONS = {
 }
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a script that are no comments, numbered."""
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.lstrip().startswith("#"):
-            yield number, line
-
-
-def _commands(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Yield the numbered *lines*, those that a backslash continues as one."""
+def _lines(text: str, *, joined: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a script that are no comments, numbered; *joined*: those that a backslash continues as one."""
     first, begun = 0, ""
-    for number, line in lines:
-        first = first if begun else number
-        begun += line
-        if begun.endswith("\\"):
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("#"):
+            continue
+        first, begun = first if begun else number, begun + line
+        if joined and begun.endswith("\\"):
             begun = begun[:-1] + " "
         else:
             yield first, begun
@@ -225,10 +172,12 @@ def output_path(pattern: str, name: str, keys: Mapping[str, object]) -> str:
 class ScriptNeeds:
     """What the script *text* needs in the job *name*, and the messages about that."""
 
-    def __init__(self, text: str, name: str, tasks: TasksAsked, keys: Mapping[str, object]) -> None:
-        self._job = _Job(_fresh_id(), name, tasks, keys)
+    def __init__(self, text: str, name: str, tasks: tuple[int, int | None], keys: Mapping[str, object]) -> None:
         self._text = text
-        self._lines = tuple(_lines(text))
+        self._keys = keys
+        self._tasks = tasks[0]
+        self._is_array = bool(placeholders(keys))
+        self._values = _values_of(name, tasks, keys)
         self.env: dict[str, str] = {}
         self.stdout: str | None = None  # the path that the script reads its output from
         self.told: list[str] = []
@@ -237,19 +186,19 @@ class ScriptNeeds:
         """Search for variables, programs and the default output. *exported* gets a PATH with `srun`."""
         self._find_variables()
         self._find_programs(exported)
-        if "stdout" not in self._job.keys:
+        if "stdout" not in self._keys:
             self._find_output()
 
     def _find_variables(self) -> None:
         seen = {"TMPDIR"} if "TMPDIR=" in self._text else set()  # then it is the script's own
         more = [variable for lines, variable in _OF_LINES if lines.search(self._text)]
-        outputs = [(0, str(self._job.keys[key])) for key in ("stdout", "stderr") if key in self._job.keys]
-        for number, line in (*self._lines, *outputs):
+        outputs = [(0, str(self._keys[key])) for key in ("stdout", "stderr") if key in self._keys]
+        for number, line in (*_lines(self._text), *outputs):
             for name in (found[0].lstrip("${") for each in (_VARIABLE, *more) for found in each.finditer(line)):
                 if name in seen:
                     continue
                 seen.add(name)
-                value = _VALUE_OF[name](self._job) if name in _VALUE_OF else None
+                value = self._values.get(name)
                 if number == 0 and (value is None or "$" in value):
                     continue  # no path can have it, and the job is doubted for that
                 if value is not None:
@@ -257,15 +206,16 @@ class ScriptNeeds:
                     if name in _LAUNCHED_BY:
                         which = "launchers such as PyTorch Lightning take a job that has it for one of Slurm"
                         self.told.append(f"line {number}: ${name} is {value} here; {which}")
-                elif self._job.many or _OF_AN_ARRAY.fullmatch(name) is None:
-                    self._miss(number, f"${name}", _INSTEAD.get(name, ""))
+                elif self._is_array or _OF_AN_ARRAY.fullmatch(name) is None:
+                    self._miss(number, f"${name}")
 
-    def _miss(self, number: int, what: str, instead: str) -> None:
+    def _miss(self, number: int, what: str, more: str = "") -> None:
+        instead = _INSTEAD.get(what.removeprefix("$"), "") + more
         self.told.append(f"line {number}: {what} does not exist in a spool job{f'; {instead}' if instead else ''}")
 
     def _find_programs(self, exported: Exports) -> None:
         seen = set()
-        for number, line in _commands(self._lines):
+        for number, line in _lines(self._text, joined=True):
             for name, words in _PROGRAM.findall(line):
                 if name == "srun":
                     self._doubt_srun(number, words)
@@ -277,13 +227,13 @@ class ScriptNeeds:
                 if its is not None:
                     self._stand_in(number, name, exported)
                 else:
-                    self._miss(number, name, _INSTEAD[name])
+                    self._miss(number, name)
 
     def _doubt_srun(self, number: int, words: str) -> None:
         options = _SRUN_OPTIONS.match(words)
         words = options[0] if options is not None else ""
         stated, nodes = _NTASKS.search(words), _NODES.search(words)
-        count = int(stated[1]) if stated is not None else self._job.tasks.count
+        count = int(stated[1]) if stated is not None else self._tasks
         if count > 1:
             why = f"srun would start {count} tasks, but a job of spool is one task, so this will fail"
             self.told.append(f"line {number}: {why}; `mpirun -n {count}` starts several on this machine")
@@ -294,14 +244,15 @@ class ScriptNeeds:
             self.told.append(f"line {number}: srun has no {odd[1]} here, so this will fail")
         for letter in re.findall("%[0-9]*([jJAx])", words):
             name = _FILLED_BY_SRUN[letter]
-            value = _VALUE_OF[name](self._job) or self._job.id
-            self.env.setdefault(name if self._job.many or letter == "x" else _NUMBERS[0], value)
+            if name not in self._values:  # not of an array, so both numbers are the same
+                name = _NUMBERS[0]
+            self.env.setdefault(name, self._values[name])
 
     def _find_output(self) -> None:
-        for number, line in self._lines:
+        for number, line in _lines(self._text):
             for pattern, plain, of_array in _DEFAULT_OUTPUTS:
                 if (found := pattern.search(line)) is not None:
-                    self.stdout = of_array if self._job.many else plain
+                    self.stdout = of_array if self._is_array else plain
                     what = found[0].rstrip("\"')")
                     self.told.append(f"line {number}: {what} is the job's output, so it goes to {self.stdout}")
                     return
@@ -311,17 +262,18 @@ class ScriptNeeds:
         from shutil import which
 
         path = exported.taken.get("PATH")
-        instead = "use the command alone" if name == "srun" else _INSTEAD[name]
         if path is None:
-            self._miss(number, name, f"{instead}, or let PATH go along: without it, no {name} is found")
+            self._miss(number, name, f", or let PATH go along: without it, no {name} is found")
             return
         if (found := which(name, path=path)) is None:
             exported.taken["PATH"] = f"{STANDINS}:{path}"
         elif os.path.dirname(found) != STANDINS:
-            self.told.append(f"line {number}: {name} is that of Slurm, which knows nothing of this job; {instead}")
+            self.told.append(
+                f"line {number}: {name} is that of Slurm, which knows nothing of this job; {_INSTEAD[name]}"
+            )
             return
-        if name == "srun" and self._job.tasks.count > 1:
-            self.env.setdefault("SLURM_NTASKS", _tasks(self._job))
+        if name == "srun" and self._tasks > 1:
+            self.env.setdefault("SLURM_NTASKS", str(self._tasks))
         if name == "srun" and _APPENDS.search(self._text) is not None:
             self.env.setdefault("SLURM_OPEN_MODE", "a")
 
@@ -335,7 +287,11 @@ class ScriptNeeds:
         is_bash = first.startswith("#!") and "bash" in first
         if re.match(r"#!\S*/t?csh\b", first) is not None:  # reads its startup file in scripts too
             return
-        calls = {next(filter(None, words)): number for number, line in self._lines for words in _FUNCTION.findall(line)}
+        calls = {
+            next(filter(None, words)): number
+            for number, line in _lines(self._text)
+            for words in _FUNCTION.findall(line)
+        }
         for name, number in calls.items():
             kind = "module" if name in ("module", "ml") else "conda"
             if _SETS_UP[kind].search(self._text) is not None:
@@ -400,8 +356,3 @@ def _finds_activate(exported: Exports) -> bool:
         return False
     exported.taken["PATH"] = f"{root}/condabin:{path}"
     return True
-
-
-def _fresh_id() -> str:
-    """Return a number for a job. Slurm's stays the same when a job runs again, so it is made when the job is."""
-    return str(10**9 + int.from_bytes(os.urandom(8)) % (9 * 10**9))

@@ -15,7 +15,7 @@ import pickle
 import stat
 import sys
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 from spool.core.errors import InvalidRecord, SpoolError, SpoolUnusable, cannot
 from spool.core.layout import CALLS, FUNCTION, JOBS, RETURN, Layout
@@ -34,45 +34,6 @@ _IN_RETURN = {"error": (dict, type(None)), "differs": list, "size": int}
 _LIBRARY = os.path.dirname(os.__file__)
 _PAUSE_S = 1.0  # between attempts to write on a full disk: the wrapper's (FORMAT 12.3)
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-
-
-class Call:
-    """The function of a job, with the arguments of one call, or of several that a task makes one after the other."""
-
-    __slots__ = ("function", "is_list", "packages", "parts")
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        parts: list[tuple[tuple[Any, ...], dict[str, Any]]],
-        packages: dict[str, str],
-        *,
-        is_list: bool,
-    ) -> None:
-        self.function = function
-        self.parts = parts
-        self.packages = packages  # the caller's: name and version
-        self.is_list = is_list
-
-    def __call__(self) -> Any:
-        """Return what the function returns; a list for a list of calls."""
-        done = [self.function(*args, **kwargs) for args, kwargs in self.parts]
-        return done if self.is_list else done[0]
-
-
-class Return:
-    """What a call has left: a value, or an exception, still as a pickle.
-
-    `error` is the exception in words, its type and its traceback; None for a value. `differs` lists the packages of
-    another version than the caller's.
-    """
-
-    __slots__ = ("differs", "error", "payload")
-
-    def __init__(self, payload: bytes, error: dict[str, str] | None, differs: list[str]) -> None:
-        self.payload = payload
-        self.error = error
-        self.differs = differs
 
 
 class WithShared:
@@ -191,19 +152,18 @@ def check_spool(root: str) -> None:
             os.close(_open_own(root, parts, "use", "the spool", stat.S_ISDIR))
 
 
-def load(root: str, name: str, index: int) -> Call:
-    """Return the call of a job, or of the task number *index* of an array.
+def load(root: str, name: str, index: int) -> tuple[Callable[[], Any], dict[str, str]]:
+    """Return the call of a job, or of the task number *index* of an array, and the versions of the caller's packages.
 
-    Raises SpoolError: there is none, it is not this user's, another version of Python wrote it. What its pickles raise
-    goes through.
+    A task that makes several calls returns a list. Raises SpoolError: there is none, it is not this user's, another
+    version of Python wrote it. What its pickles raise goes through.
     """
     try:
-        fd = _open_own(root, (CALLS, name), "run", "the call")
+        header, file = _opened(root, (CALLS, name), "run", "the call", _IN_CALL)
     except FileNotFoundError:
         why = "it is not there; it goes with its job (`spool gc`), or was removed"
         raise SpoolError(cannot("run", "the call", why, where=f"{root}/{CALLS}/{name}")) from None
-    with open(fd, "rb", closefd=True) as file:
-        header = _header(file, _IN_CALL, f"{root}/{CALLS}/{name}")
+    with file:
         wrote = tuple(header["python"])
         if wrote[:2] != sys.version_info[:2]:
             here = ".".join(map(str, sys.version_info[:3]))
@@ -213,24 +173,27 @@ def load(root: str, name: str, index: int) -> Call:
         sizes = header["sizes"]
         if not 0 <= index < len(sizes) - 1:
             raise SpoolError(cannot("run", "the call", f"it has {len(sizes) - 1} tasks, and no number {index}"))
-        with _function_file(root, name) if header.get("apart") else nullcontext(file) as has_function:
-            data = _exactly(has_function.read(sizes[0]), sizes[0])
-        function = pickle.loads(data)  # noqa: S301  (this user's own: _open_own)
+        if header.get("apart"):
+            with os.fdopen(_open_own(root, (CALLS, f"{name}{FUNCTION}"), "run", "the call"), "rb") as apart:
+                data = apart.read()
+        else:
+            data = file.read(sizes[0])
+        function = pickle.loads(_exactly(data, sizes[0]))  # noqa: S301  (this user's own: _open_own)
         file.seek(sum(sizes[1 : index + 1]), os.SEEK_CUR)
         part = pickle.loads(_exactly(file.read(sizes[index + 1]), sizes[index + 1]))  # noqa: S301
-    parts = part if header["list"] else [part]
-    return Call(function, parts, header["packages"], is_list=header["list"])
 
+    def call() -> Any:
+        done = [function(*args, **kwargs) for args, kwargs in (part if header["list"] else [part])]
+        return done if header["list"] else done[0]
 
-def _function_file(root: str, name: str) -> BinaryIO:
-    return open(_open_own(root, (CALLS, f"{name}{FUNCTION}"), "run", "the call"), "rb", closefd=True)
+    return call, header["packages"]
 
 
 def is_list(root: str, name: str) -> bool:
     """Whether each task of an array makes several calls. Raises SpoolError as `load` does."""
-    fd = _open_own(root, (CALLS, name), "read", "the call")
-    with open(fd, "rb", closefd=True) as file:
-        return bool(_header(file, _IN_CALL, f"{root}/{CALLS}/{name}")["list"])
+    header, file = _opened(root, (CALLS, name), "read", "the call", _IN_CALL)
+    file.close()
+    return bool(header["list"])
 
 
 def versions() -> dict[str, str]:
@@ -297,19 +260,20 @@ def _leave(metadir: str, payload: bytes, error: dict[str, str] | None, differs: 
         time.sleep(_PAUSE_S)
 
 
-def read_return(root: str, name: str, run: int) -> Return | None:
+def read_return(root: str, name: str, run: int) -> tuple[bytes, dict[str, str] | None, list[str]] | None:
     """Return what a run of a call has left, None if there is nothing.
 
-    Raises SpoolUnusable if another user could have written it, and InvalidRecord if it is damaged.
+    It is a value or an exception, still as a pickle; the exception in words, its type and its traceback, None for a
+    value; and the packages of another version than the caller's. Raises SpoolUnusable if another user could have
+    written it, and InvalidRecord if it is damaged.
     """
+    parts = (JOBS, name, str(run), RETURN)
     try:
-        fd = _open_own(root, (JOBS, name, str(run), RETURN), "use", "what the call returned")
+        header, file = _opened(root, parts, "use", "what the call returned", _IN_RETURN)
     except FileNotFoundError:
         return None
-    with open(fd, "rb", closefd=True) as file:
-        header = _header(file, _IN_RETURN, f"{root}/{JOBS}/{name}/{run}/{RETURN}")
-        payload = _exactly(file.read(), header["size"])
-    return Return(payload, header["error"], header["differs"])
+    with file:
+        return _exactly(file.read(), header["size"]), header["error"], header["differs"]
 
 
 # Pickles.
@@ -410,20 +374,25 @@ def _check_own(fd: int, path: str, verb: str, thing: str) -> None:
         raise SpoolUnusable(cannot(verb, thing, why, where=path, remedy=f"chmod go-w {path}"))
 
 
-def _header(file: BinaryIO, keys: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the first line of a call or a return. Raises InvalidRecord, also if one of *keys* is not there."""
+def _opened(
+    root: str, parts: tuple[str, ...], verb: str, thing: str, keys: dict[str, Any]
+) -> tuple[dict[str, Any], BinaryIO]:
+    """Open a call or a return as `_open_own` does, and return its first line and what follows it.
+
+    Raises InvalidRecord, also if one of *keys* is not there.
+    """
+    file, where = os.fdopen(_open_own(root, parts, verb, thing), "rb"), "/".join((root, *parts))
     try:
         header = dict(json.loads(file.readline(_MOST_HEADER)))
         version = header["version"]
         is_whole = version != VERSION or all(isinstance(header[key], kind) for key, kind in keys.items())
     except (ValueError, TypeError, KeyError):
         is_whole = False
-    if not is_whole:
-        raise InvalidRecord(cannot("read", "a call", "its first line is damaged", where=where))
-    if version != VERSION:
-        why = f"it is of version {version}, and this spool reads {VERSION}"
-        raise InvalidRecord(cannot("read", "a call", why, where=where))
-    return header
+    if is_whole and version == VERSION:
+        return header, file
+    file.close()
+    why = f"it is of version {version}, and this spool reads {VERSION}" if is_whole else "its first line is damaged"
+    raise InvalidRecord(cannot("read", "a call", why, where=where))
 
 
 def _exactly(data: bytes, size: int) -> bytes:

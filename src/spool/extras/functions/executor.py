@@ -158,7 +158,8 @@ class Watcher:
         self._wakes = threading.Condition()
         self._thread: threading.Thread | None = None
         self._running: tuple[int, int] | None = None  # the mark of the directory when it was last read
-        self._serve_at = 0.0  # monotonic
+        self._served = 0.0  # monotonic
+        self._told: str | None = None  # why no dispatcher serves the spool
         self._unread: list[End] = []  # whose exception could not be read for the moment
         self._is_closed = False
 
@@ -209,6 +210,16 @@ class Watcher:
                 return
             time.sleep(_POLL_S)
 
+    def serve(self) -> None:
+        """Start a dispatcher if there is none, also if the last one was killed; at most every few seconds."""
+        now = time.monotonic()
+        if now - self._served >= _SERVE_EVERY_S:
+            self._served = now
+            told = autostart.ensure(self._spool.root)
+            if told is not None and told != self._told:
+                log.warning(told)
+            self._told = told
+
     def _watch(self) -> None:
         ends = Waiter(self._spool)
         while True:
@@ -247,9 +258,7 @@ class Watcher:
                 self._end(end)
             except OSError:  # the next look tries again
                 self._unread.append(end)
-        if time.monotonic() >= self._serve_at:
-            self._serve_at = time.monotonic() + _SERVE_EVERY_S
-            autostart.ensure(self._spool.root)  # if the last one was killed
+        self.serve()
 
     def _end(self, end: End) -> None:
         future = self._open.get(end.name)
@@ -323,8 +332,6 @@ class Executor(concurrent.futures.Executor):
         self._watcher = Watcher(self._spool)
         self._lock = threading.Lock()
         self._closed = False
-        self._served = 0.0  # monotonic
-        self._told: str | None = None  # why no dispatcher serves the spool
         self._disk = Disk(self._spool.layout.at(layout.STAGING))
         self._syncs = concurrent.futures.ThreadPoolExecutor(_SYNCING, thread_name_prefix="spool sync")
         self._said: set[str] = set()
@@ -456,7 +463,7 @@ class Executor(concurrent.futures.Executor):
             if function:
                 self._function = digest, call
             self._syncs.submit(self._sync, call, place)
-            self._serve()
+            self._watcher.serve()
             return name
 
     def _discard(self, call: str) -> None:
@@ -501,15 +508,6 @@ class Executor(concurrent.futures.Executor):
             except FileNotFoundError:  # it runs already
                 continue
         self._disk.sync_directories(map(os.path.dirname, (call, job)))
-
-    def _serve(self) -> None:
-        now = time.monotonic()
-        if now - self._served >= _SERVE_EVERY_S:
-            self._served = now
-            told = autostart.ensure(self._spool.root)
-            if told is not None and told != self._told:
-                log.warning(told)
-            self._told = told
 
 
 @cache

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any
 
 from spool.client.output import read_output
@@ -14,7 +15,6 @@ from spool.client.waiting import End, task_names
 from spool.core.errors import SpoolError, cannot
 from spool.core.model import State
 from spool.extras.functions import calls
-from spool.extras.functions.calls import Return
 from spool.store.spool import Spool
 
 _MOST_LINES = 10
@@ -125,42 +125,31 @@ class CallResult:
             raise SpoolError(cannot("read", f"the result of job {name}", why))
         if found is None:
             return None, self._noted(_FAILURES.get(end.outcome, JobFailed)(name, end))
-        if found.error is None:
-            return _loaded(found, name), None
-        return None, self._raised(found, found.error)
-
-    def _raised(self, found: Return, told: dict[str, str]) -> BaseException:
-        """Return the exception of a call, with its traceback there as its cause."""
+        payload, told, differs = found
+        if told is None:
+            return _loaded(payload, name), None
         error: BaseException | None = None
-        if found.payload:
-            try:
-                error = _loaded(found, self._name)
-            except Exception:  # its class is not here, or is another one
-                error = None
+        if payload:
+            with suppress(Exception):  # its class is not here, or is another one
+                error = _loaded(payload, name)
         if not isinstance(error, BaseException):
             error = RemoteError(told["type"], told["text"])
         error.__cause__ = RemoteTraceback(told["traceback"])
-        if found.differs:
-            error.add_note(f"job {self._name} had packages of other versions: {', '.join(found.differs)}")
-        return self._noted(error, told["traceback"])
+        if differs:
+            error.add_note(f"job {name} had packages of other versions: {', '.join(differs)}")
+        return None, self._noted(error, told["traceback"])
 
     def _noted(self, error: BaseException, trace: str = "") -> BaseException:
         """Return *error* with the last lines of the log, except its own traceback *trace*."""
-        lines = self._log(len(trace.splitlines())).removesuffix(trace).splitlines()[-_MOST_LINES:]
-        if lines:
+        if self._end.run is None:
+            return error
+        most = _MOST_LINES + len(trace.splitlines())
+        words = ""
+        with suppress(OSError, SpoolError):
+            words = b"".join(read_output(self._spool, self._name, self._end.run, lines=most)).decode("utf-8", "replace")
+        if lines := words.removesuffix(trace).splitlines()[-_MOST_LINES:]:
             error.add_note("\n".join((f"the last lines of the log of job {self._name}:", *lines)))
         return error
-
-    def _log(self, more: int) -> str:
-        """Return the last lines of the log, *more* than can be shown; "" if there is none."""
-        run = self._end.run
-        if run is None:
-            return ""
-        try:
-            words = b"".join(read_output(self._spool, self._name, run, lines=_MOST_LINES + more))
-        except (OSError, SpoolError):
-            return ""
-        return words.decode("utf-8", "replace")
 
 
 def result_of(spool: Spool, name: str, end: End) -> Any:
@@ -185,9 +174,9 @@ def _task_result(spool: Spool, name: str) -> Any:
     return CallResult(spool, name, end).value()
 
 
-def _loaded(found: Return, name: str) -> Any:
+def _loaded(payload: bytes, name: str) -> Any:
     try:
-        return pickle.loads(found.payload)  # noqa: S301  (this user's own: `calls.read_return` has looked)
+        return pickle.loads(payload)  # noqa: S301  (this user's own: `calls.read_return` has looked)
     except Exception as error:
         why = f"its pickle cannot be loaded here: {' '.join(str(error).split()) or type(error).__name__}"
         raise SpoolError(cannot("read", f"the result of job {name}", why)) from error

@@ -20,8 +20,7 @@ def main(arguments: list[str]) -> int:
     pid, there = os.getpid(), dict[str, str]()
     try:
         _keep(f"{root}/{CALLS}/{name}", f"{metadir}/{CALL}")
-        call = calls.load(root, name, int(os.environ.get("SPOOL_ARRAY_INDEX", "0")))
-        there = call.packages
+        call, there = calls.load(root, name, int(os.environ.get("SPOOL_ARRAY_INDEX", "0")))
         value = call()
         if os.getpid() != pid:  # a child that the function has forked and not ended
             return 0

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from spool.cli import render
 from spool.cli.common import own
-from spool.cli.submission import Asked, draft_of, publish, tell_doubts
+from spool.cli.scripts import Asked
+from spool.cli.submission import draft_of, publish, tell_doubts
 from spool.cli.telling import made, tell
 from spool.cli.wait import HoldNotices, code_of, told
 from spool.client import autostart, submit

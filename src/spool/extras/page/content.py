@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from spool.client.output import last_words_of
 from spool.core import layout
-from spool.core.accounting import By, Ledger, RunFilter, Statistics
+from spool.core.accounting import By, GroupSums, Ledger, RunFilter, Totals
 from spool.core.errors import SpoolError
-from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, Grant, Machine, Result, RunAccount, State
+from spool.core.model import ALIVE, OUTCOMES, Grant, Machine, Result, RunAccount, State
 from spool.core.names import natural
 from spool.core.recent import RecentUse
 from spool.core.runtimes import part_done
@@ -51,7 +51,6 @@ _MOST_HISTORY = 20_000  # runs of the last day that are counted: 10 MB
 _MOST_STATE = 1 << 30
 _DAY_SHARE = 100  # counting the last day may use one part in N of a processor
 _HEAD = 256  # bytes of state.json: they contain the time of its writing
-_HOUR_NS = 3600 * SECOND_NS
 _WAIT = frozenset({State.QUEUED, State.SUBMITTED})
 _BIG = 1 << 62
 
@@ -82,27 +81,32 @@ class Shown(Struct, frozen=True):
 
 
 class UserDay(Struct, frozen=True):
-    """The use of one user within the last day, and now."""
+    """The runs of one user within the last day, those that go on counted as if they had ended now, and what waits."""
 
     user: str
-    running: int
+    totals: Totals
     waiting: int
-    ended: int
-    failed: int  # runs that did not finish, without cancelled ones
-    wait_median_ns: int | None
-    cpu_hours: float
-    gpu_hours: float
-    gpu_busy: float | None  # the share of the GPU time of ended runs in which the GPUs computed
+
+    @property
+    def ended(self) -> int:
+        """The number of runs that have ended."""
+        return sum(self.totals.outcomes.values())
+
+    @property
+    def running(self) -> int:
+        """The number of runs that go on."""
+        return self.totals.runs - self.ended
+
+    @property
+    def failed(self) -> int:
+        """The number of runs that did not finish, without cancelled ones."""
+        return self.ended - self.totals.outcomes[State.FINISHED] - self.totals.outcomes[State.CANCELLED]
 
 
 class Day(Struct, frozen=True):
-    """The history of the last 24 hours."""
+    """The history of the last 24 hours. `totals` counts runs that go on as if they had ended now."""
 
-    outcomes: Mapping[str, int] = field(default_factory=dict)
-    wait_median_ns: int | None = None
-    wait_p90_ns: int | None = None
-    cpu_hours: float = 0.0
-    gpu_hours: float = 0.0
+    totals: Totals = GroupSums().totals()
     users: tuple[UserDay, ...] = ()
     users_left_out: int = 0
     last: tuple[ListedJob, ...] = ()  # newest first
@@ -305,27 +309,43 @@ class ContentReader:
         begun_ns = time.thread_time_ns()
         self._day_problem = ""
         try:
-            runs = self._history.look(now_ns)
-            last = [_ended(result) for result in islice(self._spool.strict.accounts_since(None), _DEEP_ENDED)]
-            self._day = replace(
-                _day(runs, rows, now_ns),
-                last=tuple(folded(self._spool, last, OUTCOMES)[:MOST_ENDED]),
-                timeline=self._timeline(runs, rows, now_ns),
-            )
+            self._day = self._counted(self._history.look(now_ns), rows, now_ns)
         except (OSError, SpoolError) as error:
             self._day_problem = f"the history cannot be read: {error}"
         self.aside_ns = time.thread_time_ns() - begun_ns
         self._day_due_ns = now_ns + _DAY_SHARE * self.aside_ns
 
-    def _timeline(self, ended: Collection[RunAccount], rows: Iterable[JobRow], now_ns: int) -> Timeline | None:
+    def _counted(self, ended: Collection[RunAccount], rows: Iterable[JobRow], now_ns: int) -> Day:
         view = self._view
-        if view is None or view.machine is None:
-            return None
-        gpus = tuple(gpu.gpu() for gpu in self._gpus)
-        machine = Machine(view.machine.cpus, view.machine.memory_bytes, gpus=gpus)
-        live = [_drawn(row, view.jobs[row.name]) for row in rows if row.state in ALIVE]
-        drawn = last_day(ended, filter(None, live), machine, Frame(COLUMNS, CPU_ROWS), now_ns)
-        return drawn if drawn.runs else None
+        live = (
+            list(filter(None, (_drawn(row, view.jobs[row.name]) for row in rows if row.state in ALIVE))) if view else []
+        )
+        waiting = Counter(row.user or "?" for row in rows if row.state in _WAIT)
+        ledger = Ledger(RunFilter(since_at_ns=now_ns - RECENT_NS), By.USER)
+        ledger.add(ended)
+        ledger.add(
+            replace(run.account, started_at_ns=run.started_at_ns, ended_at_ns=now_ns)
+            for run in live
+            if run.started_at_ns <= now_ns
+        )
+        found = ledger.statistics()
+        groups = {user or "?": totals for user, totals in found.groups}
+        users = [UserDay(user, groups.get(user, Day().totals), waiting[user]) for user in {*groups, *waiting}]
+        users.sort(key=lambda each: (-each.totals.gpu_hours, -each.totals.cpu_hours, -each.ended, each.user))
+        last = [_ended(result) for result in islice(self._spool.strict.accounts_since(None), _DEEP_ENDED)]
+        drawn = None
+        if view is not None and (machine := view.machine) is not None:
+            gpus = tuple(gpu.gpu() for gpu in self._gpus)
+            there = Machine(machine.cpus, machine.memory_bytes, gpus=gpus)
+            drawn = last_day(ended, live, there, Frame(COLUMNS, CPU_ROWS), now_ns)
+        return Day(
+            totals=found.total,
+            users=tuple(users[:MOST_USERS]),
+            users_left_out=max(0, len(users) - MOST_USERS),
+            last=tuple(folded(self._spool, last, OUTCOMES)[:MOST_ENDED]),
+            timeline=drawn if drawn is not None and drawn.runs else None,
+            cut=len(ended) >= _MOST_HISTORY,
+        )
 
 
 def _without_users(gpu: GpuView, leases: Mapping[str, tuple[GpuLease, ...]]) -> GpuView:
@@ -355,58 +375,3 @@ def _by_turn(row: JobRow) -> tuple[bool, int, int]:
 
 def _by_start(row: JobRow) -> tuple[int, object]:
     return row.started_at_ns or _BIG, natural(row.name)
-
-
-def _day(runs: Collection[RunAccount], rows: Collection[JobRow], now_ns: int) -> Day:
-    ledger = Ledger(RunFilter(since_at_ns=now_ns - RECENT_NS), By.USER)
-    ledger.add(runs)
-    found = ledger.statistics()
-    users = _users(found, rows, now_ns)
-    total = found.total
-    return Day(
-        outcomes=total.outcomes,
-        wait_median_ns=total.wait_median_ns,
-        wait_p90_ns=total.wait_p90_ns,
-        cpu_hours=sum(user.cpu_hours for user in users),
-        gpu_hours=sum(user.gpu_hours for user in users),
-        users=tuple(users[:MOST_USERS]),
-        users_left_out=max(0, len(users) - MOST_USERS),
-        cut=len(runs) >= _MOST_HISTORY,
-    )
-
-
-def _users(found: Statistics, rows: Iterable[JobRow], now_ns: int) -> list[UserDay]:
-    """Return the users who had runs within the last day, or have jobs now, by decreasing use."""
-    ended = {user or "?": totals for user, totals in found.groups}
-    running: Counter[str] = Counter()
-    waiting: Counter[str] = Counter()
-    cpu_ns: Counter[str] = Counter()
-    gpu_ns: Counter[str] = Counter()
-    for row in rows:
-        user = row.user or "?"
-        if row.state in ALIVE and row.started_at_ns is not None:
-            ran_ns = max(0, now_ns - max(row.started_at_ns, now_ns - RECENT_NS))
-            running[user] += 1
-            cpu_ns[user] += ran_ns * (row.cpus or 0)
-            gpu_ns[user] += ran_ns * (row.gpus or 0)
-        elif row.state in _WAIT:
-            waiting[user] += 1
-    users = []
-    for user in {*ended, *running, *waiting}:
-        totals = ended.get(user)
-        done = totals.outcomes if totals is not None else {}
-        good = done.get(State.FINISHED, 0) + done.get(State.CANCELLED, 0)
-        users.append(
-            UserDay(
-                user=user,
-                running=running[user],
-                waiting=waiting[user],
-                ended=totals.runs if totals is not None else 0,
-                failed=(totals.runs if totals is not None else 0) - good,
-                wait_median_ns=totals.wait_median_ns if totals is not None else None,
-                cpu_hours=(totals.cpu_hours if totals is not None else 0.0) + cpu_ns[user] / _HOUR_NS,
-                gpu_hours=(totals.gpu_hours if totals is not None else 0.0) + gpu_ns[user] / _HOUR_NS,
-                gpu_busy=totals.gpu_efficiency if totals is not None else None,
-            )
-        )
-    return sorted(users, key=lambda each: (-each.gpu_hours, -each.cpu_hours, -each.ended, each.user))

@@ -201,20 +201,21 @@ def _curve(numbers: Sequence[int | None], most: float) -> str:
 
 
 def _facts(day: Day) -> Iterator[tuple[str, str]]:
-    yield f"{day.cpu_hours:,.1f}", "CPU hours"
-    if day.gpu_hours:
-        yield f"{day.gpu_hours:,.1f}", "GPU hours"
-    if day.wait_median_ns is not None and day.wait_p90_ns is not None:
-        yield show_duration(day.wait_median_ns), "median wait"
-        yield show_duration(day.wait_p90_ns), "wait at the 90th percentile"
+    sums = day.totals
+    yield f"{sums.cpu_hours:,.1f}", "CPU hours"
+    if sums.gpu_hours:
+        yield f"{sums.gpu_hours:,.1f}", "GPU hours"
+    if sums.wait_median_ns is not None and sums.wait_p90_ns is not None:
+        yield show_duration(sums.wait_median_ns), "median wait"
+        yield show_duration(sums.wait_p90_ns), "wait at the 90th percentile"
 
 
 def _outcomes(day: Day) -> Iterator[dict[str, object]]:
     """Yield the outcomes of runs, finished ones first: their number, and their share of a line in percent."""
-    at, ended = 0.0, sum(day.outcomes.values())
-    for state, count in sorted(day.outcomes.items(), key=lambda each: (each[0] != State.FINISHED, -each[1], each[0])):
+    at, outcomes = 0.0, day.totals.outcomes
+    for state, count in sorted(outcomes.items(), key=lambda each: (each[0] != State.FINISHED, -each[1], each[0])):
         if count:
-            width = 100 * count / ended
+            width = 100 * count / sum(outcomes.values())
             yield {"state": state, "word": _words(state), "count": count, "at": at, "width": width}
             at += width
 

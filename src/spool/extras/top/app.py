@@ -7,15 +7,20 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from threading import Thread
 from typing import Any, ClassVar
 
+from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 from textual import on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.events import Resize
-from textual.message import Message
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
@@ -36,10 +41,8 @@ from spool.extras.top.reading import (
     PaneSubject,
     Repeater,
     SubjectReader,
-    in_thread,
-    quietly,
 )
-from spool.extras.top.widgets import Choices, Help, ListColumn, Prompt, Question, RowList, TextPane
+from spool.extras.top.widgets import Dialog, ListColumn, RowList, TextPane
 from spool.query.rows import ORDERS, JobRow
 from spool.query.tasks import ListedJob
 from spool.store.ownership import this_user
@@ -57,7 +60,19 @@ _PART_BELOW = 0.35  # of the lines, for the output of a job
 _SPACIOUS = 28  # lines: a lower terminal has fewer for the output while there are GPUs
 _FEW_LINES = 6
 _USER_LINES = 4  # of the other users of a shared machine
-_VIEWS = ("queue", "history", "gpus")
+_VIEWS = {"queue": "Queue", "history": "History", "gpus": "GPUs"}
+_CHANGES: dict[str, tuple[control.JobVerb, Callable[..., Change | tuple[Change, ...]], str, str]] = {
+    "hold": (control.HOLD, Requests.hold, "Hold {}? It is stopped, and starts over when released.", "Stop and hold it"),
+    "release": (control.RELEASE, Requests.release, "", ""),
+    "cancel": (control.CANCEL, Requests.cancel, "Cancel {}, which has run for {}?", "Cancel it"),
+    "requeue": (
+        control.REQUEUE,
+        Requests.requeue,
+        "Run {} again? It is stopped and starts over.",
+        "Stop and requeue it",
+    ),
+}
+"""What a key asks for: the verb, what carries it out, and the question for a job that runs, with the word for yes."""
 _NARROW_KEYS = " ? help  c cancel  / filter  q quit"
 _THEMES = {"dark": "textual-dark", "light": "textual-light", "ansi": "textual-ansi"}
 _EXPECTED = ("left", "progress")
@@ -77,6 +92,21 @@ _GPU_COLUMNS: tuple[ListColumn[GpuGlance], ...] = (
     ListColumn("jobs", render.Column("JOBS", cut="end"), lambda seen: ", ".join(seen.jobs)),
     ListColumn("remark", render.Column("REMARK", cut="end", drop=2), lambda seen: seen.remark),
 )
+_KEYS = (
+    ("1 2 3 [ ]", "the queue, the history, the GPUs"),
+    ("↑ ↓ j k", "move; also PgUp PgDn Home End"),
+    ("Enter l", "the job's output, or why it waits, in full screen; Escape returns"),
+    ("/", "filter; Enter keeps it, Escape clears it"),
+    ("h r", "hold or release a job"),
+    ("c Del", "cancel it, after confirmation"),
+    ("p", "change its priority"),
+    ("R", "run it again"),
+    ("e", "edit its file in $VISUAL or $EDITOR"),
+    ("a", "attach to its terminal, if it has one; Ctrl-B D returns"),
+    ("Tab", "switch between the list and the output"),
+    ("t", "dark, light, or the colours of the terminal"),
+    ("q Ctrl-C", "quit"),
+)
 _MORE = """\
 The filter matches words in the name, state, user, project or tags, and patterns such as sweep_*. Click a column \
 heading to sort by it, again to restore the usual order. Double-click a job to open it.
@@ -89,38 +119,6 @@ def _bar(part: float, words: str) -> str:
     return f"{header.bar(part, _GPU_CELLS)} {words}"
 
 
-class Looked(Message):
-    """The spool was read; `seen` None: nothing new, or it is unusable (`problem`)."""
-
-    def __init__(self, seen: Overview | None, problem: str) -> None:
-        super().__init__()
-        self.seen, self.problem = seen, problem
-
-
-class SubjectRead(Message):
-    """The lines about a job have changed; *anew*: it is another job."""
-
-    def __init__(self, subject: PaneSubject, lines: Sequence[str], *, anew: bool) -> None:
-        super().__init__()
-        self.subject, self.lines, self.anew = subject, lines, anew
-
-
-class Broken(Message):
-    """A thread has ended with a bug."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
-
-
-class Done(Message):
-    """A requested action is done, or has failed."""
-
-    def __init__(self, words: str, *, failed: bool = False) -> None:
-        super().__init__()
-        self.words, self.failed = words, failed
-
-
 class Top(App[int]):
     """The screen. Threads do all reading and changing of the spool, and send messages."""
 
@@ -130,7 +128,8 @@ class Top(App[int]):
     Screen { layout: vertical; }
     #header { height: auto; background: $panel; }
     #gpu-lines { height: auto; display: none; background: $panel; }
-    #views { height: 1; background: $panel; }
+    #views { height: 1; background: $panel; link-style: none; link-color: $foreground; link-background: $panel;
+             link-style-hover: bold; link-color-hover: $foreground; link-background-hover: $panel; }
     RowList { height: 1fr; scrollbar-size-vertical: 1; display: none; overflow-x: hidden; }
     RowList.chosen { display: block; }
     .rowlist--head { text-style: bold; color: $text-muted; background: $surface; }
@@ -149,7 +148,7 @@ class Top(App[int]):
     .low #below { display: none; }
     .enlarged RowList { display: none; }
     .enlarged #below { display: block; height: 1fr; }
-    Question, Prompt, Help { align: center middle; }
+    Dialog { align: center middle; }
     .dialog { width: 64; max-width: 95%; height: auto; max-height: 95%; padding: 1 2; background: $surface;
               border: round $primary; }
     .help { width: 84; }
@@ -158,11 +157,11 @@ class Top(App[int]):
     .hint { color: $text-muted; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("h", "hold", "Hold"),
-        Binding("r", "release", "Release"),
-        Binding("c,delete", "cancel", "Cancel", key_display="c"),
+        Binding("h", "change('hold')", "Hold"),
+        Binding("r", "change('release')", "Release"),
+        Binding("c,delete", "change('cancel')", "Cancel", key_display="c"),
         Binding("p", "priority", "Prio"),
-        Binding("R", "requeue", "Again", key_display="R"),
+        Binding("R", "change('requeue')", "Again", key_display="R"),
         Binding("e", "edit", "Edit"),
         Binding("a", "attach", "Attach"),
         Binding("slash", "filter", "Filter", key_display="/"),
@@ -177,21 +176,6 @@ class Top(App[int]):
         Binding("escape", "leave", "Back", show=False),
         Binding("t", "theme", "Theme", show=False),
     ]
-    KEYS = (
-        ("1 2 3 [ ]", "the queue, the history, the GPUs"),
-        ("↑ ↓ j k", "move; also PgUp PgDn Home End"),
-        ("Enter l", "the job's output, or why it waits, in full screen; Escape returns"),
-        ("/", "filter; Enter keeps it, Escape clears it"),
-        ("h r", "hold or release a job"),
-        ("c Del", "cancel it, after confirmation"),
-        ("p", "change its priority"),
-        ("R", "run it again"),
-        ("e", "edit its file in $VISUAL or $EDITOR"),
-        ("a", "attach to its terminal, if it has one; Ctrl-B D returns"),
-        ("Tab", "switch between the list and the output"),
-        ("t", "dark, light, or the colours of the terminal"),
-        ("q Ctrl-C", "quit"),
-    )
 
     def __init__(self, root: str, theme: str = "dark") -> None:
         super().__init__()
@@ -208,7 +192,7 @@ class Top(App[int]):
         # Kept in attributes: messages still arrive while the screen is closed, when queries find no widgets any more.
         self._header, self._gpu_lines = Static(id="header"), Static(id="gpu-lines")
         self._facts_line, self._pane = Static(id="facts"), TextPane(id="pane")
-        self._views = Choices(id="views")
+        self._views = Static(id="views")
         self._filter = Input(placeholder="name, state, user, tag, or sweep_*", id="filter")
         self._lists: dict[str, RowList[Any]] = {
             view: RowList(
@@ -223,8 +207,8 @@ class Top(App[int]):
             _GPU_COLUMNS, lambda seen: (seen.gpu.index,), lambda seen: "" if seen.jobs else "dim", id="gpus"
         )
         self._overviews = OverviewReader(root)
-        self._looks = Repeater(self._look, self._broken)
-        self._reads = Repeater(self._read_subject, self._broken)
+        self._looks = Repeater(self._look, partial(self._later, self._broken))
+        self._reads = Repeater(self._read_subject, partial(self._later, self._broken))
 
     def compose(self) -> ComposeResult:
         """Create the widgets."""
@@ -266,7 +250,7 @@ class Top(App[int]):
             problem = str(error)
         except OSError as error:
             problem = f"cannot read the spool: {error.strerror or error}"
-        quietly(lambda: self.post_message(Looked(seen, problem)))
+        self._later(self._looked, seen, problem)
         return min(max(_EVERY_S, _REST * (time.monotonic() - begun)), _LONGEST_S)
 
     def _read_subject(self) -> float:
@@ -283,70 +267,65 @@ class Top(App[int]):
         assert self._read is not None
         lines = self._read.news()
         if lines is not None:
-            quietly(lambda: self.post_message(SubjectRead(subject, lines, anew=anew)))
+            self._later(self._subject_read, subject, lines, anew)
         return _EVERY_S
-
-    def _broken(self, error: Exception) -> None:
-        self.post_message(Broken(error))
 
     def _ask(self, name: str, act: Callable[[Spool], str]) -> None:
         """Run *act* in a thread and report the result; then look at once."""
 
         def do() -> None:
             try:
-                done = Done(act(Spool.open(self._root)))
+                words, failed = act(Spool.open(self._root)), False
             except SpoolError as error:
-                done = Done(str(error), failed=True)
+                words, failed = str(error), True
             except OSError as error:
-                done = Done(f"cannot change job {name}: {error.strerror or error}", failed=True)
-            quietly(lambda: self.post_message(done))
+                words, failed = f"cannot change job {name}: {error.strerror or error}", True
+            self._later(self._done, words, failed)
 
-        in_thread(do)
+        Thread(target=do, daemon=True).start()
 
-    # --- their messages ------------------------------------------------------------------------------------------
+    def _later(self, act: Callable[..., None], *values: object) -> None:
+        """Call *act* on the screen with the news of a thread, unless the screen is closed."""
+        with suppress(RuntimeError):
+            self.call_later(self._if_open, act, values)
 
-    @on(Broken)
-    def broken(self, message: Broken) -> None:
+    def _if_open(self, act: Callable[..., None], values: Sequence[object]) -> None:
+        if self._is_open:
+            act(*values)
+
+    def _broken(self, error: Exception) -> None:
         """Exit with the traceback of a bug in a thread."""
-        raise message.error
+        raise error
 
-    @on(Looked)
-    def looked(self, message: Looked) -> None:
-        """Show the news."""
-        if not self._is_open or (message.seen is None and message.problem == self._problem):
+    def _looked(self, seen: Overview | None, problem: str) -> None:
+        """Show the spool; *seen* None: nothing new, or it is unusable (*problem*)."""
+        if seen is None and problem == self._problem:
             return
-        self._problem = message.problem
-        if message.seen is not None:
-            self._seen = message.seen
+        self._problem = problem
+        if seen is not None:
+            self._seen = seen
             self._draw_lists(_VIEWS)
         self._draw_header()
 
-    @on(SubjectRead)
-    def subject_read(self, message: SubjectRead) -> None:
-        """Show the lines about a job, unless the cursor has moved on."""
-        if self._is_open and self._subject is not None and message.subject.key == self._subject.key:
-            lines, waits = message.lines, message.subject.row.state in WAITING
+    def _subject_read(self, subject: PaneSubject, lines: Sequence[str], anew: bool) -> None:
+        """Show the lines about a job, unless the cursor has moved on; *anew*: it is another job."""
+        if self._subject is not None and subject.key == self._subject.key:
+            waits = subject.row.state in WAITING
             if waits:  # sentences, and no output
                 room = max(self.size.width - 4, 1)
                 lines = [part for line in lines for part in render.wrapped(line, room)]
-            self._pane.show_lines(lines, anew=message.anew, from_top=waits)
+            self._pane.show_lines(lines, anew=anew, from_top=waits)
 
-    @on(Done)
-    def done(self, message: Done) -> None:
+    def _done(self, words: str, failed: bool) -> None:
         """Show the result of an action."""
-        self.notify(
-            shown(message.words),
-            severity="error" if message.failed else "information",
-            timeout=8 if message.failed else 4,
-            markup=False,
-        )
+        severity: SeverityLevel = "error" if failed else "information"
+        self.notify(shown(words), severity=severity, timeout=8 if failed else 4, markup=False)
         self._looks.wake()
 
     def _tick(self) -> None:
-        if not self._is_open:
-            return
-        self._list.draw_changed()
-        self._draw_facts()
+        if self._is_open:
+            self._list.draw_changed()
+            self._draw_facts()
 
     def _column(self, name: str) -> ListColumn[JobRow]:
         field = ls.FIELDS[name]
@@ -355,10 +334,9 @@ class Top(App[int]):
             if name == "left":
                 row = self._foreseen(row)
                 return row.outlook(time.time_ns()) if row.left or row.start else ""
+            # A running job needs no reason.
             words = field.text(ListedJob(row, row.name), time.time_ns())
-            if words or name != "reason":
-                return words
-            return header.progress_bar(row, self.size.width)  # a running job needs no reason
+            return words if words or name != "reason" else header.progress_bar(row, self.size.width)
 
         return ListColumn(name, field.column, text)
 
@@ -413,15 +391,17 @@ class Top(App[int]):
         return max(least, height - used)
 
     def _draw_views(self) -> None:
-        seen = self._seen
-        counts = {"queue": 0, "history": 0, "gpus": 0}
-        if seen is not None:
-            counts = {"queue": len(seen.active), "history": len(seen.ended), "gpus": len(seen.gpus)}
-        words = {"queue": "Queue", "history": "History", "gpus": "GPUs"}
-        choices = [(view, f"{at} {words[view]} {counts[view]}") for at, view in enumerate(_VIEWS, 1)]
+        seen, text = self._seen, Text(no_wrap=True, overflow="ellipsis")
+        counts = (0, 0, 0) if seen is None else (len(seen.active), len(seen.ended), len(seen.gpus))
+        for at, (view, number) in enumerate(zip(_VIEWS, counts, strict=True), 1):
+            style = Style(bold=True, reverse=True) if view == self._view else Style()
+            click = Style.from_meta({"@click": f"app.view('{view}')"})
+            text.append(f" {at} {_VIEWS[view]} {number} ", style + click)
         pattern = self._filter.value.strip()
         remarks = [f"filter: {pattern}" if pattern else "", f"sorted by {self._order}" if self._order else ""]
-        self._views.show_choices(choices, self._view, ", ".join(filter(None, remarks)))
+        if any(remarks):
+            text.append(f"  {shown(', '.join(filter(None, remarks)))}", style="italic")
+        self._views.update(text)
 
     def _draw_lists(self, views: Iterable[str]) -> None:
         seen = self._seen
@@ -473,11 +453,6 @@ class Top(App[int]):
 
     # --- keys ----------------------------------------------------------------------------------------------------
 
-    @on(Choices.Chosen)
-    def chosen(self, message: Choices.Chosen) -> None:
-        """Show the list that was clicked."""
-        self.action_view(message.name)
-
     def action_view(self, view: str) -> None:
         """Show another list."""
         self._view = view
@@ -490,7 +465,8 @@ class Top(App[int]):
 
     def action_next_view(self, by: int) -> None:
         """Show the next or previous list."""
-        self.action_view(_VIEWS[(_VIEWS.index(self._view) + by) % len(_VIEWS)])
+        views = list(_VIEWS)
+        self.action_view(views[(views.index(self._view) + by) % len(views)])
 
     @on(RowList.Opened)
     def action_enlarge(self) -> None:
@@ -541,73 +517,46 @@ class Top(App[int]):
 
     def action_help(self) -> None:
         """Show the keys."""
-        self.push_screen(Help(self.KEYS, _MORE))
+        table = Table.grid(padding=(0, 2))
+        for key, does in _KEYS:
+            table.add_row(Text(key, style="bold"), Text(does))
+        self.push_screen(Dialog(table, Text(f"\n{_MORE}")))
 
     def action_theme(self) -> None:
         """Switch to the next theme."""
         names = list(_THEMES.values())
         self.theme = names[(names.index(self.theme) + 1) % len(names)]
 
-    def action_hold(self) -> None:
-        """Hold the job; if it is running, after confirmation."""
-        self._request(control.HOLD, lambda requests, name: (requests.hold(name),), "Hold {}? It is stopped, and "
-            "starts over when released.", "Stop and hold it")  # fmt: skip
-
-    def action_release(self) -> None:
-        """Release the job."""
-        self._request(control.RELEASE, lambda requests, name: (requests.release(name),))
-
-    def action_requeue(self) -> None:
-        """Run the job again; if it is running, after confirmation."""
-        self._request(control.REQUEUE, lambda requests, name: (requests.requeue(name),), "Run {} again? It is stopped "
-            "and starts over.", "Stop and requeue it")  # fmt: skip
-
-    def action_cancel(self) -> None:
-        """Cancel the job, after confirmation."""
+    def action_change(self, which: str) -> None:
+        """Hold, release, cancel or requeue the job; after confirmation if it is running, and before every cancel."""
         row = self._job()
         if row is None:
             return
-        question = f"Cancel {row.name}?"
-        if row.state in ALIVE:
-            time_ns = row.time_ns(time.time_ns()) or 0
-            question = f"Cancel {row.name}, which has run for {render.duration(time_ns - time_ns % SECOND_NS)}?"
-        self._sure(
-            question,
-            "Cancel it",
-            lambda: self._carry_out(row.name, control.CANCEL, lambda requests, name: requests.cancel(name)),
-        )
+        verb, act, question, yes = _CHANGES[which]
+        name, runs = row.name, row.state in ALIVE
+        if which == "cancel" and not runs:
+            question = "Cancel {}?"
+        elif not runs:
+            question = ""
 
-    def _request(
-        self,
-        verb: control.JobVerb,
-        act: Callable[[Requests, str], tuple[Change, ...]],
-        question: str = "",
-        yes: str = "",
-    ) -> None:
-        row = self._job()
-        if row is None:
-            return
-        if question and row.state in ALIVE:
-            self._sure(question.format(row.name), yes, lambda: self._carry_out(row.name, verb, act))
-        else:
-            self._carry_out(row.name, verb, act)
-
-    def _carry_out(self, name: str, verb: control.JobVerb, act: Callable[[Requests, str], tuple[Change, ...]]) -> None:
         def do(spool: Spool) -> str:
-            changes = act(Requests(spool, this_user()), name)
+            found = act(Requests(spool, this_user()), name)
+            changes = (found,) if isinstance(found, Change) else found
             served = None
             if verb.needs_dispatcher({change.kind for change in changes}):
                 served = autostart.ensure(spool.root)
             return "; ".join(filter(None, (told(name, changes), served)))
 
-        self._ask(name, do)
+        def answered(answer: str | None) -> None:
+            if answer is not None:
+                self._ask(name, do)
 
-    def _sure(self, question: str, yes: str, act: Callable[[], None]) -> None:
-        def answered(answer: bool | None) -> None:
-            if answer:
-                act()
-
-        self.push_screen(Question(question, yes, "Leave it"), answered)
+        if question:
+            ran_ns = row.time_ns(time.time_ns()) or 0
+            ran = render.duration(ran_ns - ran_ns % SECOND_NS)
+            self.push_screen(Dialog(Text(shown(question.format(name, ran))), yes=yes), answered)
+        else:
+            answered("")
 
     def action_priority(self) -> None:
         """Ask for another priority."""
@@ -619,7 +568,7 @@ class Top(App[int]):
             if text is not None:
                 self._ask(row.name, lambda spool: _with_priority(spool, row.name, text))
 
-        self.push_screen(Prompt(f"Priority of {row.name}", str(row.priority or 0)), answered)
+        self.push_screen(Dialog(Text(shown(f"Priority of {row.name}")), value=str(row.priority or 0)), answered)
 
     def action_edit(self) -> None:
         """Edit the job's file as `spool edit` does."""
@@ -635,7 +584,7 @@ class Top(App[int]):
         try:
             words = attach_command(Spool.open(self._root), row.name, row.run)
         except SpoolError as error:
-            self.post_message(Done(str(error), failed=True))
+            self._done(str(error), failed=True)
             return
         self._away(lambda: subprocess.run(words, check=False).returncode)
 

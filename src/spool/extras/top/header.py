@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.text import Text
@@ -14,12 +13,12 @@ from spool.core.errors import shown
 from spool.core.model import ALIVE, Gpu, State
 from spool.core.reasons import count_of
 from spool.core.recent import in_cells
+from spool.core.runtimes import part_done
 from spool.core.units import show_duration, show_size
 from spool.extras.top.reading import GpuGlance, Overview
 from spool.query.rows import JobRow
 from spool.query.shared import UserShare, in_words
 
-_PERCENT = re.compile(r"(\d{1,3})(?:[.,]\d+)? ?%")
 _PROGRESS_BAR, _SHORT_BAR = 24, 8  # cells
 _QUEUE = "queue "
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -54,9 +53,9 @@ def _level(part: float) -> str:
 
 
 def progress_bar(row: JobRow, width: int) -> str:
-    """Return a bar for the progress of a run on a screen of that *width*, "" without a percentage."""
-    match = _PERCENT.fullmatch(row.progress)
-    return bar(int(match[1]) / 100, _PROGRESS_BAR if width >= NARROW else _SHORT_BAR) if match else ""
+    """Return a bar for the progress of a run on a screen of that *width*, "" without a number."""
+    part = part_done(row.progress)
+    return "" if part is None else bar(part, _PROGRESS_BAR if width >= NARROW else _SHORT_BAR)
 
 
 def header(seen: Overview | None, root: str, problem: str, width: int, users: int = 0) -> Text:
@@ -68,7 +67,7 @@ def header(seen: Overview | None, root: str, problem: str, width: int, users: in
     if seen is not None and seen.machine is not None and width >= _LEAST_WIDTH:
         lines.append(_machine(seen, width))
     if seen is not None and seen.shared is not None and seen.shared.use is not None:
-        lines += _users(seen.shared.use.others, width, users)
+        lines += _users(seen.shared.use.others, users)
     found = [problem] if problem else list(_problems(seen)) if seen is not None else []
     room = max(width - 4, 1)
     for line in found[:_PROBLEMS]:
@@ -148,63 +147,56 @@ def _problems(seen: Overview) -> Iterator[str]:
 
 
 def _machine(seen: Overview, width: int) -> Text:
-    machine = seen.machine
+    """Return how much of the machine is granted here "+" to others "/" of all, with a bar each."""
+    machine, shared = seen.machine, seen.shared
     assert machine is not None
     given = machine.memory_bytes - machine.memory_free_bytes
-    cpus, held, shared = machine.cpus - machine.cpus_free, sum(bool(gpu.jobs) for gpu in seen.gpus), seen.shared
-    parts = [
-        _part("CPU", cpus, shared.cpus_elsewhere(cpus) if shared else 0, machine.cpus, str),
-        _part("MEM", given, shared.memory_elsewhere_bytes(given) if shared else 0, machine.memory_bytes, render.size),
+    cpus, held = machine.cpus - machine.cpus_free, sum(bool(gpu.jobs) for gpu in seen.gpus)
+    kinds: list[tuple[str, int, int, int, Callable[[int], str]]] = [
+        ("CPU", cpus, shared.cpus_elsewhere(cpus) if shared else 0, machine.cpus, str),
+        ("MEM", given, shared.memory_elsewhere_bytes(given) if shared else 0, machine.memory_bytes, render.size),
+        ("GPU", held, shared.gpus_elsewhere(held) if shared else 0, len(seen.gpus), str),
     ]
-    if seen.gpus:
-        parts.append(_part("GPU", held, shared.gpus_elsewhere(held) if shared else 0, len(seen.gpus), str))
-    words = sum(len(name) + len(text) + 4 for name, _, _, text in parts) + 2
-    room = max(_LEAST_BAR, min(_MOST_BAR, (width - words) // len(parts)))
-    line = Text(" ", no_wrap=True, overflow="ellipsis")
-    for name, part, whole, text in parts:
+    parts = [
+        (name, (here + others) / whole, f"{words(here)}{f'+{words(others)}' if others else ''}/{words(whole)}")
+        for name, here, others, whole, words in kinds
+        if whole
+    ]
+    taken = sum(len(name) + len(words) + 4 for name, _, words in parts) + 2
+    room = max(_LEAST_BAR, min(_MOST_BAR, (width - taken) // max(1, len(parts))))
+    line = Text(" ")
+    for name, part, words in parts:
         line.append(f"{name} ", style="bold")
-        if width >= NARROW:
-            line.append(f"{bar(part / whole if whole else 0, room)} ", style="cyan")
-        line.append(f"{text}  ")
+        line.append(f"{bar(part, room)} " if width >= NARROW else "", style="cyan")
+        line.append(f"{words}  ")
     return line
 
 
-def _part(name: str, here: int, elsewhere: int, whole: int, words: Callable[[int], str]) -> tuple[str, int, int, str]:
-    """Return a part of the machine, and it in words: what is granted here "+" to others "/" all."""
-    others = f"+{words(elsewhere)}" if elsewhere else ""
-    return name, here + elsewhere, whole, f"{words(here)}{others}/{words(whole)}"
-
-
-def _users(others: Sequence[UserShare], width: int, most: int) -> Iterator[Text]:
+def _users(others: Sequence[UserShare], most: int) -> Iterator[Text]:
     """Yield a line for each other user of a shared machine, up to a maximum."""
     shown_ones = others[: most if len(others) <= most else max(0, most - 1)]
     for share in shown_ones:
-        line = Text(
-            f" {render.short(shown(share.user), _LONGEST_USER)} ", style="bold", no_wrap=True, overflow="ellipsis"
-        )
-        line.append(shown(in_words(share)), style="not bold")
-        line.truncate(max(width - 1, 1), overflow="ellipsis")
-        yield line
+        name = render.short(shown(share.user), _LONGEST_USER)
+        yield Text.assemble((f" {name} ", "bold"), shown(in_words(share)))
     if most and len(others) > len(shown_ones):
         yield Text(f" {count_of(len(others) - len(shown_ones), 'more user')}: see `spool info`")
 
 
 def gpu_lines(gpus: Sequence[GpuGlance], width: int, most: int) -> Text:
     """Return a line for each GPU, up to a maximum: memory, utilisation, and its users."""
-    lines = []
+    lines, room, wide = [], max(_LEAST_BAR, min(12, width // 8)), width >= NARROW
     for seen in gpus[: most if len(gpus) <= most else max(0, most - 1)]:
-        room, gpu = max(_LEAST_BAR, min(12, width // 8)), seen.gpu
-        line = Text(f" GPU {gpu.index} ", style="bold", no_wrap=True, overflow="ellipsis")
-        part, words = memory(gpu)
-        if width >= NARROW:
-            line.append(f"{bar(part, room)} ", style="magenta")
-        line.append(f"{words:<9} ", style="not bold")
-        if width >= NARROW:
-            line.append(f"{computes(seen, room)} ", style="green")
-        line.append(f"{use(gpu):>5}  ", style="not bold")
-        line.append(shown(", ".join(seen.jobs) or seen.remark or "idle"), style="not bold")
-        line.truncate(max(width - 1, 1), overflow="ellipsis")
-        lines.append(line)
+        part, words = memory(seen.gpu)
+        lines.append(
+            Text.assemble(
+                (f" GPU {seen.gpu.index} ", "bold"),
+                (f"{bar(part, room)} " if wide else "", "magenta"),
+                f"{words:<9} ",
+                (f"{computes(seen, room)} " if wide else "", "green"),
+                f"{use(seen.gpu):>5}  ",
+                shown(", ".join(seen.jobs) or seen.remark or "idle"),
+            )
+        )
     if len(gpus) > len(lines):
         lines.append(Text(f" {count_of(len(gpus) - len(lines), 'more GPU')}: press 3"))
     return _stacked(lines)

@@ -12,8 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
-from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -219,7 +217,7 @@ class Repeater(threading.Thread):
                 self._woken.clear()
                 self._woken.wait(self._turn())
         except Exception as error:
-            quietly(partial(self._broken, error))
+            self._broken(error)
 
     def wake(self) -> None:
         """Start the next turn at once."""
@@ -327,14 +325,3 @@ class SubjectReader:
     def _without_output(self, row: JobRow) -> list[str]:
         said = why_never_begun(Spool(self._root), row.name, row.run) if row.state.ended else ""
         return [said or ("no output" if row.state.ended else "no output yet")]
-
-
-def in_thread(act: Callable[[], None]) -> None:
-    """Call *act*, which handles its own errors, in a new thread."""
-    threading.Thread(target=act, daemon=True).start()
-
-
-def quietly(post: Callable[[], object]) -> None:
-    """Call *post*, ignoring errors of a closed screen."""
-    with suppress(RuntimeError):
-        post()

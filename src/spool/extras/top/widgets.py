@@ -1,31 +1,33 @@
-"""The widgets of the screen: lists that draw only visible lines, the log, bars, and two dialogs."""
+"""The widgets of the screen: lists that draw only visible lines, the log, bars, and a dialog."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from itertools import accumulate
 from typing import ClassVar, Generic, TypeVar
 
 from msgspec import Struct
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.containers import Horizontal, VerticalScroll
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.screen import ModalScreen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
+from textual.visual import VisualType
 from textual.widgets import Button, Input, Label, Static
 
 from spool.cli import render
 from spool.core.errors import shown
 
 _SAMPLE = 200  # rows whose texts determine the column widths of a long list
+_END = 10**9  # rows
 T = TypeVar("T")
 
 
@@ -51,8 +53,8 @@ class RowList(ScrollView, Generic[T], can_focus=True):
         Binding("down,j", "move(1)", "Down", show=False),
         Binding("pageup,ctrl+b", "page(-1)", "A page up", show=False),
         Binding("pagedown,ctrl+f", "page(1)", "A page down", show=False),
-        Binding("home,g", "edge(-1)", "First", show=False),
-        Binding("end,G", "edge(1)", "Last", show=False),
+        Binding("home,g", f"move(-{_END})", "First", show=False),
+        Binding("end,G", f"move({_END})", "Last", show=False),
         Binding("enter", "open", "Open", show=False),
     ]
     COMPONENT_CLASSES: ClassVar[set[str]] = {"rowlist--head", "rowlist--cursor", "rowlist--cursor-blurred"}
@@ -182,6 +184,14 @@ class RowList(ScrollView, Generic[T], can_focus=True):
         """Redraw the cursor, whose style depends on the focus."""
         self.refresh()
 
+    def action_move(self, by: int) -> None:
+        """Move the cursor by some rows."""
+        self._go(self._at + by)
+
+    def action_page(self, by: int) -> None:
+        """Move the cursor by some screens."""
+        self._go(self._at + by * max(1, self.size.height - 2))
+
     def _go(self, at: int) -> None:
         at = max(0, min(at, len(self._rows) - 1))
         if at != self._at:
@@ -190,18 +200,6 @@ class RowList(ScrollView, Generic[T], can_focus=True):
             self.refresh()
             self.post_message(self.Moved())
 
-    def action_move(self, by: int) -> None:
-        """Move the cursor by a row."""
-        self._go(self._at + by)
-
-    def action_page(self, by: int) -> None:
-        """Move the cursor by a screen."""
-        self._go(self._at + by * max(1, self.size.height - 2))
-
-    def action_edge(self, to: int) -> None:
-        """Move the cursor to the first row, or to the last."""
-        self._go(0 if to < 0 else len(self._rows) - 1)
-
     def action_open(self) -> None:
         """Report that the row was opened."""
         if self._rows:
@@ -209,22 +207,16 @@ class RowList(ScrollView, Generic[T], can_focus=True):
 
     def on_click(self, event: events.Click) -> None:
         """Move the cursor to the row; on a second click open it. For the head, report the column."""
-        if event.y == 0:
-            self._head_clicked(event.x - 1)
-            return
         at = self.scroll_offset.y + event.y - 1
-        if at < len(self._rows):
+        if event.y == 0:
+            ends = accumulate(width + len(render.GAP) for width in self._widths)
+            column = next((at for at, end in zip(self._kept, ends, strict=True) if event.x - 1 < end), None)
+            if column is not None:
+                self.post_message(self.Headed(self._columns[column].name))
+        elif at < len(self._rows):
             self._go(at)
             if event.chain == 2:
                 self.action_open()
-
-    def _head_clicked(self, x: int) -> None:
-        left = 0
-        for at, width in zip(self._kept, self._widths, strict=True):
-            left += width + len(render.GAP)
-            if x < left:
-                self.post_message(self.Headed(self._columns[at].name))
-                return
 
 
 class TextPane(ScrollView, can_focus=True):
@@ -253,112 +245,50 @@ class TextPane(ScrollView, can_focus=True):
         return Strip([Segment(text, self.rich_style)]).crop_extend(x, x + self.size.width, self.rich_style)
 
 
-class Choices(Static):
-    """A line of words, one of them selected, also by mouse."""
+class Dialog(ModalScreen[str | None]):
+    """A page over the lists: its *texts*, below them a *value* to edit, or the word for *yes* beside that for no.
 
-    class Chosen(Message):
-        """A word was clicked."""
-
-        def __init__(self, name: str) -> None:
-            super().__init__()
-            self.name = name
-
-    def __init__(self, *, id: str) -> None:  # noqa: A002 - textual calls it so
-        super().__init__("", id=id)
-        self._ends: list[tuple[int, str]] = []
-
-    def show_choices(self, choices: Sequence[tuple[str, str]], chosen: str, remark: str) -> None:
-        """Show the words of the *choices*, each a name and a word, and a *remark* on the right."""
-        text, self._ends = Text(no_wrap=True, overflow="ellipsis"), []
-        for name, word in choices:
-            text.append(f" {word} ", style="bold reverse" if name == chosen else "")
-            self._ends.append((text.cell_len, name))
-        if remark:
-            text.append(f"  {shown(remark)}", style="italic")
-        self.update(text)
-
-    def on_click(self, event: events.Click) -> None:
-        """Report the word that was clicked."""
-        name = next((name for end, name in self._ends if event.x < end), None)
-        if name is not None:
-            self.post_message(self.Chosen(name))
-
-
-class Question(ModalScreen[bool]):
-    """A question with the answers yes and no."""
+    It returns the text, or "" for yes; None: it was left.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y", "answer(True)", "Yes"),
-        Binding("n,escape,q", "answer(False)", "No"),
+        Binding("y", "yes", "Yes"),
+        Binding("n,escape,q,question_mark,enter", "leave", "No"),
         Binding("left,right", "app.focus_next", "Other", show=False),
     ]
 
-    def __init__(self, question: str, yes: str, no: str) -> None:
+    def __init__(self, *texts: VisualType, value: str | None = None, yes: str = "") -> None:
         super().__init__()
-        self._question, self._yes, self._no = question, yes, no
+        self._texts, self._value, self._yes = texts, value, yes
 
     def compose(self) -> ComposeResult:
-        """Create the dialog; the safe answer has the focus."""
-        with Vertical(classes="dialog"):
-            yield Static(Text(shown(self._question)))
-            with Horizontal(classes="answers"):
-                yield Button(Text.assemble(self._no, " (n)"), id="no", compact=True)
-                yield Button(Text.assemble(self._yes, " (y)"), id="yes", variant="error", compact=True)
+        """Create the dialog; the text, or the safe answer, has the focus."""
+        asks = bool(self._yes) or self._value is not None
+        with VerticalScroll(classes="dialog" if asks else "dialog help", can_focus=not asks):
+            yield from map(Static, self._texts)
+            if self._value is not None:
+                yield Input(self._value, compact=True)
+                yield Label("Enter saves, Escape cancels", classes="hint")
+            elif self._yes:
+                with Horizontal(classes="answers"):
+                    yield Button("Leave it (n)", id="no", compact=True)
+                    yield Button(Text(f"{self._yes} (y)"), id="yes", variant="error", compact=True)
 
     @on(Button.Pressed)
     def pressed(self, event: Button.Pressed) -> None:
         """Answer by mouse, or Enter."""
-        self.dismiss(event.button.id == "yes")
-
-    def action_answer(self, answer: bool) -> None:
-        """Answer by a key."""
-        self.dismiss(answer)
-
-
-class Prompt(ModalScreen[str | None]):
-    """A prompt for a text; None: dismissed."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave it")]
-
-    def __init__(self, question: str, value: str) -> None:
-        super().__init__()
-        self._question, self._value = question, value
-
-    def compose(self) -> ComposeResult:
-        """Create the dialog."""
-        with Vertical(classes="dialog"):
-            yield Static(Text(shown(self._question)))
-            yield Input(self._value, compact=True)
-            yield Label("Enter saves, Escape cancels", classes="hint")
+        self.dismiss("" if event.button.id == "yes" else None)
 
     @on(Input.Submitted)
     def submitted(self, event: Input.Submitted) -> None:
         """Return the typed text."""
         self.dismiss(event.value)
 
-    def action_leave(self) -> None:
-        """Dismiss the prompt."""
-        self.dismiss(None)
-
-
-class Help(ModalScreen[None]):
-    """The list of keys."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,enter", "leave", "Back")]
-
-    def __init__(self, keys: Sequence[tuple[str, str]], more: str) -> None:
-        super().__init__()
-        self._keys, self._more = keys, more
-
-    def compose(self) -> ComposeResult:
-        """Create the page."""
-        table = Table.grid(padding=(0, 2))
-        for key, does in self._keys:
-            table.add_row(Text(key, style="bold"), Text(does))
-        with VerticalScroll(classes="dialog help"):
-            yield Static(table)
-            yield Static(Text(f"\n{self._more}"))
+    def action_yes(self) -> None:
+        """Answer by a key."""
+        if self._yes:
+            self.dismiss("")
 
     def action_leave(self) -> None:
-        """Close the page."""
+        """Close it without an answer."""
         self.dismiss(None)
