@@ -77,7 +77,12 @@ def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = 
     chosen: dict[tuple[str, int], ExpiredRun] = {}  # too old, or too many
     left: list[ExpiredRun] = []  # may be removed if space is needed
     runs_of: dict[str, list[int]] = {}
-    total_bytes = 0
+    total_bytes, sized = 0, keep.max_size_bytes is not None
+
+    def is_expired(ended_at_ns: int, newest: int) -> bool:
+        """Whether a run is too old, or exceeds the number kept; *newest* is its rank."""
+        return _is_too_old(ended_at_ns, keep, now_ns) or (keep.max_runs is not None and newest > keep.max_runs)
+
     with _directories(spool) as at:
         reservations = _old_reservations(at.get(GONE_RESERVATIONS), keep, now_ns)
         names = sorted({*filter(layout.valid_name, os.listdir(at[JOBS])), *spool.names(DONE)})
@@ -85,7 +90,7 @@ def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = 
             step(done, len(names))
             try:
                 may_go = wanted is not None and _may_go(spool, name, wanted)
-                runs, ended, stays_bytes = _runs_of(spool, name, keep, now_ns, at[JOBS], may_go=may_go)
+                runs, ended, stays_bytes = _runs_of(spool, name, at[JOBS], is_expired if may_go else None, sized=sized)
             except OSError as error:
                 problems.append(_cannot("read", f"job {name}", error, spool.layout.runs(name)))
                 continue
@@ -330,31 +335,28 @@ def _cannot(verb: str, thing: str, error: OSError, where: str) -> str:
 
 
 def _runs_of(
-    spool: Spool, name: str, keep: RetentionPolicy, now_ns: int, jobs: int, *, may_go: bool
+    spool: Spool, name: str, jobs: int, is_expired: Callable[[int, int], bool] | None, *, sized: bool
 ) -> tuple[list[int], list[tuple[ExpiredRun, bool]], int]:
-    """Return the runs of a job, those that may be removed and whether *keep* demands it, and the size of the others.
+    """Return the runs of a job, those that may be removed and whether each is expired, and the size of the others.
 
-    Sizes are worked out only if they matter. *jobs* is the directory of all jobs.
+    *jobs* is the directory of all jobs. With *is_expired* None, none may be removed. *sized*: whether all sizes matter.
     """
     try:
         at = open_directory(name, jobs)
     except FileNotFoundError:
         return [], [], 0
-    sized, ended, stays_bytes = keep.max_size_bytes is not None, list[tuple[ExpiredRun, bool]](), 0
     try:
         runs = sorted(int(run) for run in os.listdir(at) if _RUN.fullmatch(run))
-        ends = {run: _ended_at_ns(spool, name, run, at) if may_go else None for run in runs}
-        number = sum(at_ns is not None for at_ns in ends.values())  # of this one and the newer ones
-        for run, at_ns in ends.items():
-            if at_ns is None:
-                stays_bytes += _size(str(run), at) if sized else 0
-                continue
-            goes = _is_too_old(at_ns, keep, now_ns) or (keep.max_runs is not None and number > keep.max_runs)
-            number -= 1
-            ended.append((ExpiredRun(name, run, at_ns, _size(str(run), at) if goes or sized else 0), goes))
+        ends = {run: _ended_at_ns(spool, name, run, at) for run in runs} if is_expired is not None else {}
+        ended = [(run, at_ns) for run, at_ns in ends.items() if at_ns is not None]
+        judged = list[tuple[ExpiredRun, bool]]()
+        for index, (run, at_ns) in enumerate(ended):
+            goes = is_expired is not None and is_expired(at_ns, len(ended) - index)
+            judged.append((ExpiredRun(name, run, at_ns, _size(str(run), at) if goes or sized else 0), goes))
+        stays = [run for run in runs if ends.get(run) is None] if sized else []
+        return runs, judged, sum(_size(str(run), at) for run in stays)
     finally:
         os.close(at)
-    return runs, ended, stays_bytes
 
 
 def _is_too_old(since_ns: int, keep: RetentionPolicy, now_ns: int) -> bool:

@@ -247,7 +247,7 @@ class GpuConfig(Struct, frozen=True):
 
 
 class RetentionPolicy(Struct, frozen=True):
-    """Which ended runs are kept: by age, the newest so many of each job, and all together. None: no limit."""
+    """The limits beyond which ended runs are removed. None: no limit."""
 
     max_age_ns: int | None = None
     max_runs: int | None = None
