@@ -304,6 +304,25 @@ def values_of(parameters: Mapping[str, object]) -> Values:
     return values
 
 
+def changed(
+    root: str, name: str, text: bytes, changes: Mapping[str, object], unset: Sequence[str] = (), spelled: str = ""
+) -> bytes:
+    """Return the *text* of a job's file with *changes* of its keys and without those *unset*.
+
+    *spelled* is the option that stated them, `--with`. Raises UsageError, and InvalidJob in the words of the options.
+    """
+    from spool.core.errors import InvalidJob
+    from spool.formats import jobfile
+    from spool.store.glance import defaults_of
+
+    new = jobfile.edited(text, changes, unset, name=name)
+    try:
+        jobfile.parse(new, name=name, defaults=defaults_of(root))
+    except InvalidJob as error:
+        raise in_options(error, f"job {name}", changes.keys(), spelled) from None
+    return new
+
+
 def in_options(error: InvalidFile, what: str, stated: Collection[str], spelled: str = "") -> InvalidFile:
     """Return *error* for a user who wrote options instead of a file: it names the option, and no line.
 
