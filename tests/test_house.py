@@ -100,7 +100,6 @@ ABROAD = {
     ("testing/engine_claims.py", "pytest"): "the claims are tests, which packages with an engine of their own run",
     ("query/rows.py", "pandas"): "for programs that have it: a list of jobs as its table",
     ("python/waiting.py", "tqdm"): "for programs that have it: its bar instead of a line",
-    ("machine/gpus.py", "msgspec"): "`python -m spool.machine.gpus` shows what is seen as JSON",
     ("machine/nvml.py", "msgspec"): "the answers of a helper process, which only the process that started it reads",
     ("store/locked_spool.py", "msgspec"): "one table of numbers as JSON, which is nobody's format but its own",
 }
@@ -139,7 +138,7 @@ BUDGET = {
     "extras/top": 1550,
     "formats": 5600,
     "listeners": 1450,
-    "machine": 3450,
+    "machine": 3300,
     "python": 1000,
     "query": 4650,
     "state": 2200,
@@ -197,7 +196,6 @@ LOOKS = {
 }
 PRINTS = {
     "executors/compiled.py": "run by itself it builds the wrapper, and says where it is",
-    "machine/gpus.py": "`python -m spool.machine.gpus` shows what is seen",
 }
 
 SAYS = {
