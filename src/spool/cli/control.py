@@ -313,7 +313,13 @@ def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] 
             raise UsageError(_bad_key(pair, key))
         values.setdefault(known, []).append(value)
     changes = joboptions.keys_of(values) | ({"command": commands[-1]} if commands else {})
-    return lambda name, text: joboptions.changed(root, name, text, changes, spelled="--with")
+
+    def rewritten(name: str, text: bytes) -> bytes:
+        from spool.formats import jobfile
+
+        return joboptions.checked(root, name, jobfile.edited(text, changes, name=name), changes, "--with")
+
+    return rewritten
 
 
 def _command(text: str) -> str | list[str]:

@@ -75,7 +75,8 @@ def command(ctx: click.Context, /, name: str, shell_command: str | None, unset: 
 def change_keys(spool: Spool, name: str, changes: Mapping[str, Any], unset: Sequence[str] = ()) -> str:
     """Change keys of a job that waits, is held or runs, and return a message. Raises SpoolError."""
     place, text = _file(spool, name)
-    return _replaced(spool, name, place, text, joboptions.changed(spool.root, name, text, changes, unset))
+    new = joboptions.checked(spool.root, name, edited(text, changes, unset, name=name), changes)
+    return _replaced(spool, name, place, text, new)
 
 
 def _replaced(spool: Spool, name: str, place: str, text: bytes, new: bytes) -> str:

@@ -304,23 +304,20 @@ def values_of(parameters: Mapping[str, object]) -> Values:
     return values
 
 
-def changed(
-    root: str, name: str, text: bytes, changes: Mapping[str, object], unset: Sequence[str] = (), spelled: str = ""
-) -> bytes:
-    """Return the *text* of a job's file with *changes* of its keys and without those *unset*.
+def checked(root: str, name: str, text: bytes, stated: Collection[str], spelled: str = "") -> bytes:
+    """Return the new *text* of a job's file if it is valid. Raises InvalidJob, which names the options.
 
-    *spelled* is the option that stated them, `--with`. Raises UsageError, and InvalidJob in the words of the options.
+    *stated* and *spelled* are those of `in_options`.
     """
     from spool.core.errors import InvalidJob
     from spool.formats import jobfile
     from spool.store.glance import defaults_of
 
-    new = jobfile.edited(text, changes, unset, name=name)
     try:
-        jobfile.parse(new, name=name, defaults=defaults_of(root))
+        jobfile.parse(text, name=name, defaults=defaults_of(root))
     except InvalidJob as error:
-        raise in_options(error, f"job {name}", changes.keys(), spelled) from None
-    return new
+        raise in_options(error, f"job {name}", stated, spelled) from None
+    return text
 
 
 def in_options(error: InvalidFile, what: str, stated: Collection[str], spelled: str = "") -> InvalidFile:
