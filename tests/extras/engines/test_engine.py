@@ -17,9 +17,8 @@ from spool.core.model import SECOND_NS, ArrayTask, Jid, Request, Spec
 from spool.executors import Launch
 from spool.executors.base import EngineEnd
 from spool.extras.engines.engine import ClusterEngine
-from spool.extras.engines.language import EngineSettings, SlurmConfig
 from spool.extras.engines.run import GRACE_NS, LOG_GRACE_NS, ClusterRun
-from spool.extras.engines.slurm import SlurmLanguage
+from spool.extras.engines.slurm import SlurmConfig, SlurmLanguage
 from spool.formats.config import Config
 from spool.formats.run_records import VOID_JID, parse_jid
 from spool.machine.commands import Command, CommandEnd
@@ -123,7 +122,13 @@ class Bench:
     def dispatcher(self) -> ClusterEngine:
         """Return the engine as another dispatcher has it."""
         commands: Any = self.commands
-        self.engine = ClusterEngine(SlurmLanguage(lambda: self.config), self.folder, commands, lambda: self.now_ns)
+        self.engine = ClusterEngine(
+            SlurmLanguage(lambda: self.config),
+            self.folder,
+            commands,
+            lambda: self.now_ns,
+            lambda: self.config.other_hosts_gone,
+        )
         return self.engine
 
     def start(self, name: str = "a", spec: Spec | None = None) -> ClusterRun:
@@ -174,6 +179,11 @@ class Bench:
 def line(job: str, state: str, reason: str = "None", name: str = "a", node: str = "n1", mark: str = "") -> str:
     """Return a line of squeue."""
     return f"{job}\t{state}\t{reason}\t{node}\t{mark or f'spool:{ID}:{name}:1'}"
+
+
+def with_settings(**settings: Any) -> Config:
+    """Return a configuration with that table `[slurm]`."""
+    return Config(parts=(("engines", {"slurm": SlurmConfig(**settings)}),))
 
 
 def word_of(run: ClusterRun) -> EngineWord | None:
@@ -312,7 +322,7 @@ def test_what_slurm_cannot_be_asked_for_is_refused_without_asking(bench: Bench) 
     run = bench.start(spec=spec)
     assert bench.work() == {"a"}
     assert "gpu_memory" in (run.refusal or "")
-    bench.config = Config(parts=(("engines", EngineSettings(slurm=SlurmConfig(gpu_memory="shard"))),))
+    bench.config = with_settings(gpu_memory="shard")
     bench.start("b", spec)
     bench.work()
     assert "--gres=shard:4" in bench.commands.asked("sbatch")[0]
@@ -517,7 +527,7 @@ def test_a_stop_of_what_waits_there_never_touches_what_has_begun(bench: Bench) -
 
 def test_a_stop_of_what_is_not_handed_over_ends_it_here(bench: Bench) -> None:
     """It leaves the line, and Slurm never hears of it; one that is on its way is awaited."""
-    bench.config = Config(parts=(("engines", EngineSettings(slurm=SlurmConfig(submit_per_second=0.1))),))
+    bench.config = with_settings(submit_per_second=0.1)
     first, second = bench.start("a"), bench.start("b")
     bench.work()
     assert list(bench.engine.terminate({first: False, second: False})) == [second]

@@ -61,8 +61,10 @@ class Cluster(Engine):
 
     tells = True
 
-    def __init__(self, language: Language, home: Home | None, clock: Callable[[], int]) -> None:
-        self._home = home
+    def __init__(
+        self, language: Language, home: Home | None, clock: Callable[[], int], gone: Callable[[], Collection[str]]
+    ) -> None:
+        self._home, self._gone = home, gone
         self.name, self.title = language.name, language.title
         self.language, self.now_ns = language, clock
         self.cluster: str | None = None  # the one that answers; None: no answer yet
@@ -163,7 +165,7 @@ class Cluster(Engine):
 
     def is_back(self, node: str) -> bool:
         """Whether nothing of its old jobs is left on a lost node: it has been back for long enough, or was given up."""
-        if not node or node in self.language.nodes_given_up():
+        if not node or node in self._gone():
             return True
         # Its jobs go on until it has heard from the controller, and end no sooner than the grace there is over.
         return node in self._back and self.now_ns() >= self._back[node] + GRACE_NS
