@@ -30,7 +30,7 @@ from spool.executors.process import reset_of_ignored_signals
 from spool.extras.engines import GROUP
 from spool.extras.engines.handover import Portion
 from spool.extras.engines.language import LANGUAGES, ArrayRefused, Language, Sighting, printable, settings_of
-from spool.extras.engines.run import QUICK_NS, SPACING_NS, Cluster, ClusterRun, LookAnswer, Phase, mark_of
+from spool.extras.engines.run import QUICK_NS, SPACING_NS, Cluster, ClusterRun, Phase, mark_of
 from spool.formats.capabilities import loaded
 from spool.formats.config import Config
 from spool.formats.wrapper import Surroundings
@@ -171,9 +171,7 @@ class ClusterEngine(Cluster):
         known = self.runs.get((job, run))
         if known is None:
             known = ClusterRun(self, (job, run), first_look=self._look_number + 1)
-            known.remember()
-            if self.home.jid(job, run) is Liveness.VOID:
-                known.was_given_up()
+            known.remember(is_void=self.home.jid(job, run) is Liveness.VOID)
             self.runs[job, run] = known
             self.family(job)[known] = None
         if jid is not None:
@@ -371,13 +369,12 @@ class ClusterEngine(Cluster):
 
     def _observe(self, seen: Iterable[Sighting]) -> dict[tuple[str, int], list[Sighting]]:
         """Let each run have the sightings of it; return the other ones of this spool, by their jobs and runs."""
-        look = LookAnswer(self._look_number, self._looks[-1], self.now_ns(), self.language.memory_ns)
         identity = self.home.identity()
         by_key: dict[tuple[str, int], list[Sighting]] = {}
         arrays: dict[str, tuple[str, int]] = {}  # listed ones: their names and runs
         unmarked: dict[str, Sighting] = {}  # their marks may have been changed
         for each in seen:
-            if (mark := mark_of(each)) is None:
+            if (mark := mark_of(each.mark)) is None:
                 unmarked[each.id] = each
             elif mark.spool == identity:
                 if (key := mark.key(each.element)) is not None:
@@ -390,8 +387,8 @@ class ClusterEngine(Cluster):
                 found = [*found, unmarked[run.id]]
             array = self.language.array_of(run.id) if run.id is not None and not found else None
             is_dropped = array is not None and arrays.get(array) == (array_of(run.key[0]), run.key[1])
-            expected = run.phase in (Phase.UNSURE, Phase.KNOWN) and run.first_look <= look.number
-            if expected and run.observe(found, look, is_dropped=is_dropped):
+            expected = run.phase in (Phase.UNSURE, Phase.KNOWN) and run.first_look <= self._look_number
+            if expected and run.observe(found, self._look_number, self._looks[-1], is_dropped=is_dropped):
                 self._news[run.key] = run
         return by_key
 
