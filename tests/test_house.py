@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from spool.core.model import Policy, Result, Spec
-from spool.formats.config import Config, GcConfig, GpuConfig
+from spool.formats.config import Config, GpuConfig, RetentionPolicy
 from support import ROOT, WHOLE, is_whole
 
 SOURCE = ROOT / "src" / "spool"
@@ -100,7 +100,6 @@ ABROAD = {
     ("testing/engine_claims.py", "pytest"): "the claims are tests, which packages with an engine of their own run",
     ("query/rows.py", "pandas"): "for programs that have it: a list of jobs as its table",
     ("python/waiting.py", "tqdm"): "for programs that have it: its bar instead of a line",
-    ("machine/gpus.py", "msgspec"): "`python -m spool.machine.gpus` shows what is seen as JSON",
     ("machine/nvml.py", "msgspec"): "the answers of a helper process, which only the process that started it reads",
     ("store/locked_spool.py", "msgspec"): "one table of numbers as JSON, which is nobody's format but its own",
 }
@@ -116,35 +115,35 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7500,
-    "client": 3000,
-    "core": 9150,
-    "dispatcher": 8550,
+    "cli": 7400,
+    "client": 2950,
+    "core": 8900,
+    "dispatcher": 8350,
     "doctor": 700,
     "executors": 2250,
     "extras": 200,
     "extras/amd": 250,
-    "extras/capture": 1400,
+    "extras/capture": 1350,
     "extras/containers": 350,
-    "extras/engines": 3350,
+    "extras/engines": 2850,
     "extras/foreign": 1450,
     "extras/functions": 1250,
     "extras/here": 500,
     "extras/machine": 3300,
-    "extras/metrics": 600,
+    "extras/metrics": 550,
     "extras/notify": 1000,
     "extras/page": 800,
     "extras/plot": 850,
-    "extras/simulate": 1650,
+    "extras/simulate": 1500,
     "extras/top": 1550,
     "formats": 5600,
-    "listeners": 1500,
-    "machine": 3450,
+    "listeners": 1450,
+    "machine": 3300,
     "python": 1000,
-    "query": 4700,
+    "query": 4650,
     "state": 2200,
     "store": 4000,
-    "testing": 1250,
+    "testing": 1150,
 }
 SLACK = 200  # a folder that has shrunk by more keeps that: its number goes down
 
@@ -197,7 +196,6 @@ LOOKS = {
 }
 PRINTS = {
     "executors/compiled.py": "run by itself it builds the wrapper, and says where it is",
-    "machine/gpus.py": "`python -m spool.machine.gpus` shows what is seen",
 }
 
 SAYS = {
@@ -963,7 +961,7 @@ def test_every_key_of_a_file_is_used() -> None:
         for node in module.nodes
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
-    kinds = (Spec, Policy, Config, GpuConfig, GcConfig)
+    kinds = (Spec, Policy, Config, GpuConfig, RetentionPolicy)
     assert [f"{kind.__name__}.{name}" for kind in kinds for name in kind.__struct_fields__ if name not in read] == []
 
 

@@ -17,7 +17,7 @@ from spool.core.model import SECOND_NS, Grant, Request, Result, State, Stop, Sto
 from spool.formats import run_records
 from spool.formats.history import render_history
 from spool.query import explain
-from spool.query.tasks import _expected_end
+from spool.query.outlook import expected_end
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 from support import ROOT
@@ -125,7 +125,7 @@ def test_a_suspended_run_is_named_and_no_time_is_promised(spool: Command, spool_
     put_job(spool_root, "both", limited("5m", "cpus = 2\n"))
     put_job(spool_root, "one", limited("5m"))
     assert starts(spool, now) == {"both": None, "one": 600}
-    assert [_expected_end(Spool(str(spool_root)), [name], now) for name in ("ss", "both", "one")] == [
+    assert [expected_end(Spool(str(spool_root)), [name], now) for name in ("ss", "both", "one")] == [
         None,
         None,
         now + 15 * MINUTE,

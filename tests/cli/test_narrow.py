@@ -24,8 +24,9 @@ from spool.core.model import State
 from spool.doctor.checks import Finding, Level
 from spool.formats.wrapper import Assignments, Surroundings
 from spool.formats.wrapper import render as render_wrapper
+from spool.query.outlook import WaitWatch
 from spool.query.rows import JobRow
-from spool.query.tasks import WaitWatch, folded
+from spool.query.tasks import folded
 from spool.store.disk import Disk
 from spool.store.spool import Spool
 
@@ -134,7 +135,12 @@ def test_no_list_breaks_a_word(spool: Command, spool_root: Path, monkeypatch: py
     put_job(spool_root, "waits", 'command = "true"\ncpus = 100000\ndepends_on = ["some-name-that-is-not-there"]\n')
     put_job(spool_root, "held-job", 'command = "true"\ncpus = 100000\n', "held")
     running(spool_root, "runs-and-has-a-rather-long-name")
-    for verb in ("info", "why waits", "why held-job", "show waits", "show runs-and-has-a-rather-long-name", "plan"):
+    (spool_root / "reservations" / "reservation-with-a-long-name.toml").write_text(
+        'user = "somebody-with-a-long-name"\ngpu_count = 1\nstart = 2099-01-01T10:00:00\nduration = "2h"\n'
+        'comment = "the demonstration for the visitors of the institute, with every GPU that there is"\n'
+    )
+    verbs = ("info", "why waits", "why held-job", "show waits", "show runs-and-has-a-rather-long-name", "plan")
+    for verb in (*verbs, "reserve list"):
         full = words(_NUMBER.sub("", spool(*verb.split()).out))
         with pytest.MonkeyPatch.context() as patch:
             on_terminal(patch, width)
@@ -315,15 +321,6 @@ def test_a_run_tells_how_far_it_is(
     assert "\x1b[2J" not in spool("ls").out + spool("show", "a").out
 
 
-def test_what_is_no_file_tells_no_progress(spool: Command, spool_root: Path) -> None:
-    """A FIFO or a directory in the place of the word or of the output costs nothing, and blocks nobody."""
-    running(spool_root, "a")
-    metadir = spool_root / "jobs" / "a" / "1"
-    os.mkfifo(metadir / "progress")
-    (metadir / "log").mkdir()
-    assert [row["progress"] for row in asked(spool, "ls")["jobs"]] == [""]
-
-
 def test_an_output_of_an_earlier_run_tells_nothing_of_this_one(spool: Command, spool_root: Path) -> None:
     """A file of the job's own that runs append to counts once this run has written to it."""
     running(spool_root, "a")
@@ -479,27 +476,6 @@ def test_a_long_chain_is_a_tree_that_fits(spool: Command, spool_root: Path, monk
     found = lines(spool("ls", "--tree").out)
     assert len(found) == 1101
     assert max(map(cell_len, found)) <= 60
-
-
-@WIDTHS
-def test_reservations_keep_their_words(
-    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, width: int
-) -> None:
-    """Names are shortened in the middle; what is said of a reservation goes on below, between words."""
-    comment = "the demonstration for the visitors of the institute, with every GPU that there is"
-    for at in range(2):
-        name = f"reservation-with-a-long-name-{at}"
-        (spool_root / "reservations" / f"{name}.toml").write_text(
-            f'user = "somebody-with-a-long-name"\ngpu_count = 1\nstart = 2099-01-01T10:00:00\n'
-            f'duration = "2h"\ncomment = "{comment}"\n'
-        )
-    full = words(spool("reserve", "list").out)
-    on_terminal(monkeypatch, width)
-    said = spool("reserve", "list")
-    drawn = lines(said.out)
-    assert said.code == 0
-    assert max(map(cell_len, drawn)) <= width
-    assert {word for line in drawn[:12] for word in line.split() if word.isalpha()} <= full | words(comment)
 
 
 @pytest.mark.parametrize("setting", [{"TERM": "dumb"}, {"NO_COLOR": "1"}], ids=["dumb", "no colour"])

@@ -69,12 +69,12 @@ def test_the_sums_are_those_made_anew(steps):
             there.pop(step, None)
         runs = list(there.values())
         counts = kept.counts
-        assert {name: getattr(counts, name) for name in counts.__slots__ if name != "named"} == sums(runs)
+        assert {name: getattr(counts, name) for name in vars(counts) if name != "named"} == sums(runs)
         assert dict(kept) == there
         for name in list(there)[:1]:
             rest = [run for run in runs if run.name != name]
             with kept.without(name):
-                assert {each: getattr(counts, each) for each in counts.__slots__ if each != "named"} == sums(rest)
+                assert {each: getattr(counts, each) for each in vars(counts) if each != "named"} == sums(rest)
                 assert dict(kept) == {run.name: run for run in rest}
                 assert list(kept.ends(NOW)) == list(Runs(rest).ends(NOW))
             assert list(kept) == list(there)

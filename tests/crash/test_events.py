@@ -213,9 +213,9 @@ def test_who_waits_for_an_answer_sleeps(session: Session, monkeypatch: pytest.Mo
     assert now is not None
     assert now.asking
     assert now.filemoves._timer.at_ns is None
-    assert len(now.events.client._reviews._all) == 1
+    assert len(now.events.client._reviews) == 1
     assert session.world.pids("long")
-    now.events._answered(Reply(1, Answer(no="not yet")))
+    now.events.replies.append(Reply(1, Answer(no="not yet")))
     session.turns(4)
     assert not now.asking
     assert now.filemoves._timer.at_ns is None
@@ -243,10 +243,10 @@ def test_no_answer_is_lost_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mo
                 session.turns(4)
             now = session.now
             assert now is not None
-            asked = sorted(now.events.client._reviews._all)
+            asked = sorted(now.events.client._reviews)
             assert len(asked) == 2
             for number in asked:
-                now.events._answered(Reply(number, Answer(no="not yet")))
+                now.events.replies.append(Reply(number, Answer(no="not yet")))
             disk.fail_at, disk.error = disk.count + 1, errno.ENOSPC
             session.turns(6)
             assert len(session.errors) == 1

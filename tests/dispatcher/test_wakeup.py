@@ -14,7 +14,7 @@ from spool.core.model import Grant, Spec
 from spool.core.phases import Outlived
 from spool.dispatcher.wakeup import Wakeup
 from spool.executors.local import LocalProcesses
-from spool.machine import children, identity
+from spool.machine import identity
 from spool.state.run import ActiveRun
 from spool.state.submission import FIRST_ATTEMPT, QueueTime
 
@@ -80,28 +80,20 @@ def test_signals_that_our_starter_blocked_arrive() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def test_an_adopted_run_and_many_children_are_told_apart(wakes: Wakeup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has its pidfd, and ends where it is looked for: one is reaped by somebody else, the others by us."""
-    monkeypatch.setattr(children, "_MANY", 3)
+def test_an_adopted_run_and_a_child_are_told_apart(wakes: Wakeup) -> None:
+    """Each ends where it is looked for: the one is reaped by somebody else, the other by us."""
     local, live = LocalProcesses(), _live()
-    wrappers = [local.child(f"job{number}", 1, os.posix_spawnp("sleep", ["sleep", "60"], {})) for number in range(4)]
-    try:
-        assert list(local.reap()) == []
-        with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as parent:
-            wrapper = int(parent.stdout.readline())
-            live.launched(local.no_child("a", 1, identity.of_process(wrapper)))
-            wakes.watch_run(live)
-            os.kill(wrapper, signal.SIGKILL)
-            parent.wait()
-            pid = wrappers[0].pid or 0
-            os.kill(pid, signal.SIGKILL)
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            wakes.wait(0)
-            assert wakes.ended_runs() == {live.key}
-            assert wakes.children_ended()
-            assert list(local.reap()) == [wrappers[0]]
-    finally:
-        local.close()
-        for run in wrappers[1:]:
-            os.kill(run.pid or 0, signal.SIGKILL)
-            os.waitpid(run.pid or 0, 0)
+    run = local.child("job", 1, os.posix_spawnp("sleep", ["sleep", "60"], {}))
+    with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as parent:
+        wrapper = int(parent.stdout.readline())
+        live.launched(local.no_child("a", 1, identity.of_process(wrapper)))
+        wakes.watch_run(live)
+        os.kill(wrapper, signal.SIGKILL)
+        parent.wait()
+        pid = run.pid or 0
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        wakes.wait(0)
+        assert wakes.ended_runs() == {live.key}
+        assert wakes.children_ended()
+        assert list(local.reap()) == [run]

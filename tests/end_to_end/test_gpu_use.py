@@ -107,20 +107,6 @@ def test_what_a_run_used_of_its_gpus_is_recorded_and_shown(gpus: Served, fake_nv
     assert "90% at most" in gpus.spool("show", "train").stdout
 
 
-def test_a_record_that_says_nonsense_counts_as_none(gpus: Served) -> None:
-    """A `gpus.toml` of another number of GPUs, or of no sense at all, costs the run nothing."""
-    gpus.start()
-    gpus.drop("two", _UNTIL_GO, gpus=2)
-    gpus.until(lambda: gpus.record("two", "gpus.toml"), "the record")
-    for text in ("\0\0\0", "at_ns = -1\n", 'at = "2026-01-01T00:00:00Z"\nat_ns = 1\n[[gpu_use]]\nwatched_ms = -5\n'):
-        gpus.kill()
-        (gpus.root / "jobs/two/1/gpus.toml").write_text(text)
-        gpus.start()
-        gpus.until(lambda: len(_use(gpus, "two")) == 2, "a look")
-        assert gpus.spool("show", "two").returncode == gpus.spool("seff", "two").returncode == 0
-    assert _go(gpus, "two")["outcome"] == "finished"
-
-
 def test_a_metadir_that_was_removed_is_not_made_again(gpus: Served) -> None:
     """What nothing depends on brings no metadir back: how such a run ended is known by its wrapper alone."""
     gpus.start()

@@ -304,22 +304,6 @@ def test_the_listeners_killed_lose_nothing(served: Served) -> None:
         wait_told(served, "finished", name)
 
 
-def test_the_dispatcher_killed_loses_nothing(served: Served) -> None:
-    """What had ended and was not told is told later; the next dispatcher says that the first was killed."""
-    _limit(served, "5s")
-    hook(served, "finished", f"sleep 0.1; {RECORD}")
-    hook(served, "dispatcher_stopped")
-    served.start()
-    names = [f"job-{at}" for at in range(5)]
-    for name in names:
-        served.drop(name, ["/bin/true"])
-    served.wait_done(*names)
-    served.restart()
-    for name in names:
-        wait_told(served, "finished", name)
-    assert "killed" in wait_told(served, "dispatcher_stopped")[4]
-
-
 def test_a_dispatcher_of_one_pass_tells_what_it_has_done(served: Served, tmp_path: Path) -> None:
     """`dispatch --once` returns when its hooks have run; one that is asked about is waited for."""
     _limit(served, "10m")  # for so long a question waits for what comes before it

@@ -71,16 +71,6 @@ def test_no_two_runs_have_a_cpu_also_after_the_dispatcher_was_killed(served: Ser
     }  # fmt: skip
 
 
-def test_a_job_without_cpus_runs_anywhere_between_pinned_ones(served: Served, gate: Path) -> None:
-    """With `cpus = 0` it has the affinity of the dispatcher, though the run before it was pinned."""
-    served.start()
-    for name, cpus in (("a", 1), ("free", 0), ("b", 1), ("free2", 0)):
-        served.completes(name, HAS, cpus=cpus)
-    assert [has(served, name) for name in ("free", "free2")] == [(OURS, "None")] * 2
-    assert len(has(served, "a")[0]) == len(has(served, "b")[0]) == 1
-    assert "cpu_list" not in (served.record("free", "grant.toml") or "")
-
-
 def test_it_is_switched_on_and_off_while_jobs_run(served: Served, gate: Path) -> None:
     """Runs keep what they began with, and count; those that begin afterwards are pinned, or no longer."""
     config = served.root / "config.toml"

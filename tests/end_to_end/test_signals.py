@@ -64,10 +64,12 @@ TRAP = f"trap 'echo trapped; kill $!' USR1; {WAITS} & wait; wait $!; echo $?"
 
 
 def test_shell_is_the_command_alone(shared: Served) -> None:
-    """`signal_to = "shell"` reaches a script, also one that does not handle it."""
+    """`signal_to = "shell"`, or `--shell`, reaches a script, also one that does not handle it."""
     shared.drop("shell", f"{WAITS}; echo after", signal_to="shell", signal="USR1", time_limit="1h")
-    assert "after" not in _signalled(shared, "shell")
-    assert shared.result("shell")["exit_code"] == 138
+    shared.drop("by-option", f"{WAITS}; echo after")
+    for name, options in (("shell", ()), ("by-option", ("--shell",))):
+        assert "after" not in _signalled(shared, name, *options)
+        assert shared.result(name)["exit_code"] == 138
 
 
 def test_a_trap_in_the_shell_gets_it_unless_the_job_says_main(shared: Served) -> None:

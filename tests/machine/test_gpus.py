@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -513,20 +512,6 @@ def test_the_helper_leaves_when_its_asker_is_killed(nvml: Nvml) -> None:
     with suppress(psutil.NoSuchProcess):
         while helper.status() != psutil.STATUS_ZOMBIE:  # the test's own time limit ends this
             time.sleep(0.01)
-
-
-def test_the_module_prints_what_it_sees_as_json(nvml: Nvml) -> None:
-    """`python -m spool.machine.gpus` is for people and for trying a machine out."""
-    nvml.gpu("GPU-a", name="NVIDIA H200")
-    done = subprocess.run(
-        [sys.executable, "-m", "spool.machine.gpus"],
-        env={**nvml.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        check=True,
-    )
-    seen = json.loads(done.stdout)
-    assert [(gpu["uuid"], gpu["index"], gpu["name"]) for gpu in seen["gpus"]] == [("GPU-a", 0, "NVIDIA H200")]
-    assert seen["problem"] is None
 
 
 _PLACES = ("MemoryAffinity", "NvLinkState", "NvLinkRemotePciInfo_v2", "P2PStatus", "HandleByUUID")

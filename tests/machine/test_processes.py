@@ -430,20 +430,9 @@ def test_a_real_process_is_measured() -> None:
         assert measured() == {}
 
 
-def test_a_search_below_a_process_sees_no_other(tmp_path: Path) -> None:
+def test_a_search_below_a_process_sees_no_other(proc: FakeProc) -> None:
     """What descends from it is found, and a process of the same run that does not is not."""
-    environment = {**os.environ, "SPOOL_DIR": str(tmp_path), "SPOOL_JOB": "a", "SPOOL_RUN": "3"}
-    script = "sh -c 'sleep 600 & exec sleep 600' & setsid -f sleep 600; wait"
-    sought = Sought("a", 3, str(tmp_path))
-
-    def members(below: int | None) -> set[int]:
-        return {pid for pid, _ in processes.search([sought], below=below).members["a", 3]}
-
-    with subprocess.Popen(["sh", "-c", script], env=environment) as shell:
-        wait_for(lambda: len(members(None)) == 4 and not any(map(identity.is_between_programs, members(None))))
-        everywhere, below = members(None), members(os.getpid())
-        for pid in everywhere:
-            os.kill(pid, signal.SIGKILL)
-    assert shell.pid in below
-    assert len(below) == 3
-    assert below < everywhere
+    proc.process(60, parent=1, start=600, environment=MARK)
+    for below, finds in ((None, [50, 51, 60]), (ME, [50, 51]), (90, [])):
+        members = processes.search([Sought("a", 3, SPOOL, JID)], below=below, proc=str(proc), me=ME).members["a", 3]
+        assert sorted(pid for pid, _ in members) == finds

@@ -22,7 +22,7 @@ import pytest
 
 from served import Served
 from spool.core.model import SECOND_NS, Gpu
-from spool.machine.gpus import GpuLook, GpuWatcher, in_pid_namespace
+from spool.machine.gpus import LIMIT_NS, GpuLook, GpuWatcher, in_pid_namespace
 from spool.machine.nvml import Sample
 from support import ROOT, wait_for
 
@@ -148,10 +148,13 @@ def test_the_fields_of_nvml_are_those_of_nvidia_smi(card: Gpu) -> None:
         assert gpu.memory_free_bytes is not None
         assert abs(gpu.memory_total_bytes // MIB - int(total)) <= 1
         assert abs(gpu.memory_free_bytes // MIB - int(free)) <= 64
-    words = [sys.executable, "-m", "spool.machine.gpus"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    told = json.loads(subprocess.run(words, capture_output=True, check=True, env=environment).stdout)
-    FIGURES["answer_ms"] = [round(took, 1) for took in told["took_ms"]]
+    watcher, took_ms = GpuWatcher(), []
+    for _ in range(2):
+        began_ns = time.monotonic_ns()
+        watcher.look(time.time_ns(), max_age_ns=0, patience_ns=LIMIT_NS)
+        took_ms.append(round((time.monotonic_ns() - began_ns) / 1e6, 1))
+    watcher.close()
+    FIGURES["answer_ms"] = took_ms
 
 
 def test_a_job_has_the_card_alone_and_its_process_is_known(spool: Served, card: Gpu) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -20,6 +21,9 @@ from spool.store.disk import is_yet_to_be_made, remedy_for
 
 if TYPE_CHECKING:
     from spool.store.spool import Spool  # imported when needed: a submission does not need it
+
+
+F = TypeVar("F", bound=Callable[..., object])
 
 
 class SpelledOption(click.Option):
@@ -38,6 +42,11 @@ class SpelledOption(click.Option):
             super().add_to_parser(parser, ctx)
         finally:
             self.opts = own
+
+
+def option_in(section: str) -> Callable[..., Callable[[F], F]]:
+    """Return `click.option` for options in a *section* of the help."""
+    return partial(click.option, cls=SpelledOption, section=section)
 
 
 def opened(root: str) -> Spool:
@@ -191,15 +200,8 @@ def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
 
 name_argument = click.argument("name", cls=JobArgument)
 names_argument = click.argument("names", cls=JobArgument, nargs=-1, metavar="NAME...")
-states_option = click.option(
-    "-s",
-    "--state",
-    "states",
-    cls=SpelledOption,
-    also=("-t",),
-    multiple=True,
-    metavar="STATE,...",
-    help="Only jobs in this state.",
+states_option = option_in("")(
+    "-s", "--state", "states", also=("-t",), multiple=True, metavar="STATE,...", help="Only jobs in this state."
 )
 strict_option = click.option(
     "--strict", is_flag=True, help="Treat warnings as errors: a job that can never run, or a missing dependency."

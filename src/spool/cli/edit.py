@@ -13,7 +13,7 @@ import click
 from msgspec.structs import replace
 
 from spool.cli import joboptions, render
-from spool.cli.common import SpelledOption, for_each, name_argument, named, names_argument, one_job, opened, own
+from spool.cli.common import for_each, name_argument, named, names_argument, one_job, opened, option_in, own
 from spool.cli.group import Verb
 from spool.cli.joboptions import COMMON_TITLE, key_options, values_of
 from spool.cli.telling import tell
@@ -33,32 +33,13 @@ from spool.store.spool import Spool
 
 @click.command(cls=Verb)
 @name_argument
-@click.option(
-    "-c",
-    "--shell-command",
-    cls=SpelledOption,
-    section=COMMON_TITLE,
-    metavar="TEXT",
-    help="A new command, as a string for the shell.",
-)
-@click.option(
-    "--unset",
-    cls=SpelledOption,
-    section=COMMON_TITLE,
-    multiple=True,
-    metavar="KEY",
-    help="Remove a key: memory, env.DEBUG. May be repeated.",
+@option_in(COMMON_TITLE)("-c", "--shell-command", metavar="TEXT", help="A new command, as a string for the shell.")
+@option_in(COMMON_TITLE)(
+    "--unset", multiple=True, metavar="KEY", help="Remove a key: memory, env.DEBUG. May be repeated."
 )
 @key_options
 @click.pass_context
-def command(
-    ctx: click.Context,
-    /,
-    name: str,
-    shell_command: str | None,
-    unset: tuple[str, ...],
-    **_: Any,
-) -> int:
+def command(ctx: click.Context, /, name: str, shell_command: str | None, unset: tuple[str, ...], **_: Any) -> int:
     """Change a waiting or held job, or the time limit, priority and gpu_idle of a running one.
 
     For an array in progress, only `max_running` can be changed.
@@ -94,11 +75,7 @@ def command(
 def change_keys(spool: Spool, name: str, changes: Mapping[str, Any], unset: Sequence[str] = ()) -> str:
     """Change keys of a job that waits, is held or runs, and return a message. Raises SpoolError."""
     place, text = _file(spool, name)
-    new = edited(text, changes, unset, name=name)
-    try:
-        jobfile.parse(new, name=name, defaults=defaults_of(spool.root))
-    except InvalidJob as error:
-        raise joboptions.in_options(error, f"job {name}", changes.keys()) from None
+    new = joboptions.checked(spool.root, name, edited(text, changes, unset, name=name), changes)
     return _replaced(spool, name, place, text, new)
 
 
@@ -234,16 +211,14 @@ def move(root: str, /, names: tuple[str, ...], first: bool, last: bool, dry_run:
     moved = priorities_to_move(spool, chosen, first=first)
 
     def act(name: str) -> str:
-        text = spool.job_text(QUEUED, name)
+        what, text = ("move", f"job {name}"), spool.job_text(QUEUED, name)
         if text is None:
             if not spool.places(name) and not spool.runs(name):
-                raise spool.no_such_job("move", f"job {name}", name)
-            raise SpoolError(
-                cannot("move", f"job {name}", "it is not waiting", remedy=f"`spool show {name}` says more")
-            )
+                raise spool.no_such_job(*what, name)
+            raise SpoolError(cannot(*what, "it is not waiting", remedy=f"`spool show {name}` says more"))
         priority = moved.get(name)
         if priority is None:
-            raise SpoolError(cannot("move", f"job {name}", "its file is not valid", remedy=f"`spool edit {name}`"))
+            raise SpoolError(cannot(*what, "its file is not valid", remedy=f"`spool edit {name}`"))
         new = edited(text, {"priority": priority}, name=name)
         if new == text:
             return f"{name} is already {where}: priority {priority}"

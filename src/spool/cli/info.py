@@ -15,7 +15,7 @@ from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
 from spool.formats.capabilities import contributed
 from spool.query import machine
-from spool.query.machine import GpuHolder, GpuState, GpuStatus, MachineStatus, RunHere, machine_status
+from spool.query.machine import GpuHolder, GpuList, GpuState, GpuStatus, MachineStatus, RunHere, machine_status
 from spool.query.shared import lease_words
 
 _COLUMNS = (
@@ -72,15 +72,18 @@ def command(root: str, as_json: bool) -> int:
 
 
 def _print(found: MachineStatus, unknown: str) -> None:
+    seen, cpus = found.seen, found.cpus_granted
+    elsewhere = seen.shared.cpus_elsewhere(cpus) if seen.shared is not None else 0
+    others = f"{elsewhere} granted to others, " if elsewhere else ""
     lines = [
-        ("spool", f"{found.spool}{'  (paused: no job starts)' if found.paused else ''}"),
+        ("spool", f"{found.spool}{'  (paused: no job starts)' if seen.view.paused else ''}"),
         ("dispatcher", _dispatcher(found)),
-        ("CPUs", f"{found.cpus}, {found.cpus_granted} granted, {_elsewhere(found)}{found.cpus_free} free"),
+        ("CPUs", f"{seen.machine.cpus}, {cpus} granted, {others}{found.cpus_free} free"),
         ("memory", _memory(found)),
-        ("GPUs", _gpus(found)),
+        ("GPUs", _gpus(found.gpus)),
         *((name, f"{use.total}, {use.granted} granted, {use.free} free") for name, use in found.resources.items()),
         ("disk", _disk(found)),
-        *([("runs", _runs(found))] if found.max_running is not None else []),
+        *_runs(found),
         (
             "jobs",
             ", ".join(f"{number} {state}" for state, number in found.states.items()) or unknown or "no active jobs",
@@ -93,18 +96,14 @@ def _print(found: MachineStatus, unknown: str) -> None:
     render.pairs(lines)
     for problem in found.problems:
         render.prose(f"problem: {problem}")
-    if found.shared is not None:
+    if seen.shared is not None:
         for _, print_users in contributed("on_info"):
-            print_users(found.shared, found.at_ns)
+            print_users(seen.shared, seen.now_ns)
     if found.runs:
         render.say()
-        rows = [_row(each, found.at_ns) for each in found.runs]
+        rows = [_row(each, seen.now_ns) for each in found.runs]
         kept = [at for at, column in enumerate(_COLUMNS) if column.title != "RESOURCES" or any(row[at] for row in rows)]
         render.table([_COLUMNS[at] for at in kept], [[row[at] for at in kept] for row in rows])
-
-
-def _elsewhere(found: MachineStatus) -> str:
-    return f"{found.cpus_elsewhere} granted to others, " if found.cpus_elsewhere else ""
 
 
 def _row(each: RunHere, now_ns: int) -> list[str]:
@@ -141,9 +140,9 @@ def _dispatcher(found: MachineStatus) -> str:
         return "running; no heartbeat yet" + (f", {_ASTRAY}" if one.lock_astray else "")
     parts = [f"pid {one.pid}"]
     if one.since_at_ns is not None:
-        parts.append(f"for {show_duration(found.at_ns - one.since_at_ns)}")
+        parts.append(f"for {show_duration(found.seen.now_ns - one.since_at_ns)}")
     if one.heartbeat_at_ns is not None:
-        parts.append(f"heartbeat {show_duration(max(0, found.at_ns - one.heartbeat_at_ns))} ago")
+        parts.append(f"heartbeat {show_duration(max(0, found.seen.now_ns - one.heartbeat_at_ns))} ago")
     if one.silent_ns is not None:
         parts.append("NO RECENT HEARTBEAT")
     if one.lock_astray:
@@ -152,26 +151,31 @@ def _dispatcher(found: MachineStatus) -> str:
 
 
 def _memory(found: MachineStatus) -> str:
+    seen, granted_bytes = found.seen, found.memory_granted_bytes
+    others_bytes = seen.shared.memory_elsewhere_bytes(granted_bytes) if seen.shared is not None else 0
     parts = [
-        f"{show_size(found.memory_bytes)} after the reserve",
-        f"{show_size(found.memory_granted_bytes)} granted",
-        *([f"{show_size(found.memory_elsewhere_bytes)} granted to others"] if found.memory_elsewhere_bytes else []),
+        f"{show_size(seen.machine.memory_bytes)} after the reserve",
+        f"{show_size(granted_bytes)} granted",
+        *([f"{show_size(others_bytes)} granted to others"] if others_bytes else []),
         f"{show_size(found.memory_not_granted_bytes)} not granted",
     ]
-    if found.memory_available_bytes is not None:
-        parts.append(f"{show_size(found.memory_available_bytes)} actually available")
+    if seen.machine.memory_available_bytes is not None:
+        parts.append(f"{show_size(seen.machine.memory_available_bytes)} actually available")
     return ", ".join(parts)
 
 
-def _runs(found: MachineStatus) -> str:
-    return f"{len(found.runs)} of {found.max_running}{': the spool is full' if found.is_full else ''}"
+def _runs(found: MachineStatus) -> list[tuple[str, str]]:
+    most = found.seen.policy.max_running
+    if most is None:
+        return []
+    return [("runs", f"{len(found.runs)} of {most}{': the spool is full' if len(found.runs) >= most else ''}")]
 
 
-def _gpus(found: MachineStatus) -> str:
-    if found.gpu_problem is not None:
-        return f"unknown: {found.gpu_problem}"
+def _gpus(found: GpuList) -> str:
+    if found.problem is not None:
+        return f"unknown: {found.problem}"
     if not found.gpus:
-        return f"none: {found.no_gpus_because}"
+        return f"none: {found.none_because}"
     states: dict[str, list[str]] = {}
     for each in found.gpus:
         is_kept = each.state is GpuState.IDLE and each.why_not is not None
@@ -180,10 +184,11 @@ def _gpus(found: MachineStatus) -> str:
 
 
 def _disk(found: MachineStatus) -> str:
-    if found.disk_free_bytes is None:
+    free, floor = found.seen.machine.disk_free_bytes, found.seen.policy.disk_floor_bytes
+    if free is None:
         return "unknown"
-    low = ", too little to start jobs" if found.is_disk_low else ""
-    return f"{show_size(found.disk_free_bytes)} free, floor {show_size(found.disk_floor_bytes)}{low}"
+    low = ", too little to start jobs" if free < floor else ""
+    return f"{show_size(free)} free, floor {show_size(floor)}{low}"
 
 
 @click.command("gpus", cls=Verb)

@@ -59,9 +59,12 @@ PUBLIC = {
     """,
     "LaneBar": "first last busy run alone",
     "MachineStatus": """
-        spool paused dispatcher cpus cpus_granted memory_bytes memory_granted_bytes memory_available_bytes
-        disk_free_bytes disk_floor_bytes gpus gpu_problem resources max_running runs states ended problems at_ns
-        next_dispatcher shared no_gpus_because
+        spool paused=seen.view.paused dispatcher cpus=seen.machine.cpus cpus_granted
+        memory_bytes=seen.machine.memory_bytes memory_granted_bytes
+        memory_available_bytes=seen.machine.memory_available_bytes disk_free_bytes=seen.machine.disk_free_bytes
+        disk_floor_bytes=seen.policy.disk_floor_bytes gpus=gpus.gpus gpu_problem=gpus.problem resources
+        max_running=seen.policy.max_running runs states ended problems at_ns=seen.now_ns next_dispatcher
+        shared=seen.shared no_gpus_because=gpus.none_because
     """,
     "MachineUse": """
         arbiter since_at_ns cpus cpus_granted memory_bytes memory_granted_bytes gpus gpus_granted gpu_problem

@@ -16,18 +16,11 @@ from typing import Any
 
 import click
 
-from spool.cli.common import SpelledOption, opened, strict_option
+from spool.cli.common import opened, option_in, strict_option
 from spool.cli.group import WordsVerb
 from spool.cli.joboptions import COMMON_TITLE, key_options
 from spool.cli.submission import draft_of, publish, tell_doubts
-from spool.cli.submit import (
-    asked,
-    export_option,
-    name_option,
-    replace_option,
-    script_options,
-    shell_command_option,
-)
+from spool.cli.submit import asked, export_option, name_option, replace_option, script_options, shell_command_option
 from spool.cli.telling import made, tell
 from spool.cli.wait import HoldNotices, code_of, told
 from spool.client import submit as submitting
@@ -48,8 +41,8 @@ _WAYS: tuple[OtherWay, ...] = tuple(way for _, way in contributed("way"))
 def _other_ways(function: Callable[..., int]) -> Callable[..., int]:
     """Give the verb the options of its other ways, and their part of the help."""
     for way in reversed(_WAYS):
-        option = partial(click.option, way.option, "runs", cls=SpelledOption, section=COMMON_TITLE, default=None)
-        function = option(flag_value=way.runs, help=way.help)(function)
+        option = option_in(COMMON_TITLE)(way.option, "runs", default=None, flag_value=way.runs, help=way.help)
+        function = option(function)
     function.__doc__ = "\n\n".join([cleandoc(function.__doc__ or ""), *(way.text for way in _WAYS)])
     return function
 
@@ -57,14 +50,7 @@ def _other_ways(function: Callable[..., int]) -> Callable[..., int]:
 @click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
 @name_option
 @shell_command_option
-@click.option(
-    "-q",
-    "--quiet",
-    cls=SpelledOption,
-    section=COMMON_TITLE,
-    is_flag=True,
-    help="Print only the job's output.",
-)
+@option_in(COMMON_TITLE)("-q", "--quiet", is_flag=True, help="Print only the job's output.")
 @_other_ways
 @partial(key_options, alone=dict(way.alone for way in _WAYS))
 @export_option
@@ -118,10 +104,8 @@ def _check_readable(root: str) -> None:
     submitting.check_submitter(root)
     jobs = layout.Layout(root).at(layout.JOBS)
     if not submitting.is_ours(root) and not os.access(jobs, os.R_OK | os.X_OK):
-        remedy = "`spool submit` submits a job without following it"
-        raise SpoolUnusable(
-            cannot("follow", "a job", "you may not read the output of its jobs", where=jobs, remedy=remedy)
-        )
+        why, remedy = "you may not read the output of its jobs", "`spool submit` submits a job without following it"
+        raise SpoolUnusable(cannot("follow", "a job", why, where=jobs, remedy=remedy))
 
 
 def _one_output() -> bool:

@@ -136,9 +136,8 @@ def read(words: Sequence[str], asked: Asked) -> Script:
 
         if "/" not in first and which(first) is not None:
             return Script(list(words))
-        raise UsageError(
-            cannot("submit", f"script {first}", why, remedy=f"to run a command, write `spool submit -- {first} …`")
-        )
+        remedy = f"to run a command, write `spool submit -- {first} …`"
+        raise UsageError(cannot("submit", f"script {first}", why, remedy=remedy))
     try:
         with open(first, "rb") as script:
             data = script.read(MAX_BYTES + 1)
@@ -277,14 +276,8 @@ def _check_runs(data: bytes, what: str, line: bytes, asked: Asked) -> None:
     if b"\0" in data[:1024]:
         if os.access(what, os.X_OK):
             return
-        raise UsageError(
-            cannot(
-                "submit",
-                thing,
-                "it is neither a text nor executable",
-                remedy=f"`chmod +x {shlex.quote(what)}` if it is a program",
-            )
-        )
+        remedy = f"`chmod +x {shlex.quote(what)}` if it is a program"
+        raise UsageError(cannot("submit", thing, "it is neither a text nor executable", remedy=remedy))
     program = _RUN_BY.get(what.rpartition(".")[2], "sh")
     line_one = f"#!/bin/{program}" if program in ("sh", "bash") else f"#!/usr/bin/env {program}"
     if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"#!"):

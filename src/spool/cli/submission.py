@@ -152,9 +152,8 @@ def _job_file(asked: Asked, root: str) -> Draft:
     path, *rest = asked.loose
     if asked.values or rest:
         remedy = f"edit a copy of it, or submit it unchanged: `spool submit -f {path}`"
-        raise UsageError(
-            cannot("submit", f"{path} with options", "a job file must be complete in itself", remedy=remedy)
-        )
+        why = "a job file must be complete in itself"
+        raise UsageError(cannot("submit", f"{path} with options", why, remedy=remedy))
     return file_draft(path, asked.name, root, asked.export)
 
 
@@ -183,10 +182,8 @@ def file_draft(path: str, name: str | None, root: str, export: Sequence[str] = (
     try:
         text = read_named(f"./{path}" if path == "-" else path, MAX_BYTES + 1)
     except OSError as error:
-        remedy = "`-f /dev/stdin --name NAME` reads a pipe" if path == "-" else None
-        raise UsageError(
-            cannot("read", "the job file", error.strerror or str(error), where=path, remedy=remedy)
-        ) from None
+        why, remedy = error.strerror or str(error), "`-f /dev/stdin --name NAME` reads a pipe" if path == "-" else None
+        raise UsageError(cannot("read", "the job file", why, where=path, remedy=remedy)) from None
     name = checked_name(name or stem)
     defaults = defaults_of(root)
     without_env = {key: value for key, value in defaults.keys.items() if key != "env"}

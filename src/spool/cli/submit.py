@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from spool.cli.common import SpelledOption, strict_option
+from spool.cli.common import option_in, strict_option
 from spool.cli.group import WordsVerb
 from spool.cli.joboptions import COMMON_TITLE, key_options, values_of
 from spool.cli.render import say, say_text
@@ -19,37 +19,24 @@ from spool.client.submit import check_submitter, is_spool
 from spool.core.errors import UsageError
 from spool.core.names import EXPORTED
 
-name_option = click.option(
-    "-n",
-    "--name",
-    cls=SpelledOption,
+_common, _environment = option_in(COMMON_TITLE), option_in("Environment")
+name_option = _common(
+    *("-n", "--name"),
     also=("-J", "--job-name"),
-    section=COMMON_TITLE,
     metavar="NAME",
     help="Job name. Default: the program's name with a short suffix.",
 )
-shell_command_option = click.option(
-    "-c",
-    "--shell-command",
-    cls=SpelledOption,
+shell_command_option = _common(
+    *("-c", "--shell-command"),
     also=("--wrap",),
-    section=COMMON_TITLE,
     metavar="TEXT",
     help="The command as a string for the shell: -c 'sort a | uniq'.",
-)
-verbose_option = click.option(
-    "-v",
-    "--verbose",
-    is_flag=True,
-    help="Report every line for another scheduler, not only those without an equivalent.",
 )
 replace_option = click.option(
     "--replace", is_flag=True, help="Replace a waiting or held job of that name; queue behind a running one."
 )
-export_option = click.option(
+export_option = _environment(
     "--export",
-    cls=SpelledOption,
-    section="Environment",
     multiple=True,
     metavar="ALL|NONE|NAME[=VALUE],…",
     help="Environment variables to copy into the job's env: all, none, or these; NAME may be a pattern. "
@@ -79,11 +66,13 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
             is_flag=True,
             help="Ignore the script's directives for other schedulers, such as #SBATCH.",
         ),
-        verbose_option,
         click.option(
+            *("-v", "--verbose"),
+            is_flag=True,
+            help="Report every line for another scheduler, not only those without an equivalent.",
+        ),
+        _environment(
             "--capture/--no-capture",
-            cls=SpelledOption,
-            section="Environment",
             default=None,
             help="Run a copy of the script as it is now, or run it by its path later. Default: a copy.",
         ),
@@ -95,46 +84,17 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
 @click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
 @name_option
 @shell_command_option
-@click.option(
-    "-f",
-    "--file",
-    "files",
-    cls=SpelledOption,
-    section=COMMON_TITLE,
-    multiple=True,
-    metavar="FILE",
-    help="Submit this job file. May be repeated.",
-)
-@click.option(
-    "--wait",
-    "wait_for_it",
-    cls=SpelledOption,
-    section=COMMON_TITLE,
-    is_flag=True,
-    help="Wait for the job to end, and exit with its code.",
-)
+@_common("-f", "--file", "files", multiple=True, metavar="FILE", help="Submit this job file. May be repeated.")
+@_common("--wait", "wait_for_it", is_flag=True, help="Wait for the job to end, and exit with its code.")
 @key_options
-@click.option(
-    "--lines",
-    cls=SpelledOption,
-    section="Arrays",
-    metavar="FILE",
-    help="Submit one job for each line, a shell command.",
-)
-@click.option(
-    "--hold",
-    cls=SpelledOption,
-    also=("-H",),
-    section="When it runs",
-    is_flag=True,
-    help="Submit the job held: it does not start until `spool release`.",
+@option_in("Arrays")("--lines", metavar="FILE", help="Submit one job for each line, a shell command.")
+@option_in("When it runs")(
+    "--hold", also=("-H",), is_flag=True, help="Submit the job held: it does not start until `spool release`."
 )
 @export_option
 @replace_option
 @strict_option
-@click.option(
-    "--dry-run", cls=SpelledOption, also=("--test-only",), is_flag=True, help="Print the job file, do not submit it."
-)
+@option_in("")("--dry-run", also=("--test-only",), is_flag=True, help="Print the job file, do not submit it.")
 @script_options
 @click.option("--parsable", is_flag=True, hidden=True)  # sbatch: print only the job, as always here
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")

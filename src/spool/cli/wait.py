@@ -27,7 +27,7 @@ from spool.core.units import parse_duration
 from spool.store.spool import Spool
 
 if TYPE_CHECKING:
-    from spool.query.tasks import WaitStatus, WaitWatch
+    from spool.query.outlook import WaitStatus, WaitWatch
 
 _TURN_S = 0.25  # how often to look for holds and to refresh the bar
 _BAR_AFTER_NS = 500_000_000  # no bar for jobs that end at once
@@ -91,7 +91,7 @@ class _Bar:
         self._line = render.StatusLine()
         self._watch: WaitWatch | None = None
         if self._line.lively:
-            from spool.query.tasks import WaitWatch  # imported here: it imports half of the program
+            from spool.query.outlook import WaitWatch  # imported here: it imports half of the program
 
             self._watch = WaitWatch(spool, names)
         self._after_ns = time.monotonic_ns() + _BAR_AFTER_NS

@@ -53,7 +53,7 @@ class Intervals:
         self._starts = array("q")
         self._ends = array("q")
         self._cpus = array("q")
-        self._gpus: list[tuple[str, ...]] | None = None  # created by the first run that has any
+        self._gpus: list[tuple[str, ...]] = []
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -61,29 +61,15 @@ class Intervals:
     def add(self, start_at_ns: int, end_at_ns: int, cpus: int, gpus: tuple[str, ...] = ()) -> None:
         """Record a run. Pass equal *gpus* as one object: there may be a million of them."""
         if start_at_ns < end_at_ns and (cpus or gpus):
-            if gpus and self._gpus is None:
-                self._gpus = [()] * len(self._starts)
             self._starts.append(start_at_ns)
             self._ends.append(end_at_ns)
             self._cpus.append(cpus)
-            if self._gpus is not None:
-                self._gpus.append(gpus)
-
-    def merge(self, other: Intervals) -> None:
-        """Add the intervals of *other*."""
-        if other._gpus is not None and self._gpus is None:
-            self._gpus = [()] * len(self._starts)
-        if self._gpus is not None:
-            self._gpus.extend(other._gpus if other._gpus is not None else [()] * len(other._starts))
-        self._starts.extend(other._starts)
-        self._ends.extend(other._ends)
-        self._cpus.extend(other._cpus)
+            self._gpus.append(gpus)
 
     def sums(self) -> tuple[int, int]:
         """Return CPUs times ns, and GPUs times ns; a shared GPU counts for each run that has it."""
         lengths = list(map(sub, self._ends, self._starts))
-        gpu_ns = sum(map(mul, map(len, self._gpus), lengths)) if self._gpus is not None else 0
-        return sum(map(mul, self._cpus, lengths)), gpu_ns
+        return sum(map(mul, self._cpus, lengths)), sum(map(mul, map(len, self._gpus), lengths))
 
     def peaks(self) -> tuple[Peak, Peak]:
         """Return the peak of the CPUs and that of the GPUs."""
@@ -91,7 +77,7 @@ class Intervals:
         by_start = _order(starts)
         by_end = _order(ends)
         cpu_peak = _peak_of(starts, ends, by_start, by_end, self._cpus.tolist())
-        return cpu_peak, Peak() if self._gpus is None else _gpu_peak(starts, ends, by_start, by_end, self._gpus)
+        return cpu_peak, _gpu_peak(starts, ends, by_start, by_end, self._gpus)
 
 
 def _order(keys: Sequence[int]) -> Sequence[int]:
@@ -130,6 +116,8 @@ def _gpu_peak(
     highest = over = 0
     when = None
     for each in by_start:
+        if highest == there_are:
+            break
         start = starts[each]
         while ends[by_end[over]] <= start:
             for gpu in gpus[by_end[over]]:
@@ -142,8 +130,6 @@ def _gpu_peak(
             users[gpu] = users.get(gpu, 0) + 1
         if len(users) > highest:
             highest, when = len(users), start
-            if highest == there_are:
-                break
     return Peak(highest, when)
 
 
@@ -230,23 +216,6 @@ class Totals(Struct, frozen=True):
 class GroupSums:
     """The growing sums of one group."""
 
-    __slots__ = (
-        "_cpu_given_ns",
-        "_cpu_known_ns",
-        "_cpu_known_runs",
-        "_energy_mj",
-        "_energy_runs",
-        "_gpu_given_ns",
-        "_gpu_known_runs",
-        "_gpu_used_ns",
-        "_kinds",
-        "_largest",
-        "_ran",
-        "_resource_ns",
-        "_waits",
-        "given",
-    )
-
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, str | None], int] = {}  # runs by outcome and by `again`
         self._waits = array("q")
@@ -257,7 +226,7 @@ class GroupSums:
         self._energy_mj = self._energy_runs = 0
         self._largest: tuple[int | None, str | None] = (None, None)
         self._resource_ns: dict[str, int] = {}
-        self.given = Intervals()  # grants within the period, whenever their runs ended
+        self._given = Intervals()  # grants within the period, whenever their runs ended
 
     def count(self, run: RunAccount, waited_ns: int | None, ran_ns: int | None) -> None:
         """Count a run that ended in the period."""
@@ -283,28 +252,11 @@ class GroupSums:
         if peak is not None and (self._largest[0] is None or peak > self._largest[0]):
             self._largest = peak, run.job
 
-    def give(self, resources: dict[str, int], given_ns: int) -> None:
-        """Count named resources that a run held for *given_ns* within the period."""
-        for name, count in resources.items():
-            self._resource_ns[name] = self._resource_ns.get(name, 0) + count * given_ns
-
-    def merge(self, other: GroupSums) -> None:
-        """Add the counts of *other*, which must share no run with this."""
-        for kind, count in other._kinds.items():
-            self._kinds[kind] = self._kinds.get(kind, 0) + count
-        self._waits.extend(other._waits)
-        self._ran.extend(other._ran)
-        self._cpu_known_runs += other._cpu_known_runs
-        self._cpu_known_ns += other._cpu_known_ns
-        self._cpu_given_ns += other._cpu_given_ns
-        self._gpu_known_runs += other._gpu_known_runs
-        self._gpu_used_ns += other._gpu_used_ns
-        self._gpu_given_ns += other._gpu_given_ns
-        self._energy_mj += other._energy_mj
-        self._energy_runs += other._energy_runs
-        self._largest = max(self._largest, other._largest, key=lambda each: -1 if each[0] is None else each[0])
-        self.given.merge(other.given)
-        self.give(other._resource_ns, 1)
+    def give(self, run: RunAccount, gpus: tuple[str, ...], start_at_ns: int, end_at_ns: int) -> None:
+        """Count what a run held within the period; equal *gpus* are one object."""
+        self._given.add(start_at_ns, end_at_ns, run.cpus, gpus)
+        for name, count in run.resources.items() if run.resources else ():
+            self._resource_ns[name] = self._resource_ns.get(name, 0) + count * (end_at_ns - start_at_ns)
 
     def _runs(self, outcome: State | None = None, *, again: str | None = None, any_way: bool = False) -> int:
         """Return the number of runs with this outcome (any, if None) and this `again`; *any_way* ignores `again`."""
@@ -318,8 +270,8 @@ class GroupSums:
         """Return the sums so far."""
         wait_median, wait_p90 = _quantiles(self._waits)
         ran_median, ran_p90 = _quantiles(self._ran)
-        cpus, gpus = self.given.peaks()
-        cpu_ns, gpu_ns = self.given.sums()
+        cpus, gpus = self._given.peaks()
+        cpu_ns, gpu_ns = self._given.sums()
         jobs = self._runs()
         resolved = jobs - self._runs(State.CANCELLED)
         return Totals(
@@ -518,28 +470,17 @@ class Ledger:
                     sums.count(run, waited_ns, ran_ns)
             if given_from < given_until:
                 gpus = gpu_sets.setdefault(run.gpus, run.gpus)
-                if by_day:
-                    for day, begin, finish in self._days.parts(given_from, given_until):
-                        self._groups[day].given.add(begin, finish, run.cpus, gpus)
-                        if run.resources:
-                            self._groups[day].give(run.resources, finish - begin)
-                else:
-                    for sums in sums_of(run):
-                        sums.given.add(given_from, given_until, run.cpus, gpus)
-                        if run.resources:
-                            sums.give(run.resources, given_until - given_from)
+                for sums in (self._total,) if by_day else sums_of(run):
+                    sums.give(run, gpus, given_from, given_until)
+                for day, begin, finish in self._days.parts(given_from, given_until) if by_day else ():
+                    self._groups[day].give(run, gpus, begin, finish)
 
     def statistics(self) -> Statistics:
         """Return the sums. Groups are ordered by day, by state, or by usage."""
-        total = self._total
-        if self._by not in (None, By.TAG):  # every run is in exactly one group, and the total is the sum of the groups
-            total = GroupSums()
-            for sums in self._groups.values():
-                total.merge(sums)
         groups = [(key, sums.totals()) for key, sums in self._groups.items()]
         groups.sort(key=self._rank)
         first, last = (self._first, self._last) if self._first <= self._last else (None, None)
-        return Statistics(total.totals(), tuple(groups), first, last, self._duplicates, self._clock_set)
+        return Statistics(self._total.totals(), tuple(groups), first, last, self._duplicates, self._clock_set)
 
     def _rank(self, group: tuple[str | None, Totals]) -> tuple[float, ...] | tuple[str, ...]:
         key, totals = group
@@ -557,12 +498,12 @@ class Ledger:
                 only = (total,)
                 return lambda run: only
             case By.DAY:
-                return lambda run: (groups[None if run.ended_at_ns is None else days.of(run.ended_at_ns)],)
+                return lambda run: (total, groups[None if run.ended_at_ns is None else days.of(run.ended_at_ns)])
             case By.TAG:
                 return lambda run: (total, *(groups[tag] for tag in dict.fromkeys(run.tags) or (None,)))
             case by:
                 key = GROUP_KEYS[by]
-                return lambda run: (groups[key(run)],)
+                return lambda run: (total, groups[key(run)])
 
 
 GROUP_KEYS: dict[By, Callable[[object], str | None]] = {

@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 
 from msgspec import Struct
 
-from spool.core.model import Dependencies, Spec, State, Waiting
+from spool.core.model import Dependencies, State, Waiting
 
 _TASK = re.compile(r"(.+)_[0-9]+", re.DOTALL)
 _ARRAY = "/"  # in no name: marks an array among the nodes, which may have a job's name
@@ -67,28 +67,20 @@ CANCELLED_BY = "dependency: "
 """Prefix of the reason of a job that was cancelled because its dependencies can never be satisfied."""
 
 
-def names_in(spec: Spec) -> tuple[str, ...]:
-    """Return every name that a job depends on, as written in its file."""
-    depends = spec.depends_on
-    if depends is None:
-        return ()
-    names = depends.all + depends.any + depends.ended + depends.failed
-    return names if depends.each is None else (*names, depends.each)
-
-
 def dependencies_of(job: Waiting) -> tuple[str, ...]:
     """Return every name that *job* depends on, with `each` resolved to one task."""
     depends = job.spec.depends_on
     if depends is None:
         return ()
-    names = depends.all + depends.any + depends.ended + depends.failed
-    return names if depends.each is None else (*names, paired_task(job, depends))
+    return (*depends.all, *depends.any, *depends.ended, *depends.failed, *_each_of(job, depends))
 
 
-def paired_task(job: Waiting, depends: Dependencies) -> str:
+def _each_of(job: Waiting, depends: Dependencies) -> tuple[str, ...]:
     """Return the task of the array `each` that has the index of *job*; if *job* is not a task, the array itself."""
     task = job.spec.task
-    return depends.each or "" if task is None else f"{depends.each}_{task.index}"
+    if depends.each is None:
+        return ()
+    return (depends.each if task is None else f"{depends.each}_{task.index}",)
 
 
 def aliases(name: str) -> tuple[str, ...]:
@@ -197,9 +189,9 @@ def resolve(job: Waiting, names: DependencyResolver) -> Resolution:
     depends = job.spec.depends_on
     if depends is None:
         return Resolution(DependencyStatus.SATISFIED)
-    must = depends.all if depends.each is None else (*depends.all, paired_task(job, depends))
     found = []
     unseen = False
+    must = (*depends.all, *_each_of(job, depends))
     for clause, listed in ((_all, must), (_any, depends.any), (_ended, depends.ended), (_failed, depends.failed)):
         if listed:
             tallies = [names.tally(name) for name in listed]
@@ -388,8 +380,12 @@ class DependencyIndex:
         """Return the jobs that depend on *name*, or on the array that it is a task of."""
         found: Set[str] = frozenset()
         for unit in aliases(name):
-            found = found | self._by_name.get(unit, frozenset())
+            found = found | self.naming(unit)
         return found
+
+    def naming(self, unit: str) -> Set[str]:
+        """Return the jobs that depend on *unit* by that name."""
+        return self._by_name.get(unit, frozenset())
 
     def changed(self, name: str) -> bool:
         """Mark the jobs that depend on *name* to be judged again; return whether there are any."""
@@ -450,8 +446,8 @@ class DependencyIndex:
 class Cycles:
     """Finds the jobs that are part of a dependency cycle, on first use."""
 
-    def __init__(self, jobs: Iterable[Waiting], names: DependencyResolver) -> None:
-        self._jobs = jobs
+    def __init__(self, watch: DependencyIndex, names: DependencyResolver) -> None:
+        self._watch = watch
         self._names = names
         self._clear: set[str] = set()  # nodes from which no circle can be reached
         self._stuck: dict[str, Waiting] | None = None
@@ -461,7 +457,7 @@ class Cycles:
         if self._is_clear(job.name):
             return ()
         if self._stuck is None:
-            self._stuck = _stuck(self._jobs, self._names)
+            self._stuck = _stuck(self._watch, self._names)
         if job.name not in self._stuck:
             return ()
         came_from: dict[str, str] = {}
@@ -516,61 +512,35 @@ class Cycles:
         return [member for name in dependencies_of(job) for member in self._names.members(name)]
 
 
-def _stuck(jobs: Iterable[Waiting], names: DependencyResolver) -> dict[str, Waiting]:
+def _stuck(watch: DependencyIndex, names: DependencyResolver) -> dict[str, Waiting]:
     """Return the jobs that can never be satisfied: those in a cycle, and those behind one.
 
     All waiting jobs are assumed stuck, then freed one after the other: first those whose dependencies lie outside this
     set, then those that depend only on freed jobs, and so on.
     """
-    stuck = {job.name: job for job in jobs if names.resolution(job).verdict is DependencyStatus.NOT_YET}
-    missing: dict[str, int] = {}  # unmet clauses of each job
-    waiters: dict[str, list[str]] = {}  # unit -> jobs with a clause that needs it
-    choices: dict[str, list[str]] = {}  # unit -> jobs for which it would suffice
-    blocked: dict[str, int] = {}  # unit -> members that are stuck
-    aliases: dict[str, list[str]] = {}  # member -> units that it is in
-    chosen: set[str] = set()
+    stuck = {job.name: job for job in watch.jobs() if names.resolution(job).verdict is DependencyStatus.NOT_YET}
+    left: dict[str, list[str]] = {}  # unit -> its members, up to the last one that is stuck
 
-    def need(unit: str) -> bool:
-        if unit not in blocked:
-            members = [member for member in names.members(unit) if member in stuck]
-            blocked[unit] = len(members)
-            for member in members:
-                aliases.setdefault(member, []).append(unit)
-        return blocked[unit] > 0
+    def blocks(unit: str) -> bool:
+        members = left.get(unit)
+        if members is None:
+            members = left[unit] = list(names.members(unit))
+        while members and members[-1] not in stuck:
+            members.pop()
+        return bool(members)
 
-    for name, job in stuck.items():
-        depends = job.spec.depends_on
-        if depends is None:
-            continue
-        hard = [*depends.all, *depends.ended, *depends.failed]
-        if depends.each is not None:
-            hard.append(paired_task(job, depends))
-        missing[name] = 0
-        for unit in hard:
-            if need(unit):
-                missing[name] += 1
-                waiters.setdefault(unit, []).append(name)
-        live = [unit for unit in depends.any if names.tally(unit).worst is None]
-        blocking = [unit for unit in live if need(unit)]
-        if live and len(blocking) == len(live):
-            missing[name] += 1
-            for unit in live:
-                choices.setdefault(unit, []).append(name)
-    free = [name for name, count in missing.items() if not count]
-    while free:
-        member = free.pop()
-        del stuck[member]
-        for unit in aliases.get(member, ()):
-            blocked[unit] -= 1
-            if blocked[unit]:
-                continue
-            met = list(waiters.get(unit, ()))
-            for name in choices.get(unit, ()):
-                if name not in chosen:
-                    chosen.add(name)
-                    met.append(name)
-            for name in met:
-                missing[name] -= 1
-                if not missing[name]:
-                    free.append(name)
+    def is_free(job: Waiting, depends: Dependencies) -> bool:
+        if any(map(blocks, (*depends.all, *_each_of(job, depends), *depends.ended, *depends.failed))):
+            return False
+        possible = [unit for unit in depends.any if names.tally(unit).worst is None]
+        return not possible or not all(map(blocks, possible))
+
+    todo = list(stuck)
+    while todo:
+        name = todo.pop()
+        job = stuck.get(name)
+        if job is not None and job.spec.depends_on is not None and is_free(job, job.spec.depends_on):
+            del stuck[name]
+            for unit in aliases(name):
+                todo += () if blocks(unit) else watch.naming(unit)
     return stuck

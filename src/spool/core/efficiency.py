@@ -136,67 +136,62 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
         return Advice(notes=("it never started",))
     if run.state not in (State.FINISHED, State.TIMEOUT, State.OUT_OF_MEMORY):
         return Advice(notes=(f"did not run to the end ({run.state}), so the needs are unknown",))
-    notes: list[str] = []
-    used, grant = run.record, run.grant
-    memory, time_limit = used.peak_memory_bytes, run.run_time_ns or 0
-    if run.run_time_ns is None:
-        notes.append("its run time is unknown")
-    if run.state is State.OUT_OF_MEMORY:
-        memory, note = _more_memory(memory, grant.memory_bytes)
-        notes.append(note)
-    elif memory is None and run.engine is not None:
-        notes.append(f"its peak memory is unknown: only {engine_title(run.engine)} measures it")
-    elif memory is None:
-        notes.append("its peak memory is unknown; without `memory`, small peaks (tens of MiB) are not recorded")
-    elif run.state is State.TIMEOUT:
-        memory = None
-    else:
-        memory += memory // 5
-        if grant.memory_bytes is None:
-            notes.append("the memory is that of the largest process only; set `memory` to measure all of them")
-    if run.state is State.TIMEOUT:
-        limit_ns, note = _twice(
-            run.time_limit_ns or time_limit, run.time_limit_ns, show_duration
-        )  # a stop takes a moment
-        notes.append(f"it ran out of time, and how much it needs is unknown: {note}")
-        time_limit = limit_ns or 0
-    elif run.state is State.OUT_OF_MEMORY:
-        time_limit = 0
-    else:
-        time_limit += time_limit // 2
-    cpus = None
-    if used.cpu_time_ns is None:
-        by = f": only {engine_title(run.engine)} measures it" if run.engine is not None else ""
-        notes.append(f"its CPU time is unknown{by}")
-    elif busy is None or (run.run_time_ns or 0) < _ENOUGH_NS:
-        notes.append("ran too briefly to show how many CPUs are needed")
-    elif grant.cpus:
-        cpus = max(1, math.ceil(busy - 0.1))
-    if idle := unused(used.gpu_use):
-        were = "was" if idle == 1 else "were"
-        of = "its GPU was" if grant.gpu_count == 1 else f"{idle} of its {grant.gpu_count} GPUs {were}"
-        notes.append(f"{of} never busy")
-    shared = grant.gpu_memory_bytes is not None and run.state is State.FINISHED
-    gpu_peak = peak_memory_bytes(used.gpu_use) if shared else None
+    by = f": only {engine_title(run.engine)} measures it" if run.engine is not None else ""
+    memory_bytes, on_memory = _memory(run, by)
+    time_limit_ns, on_time = _time_limit(run)
+    cpus, on_cpus = _cpus(run, busy, by)
+    unknown = "its run time is unknown" if run.run_time_ns is None else ""
+    shared = run.grant.gpu_memory_bytes is not None and run.state is State.FINISHED
+    gpu_peak = peak_memory_bytes(run.record.gpu_use) if shared else None
     return Advice(
         cpus=cpus,
-        memory_bytes=memory if run.state is State.OUT_OF_MEMORY else rounded_size(memory) if memory else None,
+        memory_bytes=memory_bytes,
+        time_limit_ns=time_limit_ns,
         gpu_memory_bytes=rounded_size(gpu_peak + gpu_peak // 5) if gpu_peak else None,
-        time_limit_ns=None
-        if not time_limit
-        else time_limit
-        if run.state is State.TIMEOUT
-        else rounded_time(time_limit),
-        notes=tuple(notes),
+        notes=tuple(filter(None, (unknown, on_memory, on_time, on_cpus, _on_idle_gpus(run)))),
     )
 
 
-def _more_memory(used: int | None, given: int | None) -> tuple[int | None, str]:
-    """Return how much memory to ask for after a run that ran out of it, and a note."""
-    least = max(used or 0, given or 0)
-    needs = f"needs more than {show_size(least)}" if least else "how much it needs is unknown"
-    memory, note = _twice(used, given, show_size)
-    return memory, f"it ran out of memory, and {needs}: {note}"
+def _memory(run: MeasuredRun, by: str) -> tuple[int | None, str]:
+    """Return how much memory to ask for, and a note; *by* says who alone measures it."""
+    peak, given = run.record.peak_memory_bytes, run.grant.memory_bytes
+    if run.state is State.OUT_OF_MEMORY:
+        least = max(peak or 0, given or 0)
+        needs = f"needs more than {show_size(least)}" if least else "how much it needs is unknown"
+        memory, note = _twice(peak, given, show_size)
+        return memory, f"it ran out of memory, and {needs}: {note}"
+    if peak is None:
+        why = by or "; without `memory`, small peaks (tens of MiB) are not recorded"
+        return None, f"its peak memory is unknown{why}"
+    if run.state is State.TIMEOUT:
+        return None, ""
+    of_one = "the memory is that of the largest process only; set `memory` to measure all of them"
+    return rounded_size(peak + peak // 5) if peak else None, "" if given is not None else of_one
+
+
+def _time_limit(run: MeasuredRun) -> tuple[int | None, str]:
+    ran_ns = run.run_time_ns or 0
+    if run.state is State.OUT_OF_MEMORY:
+        return None, ""
+    if run.state is State.TIMEOUT:
+        limit_ns, note = _twice(run.time_limit_ns or ran_ns, run.time_limit_ns, show_duration)  # a stop takes a moment
+        return limit_ns, f"it ran out of time, and how much it needs is unknown: {note}"
+    return rounded_time(ran_ns + ran_ns // 2) if ran_ns else None, ""
+
+
+def _cpus(run: MeasuredRun, busy: float | None, by: str) -> tuple[int | None, str]:
+    if run.record.cpu_time_ns is None:
+        return None, f"its CPU time is unknown{by}"
+    if busy is None or (run.run_time_ns or 0) < _ENOUGH_NS:
+        return None, "ran too briefly to show how many CPUs are needed"
+    return max(1, math.ceil(busy - 0.1)) if run.grant.cpus else None, ""
+
+
+def _on_idle_gpus(run: MeasuredRun) -> str:
+    count = run.grant.gpu_count
+    if not (idle := unused(run.record.gpu_use)):
+        return ""
+    return f"{'its GPU' if count == 1 else f'{idle} of its {count} GPUs'} {'was' if idle == 1 else 'were'} never busy"
 
 
 def _twice(used: int | None, given: int | None, show: Callable[[int], str]) -> tuple[int | None, str]:

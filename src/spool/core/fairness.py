@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable
-from heapq import heappop, heappush
 from itertools import accumulate
 from operator import add, itemgetter
 from typing import NamedTuple
@@ -40,9 +39,9 @@ LONG_NS = int(LEAST_NS / PART)  # after a longer wait, the work needed to be pas
 _UNITS = 1_000_000  # usage per second is counted in millionths, so that the sums of own service are exact
 _POINTS = 4096  # points of a line that are at least kept
 
-_RECENT = 128  # entries not in order yet
-_MOST = 20_000  # entries that are at least kept apart: the latest arrivals
 _NEAR = 100
+
+_RECENT = 128  # entries not in order yet
 _FOLD = 4096  # entries that are worth folding
 _KNOWN = 4096  # cached answers
 
@@ -74,34 +73,18 @@ class Shares:
     end changes two numbers, and the cost of a question does not grow with the number of runs.
     """
 
-    __slots__ = (
-        "_base",
-        "_half_life_s",
-        "_heap",
-        "_rate",
-        "_reference_ns",
-        "_sum_base",
-        "_sum_rate",
-        "_used",
-        "_watched",
-    )
-
     def __init__(self, half_life_ns: int) -> None:
         self._half_life_s = max(half_life_ns, SECOND_NS) / SECOND_NS
         self._reference_ns: int | None = None
         self._base: dict[str, float] = {}
         self._rate: dict[str, float] = {}
         self._sum_base = self._sum_rate = 0.0
-        self._used: set[str] = set()  # keys without runs whose usage is more than negligible
-        self._heap: list[tuple[float, str]] = []  # … and a lower bound of their usage, the least first
-        self._watched: set[str] = set()  # the keys in the heap
 
     def copy(self) -> Shares:
         """Return an independent copy."""
         other = Shares.__new__(Shares)
-        for each in self.__slots__:
-            value = getattr(self, each)
-            setattr(other, each, value.copy() if isinstance(value, (dict, set, list)) else value)
+        other.__dict__.update(self.__dict__)
+        other._base, other._rate = self._base.copy(), self._rate.copy()
         return other
 
     def begin(self, key: str, rate: float, at_ns: int) -> None:
@@ -113,7 +96,6 @@ class Shares:
         self._rate[key] = self._rate.get(key, 0.0) + rate
         self._sum_base -= before
         self._sum_rate += rate
-        self._used.discard(key)
 
     def end(self, key: str, rate: float, at_ns: int) -> None:
         """Stop counting it."""
@@ -128,7 +110,6 @@ class Shares:
             self._sum_rate -= self._rate.pop(key)
             if not self._rate:
                 self._sum_rate = 0.0
-            self._watch(key)
 
     def used(self, at_ns: int) -> dict[str, float]:
         """Return the decayed usage of each key, in seconds at a usage of 1 per second."""
@@ -141,8 +122,6 @@ class Shares:
         amount = used * self._scale(self._grown(at_ns))
         self._base[key] = self._base.get(key, 0.0) + amount
         self._sum_base += amount
-        if key not in self._rate:
-            self._watch(key)
 
     def factors(self, now_ns: int, active: Collection[str]) -> dict[str, float]:
         """Return the factor of each of *active*, the keys with waiting or running jobs."""
@@ -157,39 +136,19 @@ class Shares:
         total = self._sum_base + self._sum_rate * grown
         if total <= self._sum_rate * grown * _NOISE:
             return {}
-        self._forget(total / _NEGLIGIBLE)
-        others = len(self._used) - sum(key in self._used for key in active)
-        keys = len(active) + others
+        least = total / _NEGLIGIBLE
+        keys = len(active)
+        for key, used in self._base.items():  # of a key without runs that is all
+            keys += used > least and key not in self._rate and key not in active
         found = {}
         for key in active:
             used = self._base.get(key, 0.0) + self._rate.get(key, 0.0) * grown
             found[key] = max(used, 0.0) / total * keys
         return found
 
-    def _watch(self, key: str) -> None:
-        """Count a key without runs until its usage has become negligible."""
-        self._used.add(key)
-        if key not in self._watched:
-            self._watched.add(key)
-            heappush(self._heap, (self._base[key], key))
-
     def _scale(self, grown: float) -> float:
         """Return how much more usage weighs at an instant than at the reference, from `_grown` of it."""
         return grown * math.log(2) / self._half_life_s
-
-    def _forget(self, least: float) -> None:
-        """Drop idle keys whose usage has decayed to almost nothing."""
-        heap = self._heap
-        while heap and heap[0][0] <= least:
-            _, key = heappop(heap)
-            self._watched.discard(key)
-            if key in self._rate:
-                continue  # it comes back when its last run ends
-            if self._base[key] <= least:
-                self._used.discard(key)
-            else:  # its usage has grown meanwhile
-                self._watched.add(key)
-                heappush(heap, (self._base[key], key))
 
     def _grown(self, at_ns: int) -> float:
         """Return the weighted usage until then at a rate of 1 per second, relative to the current reference."""
@@ -208,8 +167,6 @@ class Shares:
         for key in self._base:
             self._base[key] *= smaller
         self._sum_base = sum(self._base.values())
-        self._heap = [(self._base[key], key) for key in sorted(self._used, key=self._base.__getitem__)]
-        self._watched = set(self._used)
 
 
 class Served:
@@ -397,28 +354,6 @@ class PassedWork:
         self._recent = []
         arrivals[first:] = [arrival for arrival, _ in entries]
         works[first:] = [work for _, work in entries]
-        if len(arrivals) > 2 * _MOST:
-            first = 0
-            self._coarsen()
         for pool, sums in enumerate(self._sums):
             del sums[first + 1 :]
             sums[first:] = accumulate((work[pool] for work in works[first:]), initial=sums[first])
-
-    def _coarsen(self) -> None:
-        """Merge old entries that arrived within a hundredth of their age of each other.
-
-        So memory does not grow with the number of jobs, and no work is lost: it takes a million jobs of a second to
-        pass one by 8 hours of a large machine. A merged entry counts as having arrived with the first of its jobs, so
-        that no job seems to be passed by more work than there was.
-        """
-        arrivals, works = self._arrivals, self._works
-        newest = arrivals[-1]
-        firsts: list[int] = []
-        sums: list[Work] = []
-        for arrived_at_ns, work in zip(arrivals[:-_MOST], works[:-_MOST], strict=True):
-            if firsts and (arrived_at_ns - firsts[-1]) * _NEAR <= newest - arrived_at_ns:
-                sums[-1] = Work(*map(add, sums[-1], work))
-            else:
-                firsts.append(arrived_at_ns)
-                sums.append(work)
-        arrivals[:-_MOST], works[:-_MOST] = firsts, sums

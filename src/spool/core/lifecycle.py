@@ -291,7 +291,9 @@ def shown(
         case Verdict.ENDED:
             if filed:
                 return proof.outcome, proof.reason
-            return State.STOPPING, f"has ended ({proof.outcome}), being recorded"
+            # Its engine may have caused an exit code other than 0, and the record will have its word.
+            is_known = elsewhere is None or stop is not None or proof.outcome is State.FINISHED
+            return State.STOPPING, f"has ended{f' ({proof.outcome})' if is_known else ''}, being recorded"
         case Verdict.UNREACHABLE if elsewhere is None or stop is None:
             return State.RUNNING, "on another host, not visible from here" if elsewhere is None else elsewhere
         case Verdict.STOPPING if stop is None:

@@ -64,6 +64,12 @@ class Playback:
         self._policy = policy
         self._ends: list[tuple[int, str, int, Running]] = []
         self._number = count()
+        self.past.asked_by(self._arrivals)
+
+    def _arrivals(self) -> Iterator[int]:
+        """Yield the arrivals of the jobs that other work can have passed."""
+        yield from (job.arrived_at_ns for job in self.queue.values())
+        yield from (run.arrived_at_ns for run in self.running.values() if run.arrived_at_ns is not None)
 
     @classmethod
     def of_copy(cls, view: View, policy: Policy) -> Playback:

@@ -67,6 +67,10 @@ class Past:
         self._policy = policy
         self.sizes: Sizes | None = None  # where a job leaves its size to spool
 
+    def asked_by(self, asked: Callable[[], Iterable[int]]) -> None:
+        """From now on *asked* returns these arrivals."""
+        self._asked = asked
+
     def begin(self, user: str, project: str | None, grant: Grant, at_ns: int) -> None:
         """Count the usage of a run from its start on."""
         key, rate = share_key(user, project, self._policy), weigh(grant, self._policy)
@@ -89,7 +93,7 @@ class Past:
     def copy(self) -> Past:
         """Return an independent copy; the learnt run times are shared, for reading only."""
         other = Past.__new__(Past)
-        other._asked = None  # the copy is asked about the same jobs, and is short-lived
+        other._asked = None  # the owner of the copy knows its jobs
         other._policy, other.run_times, other.sizes = self._policy, self.run_times, self.sizes
         other.shares, other.passed = self.shares.copy(), self.passed.copy()
         other.served = {key: served.copy() for key, served in self.served.items()}

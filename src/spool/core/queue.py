@@ -11,7 +11,7 @@ again of each job that it looks at. So an incrementally updated index gives the 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from spool.core.dependencies import DependencyIndex
@@ -215,7 +215,7 @@ class WaitingQueue(Mapping[str, Waiting]):
                 demand = self._demands[at] = Demand(*at)
                 self._count_demand(demand, 1)
             demand.shapes[key] = shape
-            self._state(key, self.group_limits.add, self.array_limits.add)
+            self._count_limits(key, 1)
         shape.members += 1
         self._count(job, 1)
         for owner in _owners(job):
@@ -239,13 +239,9 @@ class WaitingQueue(Mapping[str, Waiting]):
             self._deadlines.add((deadline, name))
         self.watch.changed(name)
 
-    @staticmethod
-    def _state(key: ShapeKey, group: Callable[[str, int], None], array: Callable[[str, int], None]) -> None:
-        """Add or remove the limits that a shape states."""
-        if key.group is not None and key.group_limit is not None:
-            group(key.group, key.group_limit)
-        if key.array is not None and key.array_limit is not None:
-            array(key.array, key.array_limit)
+    def _count_limits(self, key: ShapeKey, sign: int) -> None:
+        self.group_limits.count(key.group, key.group_limit, sign)
+        self.array_limits.count(key.array, key.array_limit, sign)
 
     def _add(self, shape: Shape, one: Place) -> None:
         was_settled = shape.open.is_settled
@@ -289,7 +285,7 @@ class WaitingQueue(Mapping[str, Waiting]):
             if not demand.shapes:
                 del self._demands[at]
                 self._count_demand(demand, -1)
-            self._state(key, self.group_limits.discard, self.array_limits.discard)
+            self._count_limits(key, -1)
         opens = job.opens_at_ns
         if opens is not None:
             self._times.discard((opens, name))
@@ -387,18 +383,10 @@ class WaitingQueue(Mapping[str, Waiting]):
         at = bisect_left(deadlines, (now_ns,))
         return deadlines[at][0] + 1 if at < len(deadlines) else None
 
-    def queued(self, *, user: str | None = None, project: str | None = None) -> int:
-        """Return how many jobs wait in all, of a user, or of a project."""
-        if user is not None:
-            return self.users.get(user, 0)
-        if project is not None:
-            return self.projects.get(project, 0)
-        return len(self._jobs)
-
     def is_among_first(self, job: Waiting, most: int, *, by_project: bool = False) -> bool:
         """Tell whether *job* is one of the *most* jobs of its user (or project) that arrived first."""
         owner = ("project", job.spec.project or "") if by_project else ("user", job.user)
-        if self.queued(**{owner[0]: owner[1]}) <= most:
+        if (self.projects[job.spec.project] if by_project else self.users[job.user]) <= most:
             return True
         arrivals = self._arrivals.get(owner)
         if arrivals is None:

@@ -145,19 +145,6 @@ class Counts:
     Grants on another machine count for the owners and the limits only.
     """
 
-    __slots__ = (
-        "arrays",
-        "cpu_holders",
-        "cpus",
-        "groups",
-        "memory_bytes",
-        "memory_holders",
-        "named",
-        "projects",
-        "runs",
-        "users",
-    )
-
     def __init__(self) -> None:
         self.runs = 0
         self.cpus = 0
@@ -172,8 +159,7 @@ class Counts:
     def copy(self) -> Counts:
         """Return an independent copy."""
         other = Counts.__new__(Counts)
-        other.runs, other.cpus, other.memory_bytes = self.runs, self.cpus, self.memory_bytes
-        other.cpu_holders, other.memory_holders = self.cpu_holders, self.memory_holders
+        other.__dict__.update(self.__dict__)
         other.named = self.named.copy()
         other.groups, other.arrays = self.groups.copy(), self.arrays.copy()
         other.users, other.projects = self.users.copy(), self.projects.copy()
@@ -231,17 +217,11 @@ class Lowest:
     def __init__(self) -> None:
         self._stated: dict[str, dict[int, int]] = {}  # group -> limit -> number of members that state it
 
-    def add(self, name: str, limit: int) -> None:
-        """Add a member that states *limit*."""
-        stated = self._stated.setdefault(name, {})
-        stated[limit] = stated.get(limit, 0) + 1
-
-    def discard(self, name: str, limit: int) -> None:
-        """Remove one such member."""
-        stated = self._stated[name]
-        stated[limit] -= 1
-        if not stated[limit]:
-            del stated[limit]
+    def count(self, name: str | None, limit: int | None, sign: int) -> None:
+        """Count one more member of *name* that states *limit*, or one fewer; None: of no group, or no limit."""
+        if name is not None and limit is not None:
+            stated = self._stated.setdefault(name, {})
+            count(stated, limit, sign)
             if not stated:
                 del self._stated[name]
 

@@ -16,7 +16,7 @@ from spool.core import reservations as reserved
 from spool.core.gpus import NONE_NAMED, GpuSlot, GpuSlots, Kind
 from spool.core.model import Grant, Machine, Policy, Pool, Request, Reservation, Running, Waiting
 from spool.core.names import engine_title
-from spool.core.quotas import Quotas, SharedLimits, why_never
+from spool.core.quotas import Quotas, SharedLimits, count, why_never
 from spool.core.reasons import Reason, count_of
 from spool.core.runs import Runs, pending_unit
 from spool.core.units import show_size
@@ -51,10 +51,7 @@ class FreeResources:
         self.quotas = Quotas(policy)
         self.available_bytes = machine.memory_available_bytes
         self.with_gpus = runs.with_gpus.copy()
-        self.cards = GpuSlots(machine, policy, named_gpus)
-        if self.cards.cards:
-            for run in self.with_gpus.values():
-                self.cards.claim(run)
+        self.cards = self._claimed_cards(named_gpus)
         self.started: list[Running] = []
         self.pending = runs.pending.copy()
         self.elsewhere: dict[str, FreeResources] = {}
@@ -71,18 +68,18 @@ class FreeResources:
     def then(self) -> FreeResources:
         """Return a copy, to be changed into a later room."""
         room = FreeResources.__new__(FreeResources)
-        room.machine, room.policy, room.limits = self.machine, self.policy, self.limits
-        room.reservations, room.now_ns = self.reservations, self.now_ns
-        room.runs, room.counts, room.quotas = self.runs, self.counts.copy(), self.quotas
-        room.available_bytes = self.available_bytes
-        room.with_gpus = self.with_gpus.copy()
-        room.cards = GpuSlots(self.machine, self.policy, self.cards.named)
-        if room.cards.cards:
-            for run in room.with_gpus.values():
-                room.cards.claim(run)
+        room.__dict__.update(self.__dict__)
+        room.counts, room.with_gpus = self.counts.copy(), self.with_gpus.copy()
+        room.cards = room._claimed_cards(self.cards.named)
         room.started, room.pending = self.started.copy(), self.pending.copy()
         room.elsewhere = {}  # other machines do not matter here
         return room
+
+    def _claimed_cards(self, named_gpus: Mapping[Kind, int]) -> GpuSlots:
+        slots = GpuSlots(self.machine, self.policy, named_gpus)
+        for run in self.with_gpus.values() if slots.cards else ():
+            slots.claim(run)
+        return slots
 
     def claim(self, run: Running) -> None:
         """Add the grant of *run*."""
@@ -103,8 +100,7 @@ class FreeResources:
         self.claim(run)
         self.started.append(run)
         if run.submitted:
-            unit = pending_unit(run.name, run.spec)
-            self.pending[unit] = self.pending.get(unit, 0) + 1
+            count(self.pending, pending_unit(run.name, run.spec), 1)
         if run.elsewhere is not None:
             if run.elsewhere in self.elsewhere:
                 self.elsewhere[run.elsewhere].start(replace(run, elsewhere=None))

@@ -7,7 +7,7 @@ them with sums computed from scratch.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from heapq import merge
 
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from spool.core.model import Running, Spec
 from spool.core.queue import Ordered
-from spool.core.quotas import Counts, Lowest
+from spool.core.quotas import Counts, Lowest, count
 from spool.core.runtimes import Expected, RunTimes
 
 
@@ -99,8 +99,7 @@ class Runs(Mapping[str, Running]):
 
     def _count(self, run: Running, expected: Expected) -> None:
         name = run.name
-        self.counts.add(run)
-        _state(run, self.group_limits.add, self.array_limits.add)
+        self._count_sums(run, 1)
         if run.elsewhere is not None:
             there = self.elsewhere.setdefault(run.elsewhere, Runs(run_times=self.run_times))
             there.put(replace(run, elsewhere=None))
@@ -115,24 +114,21 @@ class Runs(Mapping[str, Running]):
             self._stopping.add(name)
         elif run.suspended:
             self._suspended.add(name)
-        self._count_pending(run, 1)
 
-    def _count_pending(self, run: Running, number: int) -> None:
-        if not run.submitted:
-            return
-        if run.blocked:
-            self.blocked += number
-            return
-        unit = pending_unit(run.name, run.spec)
-        if left := self.pending.get(unit, 0) + number:
-            self.pending[unit] = left
-        else:
-            del self.pending[unit]
+    def _count_sums(self, run: Running, sign: int) -> None:
+        spec, task = run.spec, run.spec.task
+        self.counts.add(run, sign)
+        self.group_limits.count(spec.group, spec.group_limit, sign)
+        if task is not None:
+            self.array_limits.count(task.array, task.max_running, sign)
+        if run.blocked and run.submitted:
+            self.blocked += sign
+        elif run.submitted:
+            count(self.pending, pending_unit(run.name, spec), sign)
 
     def _discount(self, run: Running) -> None:
         name = run.name
-        self.counts.add(run, -1)
-        _state(run, self.group_limits.discard, self.array_limits.discard)
+        self._count_sums(run, -1)
         if run.elsewhere is not None:
             self.elsewhere[run.elsewhere].remove(name)
         else:
@@ -142,7 +138,6 @@ class Runs(Mapping[str, Running]):
         self._stopping.discard(name)
         self.preemptible.discard(name)
         self._suspended.discard(name)
-        self._count_pending(run, -1)
 
     @property
     def suspended(self) -> Set[str]:
@@ -200,14 +195,3 @@ class Runs(Mapping[str, Running]):
 def pending_unit(name: str, spec: Spec) -> str:
     """Return what counts as one among the jobs that wait on an engine: a job, or a whole array."""
     return spec.task.array if spec.task is not None else name
-
-
-_Note = Callable[[str, int], None]
-
-
-def _state(run: Running, group: _Note, array: _Note) -> None:
-    spec = run.spec
-    if spec.group is not None and spec.group_limit is not None:
-        group(spec.group, spec.group_limit)
-    if spec.task is not None and spec.task.max_running is not None:
-        array(spec.task.array, spec.task.max_running)

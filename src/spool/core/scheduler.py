@@ -247,7 +247,7 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
         PassResult(holding=view.holding) if nothing else SchedulingPass(queue, constraints, order, view.holding).run()
     )
     protection = placed.protection
-    after = constraints.after(protection, Cycles(queue.watch.jobs(), names))
+    after = constraints.after(protection, Cycles(queue.watch, names))
     return Plan(
         view=view,
         now_ns=now_ns,

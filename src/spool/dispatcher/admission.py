@@ -143,7 +143,7 @@ class Admission(Component):
             if cancel is not None:
                 with self._confinement.of(Thing.of_run(live.key), "take back the cancel of"):
                     self._spool.withdraw_stop(*live.key)
-                self._events.forget_review(cancel.number)
+                self._events.client.forget(cancel.number)
                 self._answered_cancel(cancel)
 
     # Answers.
@@ -214,7 +214,7 @@ class Admission(Component):
         if text is None:
             return  # the next look sees the change
         if known is not None:
-            self._events.forget_review(known.number)
+            self._events.client.forget(known.number)
         keys = toml.read(text, f"job {name}")
         number = self._events.review_file(job, file, keys, self._clock())
         self._files[name] = _FileReview(number, file.content)
@@ -266,7 +266,7 @@ class Admission(Component):
             if time.monotonic_ns() - review.at_ns < _GOOD_FOR_NS:
                 return self._starts.pop(job.name).answer
         if review is not None:
-            self._events.forget_review(review.number)
+            self._events.client.forget(review.number)
         number = self._events.review_start(job, job.queued, start.grant, now_ns)
         self._starts[job.name] = _StartReview(number, _version(job))
         self._state.await_answer(job, ASKED)

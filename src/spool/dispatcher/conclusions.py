@@ -28,13 +28,12 @@ from spool.core.lifecycle import (
 )
 from spool.core.model import Jid, State, StopKind
 from spool.core.phases import Ended, TakenBack, Unstartable, Void
-from spool.dispatcher.wakeup import Clock
+from spool.dispatcher.context import Component, Context
 from spool.executors import RunHandle
 from spool.formats.freetext import peak_in
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, REFUSED
 from spool.state.run import ActiveRun
 from spool.store.disk import status_of
-from spool.store.locked_spool import LockedSpool
 
 _MOST_FAILURES = 3  # of an engine to start a job, in a row
 _NOT_BY_CHANCE = frozenset(
@@ -45,13 +44,12 @@ _NO_FORK = frozenset({2, 254})  # exit codes of dash and busybox, and of bash af
 _CANNOT_FORK = re.compile(rb": (?:Cannot fork|can't fork: [^\n]*|fork: Resource temporarily unavailable)\n\Z")
 
 
-class Concluder:
+class Concluder(Component):
     """Looks at the evidence of runs. Unreadable evidence raises OSError, and nothing is concluded from it."""
 
-    def __init__(self, spool: LockedSpool, prober: Prober, clock: Clock) -> None:
-        self._spool = spool
+    def __init__(self, context: Context, prober: Prober) -> None:
+        super().__init__(context)
         self._prober = prober
-        self._clock = clock
 
     def conclude(self, live: ActiveRun, left: Exit | None = None) -> bool:
         """Look at the evidence of *live* and return whether it is over; its phase then says how, and when.
@@ -66,22 +64,9 @@ class Concluder:
                 live.used(self._spool.usage(live.name, live.run))
         return True
 
-    def exit(self, live: ActiveRun) -> Exit | None:
-        """Return the exit code that the wrapper of a run has left."""
-        return self._spool.exit(*live.key)
-
-    def has_leftovers(self, live: ActiveRun) -> bool:
-        """Whether the command of a run has ended, and its wrapper waits for what that has left behind."""
-        return self.exit(live) is not None and self._spool.has_leftovers(*live.key)
-
     def lacks_metadir(self, live: ActiveRun) -> bool:
         """Whether the metadir of a run was removed, so that its wrapper can leave no record."""
         return status_of(self._spool.layout.metadir(*live.key)) is None
-
-    def command_end_ns(self, live: ActiveRun) -> int:
-        """Return when the command of a run ended: now if its wrapper, which is gone, has left no exit code."""
-        left = self.exit(live)
-        return left.at_ns if left is not None else self._clock()
 
     def _ended(self, live: ActiveRun, proof: Proof, code: int | None = None, at_ns: int | None = None) -> Ended:
         """Return the end of a run with *proof*; its wrapper has recorded the exit code *code* at *at_ns*."""
@@ -122,7 +107,7 @@ class Concluder:
         if live.elsewhere is not None and live.handle is not None:
             return self._conclude_elsewhere(live, live.handle)
         evidence = self._spool.evidence(live.name, live.run, self._prober)
-        if evidence.liveness is Liveness.ABSENT and status_of(self._spool.layout.metadir(*live.key)) is None:
+        if evidence.liveness is Liveness.ABSENT and self.lacks_metadir(live):
             evidence = self._without_metadir(live)
         if evidence.liveness is Liveness.ABSENT and live.exit_status is not None:
             # A child of this process, and it is gone without a jid: no other process can create one.
@@ -212,10 +197,6 @@ class Concluder:
         if not live.adopted or live.stop is not None or (end is not None and ends_unspoken(end.word)):
             return False
         return self._spool.is_void(*live.key)
-
-    def spoke_at_ns(self, live: ActiveRun) -> int | None:
-        """Return when the wrapper of a run registered; None if it has not."""
-        return self._spool.spoke_at_ns(live.name, live.run, live.started_at_ns)
 
     def _never_spoke(self, live: ActiveRun, why: str, *, refused: bool = False) -> Ended | Void:
         """Settle a run without a jid whose wrapper is gone: it was stopped, refused or could not start.

@@ -104,7 +104,7 @@ class EventRecorder:
         self._logs = logs
         self._confinement = confinement
         self._timer = timers.timer("listeners")  # of the process of the listeners
-        self.client = ListenerClient(spool.root, self._answered, self._ready)
+        self.client = ListenerClient(spool.root, lambda reply: self.replies.append(reply), self._ready)
         self._subscriptions = NO_SUBSCRIPTIONS
         self._listeners: Ready | None = None
         self.wanted: frozenset[EventName] = frozenset()  # that some listener wants, independent of job files
@@ -133,14 +133,6 @@ class EventRecorder:
                 self.news = True
                 self.client.listen(kinds)
             self._cut()
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when :meth:`read` has something to do."""
-        return self.client.fileno()
-
-    def read(self) -> None:
-        """Read messages of the listeners' process."""
-        self.client.read()
 
     def look(self) -> None:
         """Look for listeners; a failed look is repeated with the next look at everything."""
@@ -291,10 +283,6 @@ class EventRecorder:
             self.client.more(self._logs.events.end)
         self.client.close()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait until the process has left, after :meth:`close`."""
-        self.client.join(timeout_s)
-
     # Reviews.
 
     def review_start(self, job: JobEntry, file: JobFileVersion, grant: Grant, at_ns: int) -> int:
@@ -309,10 +297,6 @@ class EventRecorder:
         """Request a review of the cancellation of a run; return its number."""
         return self._review(self._of_run(EventName.CANCELLING, live, at_ns, _by(stop)))
 
-    def forget_review(self, number: int) -> None:
-        """Ignore the answer to a review."""
-        self.client.forget(number)
-
     def take_replies(self) -> list[Reply]:
         """Return the replies that came since the last call."""
         replies, self.replies = self.replies, []
@@ -323,9 +307,6 @@ class EventRecorder:
         with suppress(OSError):  # events that cannot be written now are delivered later, and must not prevent a review
             self.flush()
         return self.client.ask(event, self._logs.events.end)
-
-    def _answered(self, reply: Reply) -> None:
-        self.replies.append(reply)
 
     # Construction of events.
 

@@ -161,39 +161,6 @@ class LimitEnforcer(Component):
                 self._order(live, Stop(StopKind.MEMORY, "spool", time.time_ns(), words))
 
 
-class SumsWriter(Component):
-    """Writes sums of live runs into a record of their metadirs once in a while, so that a restart keeps them."""
-
-    def __init__(self, context: Context, record: str, verb: str, every_ns: int) -> None:
-        """*verb* is what an error could not do to a run: "write the GPU use of"."""
-        super().__init__(context)
-        self._record, self._verb, self._every_ns = record, verb, every_ns
-        self._written_ns: dict[tuple[str, int], int] = {}  # monotonic
-
-    def is_due(self, live: ActiveRun) -> bool:
-        """Whether the record is due: after the first look at once, so that short runs have one, later rarely."""
-        written_ns = self._written_ns.get(live.key)
-        return written_ns is None or time.monotonic_ns() - written_ns >= self._every_ns
-
-    def is_written(self, live: ActiveRun) -> None:
-        """Note that the record is there as it should be."""
-        self._written_ns[live.key] = time.monotonic_ns()
-
-    def write(self, live: ActiveRun, data: bytes) -> None:
-        """Write the record, unless that has failed a moment ago."""
-        confinement, thing = self._confinement, Thing.of_run(live.key)
-        if confinement.pauses(thing, self._verb):
-            return
-        self.is_written(live)
-        with confinement.of(thing, self._verb):
-            self._spool.put_note(live.name, live.run, self._record, data)
-
-    def forget_ended(self) -> None:
-        """Forget the runs that are no longer live."""
-        live = self._state.live
-        self._written_ns = {key: at for key, at in self._written_ns.items() if key in live}
-
-
 class GpuUseRecorder(Component):
     """Sums up the GPU use of runs, and notices runs that leave their GPUs idle. *order* orders a run to be stopped.
 
@@ -207,7 +174,7 @@ class GpuUseRecorder(Component):
         self._world = world
         self._order = order
         self._seen_at_ns: int | None = None  # the time of the last processed look of NVML
-        self._sums = SumsWriter(context, layout.GPUS, _WRITE_GPUS, _WRITE_GPUS_EVERY_NS)
+        self._written_ns: dict[tuple[str, int], int] = {}  # monotonic: when the sums of a run were written last
 
     def watch_run(self, live: ActiveRun) -> None:
         """Read the sums of a run that an earlier dispatcher has begun."""
@@ -217,7 +184,7 @@ class GpuUseRecorder(Component):
             watch = self._spool.gpu_watch(live.name, live.run)
             if watch is not None and len(watch.gpus) == len(live.grant.gpu_uuids):
                 live.gpus_watched(watch)
-                self._sums.is_written(live)
+                self._written_ns[live.key] = time.monotonic_ns()
 
     def turn(self, machine: Machine | None) -> None:
         """Process a new look at the GPUs, if there is one."""
@@ -234,7 +201,7 @@ class GpuUseRecorder(Component):
             if live is None or live.started_at_ns > at_ns or not live.holds_room:
                 continue
             self._take_in(live, at_ns, [work.get(uuid, {}).get(name) for uuid in live.grant.gpu_uuids])
-        self._sums.forget_ended()
+        self._written_ns = {key: at for key, at in self._written_ns.items() if key in state.live}
 
     def leave(self) -> None:
         """Write the sums since the last writing."""
@@ -254,8 +221,13 @@ class GpuUseRecorder(Component):
         if watch.is_due(live.spec) and not live.asking:
             with self._confinement.of(Thing.of_run(live.key), _JUDGE_GPUS):
                 self._judge(live, watch, at_ns)
-        elif before.is_told != watch.is_told or self._sums.is_due(live):
+        elif before.is_told != watch.is_told or self._is_due(live):
             self._write(live)
+
+    def _is_due(self, live: ActiveRun) -> bool:
+        """Whether the sums must be written: after the first look, so that short runs have some, later rarely."""
+        written_ns = self._written_ns.get(live.key)
+        return written_ns is None or time.monotonic_ns() - written_ns >= _WRITE_GPUS_EVERY_NS
 
     def _judge(self, live: ActiveRun, watch: GpuWatch, at_ns: int) -> None:
         """Report that a run leaves its GPUs idle, and stop it if its job file says so."""
@@ -274,5 +246,9 @@ class GpuUseRecorder(Component):
             self._write(live)
 
     def _write(self, live: ActiveRun) -> None:
-        if live.gpu_watch is not None:
-            self._sums.write(live, render_gpus(live.gpu_watch))
+        thing = Thing.of_run(live.key)
+        if live.gpu_watch is None or self._confinement.pauses(thing, _WRITE_GPUS):
+            return
+        self._written_ns[live.key] = time.monotonic_ns()
+        with self._confinement.of(thing, _WRITE_GPUS):
+            self._spool.put_note(live.name, live.run, layout.GPUS, render_gpus(live.gpu_watch))

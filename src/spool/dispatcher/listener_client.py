@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
@@ -56,7 +56,8 @@ class ListenerClient:
         self._child = ChildProcess(("spool.listeners", root), environment, clock=clock)
         self._kinds: tuple[str, ...] = ()
         self.wanted = False  # whether there must be a process
-        self._reviews = _PendingReviews()
+        self._reviews: dict[int, _Pending] = {}  # unfinished, by their numbers; the open ones were sent
+        self._number = 0
         self._position = 0
         self._behind = False  # whether it was not told of the last position, since too much was unread
         self._is_ready = False  # whether it has reported that it is ready for reviews
@@ -90,20 +91,27 @@ class ListenerClient:
 
     def ask(self, event: Event, after: int = 0) -> int:
         """Request a review of an event, after all events before position *after*; return the number of the reply."""
-        number = self._reviews.add(event, after)
+        self._number += 1
+        self._reviews[self._number] = _Pending(event, after)
         self.wanted = True
         self._send_reviews()
-        return number
+        return self._number
 
     def forget(self, number: int) -> None:
-        """Ignore the answer to a review."""
-        self._reviews.forget(number)
+        """Ignore the answer to a review. An open one stays open: the process is at work on it."""
+        review = self._reviews.get(number)
+        if review is not None:
+            review.wanted = False
+            if review.due_ns is None:
+                del self._reviews[number]
 
     def next_due_ns(self) -> int | None:
         """Return when :meth:`tick` has something to do, on the monotonic clock."""
         if self._child.pid is None:
             return self._child.start_due_ns if self.wanted else None
-        return self._reviews.next_due_ns() if self._is_ready else self._ready_due_ns
+        if not self._is_ready:
+            return self._ready_due_ns
+        return min((one.due_ns for one in self._reviews.values() if one.due_ns is not None), default=None)
 
     def tick(self) -> None:
         """Start the process if that is due; end it if it does not answer."""
@@ -169,9 +177,11 @@ class ListenerClient:
             case StepBegun(within_ns, 0):
                 self._ready_due_ns = self._clock() + within_ns + _PATIENCE_NS
             case StepBegun(within_ns, number):
-                self._reviews.goes_on(number, self._clock(), within_ns)
+                if number in self._reviews:
+                    self._reviews[number].due_ns = self._clock() + within_ns + _PATIENCE_NS
             case Reply() as reply:
-                if self._reviews.done(reply.number):
+                review = self._reviews.pop(reply.number, None)
+                if review is not None and review.wanted:
                     self._answered(reply)
                 self._send_reviews()
             case _:
@@ -182,15 +192,25 @@ class ListenerClient:
         self._child.give_up(kill=kill)
         self._is_ready = False
         log.error("the listeners' process has ended; starting another one")
-        for number, event, tries in self._reviews.died():
-            why = f"it crashed the listeners' process {tries} times"
-            who = "a plugin" if event.name is EventName.QUEUED else f"hook {event.name}"
-            self._answered(Reply(number, Answer(no=f"{who}: {why}")))
+        for number, review in list(self._reviews.items()):
+            if review.due_ns is not None:
+                review.due_ns = None
+                review.tries += 1
+            if not review.wanted or review.tries >= _MOST_TRIES:
+                del self._reviews[number]
+            if review.wanted and review.tries >= _MOST_TRIES:
+                why = f"it crashed the listeners' process {review.tries} times"
+                who = "a plugin" if review.event.name is EventName.QUEUED else f"hook {review.event.name}"
+                self._answered(Reply(number, Answer(no=f"{who}: {why}")))
 
     def _send_reviews(self) -> None:
-        if self._is_ready:
-            for number, event, after in self._reviews.send(self._clock()):
-                self._say(Review(number, event, after))
+        """Send the reviews that are not open, as many as may be. After a death one by one, to find the guilty one."""
+        most = 1 if any(one.tries for one in self._reviews.values()) else AT_ONCE
+        room = most - sum(one.due_ns is not None for one in self._reviews.values())
+        waiting = [(number, one) for number, one in self._reviews.items() if one.due_ns is None]
+        for number, review in waiting[: max(0, room)] if self._is_ready else ():
+            review.due_ns = self._clock() + _PATIENCE_NS
+            self._say(Review(number, review.event, review.after))
 
     def _say(self, message: ToListeners) -> None:
         self._child.send(render(message))
@@ -202,62 +222,3 @@ class _Pending(Struct):
     tries: int = 0
     due_ns: int | None = None  # when it must be done, or the next step begun; None: not open
     wanted: bool = True  # False: the answer is no longer needed
-
-
-class _PendingReviews:
-    """The unfinished reviews. The open ones were sent. Times are of one monotonic clock."""
-
-    def __init__(self) -> None:
-        self._all: dict[int, _Pending] = {}
-        self._number = 0
-
-    def add(self, event: Event, after: int) -> int:
-        """Add a review of an event, with a position in the events; return its number."""
-        self._number += 1
-        self._all[self._number] = _Pending(event, after)
-        return self._number
-
-    def forget(self, number: int) -> None:
-        """Drop the need for an answer. An open review stays open: the process is at work on it."""
-        review = self._all.get(number)
-        if review is not None:
-            review.wanted = False
-            if review.due_ns is None:
-                del self._all[number]
-
-    def next_due_ns(self) -> int | None:
-        """Return when the process must have sent a message about an open review."""
-        return min((one.due_ns for one in self._all.values() if one.due_ns is not None), default=None)
-
-    def send(self, now_ns: int) -> Iterator[tuple[int, Event, int]]:
-        """Yield the reviews to send now; they are open then. After a death one by one, to find the guilty one."""
-        most = 1 if any(one.tries for one in self._all.values()) else AT_ONCE
-        room = most - sum(one.due_ns is not None for one in self._all.values())
-        for number, review in self._all.items():
-            if room <= 0:
-                return
-            if review.due_ns is None:
-                room -= 1
-                review.due_ns = now_ns + _PATIENCE_NS
-                yield number, review.event, review.after
-
-    def goes_on(self, number: int, now_ns: int, within_ns: int) -> None:
-        """Record that the process has begun a step of an open review, which may take *within_ns*."""
-        if number in self._all:
-            self._all[number].due_ns = now_ns + within_ns + _PATIENCE_NS
-
-    def done(self, number: int) -> bool:
-        """Remove a review; return whether its answer is still needed."""
-        review = self._all.pop(number, None)
-        return review is not None and review.wanted
-
-    def died(self) -> Iterator[tuple[int, Event, int]]:
-        """Record that the process has died; yield the reviews to give up, with the number of deaths during each."""
-        for number, review in list(self._all.items()):
-            if review.due_ns is not None:
-                review.due_ns = None
-                review.tries += 1
-            if not review.wanted or review.tries >= _MOST_TRIES:
-                del self._all[number]
-            if review.wanted and review.tries >= _MOST_TRIES:
-                yield number, review.event, review.tries

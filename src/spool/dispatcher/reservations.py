@@ -32,14 +32,9 @@ class Reservations(Component):
         self._pause_ns = 0  # the pause before that
         self.untold: dict[str, str | None] = {}  # `.error` files that could not be written; None: or removed
         self.files: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
-        self._standing: tuple[Reservation, ...] = ()
+        self.standing: tuple[Reservation, ...] = ()  # the valid ones, now or in future, in the order of writing
         self._gpus: frozenset[int] | None = None
         self._removed: dict[str, tuple[int, Reservation]] = {}  # when noticed, monotonic, and its value
-
-    @property
-    def standing(self) -> tuple[Reservation, ...]:
-        """The valid reservations, now or in future, in the order of writing."""
-        return self._standing
 
     @property
     def due(self) -> bool:
@@ -54,7 +49,7 @@ class Reservations(Component):
 
     def look(self) -> bool:
         """Read the changes; return whether the reservations have changed."""
-        before = self._standing
+        before = self.standing
         last, self._pause_ns = self._pause_ns, 0
         self._timer.set(None)
         found: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
@@ -89,22 +84,22 @@ class Reservations(Component):
                 continue
             try:
                 found[name] = (identity, reservation.parse(seen.data, name=name, created_at_ns=seen.mtime_ns))
-                self._mend(name)
+                self._tell(name, None)
             except InvalidReservation as error:
                 found[name] = (identity, None)
                 self._complain(name, list(error.problems))
         for name in self.files.keys() - found.keys():
-            self._mend(name)
+            self._tell(name, None)
         self._see_removed(found)
         self._confinement.keep("reservation", {*names, *self.untold, *self._removed})
         self.files = found
         self._settle()
-        return self._standing != before
+        return self.standing != before
 
     def _see_removed(self, found: Collection[str]) -> None:
         """Keep the texts of valid reservations whose files are gone."""
         now = time.monotonic_ns()
-        for one in self._standing:
+        for one in self.standing:
             if one.name not in found:
                 self._removed.setdefault(one.name, (now, one))
         for name, (since_ns, one) in list(self._removed.items()):
@@ -133,18 +128,15 @@ class Reservations(Component):
         """Determine the valid reservations, and report the problems of the others beside their files."""
         settled = settle((found for _, found in self.files.values() if found is not None), self._gpus)
         for one in settled.standing:
-            self._mend(one.name)
+            self._tell(one.name, None)
         for name, why in settled.refused.items():
             self._complain(name, [Problem(None, None, why)])
-        self._standing = settled.standing
+        self.standing = settled.standing
 
     def _complain(self, name: str, problems: list[Problem]) -> None:
         told = "".join(f"- {problem.message}\n" for problem in problems)
         text = f"The reservation {name} is not in force:\n{told}This file disappears when it is fixed or removed.\n"
         self._tell(name, text)
-
-    def _mend(self, name: str) -> None:
-        self._tell(name, None)
 
     def _tell(self, name: str, text: str | None) -> None:
         """Write the `.error` file of a reservation; None: remove it."""

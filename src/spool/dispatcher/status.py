@@ -8,11 +8,11 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
-from typing import assert_never
+from typing import Any, assert_never
 
 from spool.core import layout, phases
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, shown, suspended_words
-from spool.core.model import SECOND_NS, Jid, Machine, Spec, State
+from spool.core.model import SECOND_NS, Jid, Machine, Request, Spec, State
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.context import Component, Context
@@ -216,16 +216,10 @@ class StatusWriter(Component):
             reason=str(reason) if reason is not None else "",
             problem=self._confinement.why(job.name),
             attempt=job.attempts.attempt,
-            priority=file.spec.priority,
-            cpus=request.cpus,
-            memory_bytes=request.memory_bytes,
-            gpus=request.gpus,
-            resources=dict(request.resources),
             user=user,
-            project=file.spec.project,
-            tags=file.spec.tags,
             since_ns=since,
             time_limit_ns=file.spec.time_limit_ns,
+            **_of_spec(file.spec, request),
         )
 
     def _live(self, live: ActiveRun, *, steady: bool) -> JobView:
@@ -249,18 +243,11 @@ class StatusWriter(Component):
             problem=self._confinement.why(live.name) or (live.handle.resists if live.handle is not None else ""),
             run=live.run,
             attempt=live.attempts.attempt,
-            priority=live.spec.priority,
-            cpus=live.grant.cpus,
-            memory_bytes=request.memory_bytes,
-            gpus=request.gpus,
             gpu_uuids=live.grant.gpu_uuids,
             cpu_list=live.grant.cpu_list,
             gpu_use=GpuUseView.of(watch) if watch is not None else (),
             gpu_idle_ns=watch.idle_ns if watch is not None else 0,
-            resources=dict(request.resources),
             user=live.user,
-            project=live.spec.project,
-            tags=live.spec.tags,
             since_ns=live.wait.arrived_at_ns,
             started_at_ns=live.ran_from_ns,
             engine=live.elsewhere,
@@ -268,6 +255,7 @@ class StatusWriter(Component):
             time_limit_ns=live.spec.time_limit_ns,
             suspended_ns=live.suspension.before_ns,
             suspended_at_ns=live.suspension.since_ns,
+            **{**_of_spec(live.spec, request), "cpus": live.grant.cpus},
         )
 
     def _state_of(self, live: ActiveRun) -> tuple[State, str]:
@@ -339,6 +327,19 @@ class StatusWriter(Component):
         )
 
 
+def _of_spec(spec: Spec, request: Request) -> dict[str, Any]:
+    """Return what each view takes from a job file whose next run, or present one, requests that."""
+    return {
+        "priority": spec.priority,
+        "cpus": request.cpus,
+        "memory_bytes": request.memory_bytes,
+        "gpus": request.gpus,
+        "resources": dict(request.resources),
+        "project": spec.project,
+        "tags": spec.tags,
+    }
+
+
 def _held_back(plan: Plan | None) -> HoldingView | None:
     if plan is None or (plan.holding.name is None and not plan.holding.amounts):
         return None
@@ -400,22 +401,15 @@ def array_views(table: SchedulerState) -> dict[str, JobView]:
             state, reason = State.STOPPING, f"{array.cancelled}: {reason}"
         elif array.held:
             state = State.HELD
-        request = array.spec.request
         views[array.name] = JobView(
             state=state,
             reason=reason,
             run=array.run,
-            priority=array.spec.priority,
-            cpus=request.cpus,
-            memory_bytes=request.memory_bytes,
-            gpus=request.gpus,
-            resources=dict(request.resources),
             user=array.user,
-            project=array.spec.project,
-            tags=array.spec.tags,
             since_ns=array.arrived_at_ns,
             started_at_ns=array.expanded_at_ns,
             array=True,
             beside=" ".join(array.beside),
+            **_of_spec(array.spec, array.spec.request),
         )
     return views

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from enum import Enum
 
 from spool.core.lifecycle import Liveness, Prober
 from spool.core.model import SECOND_NS
@@ -20,6 +21,14 @@ POLL_NS = SECOND_NS  # where no event reports an end, or a change of the files
 _FIND_OUT = "find out the end of"
 
 
+class News(Enum):
+    """What an engine tells of a run."""
+
+    ACCEPTED = "its engine has it"
+    BEGUN = "it has begun: its time limit counts from now on"
+    WAITS = "why it waits there has changed"
+
+
 class Supervisor(Component):
     """Finds the runs that have no processes left."""
 
@@ -27,14 +36,12 @@ class Supervisor(Component):
         super().__init__(context)
         self._terminator = terminator
         self._wakeup = wakeup
-        self.concluder = Concluder(context.spool, prober, context.clock)
+        self.concluder = Concluder(context, prober)
         self._timer = context.timers.timer("ends", always=True)
         self.suspects: set[tuple[str, int]] = set()  # runs whose end must be checked
         self._polled: dict[tuple[str, int], ActiveRun] = {}  # runs whose end no event reports
         self._ended: list[ActiveRun] = []  # found, and not returned yet
-        self._accepted: list[ActiveRun] = []  # by their engines, and not returned yet
-        self._begun: list[ActiveRun] = []  # elsewhere, and not returned yet
-        self._news = False  # an engine has news of a run that waits there
+        self._news: list[tuple[News, ActiveRun]] = []  # of runs elsewhere, and not returned yet
         self._poll_at_ns = 0
 
     def watch(self, live: ActiveRun) -> None:
@@ -51,7 +58,7 @@ class Supervisor(Component):
         """Look for runs whose commands have left processes behind, as if no wrapper had left a note of that."""
         for live in self._state.live.values():
             with suppress(OSError):
-                if isinstance(live.phase, Active) and live.elsewhere is None and self.concluder.has_leftovers(live):
+                if isinstance(live.phase, Active) and live.elsewhere is None and self._has_leftovers(live):
                     self.suspects.add(live.key)
 
     def collect(self) -> list[ActiveRun]:
@@ -68,7 +75,7 @@ class Supervisor(Component):
                 continue
             self.suspects.add(job.live.key)
             if isinstance(job.live.phase, Active) and self.concluder.lacks_metadir(job.live):
-                self._outlive(job.live, time.time_ns())
+                self._outlive(job.live)
         if self._executors.engines:
             with self._confinement.service("ask", "the engines of runs elsewhere"):
                 self.suspects |= {run.key for run in self._executors.work()}
@@ -81,7 +88,8 @@ class Supervisor(Component):
                 gone = self._terminator.tick()
         for live in gone:
             self._terminator.forget(live)
-            self._nothing_left(live)
+            live.see(GONE)
+            self._state.recount(live)  # its grant is free for the next run
             self.suspects.add(live.key)
         for key in list(self.suspects):
             if self._confinement.attempt(Thing.of_run(key), _FIND_OUT, self._look_at, key):  # else once more
@@ -92,19 +100,9 @@ class Supervisor(Component):
         ended, self._ended = self._ended, []
         return ended
 
-    def accepted(self) -> list[ActiveRun]:
-        """Return the runs that their engines have accepted since the last call."""
-        accepted, self._accepted = self._accepted, []
-        return accepted
-
-    def begun(self) -> list[ActiveRun]:
-        """Return the runs that have begun elsewhere since the last call: their time limits count from then."""
-        begun, self._begun = self._begun, []
-        return begun
-
-    def heard(self) -> bool:
-        """Return whether an engine has news of a run that waits there, since the last call."""
-        news, self._news = self._news, False
+    def take_news(self) -> list[tuple[News, ActiveRun]]:
+        """Return what engines have told of their runs since the last call."""
+        news, self._news = self._news, []
         return news
 
     def _look_at(self, key: tuple[str, int]) -> None:
@@ -135,11 +133,6 @@ class Supervisor(Component):
         """Whether no event reports the end of a run."""
         return not live.is_over and not self._wakeup.watches(live)
 
-    def _nothing_left(self, live: ActiveRun) -> None:
-        """Free the grant of a run that has no processes left, for the next run."""
-        live.see(GONE)
-        self._state.recount(live)
-
     def _over(self, live: ActiveRun) -> bool:
         """Whether nothing of the run is left; processes that outlived its wrapper receive the order to end."""
         handle, left = live.handle, None
@@ -147,12 +140,12 @@ class Supervisor(Component):
             found = self._liveness(live, handle)
             if found is Liveness.ALIVE and live.elsewhere is None:  # elsewhere it is only presumed
                 live.seen_alive()
-                if self.concluder.has_leftovers(live):
-                    self._outlive(live, self.concluder.command_end_ns(live))
+                if self._has_leftovers(live):
+                    self._outlive(live)
                     return False
             if live.elsewhere is not None:
                 if live.accepted_as(handle.engine_id):
-                    self._accepted.append(live)
+                    self._news.append((News.ACCEPTED, live))
                 self._note_begin(live)
                 if handle.halted is not None and handle.halted != (live.suspended_by if live.suspended else ""):
                     self._changes.suspensions.add(live.name)
@@ -168,19 +161,24 @@ class Supervisor(Component):
             # The wrapper never registered: any process with the run's mark may be the wrapper.
             silent = found is Liveness.ABSENT and time.monotonic_ns() >= live.unregistered_until_ns
             if found is Liveness.GONE or silent:
-                left = self.concluder.exit(live) if handle.is_child else None
+                left = self._spool.exit(*live.key) if handle.is_child else None
                 if handle.left_behind(left.code if left is not None else None):
-                    self._outlive(live, self.concluder.command_end_ns(live))
+                    self._outlive(live)
                     return False
                 live.see(GONE)
         if isinstance(live.phase, Gone) and handle is not None:
             live.measured(handle.usage())
         return self.concluder.conclude(live, left)
 
-    def _outlive(self, live: ActiveRun, since_ns: int) -> None:
-        """End what a command has left behind, that ended at *since_ns*, or what a killed wrapper has."""
+    def _has_leftovers(self, live: ActiveRun) -> bool:
+        """Whether the command of a run has ended, and its wrapper waits for what that has left behind."""
+        return self._spool.exit(*live.key) is not None and self._spool.has_leftovers(*live.key)
+
+    def _outlive(self, live: ActiveRun) -> None:
+        """End what a command has left behind, which has ended by now, or what a killed wrapper has."""
         if not live.is_outlived:
-            live.see(Outlived(since_ns))
+            left = self._spool.exit(*live.key)
+            live.see(Outlived(left.at_ns if left is not None else self._clock()))
             self._state.recount(live)  # its end is known better now
         self._terminator.hurry(live)
 
@@ -188,14 +186,14 @@ class Supervisor(Component):
         """Count the time of a run elsewhere from the start of its wrapper, as far as clocks agree."""
         if live.submitted is None:
             return
-        if (spoke_ns := self.concluder.spoke_at_ns(live)) is not None:
+        if (spoke_ns := self._spool.spoke_at_ns(*live.key, live.started_at_ns)) is not None:
             now_ns = time.time_ns()
             at_ns = min(max(spoke_ns, live.started_at_ns), now_ns)
             live.began_elsewhere(at_ns, boot_clock() - (now_ns - at_ns))
             self._state.recount(live)
-            self._begun.append(live)
+            self._news.append((News.BEGUN, live))
         if live.heard():
-            self._news = True
+            self._news.append((News.WAITS, live))
             self._state.recount(live)
 
     def _liveness(self, live: ActiveRun, handle: RunHandle) -> Liveness:

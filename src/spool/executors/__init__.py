@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import invalidate_caches
+from typing import TypeVar
 
 from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.model import Jid, Machine, Spec
@@ -22,6 +23,8 @@ from spool.machine.cgroups import RunGroups
 log = logging.getLogger(__name__)
 
 __all__ = ["Engine", "EngineEnd", "Executor", "Executors", "Home", "Launch", "RunHandle", "Usage", "by_name"]
+
+Answer = TypeVar("Answer")
 
 _HERE = {
     "process": "spool.executors.process:ProcessExecutor",
@@ -152,6 +155,14 @@ class Executors:
                 log.exception("%s", said)
             self._broken[name] = said
 
+    def _of_each(self, ask: Callable[[Engine], Answer]) -> dict[str, Answer]:
+        """Return the answer of each engine, by its name, but for those that are broken."""
+        found = {}
+        for name, engine in self.engines.items():
+            with self._confined(name):
+                found[name] = ask(engine)
+        return found
+
     def _load(self, name: str) -> Executor:
         """Return an executor, created on first use. Raises InvalidValue, and SpoolError if it cannot be imported now.
 
@@ -176,12 +187,8 @@ class Executors:
 
     def machines(self) -> dict[str, Machine]:
         """Return the resources of other machines, as far as their executors have been asked."""
-        there: dict[str, Machine] = {}
-        for name, engine in self.engines.items():
-            with self._confined(name):
-                if (machine := engine.machine()) is not None:
-                    there[name] = machine
-        return there
+        there = self._of_each(lambda engine: engine.machine())
+        return {name: machine for name, machine in there.items() if machine is not None}
 
     def ask_again(self) -> bool:
         """Clear the cached answers, so that the executors are asked again; return whether an answer has changed."""
@@ -207,23 +214,15 @@ class Executors:
 
     def limit_array(self, array: str, at_once: int | None) -> None:
         """Tell the engines how many tasks of an array may run at once from now on."""
-        for name, engine in self.engines.items():
-            with self._confined(name):
-                engine.limit_array(array, at_once)
+        self._of_each(lambda engine: engine.limit_array(array, at_once))
 
     def keep_back(self, arrays: Collection[str], *, paused: bool) -> None:
         """Let the engines start nothing while *paused*, and take back what waits there of held *arrays*."""
-        for name, engine in self.engines.items():
-            with self._confined(name):
-                engine.keep_back(arrays, paused=paused)
+        self._of_each(lambda engine: engine.keep_back(arrays, paused=paused))
 
     def work(self) -> list[RunHandle]:
         """Let every engine do its due work; return the runs with news."""
-        news: list[RunHandle] = []
-        for name, engine in self.engines.items():
-            with self._confined(name):
-                news += engine.work()
-        return news
+        return [run for news in self._of_each(lambda engine: engine.work()).values() for run in news]
 
     def turned(self) -> bool:
         """Whether an engine has stopped answering, or answers again, since the last call."""
@@ -232,12 +231,8 @@ class Executors:
 
     def due_ns(self) -> int | None:
         """Return when an engine has work of its own to do, on the monotonic clock."""
-        times: list[int] = []
-        for name, engine in self.engines.items():
-            with self._confined(name):
-                if (due_ns := engine.due_ns()) is not None:
-                    times.append(due_ns)
-        return min(times, default=None)
+        times = self._of_each(lambda engine: engine.due_ns()).values()
+        return min((due_ns for due_ns in times if due_ns is not None), default=None)
 
     def descriptors(self) -> frozenset[int]:
         """Return the engines' descriptors, which are readable when :meth:`work` has something to do."""

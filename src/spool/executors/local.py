@@ -373,8 +373,7 @@ class LocalProcesses:
         self._unheard: set[LocalRun] = set()  # the kernel does not report when their wrappers are stopped
 
     def close(self) -> None:
-        """Release what it watches runs by."""
-        self._processes.close()
+        """Do nothing: it watches runs by nothing of its own."""
 
     def machine(self) -> None:
         """Return None: its resources are those of this machine."""
@@ -398,7 +397,6 @@ class LocalProcesses:
     def child(self, job: str, run: int, pid: int, group: RunGroup | None = None) -> LocalRun:
         """Return the run whose wrapper is this child."""
         made = self._children[pid] = LocalRun(self, (job, run), pid=pid, group=group)
-        self._processes.added(pid)
         return made
 
     def no_child(self, job: str, run: int, jid: Jid | None, group: RunGroup | None = None) -> LocalRun:

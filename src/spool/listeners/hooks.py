@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from msgspec import Struct
 
@@ -43,6 +43,7 @@ _WALKS, _PAUSE_S = 40, 0.005  # until no process of a hook is left
 _ORPHAN_S = 5.0  # for an orphan that has just ended, since a plugin may be its parent
 
 _marks = itertools.count(1)
+_NOTHING: Mapping[str, str] = {}
 _mutex = threading.Lock()
 _running: dict[int, str] = {}  # hooks being waited for: pid -> mark
 
@@ -79,21 +80,23 @@ class Hooks(Listener):
         for path in find_hooks(self._root).paths.get(event.name, ()):
             limit_ns = self._config().hook_time_limit_ns
             begin(limit_ns)
-            with _added_to(event) as added:
-                ran = self._run(path, event, limit_ns, added.variables)
+            with _in_memory("env") as added:
+                # A path of this process, because a hook may start programs that close the rest.
+                place = {"SPOOL_ENV": f"/proc/{os.getpid()}/fd/{added}"}
+                ran = self._run(path, event, limit_ns, place if event.name is EventName.SUBMITTING else {})
                 if ran.problem is not None:
                     said = ran.output.strip()
                     return Answer(no=f"hook {event.name}: {_brief(said) or ran.problem}")
                 try:
-                    found |= added_variables(added.text())
+                    found |= added_variables(os.pread(added, _MOST_OUTPUT + 1, 0))  # a byte more than can be good
                 except InvalidValue as error:
                     return Answer(no=f"hook {event.name}: its $SPOOL_ENV {error}")
         return Answer(env=tuple(found.items()))
 
-    def _run(self, path: str, event: Event, limit_ns: int, more: Mapping[str, str] | None = None) -> _HookResult:
+    def _run(self, path: str, event: Event, limit_ns: int, more: Mapping[str, str] = _NOTHING) -> _HookResult:
         shown = os.path.relpath(path, self._root)
-        given = render_facts(facts(event))
-        ran = _run_hook(path, given, {**variables(event), **(more or {})}, self._root, limit_ns)
+        with _in_memory("event", render_facts(facts(event))) as told:
+            ran = _run_hook(path, told, {**variables(event), **more}, self._root, limit_ns)
         for line in ran.output.splitlines():
             if line.strip():
                 log.info("%s: %s", shown, _printable(line))
@@ -106,29 +109,15 @@ class Hooks(Listener):
         return ran
 
 
-class _Added(Struct, frozen=True):
-    """A file in memory, to which a hook may append variables; -1: none."""
-
-    fd: int
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """What the hook is told: a path of this process, because a hook may start programs that close the rest."""
-        return {"SPOOL_ENV": f"/proc/{os.getpid()}/fd/{self.fd}"} if self.fd >= 0 else {}
-
-    def text(self) -> bytes:
-        """Return what it holds, up to a byte more than can be good."""
-        return os.pread(self.fd, _MOST_OUTPUT + 1, 0) if self.fd >= 0 else b""
-
-
 @contextmanager
-def _added_to(event: Event) -> Iterator[_Added]:
-    fd = os.memfd_create("env") if event.name is EventName.SUBMITTING else -1
+def _in_memory(name: str, text: bytes = b"") -> Iterator[int]:
+    """Open a file in memory that has *text*, to be read from its beginning."""
+    fd = os.memfd_create(name)
     try:
-        yield _Added(fd)
+        os.pwrite(fd, text, 0)
+        yield fd
     finally:
-        if fd >= 0:
-            os.close(fd)
+        os.close(fd)
 
 
 def _printable(text: str) -> str:
@@ -149,7 +138,7 @@ class _HookResult(Struct, frozen=True):
     left: int = 0  # processes that it left behind, which are killed
 
 
-def _run_hook(path: str, stdin: bytes, variables: Mapping[str, str], root: str, limit_ns: int) -> _HookResult:
+def _run_hook(path: str, stdin: int, variables: Mapping[str, str], root: str, limit_ns: int) -> _HookResult:
     """Run the executable *path* in the spool *root*, and wait for its end, at most *limit_ns*."""
     mark = f"{os.getpid()}.{next(_marks)}"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SPOOL_")}
@@ -157,7 +146,7 @@ def _run_hook(path: str, stdin: bytes, variables: Mapping[str, str], root: str, 
     try:
         process = subprocess.Popen(
             [path],
-            stdin=subprocess.PIPE,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             bufsize=0,
@@ -174,17 +163,15 @@ def _run_hook(path: str, stdin: bytes, variables: Mapping[str, str], root: str, 
     output, code = b"", None
     left = 0
     try:
-        output, ended = _attend(process, stdin, limit_ns)
+        output, ended = _attend(process, limit_ns)
         # The hook is reaped only afterwards, so that its pid cannot be reused before.
         left = end_tree(root, mark, jid) - (not ended)
         code = process.wait()
     finally:
         with _mutex:
             _running.pop(process.pid, None)
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+        if process.stdout is not None:
+            process.stdout.close()
     text = output.decode("utf-8", "replace")
     if not ended:
         return _HookResult(f"it took longer than {limit_ns / SECOND_NS:g}s and was killed", text, 0)
@@ -193,28 +180,19 @@ def _run_hook(path: str, stdin: bytes, variables: Mapping[str, str], root: str, 
     return _HookResult(None, text, left)
 
 
-def _attend(process: subprocess.Popen[bytes], stdin: bytes, limit_ns: int) -> tuple[bytes, bool]:
-    """Send the facts and collect the output, until the hook ends or its time is over; return whether it ended."""
-    assert process.stdin is not None
+def _attend(process: subprocess.Popen[bytes], limit_ns: int) -> tuple[bytes, bool]:
+    """Collect the output until the hook ends or its time is over; return whether it ended."""
     assert process.stdout is not None
-    into, out, end = process.stdin.fileno(), process.stdout.fileno(), os.pidfd_open(process.pid)
+    out, end = process.stdout.fileno(), os.pidfd_open(process.pid)
     try:
-        os.set_blocking(into, False)
         os.set_blocking(out, False)
         ready = select.poll()
-        ready.register(into, select.POLLOUT)
         ready.register(out, select.POLLIN)
         ready.register(end, select.POLLIN)
-        taken, rest = b"", stdin
+        taken = b""
         deadline = time.monotonic_ns() + limit_ns
         while True:
             found = dict(ready.poll(max(0, deadline - time.monotonic_ns()) / 1e6))
-            if into in found:
-                rest = _give(process, rest)
-                if not rest:
-                    ready.unregister(into)
-                    with suppress(OSError):
-                        process.stdin.close()
             if out in found:
                 taken, more = _take(out, taken)
                 if not more:
@@ -229,17 +207,6 @@ def _attend(process: subprocess.Popen[bytes], stdin: bytes, limit_ns: int) -> tu
                 return taken, False
     finally:
         os.close(end)
-
-
-def _give(process: subprocess.Popen[bytes], rest: bytes) -> bytes:
-    """Write some of *rest*; return the remainder, b"" if the pipe is closed."""
-    assert process.stdin is not None
-    try:
-        return rest[os.write(process.stdin.fileno(), rest) :]
-    except BlockingIOError:
-        return rest
-    except OSError:
-        return b""
 
 
 def _take(out: int, taken: bytes) -> tuple[bytes, bool]:

@@ -156,7 +156,7 @@ def _room(at: Path, version: int) -> int | None:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return path.read_text("utf-8", "surrogateescape")
     except OSError:
         return None
 
@@ -241,11 +241,7 @@ class RunGroup(Struct, frozen=True):
 
     def freeze(self, *, on: bool) -> bool:
         """Freeze or thaw all of its processes, including new ones; False if the kernel cannot."""
-        try:
-            self.files.write(self.path / "cgroup.freeze", "1" if on else "0")
-        except OSError:
-            return False
-        return True
+        return self._write("cgroup.freeze", "1" if on else "0")
 
     def frozen(self) -> bool:
         """Whether all of its processes are stopped by :meth:`freeze`."""
@@ -253,11 +249,7 @@ class RunGroup(Struct, frozen=True):
 
     def kill(self) -> bool:
         """Kill every process of the group and below it; False if the kernel cannot (before 5.14)."""
-        try:
-            self.files.write(self.path / "cgroup.kill", "1")
-        except OSError:
-            return False
-        return True
+        return self._write("cgroup.kill", "1")
 
     def remove(self) -> bool:
         """Remove the group; False while it still has processes."""
@@ -269,6 +261,13 @@ class RunGroup(Struct, frozen=True):
             return False
         return True
 
+    def _write(self, name: str, text: str) -> bool:
+        try:
+            self.files.write(self.path / name, text)
+        except OSError:
+            return False
+        return True
+
     def _read(self, name: str) -> str | None:
         try:
             return self.files.read(self.path / name)
@@ -276,8 +275,7 @@ class RunGroup(Struct, frozen=True):
             return None
 
     def _number(self, name: str) -> int | None:
-        text = (self._read(name) or "").strip()
-        return int(text) if text.isdigit() else None
+        return _number(self._read(name) or "")
 
     def _value(self, name: str, key: str) -> int | None:
         for line in (self._read(name) or "").splitlines():
@@ -347,7 +345,7 @@ def find_run_groups(*, proc: str = PROC, files: ControlFiles | None = None) -> R
     holds processes cannot give its children controllers.
     """
     files = files or ControlFiles()
-    own = _own_group(proc)
+    own = _own_group(Path(proc))
     if own is None:
         return "there is no cgroup version 2 hierarchy"
     # A dispatcher restarted by the same service manager may already be in its leaf.
@@ -375,24 +373,15 @@ def find_run_groups(*, proc: str = PROC, files: ControlFiles | None = None) -> R
     return f"{root} cannot be used: {why}"
 
 
-def _own_group(proc: str) -> Path | None:
+def _own_group(proc: Path) -> Path | None:
     """Return the directory of this process's group in the version 2 hierarchy, if it has one."""
-    try:
-        lines = Path(proc, "self/cgroup").read_text("utf-8", "surrogateescape").splitlines()
-        mounts = Path(proc, "self/mountinfo").read_text("utf-8", "surrogateescape").splitlines()
-    except OSError:
-        return None
-    name = next((line.removeprefix("0::") for line in lines if line.startswith("0::/")), None)
-    if name is None:
-        return None
-    for mount in mounts:
-        fields, _, filesystem = mount.partition(" - ")
-        if filesystem.startswith("cgroup2 "):
-            root, point = (_unescaped(field) for field in fields.split()[3:5])
+    name = _own_groups(_text(proc / "self/cgroup") or "").get("")
+    for mount in _mounts(_text(proc / "self/mountinfo") or ""):
+        if name and mount.version == 2:
             # In a namespace or a container, the mount may show only part of the hierarchy.
-            below = os.path.relpath(name, root)
+            below = os.path.relpath(name, mount.root)
             if not below.startswith(".."):
-                return Path(os.path.normpath(os.path.join(point, below)))
+                return Path(os.path.normpath(os.path.join(mount.point, below)))
     return None
 
 

@@ -15,19 +15,15 @@ of our runs is on the GPU is foreign, and additional memory while one is there i
 
 Memory that no living process accounts for is still in use: by a process in another namespace, hidden, or just ended.
 That is judged by a single answer of NVML, so that every caller gets the same result.
-
-`python -m spool.machine.gpus` prints what one look sees, as JSON.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
 
-from msgspec import Struct, field, to_builtins
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu, GpuWork
@@ -157,7 +153,7 @@ class UseReader:
     def _by_process(
         self, device: Device, processes: tuple[tuple[int, int | None], ...], ours: Ours, here: Set[str]
     ) -> DeviceUse:
-        work = _Worked(device)
+        sizes: dict[str, list[int | None]] = {job: [] for job in here}
         foreign: list[ForeignProcess] = []
         ended: list[ForeignProcess] = []
         taken: dict[str, int] = {}
@@ -166,7 +162,7 @@ class UseReader:
             job = ours.job_of(pid)
             found = self._who(pid) if job not in here else None
             if job is not None and job in here:
-                work.process(job, used)
+                sizes[job].append(used)
                 if used is not None:
                     taken[job] = taken.get(job, 0) + used
             elif found is None:
@@ -181,7 +177,7 @@ class UseReader:
             if left is None or left > QUIET_BYTES:  # below, NVML merely lists them for a moment after their end
                 foreign += ended
             foreign += _unseen(device, [*living, *(process.memory_bytes for process in ended)], "unknown")
-        done = work.by_process(here, ours.job_of, alone=len(here) == 1 and not foreign)
+        done = _work_of(device, sizes, ours.job_of, alone=len(here) == 1 and not foreign)
         return DeviceUse(self._counted(foreign), tuple(sorted(taken.items())), work=done)
 
     def _by_memory(self, device: Device, now: Mapping[str, int | None], asked: Mapping[str, int | None]) -> DeviceUse:
@@ -189,7 +185,9 @@ class UseReader:
         if now or asked:  # a run that has just left was still there at the query
             others = self._others_bytes.get(device.uuid, 0)
             ours_bytes = None if used is None else max(0, used - others)
-            work = _by_device(device, now.keys() | asked.keys(), ours_bytes, alone=others <= QUIET_BYTES)
+            jobs, percent = now.keys() | asked.keys(), device.utilisation_percent if others <= QUIET_BYTES else None
+            # Of several jobs whose processes are unknown, the work of each is unknown too.
+            work = tuple(GpuWork(job, percent, ours_bytes) for job in jobs) if len(jobs) == 1 else ()
             return DeviceUse(taken_bytes=() if ours_bytes is None else _shared_out(ours_bytes, now), work=work)
         if used is not None:
             self._others_bytes[device.uuid] = used
@@ -206,51 +204,27 @@ class UseReader:
         return tuple(process for process in processes if not self._ignored.covers(process))
 
 
-class _Worked:
-    """The work of our runs on one GPU whose processes are known."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._sizes: dict[str, list[int | None]] = {}
-
-    def process(self, job: str, used_bytes: int | None) -> None:
-        """Add a process of *job* with that much memory; None is unknown."""
-        self._sizes.setdefault(job, []).append(used_bytes)
-
-    def by_process(
-        self, jobs: Iterable[str], job_of: Callable[[int], str | None], *, alone: bool
-    ) -> tuple[GpuWork, ...]:
-        """Return the work of each of *jobs*. *alone*: no other process computes there."""
-        device = self._device
-        percents: dict[str | None, int] = {}
-        for pid, share in device.computing or ():
-            owner = job_of(pid)
-            percents[owner] = percents.get(owner, 0) + share
-        found = []
-        for job in sorted(jobs):
-            percent = device.utilisation_percent if alone else None
-            if percent is None and device.computing is not None:
-                percent = min(percents.get(job, 0), 100)
-            if percent is None and device.parent is not None and job not in self._sizes:
-                percent = 0  # an instance reports no utilisation, and computes for its processes only
-            found.append(GpuWork(job, percent, self._memory(job, alone=alone)))
-        return tuple(found)
-
-    def _memory(self, job: str, *, alone: bool) -> int | None:
-        device, sizes = self._device, self._sizes.get(job, [])
-        known = [size for size in sizes if size is not None]
-        if sizes and len(known) == len(sizes):
-            return sum(known)
-        if not alone:
-            return None if sizes else 0
-        left = _left_over(device, ())
-        return 0 if left is not None and left <= QUIET_BYTES and not sizes else left
-
-
-def _by_device(device: Device, jobs: Set[str], used_bytes: int | None, *, alone: bool) -> tuple[GpuWork, ...]:
-    """Return the work of the only job on *device*, whose processes are unknown; unknown if there are several."""
-    percent = device.utilisation_percent if alone else None
-    return tuple(GpuWork(job, percent, used_bytes) for job in jobs) if len(jobs) == 1 else ()
+def _work_of(
+    device: Device, sizes: Mapping[str, list[int | None]], job_of: Callable[[int], str | None], *, alone: bool
+) -> tuple[GpuWork, ...]:
+    """Return the work of each job, whose processes have *sizes*. *alone*: no other process computes there."""
+    percents: dict[str | None, int] = {}
+    for pid, share in device.computing or ():
+        owner = job_of(pid)
+        percents[owner] = percents.get(owner, 0) + share
+    found = []
+    for job, own in sorted(sizes.items()):
+        percent = device.utilisation_percent if alone else None
+        if percent is None and device.computing is not None:
+            percent = min(percents.get(job, 0), 100)
+        if percent is None and device.parent is not None and not own:
+            percent = 0  # an instance reports no utilisation, and computes for its processes only
+        used = None if None in own else sum(size or 0 for size in own)
+        if alone and (used is None or not own):
+            used = _left_over(device, ())
+            used = 0 if used is not None and used <= QUIET_BYTES and not own else used
+        found.append(GpuWork(job, percent, used))
+    return tuple(found)
 
 
 def _left_over(device: Device, sizes: Iterable[int | None]) -> int | None:
@@ -609,22 +583,3 @@ class GpuWatcher:
     def _say(self, problem: str) -> None:
         self._roster.blind(problem)
         self._look = GpuLook(self._roster.gpus(), problem, seen_at_ns=self._asked_at_ns)
-
-
-def main() -> int:
-    """Print one look as JSON: first with the initialisation of NVML, then without."""
-    watcher = GpuWatcher()
-    took_ms = []
-    try:
-        for _ in range(2):
-            began_ns = time.monotonic_ns()
-            look = watcher.look(time.time_ns(), max_age_ns=0, patience_ns=LIMIT_NS)
-            took_ms.append((time.monotonic_ns() - began_ns) / 1e6)
-    finally:
-        watcher.close()
-    print(json.dumps({**to_builtins(look), "in_pid_namespace": in_pid_namespace(), "took_ms": took_ms}, indent=2))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

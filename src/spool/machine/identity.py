@@ -29,7 +29,6 @@ _PAGE = 4096
 _LONGEST_ENTRY = 32  # of a list in /proc
 _PENDING = re.compile(rb"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)", re.MULTILINE)
 _CAUGHT = re.compile(rb"^SigCgt:\s*([0-9a-f]+)", re.MULTILINE)
-_STOP_MASK = 1 << (signal.SIGSTOP - 1)
 
 _NAMELESS = frozenset({"", "(none)", "localhost", "localhost.localdomain"})
 
@@ -118,24 +117,22 @@ def is_between_programs(pid: int, *, proc: str = PROC) -> bool | None:
 
 def must_stop(pid: int, *, proc: str = PROC) -> bool:
     """Whether a SIGSTOP waits for a process: it executes nothing of its program before it stops."""
-    try:
-        status = read_bytes(f"{proc}/{pid}/status")
-    except OSError as error:
-        if descriptors.is_shortage(error):
-            raise
-        return False
-    return any(int(mask, 16) & _STOP_MASK for mask in _PENDING.findall(status))
+    return _has_signal(_PENDING, pid, signal.SIGSTOP, proc)
 
 
 def handles(pid: int, number: int) -> bool:
     """Whether a process has a handler for the signal *number*."""
+    return _has_signal(_CAUGHT, pid, number, PROC)
+
+
+def _has_signal(masks: re.Pattern[bytes], pid: int, number: int, proc: str) -> bool:
     try:
-        masks = _CAUGHT.findall(read_bytes(f"{PROC}/{pid}/status"))
+        found = masks.findall(read_bytes(f"{proc}/{pid}/status"))
     except OSError as error:
         if descriptors.is_shortage(error):
             raise
         return False
-    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in found)
 
 
 def program_of(pid: int) -> str:
@@ -165,23 +162,15 @@ def _stat_fields(pid: int, proc: str) -> list[bytes] | None:
     return fields if len(fields) >= 22 else None
 
 
+@cache
 def boot_id(*, proc: str = PROC) -> str:
     """Return the id of this boot of the machine. Raises OSError if the kernel shows none."""
-    return _boot_id(proc)
-
-
-@cache
-def _boot_id(proc: str) -> str:
     return read_bytes(f"{proc}/sys/kernel/random/boot_id").decode("ascii").strip()
 
 
+@cache
 def pid_namespace(*, proc: str = PROC) -> str:
     """Return the name of our pid namespace, as in "pid:[4026531836]". Raises OSError if the kernel shows none."""
-    return _pid_namespace(proc)
-
-
-@cache
-def _pid_namespace(proc: str) -> str:
     return os.readlink(f"{proc}/self/ns/pid")
 
 

@@ -26,7 +26,7 @@ import contextlib
 import errno
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -82,7 +82,7 @@ def descendants(
     lacks the resources for it.
     """
     real, own = RealPaths({run.spool_dir: run.spool_dir}), os.getpid() if me is None else me
-    children = _children_of if _lists_children(proc) else _by_parents(proc)
+    children = _children(proc)
     found: dict[Process, Stat] = {}
     seen, line = {wrapper.pid, own}, [(wrapper.pid, wrapper.threads)]
     while line:
@@ -138,17 +138,15 @@ def _lists_children(proc: str) -> bool:
     return os.path.exists(f"{proc}/{os.getpid()}/task/{os.getpid()}/children")
 
 
-class _by_parents:  # noqa: N801  # in place of the function
-    """The children of processes, by one walk over all of them."""
-
-    def __init__(self, proc: str) -> None:
-        self._children: dict[int, list[int]] = {}
-        for pid in _pids(proc):
-            if (stat := read_stat(pid, proc=proc)) is not None:
-                self._children.setdefault(stat.parent, []).append(pid)
-
-    def __call__(self, pid: int, threads: int, proc: str) -> list[int]:
-        return self._children.get(pid, [])
+def _children(proc: str) -> Callable[[int, int, str], list[int]]:
+    """Return the function for the children of a process: the kernel's lists, or one walk over all processes."""
+    if _lists_children(proc):
+        return _children_of
+    found: dict[int, list[int]] = {}
+    for pid in _pids(proc):
+        if (stat := read_stat(pid, proc=proc)) is not None:
+            found.setdefault(stat.parent, []).append(pid)
+    return lambda pid, threads, proc: found.get(pid, [])
 
 
 def _is_strange(pid: int, mark: tuple[str, str, str], real: RealPaths, proc: str) -> bool:
@@ -252,17 +250,13 @@ def _pids(proc: str) -> list[int]:
 
 
 def _below(pid: int, proc: str) -> list[int]:
-    """Return the pids of all descendants of a process; where the kernel does not list children, all pids."""
-    if not _lists_children(proc):
-        return _pids(proc)
-    found: list[int] = []
-    line = [pid]
+    """Return the pids of all descendants of a process."""
+    children, found, line = _children(proc), list[int](), [pid]
     while line:
         parent = line.pop()
         if (stat := read_stat(parent, proc=proc)) is not None:
-            children = _children_of(parent, stat.threads, proc)
-            found += children
-            line += children
+            line += (new := children(parent, stat.threads, proc))
+            found += new
     return sorted(set(found))
 
 

@@ -113,9 +113,6 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     place = found[0].place if found else next(iter(places), None)
     place = place if place in places else None
     text = spool.job_text(place, name) if place is not None else None
-    expected = (
-        _expected(spool, place, found[0]) if found and place in (layout.QUEUED, layout.HELD, layout.RUNNING) else None
-    )
     shown = tuple(_run(spool, lister.files(name, each), lister) for each in runs if run is None or each == run)
     shown = tuple(_as_listed(each, found) for each in shown)
     if place is None and not found:
@@ -124,13 +121,15 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         found = [JobRow(name, last.state or State.CANCELLED, run=last.record.run, reason=reason)]
     if not found:
         raise NoSuchJob(cannot("show", f"job {name}", f"the file with its name in {place}/ is not a regular file"))
+    defaults = _defaults(spool, lister, found[0])
+    expected, sized = _expected(spool, place, found[0], defaults)
     tasks = tasks_of(spool, name) or ArrayTasks(())
     (row,) = with_parameters(spool, found[:1])
     if shown and shown[-1].progress and row.run == shown[-1].record.run:
         row = replace(row, progress=shown[-1].progress)
     (row,) = with_metrics(spool, (row,))
     (row,) = with_outlook(spool, (row,), lister.at_ns, served=lister.serves)
-    if (sized := _sized(spool, row)) is not None:
+    if sized is not None:
         row = replace(row, memory_bytes=sized.request.memory_bytes)
     return JobDetails(
         name=name,
@@ -138,7 +137,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         places=tuple(places),
         path=spool.layout.job_file(place, name) if place is not None else None,
         file=_text(text),
-        defaults=_defaults(spool, name, found[0], text),
+        defaults=jobfile.from_defaults(defaults, text) if text is not None and not is_too_long(text) else "",
         problem=spool.problem_text(name),
         runs=shown,
         dispatcher=lister.dispatcher,
@@ -152,6 +151,30 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         failed_tasks=tasks.failed(),
         last_lines=_last_lines(spool, name, shown),
     )
+
+
+def why_never_begun(spool: Spool, name: str, run: int | None = None) -> str:
+    """Return why a job has not begun, or ended before it did, so that it has no output; "" if it has begun."""
+    newest = spool.latest_run(name)
+    run = newest if run is None else run
+    if run is not None:
+        result = spool.result(name, run)
+        if result is None or result.outcome is State.FINISHED or spool.array(name, run) is not None:
+            return ""
+        if failure := spool.failure(name, run):
+            return f"it could not start: {failure}"
+        if result.started_at_ns is not None or result.exit_code is not None:
+            return ""
+        return f"it never started: {result.reason or result.outcome}"
+    row = JobLister(spool).row(name)
+    if row is None:
+        return ""
+    if row.state.ended:
+        return f"it never started: {row.reason or row.state}"
+    said = row.reason or ("nothing is in its way" if row.state is State.QUEUED else "")
+    if said.startswith(row.state):
+        return f"it has not run yet: {said}"
+    return f"it has not run yet: {row.state}{f', {said}' if said else ''}"
 
 
 def _last_lines(spool: Spool, name: str, runs: Sequence[RunDetails]) -> tuple[str, ...]:
@@ -172,47 +195,37 @@ def _as_listed(run: RunDetails, rows: Sequence[JobRow]) -> RunDetails:
     return replace(run, state=row.state, reason=row.reason)
 
 
-def _defaults(spool: Spool, name: str, row: JobRow, text: bytes | None) -> str:
-    if text is None or is_too_long(text):
-        return ""
-    if row.place in (layout.QUEUED, layout.HELD) or row.run is None:
-        return jobfile.from_defaults(_waiting_defaults(spool, row), text)
-    return jobfile.from_defaults(spool.defaults(name, row.run), text)
-
-
-def _waiting_defaults(spool: Spool, row: JobRow) -> JobDefaults:
-    """Return the defaults of a job that waits, with what plugins added to its file."""
+def _defaults(spool: Spool, lister: JobLister, row: JobRow) -> JobDefaults:
+    """Return what completes the file of a job: now, with what plugins added to it, or at the start of its run."""
+    if row.place not in (layout.QUEUED, layout.HELD) and row.run is not None:
+        return spool.defaults(row.name, row.run)
     defaults = Settings(spool).config.defaults
     with suppress(OSError):
         status = os.stat(spool.layout.job_file(row.place or layout.QUEUED, row.name))
-        return JobLister(spool).completed(row.name, status, defaults)
+        return lister.completed(row.name, status, defaults)
     return defaults
 
 
-def _expected(spool: Spool, place: str, row: JobRow) -> Expected | None:
-    """Return the expected run time of the job of *row*; None if it is unknown, or the job has ended."""
-    if row.state.ended or row.state is State.INVALID:
-        return None
-    settings = Settings(spool)
-    defaults, spec = settings.config.defaults, None
-    if place == layout.RUNNING and row.run is not None:  # a run has the defaults of its start
-        spec = spool.spec_in_force(row.name, row.run, kill_grace_ns=defaults.kill_grace_ns)
-    spec = spec or spool.job_spec(place, row.name, _waiting_defaults(spool, row))
-    if spec is None or spec.is_array:
-        return None
-    run_times = past_of(spool, time.time_ns(), settings.config.policy).run_times
-    return run_times.expected(row.user or "", row.name, spec)
+def _expected(
+    spool: Spool, place: str | None, row: JobRow, defaults: JobDefaults
+) -> tuple[Expected | None, Sized | None]:
+    """Return the run time and, while it waits, the request that are expected of a job, as far as known."""
+    if row.state.ended or place not in (layout.QUEUED, layout.HELD, layout.RUNNING):
+        return None, None
+    runs = place == layout.RUNNING
+    spec = spool.spec_in_force(row.name, row.run) if runs and row.run is not None else None
+    spec = spec or spool.job_spec(place, row.name, defaults)
+    if spec is None or row.state is State.INVALID:
+        return None, None
+    sized = None
+    if spec.is_sized and not runs:
+        from spool.query.snapshot import next_request  # few jobs need it
 
-
-def _sized(spool: Spool, row: JobRow) -> Sized | None:
-    if row.place not in (layout.QUEUED, layout.HELD):
-        return None
-    spec = spool.job_spec(row.place, row.name, _waiting_defaults(spool, row))
-    if spec is None or not spec.is_sized:
-        return None
-    from spool.query.snapshot import next_request  # few jobs need it
-
-    return next_request(spool, row.name, row.user or "", spec)
+        sized = next_request(spool, row.name, row.user or "", spec)
+    if spec.is_array:
+        return None, sized
+    past = past_of(spool, time.time_ns(), Settings(spool).config.policy)
+    return past.run_times.expected(row.user or "", row.name, spec), sized
 
 
 def _other(spool: Spool, row: JobRow) -> OtherFile:

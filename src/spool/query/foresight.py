@@ -200,9 +200,7 @@ class _Seer:
     def _unknown(self, name: str, spec: Spec) -> Iterator[str]:
         if not spec.depends_on:
             return
-        from spool.core.dependencies import names_in
-
-        missing = [each for each in names_in(spec) if not self._exists(each)]
+        missing = [each for each in spec.depends_on.names() if not self._exists(each)]
         for each in missing[:_MOST_DOUBTS]:
             yield f"depends on {each}, which does not exist; it waits until a job with that name is submitted"
         if len(missing) > _MOST_DOUBTS:

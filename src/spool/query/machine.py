@@ -22,7 +22,7 @@ from spool.formats.history import parse_history_line
 from spool.machine.host import NO_CARD, unlisted_cards
 from spool.query.jobs import RECENT_NS, JobLister, counts
 from spool.query.rows import in_words
-from spool.query.shared import GpuLease, MachineSharing, MachineUse, leases_on, problems_of, without_users
+from spool.query.shared import GpuLease, leases_on, problems_of, without_users
 from spool.query.snapshot import Snapshot, snapshot
 from spool.store.spool import Service, Spool
 
@@ -100,63 +100,29 @@ class MachineStatus(Struct, frozen=True):
     """The data of `spool info`. Totals are what may be granted, after reserves."""
 
     spool: str
-    paused: bool
-    dispatcher: DispatcherStatus | None
-    cpus: int
+    seen: Snapshot
     cpus_granted: int
-    memory_bytes: int
     memory_granted_bytes: int
-    memory_available_bytes: int | None
-    disk_free_bytes: int | None
-    disk_floor_bytes: int
-    gpus: tuple[GpuStatus, ...]
-    gpu_problem: str | None
+    dispatcher: DispatcherStatus | None
+    next_dispatcher: str  # without a dispatcher: how the next one starts
+    gpus: GpuList
     resources: dict[str, PoolStatus]
-    max_running: int | None
     runs: tuple[RunHere, ...]
     states: dict[str, int]  # of waiting and running jobs
     ended: dict[str, int]  # runs that ended within the last day, by outcome
     problems: tuple[str, ...]
-    at_ns: int
-    next_dispatcher: str = ""  # without a dispatcher: how the next one starts
-    shared: MachineSharing | None = None  # None: the machine is this spool's alone
-    no_gpus_because: str = ""  # as in `GpuList`
-
-    @property
-    def _use(self) -> MachineUse | None:
-        return self.shared.use if self.shared is not None else None
 
     @property
     def cpus_free(self) -> int:
         """The number of CPUs not granted."""
-        free = self.cpus - self.cpus_granted
-        return max(min(free, self._use.cpus_free) if self._use is not None else free, 0)
-
-    @property
-    def cpus_elsewhere(self) -> int:
-        """The number of CPUs of a shared machine granted to other spools."""
-        return self.shared.cpus_elsewhere(self.cpus_granted) if self.shared is not None else 0
+        free, use = self.seen.machine.cpus - self.cpus_granted, self.seen.machine_use
+        return max(min(free, use.cpus_free) if use is not None else free, 0)
 
     @property
     def memory_not_granted_bytes(self) -> int:
         """The memory not granted to any run; it may be in use all the same."""
-        free = self.memory_bytes - self.memory_granted_bytes
-        return max(min(free, self._use.memory_free_bytes) if self._use is not None else free, 0)
-
-    @property
-    def memory_elsewhere_bytes(self) -> int:
-        """The memory of a shared machine granted to other spools."""
-        return self.shared.memory_elsewhere_bytes(self.memory_granted_bytes) if self.shared is not None else 0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the configured maximum of runs is reached."""
-        return self.max_running is not None and len(self.runs) >= self.max_running
-
-    @property
-    def is_disk_low(self) -> bool:
-        """Whether the disk has too little free space for a start."""
-        return self.disk_free_bytes is not None and self.disk_free_bytes < self.disk_floor_bytes
+        free, use = self.seen.machine.memory_bytes - self.memory_granted_bytes, self.seen.machine_use
+        return max(min(free, use.memory_free_bytes) if use is not None else free, 0)
 
 
 def gpus(spool: Spool) -> GpuList:
@@ -250,16 +216,15 @@ def _kept(each: Reservation, seen: Snapshot) -> str:
 def machine_status(spool: Spool) -> MachineStatus:
     """Return the state of the whole machine."""
     seen = snapshot(spool, with_gpus=True)
-    machine, running = seen.machine, seen.view.running
+    running = seen.view.running
     lister = JobLister(spool, seen.now_ns)
     listing = lister.listing(recent=0)
-    found = _gpus(seen)
-    named = unknown_gpus(seen.policy.gpu_use, machine)
+    named = unknown_gpus(seen.policy.gpu_use, seen.machine)
     unknown = [f"gpu.use names {name}, but the machine has no such GPU" for name in named]
     held = [row.name for row in listing.rows if row.state is State.HELD]
     # A dispatcher says itself what it makes of the configuration: it may have read it when that was still good.
     own = None if lister.dispatcher else seen.config_problem
-    refusal = in_words(machine.refusal, seen.now_ns)
+    refusal = in_words(seen.machine.refusal, seen.now_ns)
     problems = [
         own,
         seen.unpinned,
@@ -271,29 +236,19 @@ def machine_status(spool: Spool) -> MachineStatus:
     ]
     return MachineStatus(
         spool=spool.root,
-        paused=spool.paused,
-        dispatcher=_dispatcher(spool, lister),
-        cpus=machine.cpus,
+        seen=seen,
         cpus_granted=running.counts.cpus,
-        memory_bytes=machine.memory_bytes,
         memory_granted_bytes=running.counts.memory_bytes,
-        memory_available_bytes=machine.memory_available_bytes,
-        disk_free_bytes=machine.disk_free_bytes,
-        disk_floor_bytes=seen.policy.disk_floor_bytes,
-        gpus=found.gpus,
-        gpu_problem=found.problem,
+        dispatcher=_dispatcher(spool, lister),
+        next_dispatcher="" if lister.dispatcher else outlook(spool.root),
+        gpus=_gpus(seen),
         resources=_resources(seen),
-        max_running=seen.policy.max_running,
         runs=tuple(
             _share(spool, run) for run in sorted(running.values(), key=lambda run: (run.started_at_ns, run.name))
         ),
         states={state.value: number for state, number in counts(listing.rows).items()},
         ended=_ended(spool, seen.now_ns),
         problems=tuple(dict.fromkeys(filter(None, problems))),
-        at_ns=seen.now_ns,
-        next_dispatcher="" if lister.dispatcher else outlook(spool.root),
-        shared=seen.shared,
-        no_gpus_because=found.none_because,
     )
 
 
@@ -307,7 +262,7 @@ def _held(spool: Spool, names: Iterable[str]) -> Iterator[str]:
 
 def _resources(seen: Snapshot) -> dict[str, PoolStatus]:
     held = seen.view.running.counts.named
-    shared = seen.shared.use.resources if seen.shared is not None and seen.shared.use is not None else {}
+    shared = seen.machine_use.resources if seen.machine_use is not None else {}
     found = {}
     for pool in seen.machine.resources:
         free = held.free(pool)

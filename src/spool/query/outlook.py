@@ -1,4 +1,4 @@
-"""What is expected of jobs in a list: the time that remains of those that run, and when those that wait start.
+"""What is expected of jobs: the time that remains of those that run, when those that wait start, and awaited ones end.
 
 A run's own progress and its limit are known from its line. Everything else is asked of the planner, once for all lines,
 and only if a dispatcher is there to start jobs and the queue is short enough to answer at once.
@@ -15,14 +15,15 @@ from msgspec.structs import replace
 
 from spool.core.errors import SpoolError
 from spool.core.layout import QUEUED
-from spool.core.model import SECOND_NS, State
+from spool.core.model import ALIVE, SECOND_NS, State
 from spool.core.runtimes import ExpectedStart, TimeLeft, time_left
-from spool.query.jobs import JobList
+from spool.query.jobs import JobFilter, JobList, list_jobs
 from spool.query.rows import JobRow
-from spool.query.tasks import ArrayTasks
+from spool.query.tasks import BAD, ArrayTasks, tasks_of
 from spool.store.spool import Spool
 
-_MOST = 500  # files that wait; with more, a list does not ask the planner
+_MOST = 500  # jobs; with more that wait, the planner is not asked
+_FEW = 3  # ended jobs that suffice to estimate the rest
 _ENOUGH = 50_000  # the bound on the work of a forecast, about a quarter of a second
 _SHARE = 50  # a view that stays open uses one part in N of a processor to ask
 _AT_MOST_EVERY_NS = 3 * SECOND_NS
@@ -30,7 +31,7 @@ _LATEST_NS = 60 * SECOND_NS
 
 
 class Outlook(Struct, frozen=True):
-    """What the planner expects, by the names of jobs: the starts of those that wait, the ends of those that run."""
+    """What the planner expects, by the names of jobs: the starts of those that wait, and the ends."""
 
     starts: Mapping[str, ExpectedStart] = field(default_factory=dict)
     ends: Mapping[str, int] = field(default_factory=dict)
@@ -119,19 +120,100 @@ def _waits(row: JobRow) -> bool:
     return row.state is State.QUEUED and not row.array
 
 
-def _foresee(spool: Spool, waiting: Sequence[str], now_ns: int) -> Outlook:
-    """Ask the planner when the jobs *waiting* start, and when each run ends."""
+def _foresee(spool: Spool, names: Sequence[str], now_ns: int) -> Outlook:
+    """Ask the planner when those of *names* that wait start and end, and when each run ends."""
     from spool.core.forecast import forecast
     from spool.core.runtimes import Source
     from spool.query.snapshot import snapshot  # imported on demand: a list rarely needs this half of the program
 
-    seen = snapshot(spool, now_ns, with_tasks=bool(waiting))
-    run_times, here = seen.view.past.run_times, seen.view.running
-    ends = {name: at_ns for at_ns, name in here.ends(now_ns) if run_times.of_run(here[name]).source is not Source.NONE}
-    found = forecast(seen.plan, waiting, enough=_ENOUGH) if waiting else {}
-    starts = {
-        name: ExpectedStart(start.at_ns, is_guess=start.guessed or seen.shared is not None)
-        for name, start in found.items()
-        if start.at_ns is not None
+    seen = snapshot(spool, now_ns, with_tasks=bool(names))
+    run_times, here, starts = seen.view.past.run_times, seen.view.running, dict[str, ExpectedStart]()
+    ends = {
+        name: at_ns
+        for at_ns, name in here.ends(now_ns)
+        if run_times.of_run(here[name]).source is not Source.NONE
+        and not here[name].submitted  # its engine alone decides its start
+        and (here[name].stopping or not here[name].suspended)
     }
+    for name, start in forecast(seen.plan, names, enough=_ENOUGH).items() if names else ():
+        job = seen.view.queue.get(name)
+        if start.at_ns is None or job is None:
+            continue
+        starts[name] = ExpectedStart(start.at_ns, is_guess=start.guessed or seen.shared is not None)
+        expected = run_times.of_job(job)
+        if seen.shared is None and expected.source is not Source.NONE:  # else only the earliest start is known
+            ends[name] = start.at_ns + expected.ns
     return Outlook(starts, ends)
+
+
+class WaitStatus(Struct, frozen=True):
+    """The progress of awaited jobs; an array counts as its tasks."""
+
+    total: int
+    ended: int
+    bad: int  # of the ended ones
+    submitted: int  # waiting on their engine
+    running: int
+    only: JobRow | None  # the only job, if there is just one
+    end_at_ns: int | None  # the expected end of all of them; None: unknown
+
+
+class WaitWatch:
+    """Watches awaited jobs.
+
+    The expected end comes from the rate at which they have ended so far, or, before any has, from the planner: the
+    earliest start of each, and the run time of similar jobs.
+    """
+
+    def __init__(self, spool: Spool, names: Sequence[str]) -> None:
+        self._spool = spool
+        self._names = tuple(names)
+        self._first: tuple[int, int] | None = None  # the time of the first look, and how many had ended by then
+        self._planned: int | None = None
+        self._plan_after_ns = 0
+
+    def look(self, now_ns: int) -> WaitStatus:
+        """Return their progress."""
+        rows = self._rows()
+        ended = sum(row.state.ended for row in rows)
+        begun_ns, ended_then = self._first = self._first or (now_ns, ended)
+        left = [row.name for row in rows if not row.state.ended]
+        if ended - ended_then >= _FEW:
+            end_at_ns: int | None = now_ns + len(left) * (now_ns - begun_ns) // (ended - ended_then)
+        else:
+            end_at_ns = self._by_plan(left, now_ns)
+        return WaitStatus(
+            total=len(rows),
+            ended=ended,
+            bad=sum(row.state in BAD for row in rows),
+            submitted=sum(row.state is State.SUBMITTED for row in rows),
+            running=sum(row.state in ALIVE for row in rows),
+            only=rows[0] if len(rows) == 1 else None,
+            end_at_ns=end_at_ns if end_at_ns is not None and end_at_ns > now_ns else None,
+        )
+
+    def _rows(self) -> list[JobRow]:
+        wanted = frozenset(self._names)
+        found = {row.name: row for row in list_jobs(self._spool, JobFilter(self._names)).rows if row.name in wanted}
+        rows: list[JobRow] = []
+        for name in self._names:
+            tasks = tasks_of(self._spool, name)
+            if tasks is not None:
+                rows += tasks.rows
+            elif name in found:
+                rows.append(found[name])
+        return rows
+
+    def _by_plan(self, names: Sequence[str], now_ns: int) -> int | None:
+        """Return the expected end of the last of *names*, by a plan that may be a while old."""
+        if now_ns >= self._plan_after_ns:
+            begun = time.monotonic_ns()
+            self._planned = expected_end(self._spool, names, now_ns) if len(names) <= _MOST else None
+            self._plan_after_ns = now_ns + max(30 * SECOND_NS, 100 * (time.monotonic_ns() - begun))
+        return self._planned
+
+
+def expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None:
+    """Return when the last of *names* is expected to have ended; None: unknown."""
+    ends = _foresee(spool, names, now_ns).ends
+    return max((ends[name] for name in names), default=0) if ends.keys() >= set(names) else None

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from spool.client.waiting import task_names
 from spool.core.arrays import array_of
-from spool.core.dependencies import CANCELLED_BY, names_in
+from spool.core.dependencies import CANCELLED_BY
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, QUEUED, RUNNING
 from spool.core.model import OUTCOMES, State
@@ -153,8 +153,8 @@ def cancelled_with(spool: Spool, names: Collection[str]) -> list[str]:
     for row in ended:
         if row.place == DONE and row.started_at_ns is None and row.reason.startswith(CANCELLED_BY):
             spec = spool.job_spec(DONE, row.name)
-            if spec is not None:
-                needs[row.name] = names_in(spec)
+            if spec is not None and spec.depends_on is not None:
+                needs[row.name] = spec.depends_on.names()
     found: dict[str, None] = {}
     new = set(names)
     while new:

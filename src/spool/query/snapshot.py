@@ -33,7 +33,7 @@ from spool.machine.host import why_not_expanded
 from spool.machine.marks import MachineProber
 from spool.query.reservations import read_reservations
 from spool.query.rows import gpus_told, in_words, last_view
-from spool.query.shared import MachineSharing, arbiter_view, shared_machine
+from spool.query.shared import MachineSharing, MachineUse, arbiter_view, shared_machine
 from spool.state.array import Array
 from spool.state.load import Loader, load_array
 from spool.state.outcomes import ArrayNames, OutcomeIndex
@@ -75,6 +75,11 @@ class Snapshot(Struct, frozen=True):
     unpinned: str | None = None
     dispatcher: bool = False
     said: StateView | None = None
+
+    @property
+    def machine_use(self) -> MachineUse | None:
+        """What is in use of a shared machine; None if it is not shared, or nothing is known of it."""
+        return self.shared.use if self.shared is not None else None
 
     def last_word(self, name: str) -> str:
         """Return the dispatcher's last reason why a job waits, as it reads now; "" if there is none."""

@@ -1,8 +1,7 @@
-"""Groups of jobs: the tasks of an array, similar ones folded into one line, the progress of awaited jobs."""
+"""Groups of jobs: the tasks of an array, similar ones folded into one line, a tree of dependencies."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 
@@ -11,16 +10,16 @@ from msgspec import Struct
 from spool.client.waiting import task_names
 from spool.core.arrays import array_of
 from spool.core.layout import HELD, QUEUED, RUNNING
-from spool.core.model import ALIVE, SECOND_NS, State
+from spool.core.model import State
 from spool.core.reasons import ranges_of
-from spool.query.jobs import JobFilter, JobLister, list_jobs, with_parameters
+from spool.query.jobs import JobLister, with_parameters
 from spool.query.rows import JobRow
 from spool.store.spool import Spool
 
 _FOLDED = frozenset({State.QUEUED, State.HELD, State.FINISHED})
-_BAD = frozenset(state for state in State if state.ended and state is not State.FINISHED)
-_ENOUGH = 3  # ended jobs that suffice to estimate the rest
-_MANY = 500  # jobs: with more, the planner is not asked
+BAD = frozenset(state for state in State if state.ended and state is not State.FINISHED)
+"""The outcomes of a job that did not finish."""
+
 _DEEP = 12  # levels of a tree; deeper ones are not indented further
 _FEW = 2  # this many similar rows are not folded
 
@@ -45,7 +44,7 @@ class ArrayTasks(Struct, frozen=True):
 
     def failed(self) -> tuple[str, ...]:
         """Return the tasks that have ended without finishing."""
-        return tuple(row.name for row in self.rows if row.state in _BAD)
+        return tuple(row.name for row in self.rows if row.state in BAD)
 
 
 def tasks_of(spool: Spool, name: str) -> ArrayTasks | None:
@@ -144,105 +143,6 @@ def _parents(spool: Spool, row: JobRow, names: Set[str]) -> list[str]:
     depends_on = spec.depends_on if spec is not None else None
     found += [name for name in (depends_on.names() if depends_on is not None else ()) if name in names]
     return list(dict.fromkeys(found))
-
-
-class WaitStatus(Struct, frozen=True):
-    """The progress of awaited jobs; an array counts as its tasks."""
-
-    total: int
-    ended: int
-    bad: int  # of the ended ones
-    submitted: int  # waiting on their engine
-    running: int
-    only: JobRow | None  # the only job, if there is just one
-    end_at_ns: int | None  # the expected end of all of them; None: unknown
-
-
-class WaitWatch:
-    """Watches awaited jobs.
-
-    The expected end comes from the rate at which they have ended so far, or, before any has, from the planner: the
-    earliest start of each, and the run time of similar jobs.
-    """
-
-    def __init__(self, spool: Spool, names: Sequence[str]) -> None:
-        self._spool = spool
-        self._names = tuple(names)
-        self._first: tuple[int, int] | None = None  # the time of the first look, and how many had ended by then
-        self._planned: int | None = None
-        self._plan_after_ns = 0
-
-    def look(self, now_ns: int) -> WaitStatus:
-        """Return their progress."""
-        rows = self._rows()
-        ended = sum(row.state.ended for row in rows)
-        begun_ns, ended_then = self._first = self._first or (now_ns, ended)
-        left = [row.name for row in rows if not row.state.ended]
-        if ended - ended_then >= _ENOUGH:
-            end_at_ns: int | None = now_ns + len(left) * (now_ns - begun_ns) // (ended - ended_then)
-        else:
-            end_at_ns = self._by_plan(left, now_ns)
-        return WaitStatus(
-            total=len(rows),
-            ended=ended,
-            bad=sum(row.state in _BAD for row in rows),
-            submitted=sum(row.state is State.SUBMITTED for row in rows),
-            running=sum(row.state in ALIVE for row in rows),
-            only=rows[0] if len(rows) == 1 else None,
-            end_at_ns=end_at_ns if end_at_ns is not None and end_at_ns > now_ns else None,
-        )
-
-    def _rows(self) -> list[JobRow]:
-        wanted = frozenset(self._names)
-        found = {row.name: row for row in list_jobs(self._spool, JobFilter(self._names)).rows if row.name in wanted}
-        rows: list[JobRow] = []
-        for name in self._names:
-            tasks = tasks_of(self._spool, name)
-            if tasks is not None:
-                rows += tasks.rows
-            elif name in found:
-                rows.append(found[name])
-        return rows
-
-    def _by_plan(self, names: Sequence[str], now_ns: int) -> int | None:
-        """Return the expected end of the last of *names*, by a plan that may be a while old."""
-        if now_ns >= self._plan_after_ns:
-            begun = time.monotonic_ns()
-            self._planned = _expected_end(self._spool, names, now_ns) if len(names) <= _MANY else None
-            self._plan_after_ns = now_ns + max(30 * SECOND_NS, 100 * (time.monotonic_ns() - begun))
-        return self._planned
-
-
-def _expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None:
-    from spool.core.forecast import forecast
-    from spool.core.runtimes import Source
-    from spool.query.snapshot import snapshot  # imported on demand: a list does not need this half of the program
-
-    seen = snapshot(spool, now_ns, with_tasks=True)
-    run_times = seen.view.past.run_times
-    ends = {name: at_ns for at_ns, name in seen.view.running.ends(now_ns)}
-    starts = forecast(seen.plan, names)
-    last_ns = 0
-    for name in names:
-        run, job = seen.view.running.get(name), seen.view.queue.get(name)
-        if run is not None and run.submitted:
-            return None  # its engine alone decides its start
-        if run is not None and run.suspended and not run.stopping:
-            return None  # its end is unknown
-        if run is not None:
-            expected, end_ns = run_times.of_run(run), ends[name]
-        elif job is not None:
-            start_at_ns = starts[name].at_ns if name in starts and seen.shared is None else None
-            if start_at_ns is None:
-                return None  # unknown; on a shared machine only the earliest start is known
-            expected = run_times.of_job(job)
-            end_ns = expected.ns + start_at_ns
-        else:
-            return None
-        if expected.source is Source.NONE:
-            return None
-        last_ns = max(last_ns, end_ns)
-    return last_ns
 
 
 def _index(row: JobRow) -> str:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from spool.core.errors import SpoolError
 from spool.core.lifecycle import EngineWord
 from spool.executors import Launch
-from spool.extras.engines.language import Language, Sighting
-from spool.extras.engines.settings import EngineConfig, shared_settings
+from spool.extras.engines.language import EngineConfig, Language, Sighting, shared_settings
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd
 
@@ -75,6 +74,7 @@ class BatchLanguage(Language):
     name = "batch"
     title = "the batch system"
     surroundings = EngineSurroundings("batch", "BATCH_NODE", "BATCH_ID")
+    variables = (DIRECTORY,)
 
     def __init__(self, settings: Callable[[], Mapping[str, object]] = dict) -> None:
         """Use *settings*, which gives its table in the configuration, as it is now."""
@@ -98,8 +98,8 @@ class BatchLanguage(Language):
 
     def submit(self, launch: Launch, mark: str) -> Command:
         """Return the command that submits the wrapper."""
-        environment = {**launch.inherited(), DIRECTORY: os.environ[DIRECTORY]}
-        return self._command("submit", mark, launch.script, f"{launch.metadir}/engine.log", environment=environment)
+        log = f"{launch.metadir}/engine.log"
+        return self._command("submit", mark, launch.script, log, environment=launch.inherited())
 
     def submitted(self, done: CommandEnd) -> str | SpoolError | None:
         """Return the id, or the refusal."""

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from spool.core.model import SECOND_NS
 from spool.executors import Home
-from spool.extras.engines.engine import ClusterEngine, ClusterExecutor
+from spool.extras.engines.engine import ClusterEngine
 from spool.extras.engines.language import Language
 from spool.extras.engines.slurm import SlurmLanguage
-from spool.machine.commands import Command, CommandEnd, CommandRunner
+from spool.machine.commands import Command, CommandEnd
 
 
 @dataclass
@@ -31,20 +31,23 @@ class FakeLanguage(SlurmLanguage):
         return None
 
 
-class FakeSlurm(ClusterExecutor):
+class FakeSlurm(ClusterEngine):
     """Speaks Slurm's language to itself. Its clock goes on by three seconds at every look."""
 
     jobs: ClassVar[list[Job]] = []
 
-    def __init__(self, language: Language, home: Home | None) -> None:
-        super().__init__(language, home, CommandRunner())
-        self._now_ns = 1000 * SECOND_NS
+    def __init__(self, language: Language, home: Home | None, **_: Any) -> None:
+        commands: Any = Commands()
+        super().__init__(language, home, commands, lambda: commands.now_ns)
+
+
+class Commands:
+    """What the engine takes for the helper that runs commands."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1000 * SECOND_NS
         self._orders: list[Command] = []
         self._given = 0
-        commands: Any = self
-        self.engine = ClusterEngine(language, home, commands, lambda: self._now_ns)
-
-    # What its engine takes for the helper that runs commands.
 
     def order(self, command: Command) -> int:
         """Take a command in."""
@@ -53,7 +56,7 @@ class FakeSlurm(ClusterExecutor):
 
     def work(self) -> list[tuple[int, CommandEnd]]:
         """Answer all commands."""
-        self._now_ns += 3 * SECOND_NS
+        self.now_ns += 3 * SECOND_NS
         orders, self._orders = self._orders, []
         ended = [(self._given + at, self._answer(command.arguments)) for at, command in enumerate(orders, 1)]
         self._given += len(orders)
@@ -73,10 +76,10 @@ class FakeSlurm(ClusterExecutor):
         match os.path.basename(words[0]):
             case "sbatch":
                 (comment,) = (word.partition("=")[2] for word in words if word.startswith("--comment="))
-                self.jobs.append(Job(comment))
-                return CommandEnd(0, f"{len(self.jobs)}\n", "")
+                FakeSlurm.jobs.append(Job(comment))
+                return CommandEnd(0, f"{len(FakeSlurm.jobs)}\n", "")
             case "squeue":
-                known = [(at, job) for at, job in enumerate(self.jobs, 1) if not job.forgotten]
+                known = [(at, job) for at, job in enumerate(FakeSlurm.jobs, 1) if not job.forgotten]
                 lines = (f"{at}\t{job.state}\tNone\t\t{job.comment}\n" for at, job in known)
                 return CommandEnd(0, "".join(("JOBID\tSTATE\tREASON\tNODELIST\tCOMMENT\n", *lines)), "")
             case "scontrol":

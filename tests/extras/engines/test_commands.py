@@ -65,7 +65,7 @@ def test_a_job_for_slurm_is_told_at_submission_that_slurm_is_missing(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A warning comes on stderr, and the job is submitted all the same; `--strict` submits nothing."""
-    monkeypatch.setattr(slurm, "_PROGRAMS", ("no-such-sbatch",))
+    monkeypatch.setattr(slurm.SlurmLanguage, "programs", ("no-such-sbatch",))
     why = "job a cannot start: Slurm is not installed here: no no-such-sbatch in PATH"
     for strict, code, out in ((("--strict",), 1, ""), ((), 0, "a\n")):
         said = spool("submit", *strict, "--name", "a", "--slurm", "--", "true")
@@ -75,7 +75,7 @@ def test_a_job_for_slurm_is_told_at_submission_that_slurm_is_missing(
 
 def test_another_default_executor_that_is_not_there_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They wait for it, with the reason, and do not fail; with the old one back they start."""
-    monkeypatch.setattr(slurm, "_PROGRAMS", ("sbatch-that-is-not-there",))
+    monkeypatch.setattr(slurm.SlurmLanguage, "programs", ("sbatch-that-is-not-there",))
     with world_at(tmp_path / "spool", monkeypatch) as world:
         world.cpus, config = 1, world.root / layout.CONFIG
         config.write_text("cpus = 1\n")

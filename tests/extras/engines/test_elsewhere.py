@@ -37,8 +37,8 @@ from spool.query.comparison import compare
 from spool.query.details import job_details
 from spool.query.explain import preview, why
 from spool.query.jobs import JobFilter, list_jobs
+from spool.query.outlook import WaitWatch
 from spool.query.rows import JobRow
-from spool.query.tasks import WaitWatch
 from spool.state import submission
 from spool.state.run import ActiveRun
 from spool.store.locked_spool import LockedSpool

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from spool.core.model import SECOND_NS, ArrayTask, Request, Spec
 from spool.executors import Launch
-from spool.extras.engines.handover import HandOver, Portion, Siblings
-from spool.extras.engines.settings import EngineConfig
+from spool.extras.engines.handover import HandOver, Portion
+from spool.extras.engines.language import EngineConfig
 
 FULL = "no more for now"
 
@@ -23,9 +23,11 @@ class _Limits:
     def policy(self) -> EngineConfig:
         return self._desk.policy
 
+    @property
     def array_width(self) -> int | None:
         return self._desk.width
 
+    @property
     def array_tasks(self) -> int | None:
         return self._desk.tasks
 
@@ -42,9 +44,9 @@ class Desk:
         self.running: set[str] = set()
         self.handover = HandOver(_Limits(self), self.siblings, lambda: self.now_ns)
 
-    def siblings(self, array: str) -> Siblings:
+    def siblings(self, array: str) -> tuple[int, int]:
         mine = [name for name in self.there if name.rpartition("_")[0] == array]
-        return Siblings(len(mine), sum(name not in self.running for name in mine))
+        return (len(mine), sum(name not in self.running for name in mine))
 
     def add(self, *names: str, **keys: object) -> None:
         for name in names:
@@ -91,7 +93,7 @@ def test_the_tasks_of_an_array_go_together() -> None:
     desk.add_tasks([3, 1, 2, 7])
     portion = desk.take()
     assert (list(portion.array.elements), portion.array.first, portion.array.at_once) == ([1, 2, 3, 7], 0, None)
-    assert [portion.array.task(element) for element in portion.array.elements] == desk.accept(portion)
+    assert [f"sweep_{element}" for element in portion.array.elements] == desk.accept(portion)
     assert desk.take() is None
 
 
@@ -238,7 +240,7 @@ def test_a_full_engine_is_asked_again_after_a_while_with_one_job() -> None:
     assert desk.handover.full == FULL
     assert desk.take(later_s=29) is None
     portion = desk.take(later_s=1)
-    assert portion.launch.job == "a"
+    assert portion.launches[0].job == "a"
     assert desk.take(sending=1) is None  # one at a time
     desk.accept(portion)
     assert desk.handover.full == ""

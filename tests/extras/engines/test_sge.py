@@ -9,20 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spool.core.errors import InvalidValue, SpoolError
+from spool.core.errors import InvalidValue, SpoolError, StartRefused
 from spool.core.lifecycle import EngineWord
 from spool.extras.engines import sge
-from spool.extras.engines.settings import SgeConfig, allowed_in_sge
+from spool.extras.engines.sge import SgeConfig
+from spool.formats.config import Config
+from spool.machine.commands import CommandEnd
 from spool.testing.builders import a_request, a_spec
 
 MARK = "spool:0a1b:a.B_c-1:7"
 LINE = "main.q:vm:root:root:{name}:{id}:sge:0:1795644762:{began}:1795644781:{failed}:{code}:2:0.01:0.00:4632.0"
 
 
+def language(config: SgeConfig | None = None) -> sge.SgeLanguage:
+    """Return the language with those settings."""
+    return sge.SgeLanguage(lambda: Config(parts=(("engines", {"sge": config or SgeConfig()}),)))
+
+
 def options(config: SgeConfig, **keys: Any) -> list[str]:
     """Return the options for a job that requests *keys*."""
-    spec = a_spec(request=a_request(**keys))
-    return [*sge.options_of("x", spec, mark=MARK, metadir="/spool/jobs/x/7", config=config)]
+    return [*language(config).options_of("x", a_spec(request=a_request(**keys)))]
 
 
 def after(words: list[str], option: str) -> list[str]:
@@ -76,13 +82,13 @@ def test_what_grid_engine_cannot_be_asked_for_is_refused_with_what_to_write(
 def test_an_option_that_spool_sets_itself_is_refused(option: str) -> None:
     """So is what is no option of qsub."""
     with pytest.raises(InvalidValue):
-        allowed_in_sge((option,))
+        language().check_options((option,))
 
 
 def test_other_options_are_two_words() -> None:
     """An option and its value are one text in the file."""
     stated = ("-q long.q", "-notify", "-l scratch=10G,arch=lx*", "-p -5")
-    allowed_in_sge(stated)
+    language().check_options(stated)
     assert [*sge.words_of(stated)] == ["-q", "long.q", "-notify", "-l", "scratch=10G,arch=lx*", "-p", "-5"]
 
 
@@ -101,8 +107,9 @@ def test_other_options_are_two_words() -> None:
 )
 def test_each_state_has_its_meaning(state: str, *, waits: bool, stuck: bool, held: bool, halted: bool) -> None:
     """An unknown one is of a job that lives."""
-    found = sge.waits(state), sge.is_stuck(state), sge.is_held(state), sge.is_halted(state)
-    assert found == (waits, stuck, held, halted)
+    job = f"<job_info><job_list><JB_job_number>3</JB_job_number><state>{state}</state></job_list></job_info>"
+    (found,) = sge.queue_jobs(job) or ()
+    assert (not found.begun, found.stuck, found.blocked, found.halted) == (waits, stuck, held, halted)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +128,8 @@ def test_each_state_has_its_meaning(state: str, *, waits: bool, stuck: bool, hel
 def test_each_end_has_its_meaning(failed: int, code: int, began: int, word: EngineWord) -> None:
     """As the accounting file has it."""
     (account,) = sge.accounts(LINE.format(name="x", id=3, began=began, failed=failed, code=code) + "\n").values()
-    assert (sge.meaning(account), account.began) == (word, bool(began))
-    assert account.text
+    assert (account.word, account.begun) == (word, bool(began))
+    assert account.said
 
 
 def test_the_last_line_about_a_job_counts_and_what_is_cut_off_does_not() -> None:
@@ -130,7 +137,7 @@ def test_the_last_line_about_a_job_counts_and_what_is_cut_off_does_not() -> None
     one = LINE.format(name="x", id=3, began=1, failed=25, code=99)
     two = LINE.format(name="x", id=3, began=2, failed=0, code=0)
     found = sge.accounts(f"{one[30:]}\n# Version\n{one}\n{two}\n{one}")
-    assert [(each.failed, each.code) for each in found.values()] == [(0, 0)]
+    assert [each.said for each in found.values()] == ["exit status 0"]
 
 
 @given(st.text())
@@ -138,9 +145,10 @@ def test_any_text_is_read(text: str) -> None:
     """Nothing that the commands print is an error here."""
     sge.queue_jobs(text)
     sge.accounts(text)
-    sge.submitted_id(text, text)
-    sge.nodes_back(text)
-    assert sge.refusal(text)
+    done = CommandEnd(1, text, text)
+    language().submitted(done)
+    language().nodes_back(CommandEnd(0, text))
+    assert language().refusal(done)
 
 
 def test_an_answer_that_is_cut_off_is_none() -> None:
@@ -153,17 +161,19 @@ def test_an_answer_that_is_cut_off_is_none() -> None:
 def test_a_job_that_was_submitted_with_a_warning_is_submitted() -> None:
     """Then qsub says that it could not run the job, exits with 1, and prints no id on a line of its own."""
     err = 'Unable to run job: warning: root is not allowed to run in any queue\nYour job 12 ("x") has been submitted\n'
-    assert sge.submitted_id("", f"{err}Exiting.\n") == "12"
-    assert sge.submitted_id("12\n", "") == "12"
-    assert sge.submitted_id("", "Unable to run job: error: no suitable queues\nExiting.\n") is None
+    assert language().submitted(CommandEnd(1, "", f"{err}Exiting.\n")) == "12"
+    assert language().submitted(CommandEnd(0, "12\n", "")) == "12"
 
 
 def test_silence_is_told_from_refusals() -> None:
     """In the words of 8.1.9."""
     silent = "error: commlib error: got select error (Connection refused)\nunable to send message to qmaster on port 1"
-    assert sge.is_silence(1, silent)
-    assert sge.is_silence(None, "")
-    assert not sge.is_silence(1, 'Unable to run job: Job was rejected because job requests unknown queue "x"\nExiting.')
-    assert not sge.is_silence(1, 'denied: job "99999" does not exist')
-    assert sge.refusal("Unable to run job: error: no suitable queues\nExiting.\n") == "error: no suitable queues"
-    assert sge.has_too_many("job rejected: Only 5 jobs are allowed per user (current job count: 5)")
+    for done in (CommandEnd(1, "", silent), CommandEnd(None), CommandEnd(0)):
+        assert language().submitted(done) is None
+    unsuitable = language().submitted(CommandEnd(1, "", "Unable to run job: error: no suitable queues\nExiting.\n"))
+    assert str(unsuitable) == "Grid Engine refuses it: error: no suitable queues"
+    unknown = 'Unable to run job: Job was rejected because job requests unknown queue "x"\nExiting.'
+    assert isinstance(language().submitted(CommandEnd(1, "", unknown)), SpoolError)
+    assert not language().is_silence(CommandEnd(1, "", 'denied: job "99999" does not exist'))
+    too_many = "job rejected: Only 5 jobs are allowed per user (current job count: 5)"
+    assert isinstance(language().submitted(CommandEnd(1, "", too_many)), StartRefused)

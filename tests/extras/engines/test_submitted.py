@@ -109,6 +109,18 @@ def test_a_job_that_has_begun_in_slurm_runs_whatever_was_said_before(spool: Comm
     assert spool("why", "far").out.startswith("far: it is running\n")
 
 
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize(("code", "said"), [(143, "has ended"), (0, "has ended (finished)")])
+def test_an_end_that_slurm_may_have_caused_has_no_name_before_it_is_recorded(
+    spool: Command, metadir: Path, code: int, said: str
+) -> None:
+    """An exit code of 143 may be called `preempted` a moment later; one of 0 stands."""
+    begin(metadir)
+    (metadir / "rc").write_bytes(run_records.render_rc(code))
+    (row,) = json.loads(spool("ls", "--json").out)["jobs"]
+    assert (row["state"], row["reason"]) == ("stopping", f"{said}, being recorded")
+
+
 def left_behind(spool_root: Path, **said: Any) -> None:
     """Write what a dispatcher said last at 14:03, before it was killed."""
     view(spool_root, {"far": JobView(run=1, user="me", **said)}, at_ns=0)

@@ -22,7 +22,7 @@ import pytest
 import called
 import spool
 from served import Served
-from spool.client.gc import RetentionPolicy, plan_removal, remove
+from spool.client.gc import plan_removal, remove
 from spool.client.requests import Requests
 from spool.client.waiting import End, Waiter
 from spool.core.errors import InvalidJob, InvalidRecord, InvalidValue, SpoolError, SpoolUnusable
@@ -31,6 +31,7 @@ from spool.extras.functions import calls
 from spool.extras.functions.executor import Executor, Future
 from spool.extras.functions.results import CallResult, Cancelled, JobFailed, Lost, OutOfMemory, RemoteError, TimedOut
 from spool.formats import keys
+from spool.formats.config import RetentionPolicy
 from spool.python.keys import CallKeys, JobKeys
 from spool.store.disk import Disk
 from spool.store.spool import Spool

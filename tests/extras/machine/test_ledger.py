@@ -13,8 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from extras.machine.talk import Driven, Speaker, journal_of
-from extras.machine.test_attacks import BOB, HOUR_NS, IS_ROOT, MACHINE, SECOND_NS, Clock, several_users
+from extras.machine.talk import (
+    BOB,
+    GIB,
+    HOUR_NS,
+    IS_ROOT,
+    MACHINE,
+    SECOND_NS,
+    Clock,
+    Driven,
+    Speaker,
+    journal_of,
+    several_users,
+)
 from spool.core.model import Gpu, Grant, Machine, Policy, Pool
 from spool.extras.machine import arbiter as server
 from spool.extras.machine import protocol
@@ -22,7 +33,6 @@ from spool.extras.machine.ledger import Holder, Lease, LeaseLedger
 from spool.extras.machine.protocol import Drop, EndLease, LeaseRequest, Use
 
 CPUS, MEMORY, LICENCES = 4, 4 << 30, 2  # as in MACHINE
-GIB = 1 << 30
 
 requests = st.builds(
     LeaseRequest,
@@ -85,7 +95,7 @@ class Shared(RuleBasedStateMachine):
         self.patches.setattr(server, "_TELL_EVERY_S", 0.05)
         self.clock = Clock(1_800_000_000 * SECOND_NS)
         (self.base / "run").mkdir()
-        self.machine = Driven(self.base / "run", MACHINE, self.clock)
+        self.machine = Driven(self.base / "run", MACHINE, clock=self.clock)
         self.dispatchers = [Dispatcher("a", None), Dispatcher("b", None), Dispatcher("b", BOB)]
 
     def teardown(self) -> None:

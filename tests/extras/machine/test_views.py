@@ -15,8 +15,8 @@ from extras.machine.sharing import BOB, G, gpu_share, join, mine, shares
 from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import ForeignProcess, Gpu, Grant
 from spool.formats.state import GpuView, JobView, SharedView
+from spool.query.outlook import expected_end
 from spool.query.shared import UserShare
-from spool.query.tasks import _expected_end
 from spool.store.locked_spool import LockedSpool
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
@@ -139,7 +139,7 @@ def test_the_end_of_an_array_is_not_promised(spool_root: Path, spool: Command) -
     put_job(spool_root, "next", limited("1h"))
 
     def ends() -> list[int | None]:
-        return [_expected_end(Spool(str(spool_root)), [name], now_ns) for name in ("first", "next")]
+        return [expected_end(Spool(str(spool_root)), [name], now_ns) for name in ("first", "next")]
 
     here, later = ends()
     assert here is not None

@@ -54,10 +54,13 @@ def served(unserved: Served) -> Served:
 
 # A dispatcher that gives Slurm's commands up after 2s instead of a minute, and asks a silent Slurm again after one.
 _IMPATIENT = """
-from spool.core.model import SECOND_NS
-from spool.extras.engines import engine, slurm
+from msgspec.structs import replace
 from spool.cli.main import main
-slurm._WITHIN_S = 2.0
+from spool.core.model import SECOND_NS
+from spool.extras.engines import engine
+from spool.machine.commands import CommandRunner
+order = CommandRunner.order
+CommandRunner.order = lambda self, command: order(self, replace(command, within_s=2.0))
 engine._LONGEST_PAUSE_NS = SECOND_NS
 raise SystemExit(main())
 """

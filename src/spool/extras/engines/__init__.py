@@ -28,7 +28,7 @@ JOB = Part(
         also="--executor-options",
         help="One more option for sbatch, qsub or the like, such as --constraint=ib. May be repeated."),
     after="executor",
-    reader="spool.extras.engines.settings:JOB_READER",
+    reader="spool.extras.engines.language:JOB_READER",
 )
 
 
@@ -100,7 +100,7 @@ CONFIG = Part(
         "`poll`, `submit_per_second` and `options` mean the same as for Slurm; the engine defines the other keys.",
         default={}, field="engines.of_packages"),
     after="preemption",
-    reader="spool.extras.engines.settings:CONFIG_READER",
+    reader="spool.extras.engines.language:CONFIG_READER",
 )
 
 # fmt: on

@@ -7,7 +7,7 @@ more for now is asked again when a run there has ended, with as many as have end
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 from msgspec import Struct, field
 
@@ -33,47 +33,35 @@ class Portion(Struct, frozen=True):
     array: EngineArray | None = None
 
     @property
-    def launch(self) -> Launch:
-        """The first, which stands for all."""
-        return self.launches[0]
-
-    @property
     def keys(self) -> list[Key]:
         """The jobs and their runs."""
         return [(launch.job, launch.run) for launch in self.launches]
-
-
-class Siblings(Struct, frozen=True):
-    """The tasks of an array that were handed over and have not ended."""
-
-    alive: int = 0
-    waiting: int = 0  # of these
 
 
 class _Group(Struct, eq=False):
     """Runs that may be handed over together: tasks of one array, or a single run."""
 
     array: str | None
-    at_once: int | None
+    place: tuple[int, int]  # among all groups: by priority, then in their order
     since_ns: int
     last_ns: int
-    serial: int
+    at_once: int | None = None
     launches: dict[Key, Launch] = field(default_factory=dict)
 
 
 class HandOver:
-    """The runs that are still to be handed over. *clock* is monotonic; *siblings* counts the tasks of an array."""
+    """The runs that are still to be handed over. *clock* is monotonic.
+
+    *siblings* says how many tasks of an array were handed over and have not ended, and how many of these wait there.
+    """
 
     def __init__(
-        self,
-        language: Language,
-        siblings: Callable[[str], Siblings],
-        clock: Callable[[], int],
+        self, language: Language, siblings: Callable[[str], tuple[int, int]], clock: Callable[[], int]
     ) -> None:
-        self._policy, self._width, self._array_tasks = language.policy, language.array_width, language.array_tasks
-        self._siblings, self._clock = siblings, clock
+        self._language, self._siblings, self._clock = language, siblings, clock
         self.full = ""  # why the engine takes no more for now
-        self._groups: dict[int, dict[object, _Group]] = {}  # by priority
+        self._groups: dict[object, _Group] = {}
+        self._names: dict[Key, object] = {}  # of the group of each run
         self._serial = 0
         self._tokens, self._tokens_at_ns = 0.0, clock()
         self._most: int | None = None  # the largest portion that may be tried; None: any
@@ -83,19 +71,34 @@ class HandOver:
     def __bool__(self) -> bool:
         return bool(self._groups)
 
-    def add(self, launch: Launch) -> None:
-        """Queue a run, after all others of its priority."""
+    def add(self, launch: Launch, *, first: bool = False) -> None:
+        """Queue a run, before or after all others of its priority."""
+        spec, now_ns = launch.spec, self._clock()
+        name: object = (launch.job, launch.run)
+        array, task = None, spec.task if spec is not None else None
+        priority = spec.priority if spec is not None else 0
+        if spec is not None and task is not None and launch.job == f"{task.array}_{task.index}":
+            array, request = task.array, (spec.request, spec.time_limit_ns, spec.preemptible, spec.parts)
+            name = array, launch.run, priority, request
         self._serial += 1
-        self._put(launch, self._serial)
+        group = self._groups.get(name)
+        if group is None:
+            place = -priority, 0 if first else self._serial
+            group = self._groups[name] = _Group(array, place, now_ns, now_ns)
+        key = launch.job, launch.run
+        group.launches[key], self._names[key] = launch, name
+        group.last_ns, group.at_once = now_ns, launch.at_once
 
     def withdraw(self, key: Key) -> bool:
         """Drop a run; return whether it was still queued."""
-        for priority, groups in self._groups.items():
-            for name, group in groups.items():
-                if group.launches.pop(key, None) is not None:
-                    self._drop_empty(priority, name, group)
-                    return True
-        return False
+        name = self._names.pop(key, None)
+        if name is None:
+            return False
+        group = self._groups[name]
+        del group.launches[key]
+        if not group.launches:
+            del self._groups[name]
+        return True
 
     def take(self, sending: int) -> Portion | None:
         """Return the next portion to submit, while *sending* others are unanswered; None: not now."""
@@ -107,26 +110,24 @@ class HandOver:
             if now_ns < self._again_ns:
                 return None
             self._most = 1
-        for priority in sorted(self._groups, reverse=True):
-            for name, group in self._groups[priority].items():
-                portion = self._portion(group, now_ns)
-                if portion is not None:
-                    for key in portion.keys:
-                        del group.launches[key]
-                    self._drop_empty(priority, name, group)
-                    self._tokens -= 1
-                    return portion
+        for group in sorted(self._groups.values(), key=lambda group: group.place):
+            if (portion := self._portion(group, now_ns)) is not None:
+                for key in portion.keys:
+                    self.withdraw(key)
+                self._tokens -= 1
+                return portion
         return None
 
     def due_ns(self) -> int | None:
         """Return when :meth:`take` may have a portion without further news."""
         now_ns = self._clock()
-        ready_ns = min((self._ready_ns(group) for group in self._all()), default=None)
+        ready_ns = min(map(self._ready_ns, self._groups.values()), default=None)
         if ready_ns is None:
             return None
         self._refill(now_ns)
         if self._tokens < 1:
-            ready_ns = max(ready_ns, now_ns + int((1 - self._tokens) / self._policy().submit_per_second * 1e9))
+            per_second = self._language.policy().submit_per_second
+            ready_ns = max(ready_ns, now_ns + int((1 - self._tokens) / per_second * 1e9))
         if self._again_ns is not None and self._most == 0:
             ready_ns = max(ready_ns, self._again_ns)
         return ready_ns
@@ -152,19 +153,15 @@ class HandOver:
             self._again_ns, self._most = self._again_ns or now_ns + _AGAIN_NS, number // 2
         for launch in portion.launches:
             if (launch.job, launch.run) in wanted:
-                self._put(launch, 0)
-        self._groups = {
-            priority: dict(sorted(groups.items(), key=lambda pair: pair[1].serial))
-            for priority, groups in self._groups.items()
-        }
+                self.add(launch, first=True)
 
     def of_array(self, array: str) -> list[Key]:
         """Return the runs of an array that are still here."""
-        return [key for group in self._all() if group.array == array for key in group.launches]
+        return [key for group in self._groups.values() if group.array == array for key in group.launches]
 
     def limit(self, array: str, at_once: int | None) -> None:
         """Set how many tasks of an array may run at once, for those that are still here."""
-        for group in self._all():
+        for group in self._groups.values():
             if group.array == array:
                 group.at_once = at_once
 
@@ -174,49 +171,22 @@ class HandOver:
         if self._again_ns is not None and self._most is not None:
             self._most += 1
 
-    def _put(self, launch: Launch, serial: int) -> None:
-        spec, now_ns = launch.spec, self._clock()
-        name: object = (launch.job, launch.run)
-        array, priority = None, 0
-        if spec is not None:
-            priority, task = spec.priority, spec.task
-            if task is not None and launch.job == f"{task.array}_{task.index}":
-                array, request = task.array, (spec.request, spec.time_limit_ns, spec.preemptible, spec.parts)
-                name = array, launch.run, request
-        groups = self._groups.setdefault(priority, {})
-        group = groups.get(name)
-        if group is None:
-            group = groups[name] = _Group(array, launch.at_once, now_ns, now_ns, serial)
-        group.launches[launch.job, launch.run] = launch
-        group.last_ns, group.at_once = now_ns, launch.at_once
-
-    def _drop_empty(self, priority: int, name: object, group: _Group) -> None:
-        if not group.launches:
-            del self._groups[priority][name]
-            if not self._groups[priority]:
-                del self._groups[priority]
-
-    def _all(self) -> Iterator[_Group]:
-        return (group for groups in self._groups.values() for group in groups.values())
-
     def _refill(self, now_ns: int) -> None:
-        per_second = self._policy().submit_per_second
+        per_second = self._language.policy().submit_per_second
         earned = (now_ns - self._tokens_at_ns) / 1e9 * per_second
         self._tokens, self._tokens_at_ns = min(per_second * _BURST_S, self._tokens + earned), now_ns
 
     def _ready_ns(self, group: _Group) -> int:
-        if group.array is None or self._width() is None:
+        if group.array is None or self._language.array_width is None:
             return group.since_ns
         return min(group.last_ns + _LINGER_NS, group.since_ns + _LINGER_AT_MOST_NS)
 
     def _portion(self, group: _Group, now_ns: int) -> Portion | None:
         """Return what can be handed over of *group* now."""
-        width = self._width()
-        if group.array is None:
-            return Portion((next(iter(group.launches.values())),))
-        siblings, at_once = self._siblings(group.array), group.at_once
-        if width is None:
-            is_full = at_once is not None and siblings.alive >= at_once
+        width, at_once = self._language.array_width, group.at_once
+        alive, waiting = self._siblings(group.array) if group.array is not None else (0, 0)
+        if group.array is None or width is None:
+            is_full = at_once is not None and group.array is not None and alive >= at_once
             return None if is_full else Portion((next(iter(group.launches.values())),))
         if now_ns < self._ready_ns(group):
             return None
@@ -225,11 +195,11 @@ class HandOver:
         }
         first = next(iter(by_index)) // width * width
         elements = sorted(index - first for index in by_index if first <= index < first + width)
-        if at_once is not None and siblings.alive:  # these are in an array with a limit of its own
-            elements, at_once = elements[: max(0, at_once - siblings.alive)], None
-        elif siblings.waiting > self._policy().max_in_flight // _FEW and elements[-1] != width - 1:
+        if at_once is not None and alive:  # these are in an array with a limit of its own
+            elements, at_once = elements[: max(0, at_once - alive)], None
+        elif waiting > self._language.policy().max_in_flight // _FEW and elements[-1] != width - 1:
             return None  # a portion that may still grow, and would only wait there
-        elements = elements[: self._most][: self._array_tasks()]
+        elements = elements[: self._most][: self._language.array_tasks]
         if not elements:
             return None
         chosen = [by_index[first + element] for element in elements]

@@ -1,4 +1,4 @@
-"""The differences between engines: their commands, and the meaning of their answers.
+"""What differs between engines: what users write of one, its commands, and the meaning of its answers.
 
 A `Language` is all that a new engine needs; a package offers one by an entry point of the group `spool.engines`
 (docs/SLURM.md, "Add another engine"). Its methods only make commands and read answers: `engine.py` runs the commands.
@@ -9,19 +9,129 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, ClassVar, NoReturn
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from spool.core.errors import SpoolError, StartRefused
+from spool.core.errors import InvalidConfig, InvalidValue, SpoolError, StartRefused, cannot
 from spool.core.lifecycle import EngineWord
-from spool.core.units import whole_words
+from spool.core.model import SECOND_NS, Request
+from spool.core.names import LOCAL_EXECUTORS
+from spool.core.units import parse_duration, whole_words
 from spool.executors.base import Launch
-from spool.extras.engines.settings import EngineConfig
+from spool.extras.engines import ENGINE
+from spool.formats import toml
+from spool.formats.capabilities import loaded
+from spool.formats.config import Config
+from spool.formats.freetext import one_line
+from spool.formats.validation import Format, PartReader, Reading
+from spool.formats.values import KINDS
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd
+
+# What users write.
+
+
+class EngineConfig(Struct, frozen=True):
+    """The settings that every engine has."""
+
+    max_in_flight: int = 2000
+    max_pending: int = 20  # of these, jobs and arrays that wait there
+    poll_ns: int = 30 * SECOND_NS  # the longest interval of looks
+    submit_per_second: float = 10
+    options: tuple[str, ...] = ()
+
+
+LANGUAGES = {
+    "slurm": "spool.extras.engines.slurm:SlurmLanguage",
+    "sge": "spool.extras.engines.sge:SgeLanguage",
+}
+"""The engines that come with spool."""
+
+
+def settings_of(config: Config) -> Mapping[str, Any]:
+    """Return the settings of the engines that a configuration names; those of a package's are its table as written."""
+    return config.part("engines") or {}
+
+
+def shared_settings(table: Mapping[str, object]) -> EngineConfig:
+    """Return the settings that every engine has, from a table `[engines.NAME]` that the configuration has checked.
+
+    An engine that an installed package offers makes its policy of them.
+    """
+    known = {key: table[key] for key in ("max_in_flight", "max_pending", "submit_per_second") if key in table}
+    if "poll" in table:
+        known["poll_ns"] = parse_duration(table["poll"])
+    options = table.get("options", ())
+    assert isinstance(options, list | tuple)
+    return EngineConfig(**known, options=tuple(options))  # type: ignore[arg-type]
+
+
+def _read_config(reading: Reading) -> Mapping[str, Any]:
+    """Return the settings of engines, and add the problems of their words and options."""
+    found, problems = reading.found, reading.problems
+    of_packages: Mapping[str, Mapping[str, Any]] = found["engines"].get("of_packages", {})
+    for name, table in of_packages.items():
+        problems.value(("engines", name), _engine_name, name, "")
+        shared = {key.name: table[key.name] for key in ENGINE.keys if key.name in table}  # the others are its own
+        if shared:
+            problems.take(_engine_format().read(toml.write(shared), "the configuration").problems, ("engines", name))
+    read: dict[str, Any] = dict(of_packages)
+    for name in LANGUAGES:
+        language, table = _built_in(name), found[name]
+        for key, value in table.items():
+            if key == "options":
+                problems.value((name, key), language.check_options, value, None)
+            for each in (value,) if isinstance(value, str) else value.values() if isinstance(value, dict) else ():
+                problems.value((name, key), language.check_word, each, None)
+        read[name] = language.settings(**table)
+    return read
+
+
+CONFIG_READER = PartReader(_read_config)
+"""What reads the tables of config.toml."""
+
+JOB_READER = PartReader(lambda reading: reading.found["engines"].get("options", ()))
+"""What reads the key `executor_options` of a job file."""
+
+
+@cache
+def _engine_format() -> Format:
+    return Format(ENGINE, KINDS, InvalidConfig)
+
+
+def _engine_name(name: str) -> str:
+    """Return *name* if an installed package can offer an engine under it. Raises InvalidValue."""
+    if name in (*LOCAL_EXECUTORS, *LANGUAGES):
+        where = f"[{name}]" if name in LANGUAGES else "config.toml itself"
+        raise InvalidValue(f"is built in; its settings belong into {where}")
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", name, re.ASCII) is None:
+        raise InvalidValue("cannot name an engine: a name is a letter, then letters, digits, - and _")
+    return name
+
+
+@cache
+def _built_in(name: str) -> BuiltInLanguage:
+    language: BuiltInLanguage = loaded(LANGUAGES[name])(Config)
+    return language
+
+
+def check(reading: Reading) -> None:
+    """Add the problems of a job file whose `executor` is Slurm or Grid Engine."""
+    language, asked = _built_in(str(reading.document["executor"])), reading.found.get("request", {})
+    options = reading.found["engines"].get("options", ())
+    reading.problems.value(("executor_options",), language.check_options, options, None)
+    problem = language.gpu_problem(asked.get("gpu_min_memory_bytes"), asked.get("gpu_types", ()))
+    if problem is not None:
+        reading.problems.add((problem[0],), f"{problem[1]}; {problem[2]}")
+
+
+# What an engine is.
 
 
 class Sighting(Struct, frozen=True):
@@ -57,15 +167,15 @@ class EngineArray(Struct, frozen=True):
     jobs: str  # the directory of all metadirs
     at_once: int | None = None  # how many may run at once
 
-    def task(self, element: int) -> str:
-        """Return the name of the task that is that element."""
-        return f"{self.name}_{self.first + element}"
+
+_NEVER = re.compile(r"(?!)")
+_NOT_EXECUTED = (126, 127)  # the exit codes of a shell, and of the helper that runs commands
 
 
 class Language(ABC):
-    """The commands and answers of one engine.
+    """The commands and answers of one engine: what is the same everywhere as data, the rest as methods.
 
-    An answer that may mean silence is None: nothing follows from silence. The optional methods have a default.
+    An answer that may mean silence is None: nothing follows from silence. What has a default is optional.
     """
 
     name: ClassVar[str]
@@ -75,6 +185,21 @@ class Language(ABC):
     """Its usual name for users."""
 
     surroundings: ClassVar[EngineSurroundings]
+
+    programs: ClassVar[tuple[str, ...]] = ()
+    """Its commands, which must be in the dispatcher's PATH."""
+
+    variables: ClassVar[tuple[str, ...]] = ()
+    """The variables by which its commands find their cluster: a submission, too, has the dispatcher's."""
+
+    misleading: ClassVar[re.Pattern[str]] = _NEVER
+    """Finds the other variables that would change what its commands do."""
+
+    adds: ClassVar[Mapping[str, str]] = {}
+    """What its commands find in their environment besides."""
+
+    shell: ClassVar[tuple[str, ...]] = ()
+    """The command that opens a shell beside a job, on its node, with `{}` for the job's id; (): it has none."""
 
     signals: ClassVar[bool] = True
     """Whether :meth:`cancel` can signal the script of a job alone. If not, the wrapper reads the signals from a record
@@ -86,13 +211,31 @@ class Language(ABC):
     logs_ends: ClassVar[bool] = False
     """Whether :meth:`last_words` finds every end that the engine itself has caused."""
 
+    unheard: ClassVar[re.Pattern[str]] = _NEVER
+    """Finds in the words of a command that failed that it got no answer."""
+
+    reason: ClassVar[re.Pattern[str]] = _NEVER
+    """Finds the reason in these words, if others may stand around it that say nothing."""
+
+    full: ClassVar[re.Pattern[str]] = _NEVER
+    """Finds in a refusal that there are too many jobs for now."""
+
+    noise: ClassVar[re.Pattern[str]] = _NEVER
+    """Finds what a line of a refusal has before its reason, or instead of one."""
+
+    array_width: int | None = None
+    """The power of ten below which the indices of an array lie; None: no arrays, or not known yet."""
+
+    array_tasks: int | None = None
+    """How many elements an array may have; None: as many as there are indices."""
+
+    memory_ns: int | None = None
+    """How long a job is listed after its end; None: not known. An element that waited this recently, and is missing
+    while its array is listed, was cancelled."""
+
     @abstractmethod
     def policy(self) -> EngineConfig:
         """Return the current settings, as far as every engine has them."""
-
-    @abstractmethod
-    def missing(self) -> str | None:
-        """Return why its commands cannot be used from here at all; None if they can."""
 
     @abstractmethod
     def identify(self) -> Command:
@@ -105,13 +248,6 @@ class Language(ABC):
     @abstractmethod
     def submit(self, launch: Launch, mark: str) -> Command:
         """Return the command that submits a run. Raises SpoolError for options that the engine does not have."""
-
-    @abstractmethod
-    def submitted(self, done: CommandEnd) -> str | SpoolError | None:
-        """Return the id of the submitted job or array, or the refusal; None: it may exist or not.
-
-        StartRefused: refused for now, because there are too many jobs; ArrayRefused: or too many in the array.
-        """
 
     @abstractmethod
     def look(self) -> Sequence[Command]:
@@ -129,27 +265,72 @@ class Language(ABC):
         *name*, a job of another name is left alone.
         """
 
-    @abstractmethod
-    def is_silence(self, done: CommandEnd) -> bool:
-        """Whether a command has failed because the engine did not answer."""
+    def missing(self) -> str | None:
+        """Return why its commands cannot be used from here at all; None if they can."""
+        missing = [program for program in self.programs if shutil.which(program) is None]
+        return f"{self.title} is not installed here: no {', '.join(missing)} in PATH" if missing else None
 
-    # Optional.
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of its commands, made from the dispatcher's."""
+        return {**self._unaltered(variables), **self.adds}
+
+    def _unaltered(self, variables: Mapping[str, str]) -> dict[str, str]:
+        return {
+            name: value
+            for name, value in variables.items()
+            if name in self.variables or self.misleading.match(name) is None
+        }
+
+    def from_here(self, command: Command) -> Command:
+        """Return a submission run as the other commands are: its program and its cluster are those of this process.
+
+        The PATH of the job may lack the program, and its environment the variables.
+        """
+        (program, *rest), environment = command.arguments, command.environment
+        if environment is not None:
+            own = {name: os.environ[name] for name in self.variables if name in os.environ}
+            environment = {**self._unaltered(environment), **own}
+        return replace(command, arguments=(shutil.which(program) or program, *rest), environment=environment)
+
+    def submitted_id(self, done: CommandEnd) -> str | None:
+        """Return the id that a submission has printed: the one line that is a number; None if there is none."""
+        found = _ID.findall(done.out)
+        return found[0] if len(found) == 1 else None
+
+    def submitted(self, done: CommandEnd) -> str | SpoolError | None:
+        """Return the id of the submitted job or array, or the refusal; None: it may exist or not.
+
+        StartRefused: refused for now, because there are too many jobs; ArrayRefused: or too many in the array.
+        """
+        known = self.submitted_id(done)
+        if known is not None or done.status == 0:
+            return known
+        if self.full.search(done.err) is not None:
+            words = f"{self.title} takes no more jobs for now: {self.refusal(done)}"
+            return None if done.out.strip() else StartRefused(words)
+        return None if self.is_silence(done) else SpoolError(f"{self.title} refuses it: {self.refusal(done)}")
+
+    def refusal(self, done: CommandEnd) -> str:
+        """Return why a submission was refused, in the engine's words."""
+        lines = (self.noise.sub("", line.strip()) for line in done.err.splitlines())
+        said = one_line("; ".join(dict.fromkeys(filter(None, lines))))
+        return said or f"{self.programs[0] if self.programs else 'its command'} failed and did not say why"
+
+    def is_silence(self, done: CommandEnd) -> bool:
+        """Whether a command has failed because the engine did not answer, and not because of its request.
+
+        One that could not be executed has asked nothing, unless it was too long to be executed at all.
+        """
+        said = f"{done.err}\n{done.out}"
+        if done.status is None or done.status < 0:
+            return True
+        if done.status in _NOT_EXECUTED:
+            return os.strerror(errno.E2BIG) not in said
+        return done.status != 0 and self.unheard.search("\n".join(self.reason.findall(said)) or said) is not None
 
     def check_options(self, options: Sequence[str]) -> None:
         """Check the `executor_options` of a job. Raises InvalidValue for one that spool sets itself."""
         return
-
-    def environment(self, variables: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the environment of its commands, made from the dispatcher's."""
-        return variables
-
-    def array_width(self) -> int | None:
-        """Return the power of ten below which the indices of an array lie; None: no arrays, or not known yet."""
-        return None
-
-    def array_tasks(self) -> int | None:
-        """Return how many elements an array may have; None: as many as there are indices."""
-        return None
 
     def submit_array(self, launch: Launch, mark: str, array: EngineArray) -> Command:
         """Return the command that submits an array; *launch* is that of its first element, and stands for all."""
@@ -164,13 +345,6 @@ class Language(ABC):
         array, is_element, _ = job_id.partition("_")
         return array if is_element else None
 
-    def memory_ns(self) -> int | None:
-        """Return how long a job is listed after its end; None: not known.
-
-        An element that waited this recently, and is missing while its array is listed, was cancelled.
-        """
-        return None
-
     def limit_array(self, array_id: str, at_once: int | None) -> Command | None:
         """Return the command that changes how many elements of an array run at once; None: it has none."""
         return None
@@ -183,33 +357,82 @@ class Language(ABC):
         """Return the reachable nodes; None: no answer."""
         return frozenset()
 
-    def nodes_given_up(self) -> frozenset[str]:
-        """Return the nodes that the administrator has declared gone."""
-        return frozenset()
-
     def last_words(self, log: str) -> tuple[EngineWord, str] | None:
         """Return how the engine has ended a job, by its own lines in the job's log; None if there are none."""
         return None
 
-    def attach(self, job_id: str) -> tuple[str, ...] | None:
-        """Return the command that opens a shell beside a job, on its node; None: the engine has none."""
+
+_ID = re.compile(r"^[ \t]*([1-9][0-9]{0,18})(?:;\S*)?[ \t\r]*$", re.MULTILINE | re.ASCII)  # ID or ID;CLUSTER
+
+
+class BuiltInLanguage(Language):
+    """What the engines here have in common."""
+
+    settings: ClassVar[type[EngineConfig]]
+    """Its table in the configuration."""
+
+    word: ClassVar[re.Pattern[str]]
+    """Matches the name of a partition, a queue or the like, which is a `what`."""
+
+    what: ClassVar[str]
+
+    choose: ClassVar[str]
+    """How to choose among GPUs in another way than by one type."""
+
+    def __init__(self, config: Callable[[], Config]) -> None:
+        """Use the settings of *config* as they are now."""
+        self._config = config
+
+    def policy(self) -> Any:
+        """Return its settings."""
+        return settings_of(self._config()).get(self.name) or self.settings()
+
+    def check_word(self, text: str) -> None:
+        """Raise InvalidValue if *text* cannot name a partition, a queue or the like."""
+        if self.word.fullmatch(text) is None:
+            raise InvalidValue(f"{text!a} is no name {self.what}")
+
+    def check_options(self, options: Sequence[str]) -> None:
+        """Raise InvalidValue if one of further options sets what spool sets itself."""
+        for option in options:
+            for key in self.ours(option):
+                instead = f"; the key for that is {key}" if key else ""
+                raise InvalidValue(f"{option!a} sets what spool sets itself{instead}")
+
+    @abstractmethod
+    def ours(self, option: str) -> Iterator[str]:
+        """Yield, for each option in *option* that spool sets itself, the key of job files for that; "" if none is."""
+
+    def gpu_problem(self, least_bytes: int | None, types: tuple[str, ...]) -> tuple[str, str, str] | None:
+        """Return the key of GPUs that the engine has no words for, why, and what to do: a least size, several types."""
+        remedy = f"name one gpu_type, or write {self.choose}"
+        if least_bytes is not None:
+            why = f"it needs GPUs of a least size (gpu_min_memory), which {self.title} cannot be asked for"
+            return "gpu_min_memory", why, remedy
+        if len(types) > 1:
+            why = f"it takes any of several GPU types ({', '.join(types)}), and {self.title} takes one"
+            return "gpu_type", why, remedy
         return None
 
+    def check_gpus(self, name: str, request: Request) -> None:
+        """Raise SpoolError if the job *name* asks for GPUs in a way that the engine has no words for."""
+        problem = self.gpu_problem(request.gpu_min_memory_bytes, request.gpu_types)
+        if problem is not None:
+            self.refuse(name, *problem[1:])
 
-_NOT_EXECUTED = (126, 127)  # the exit codes of a shell, and of the helper that runs commands
+    def refuse(self, name: str, why: str, remedy: str) -> NoReturn:
+        """Raise SpoolError: the job *name* cannot be handed over."""
+        raise SpoolError(cannot("hand", f"job {name} to {self.title}", why, remedy=remedy))
 
 
-def is_unanswered(status: int | None, said: str, unreachable: re.Pattern[str]) -> bool:
-    """Whether a command failed because it got no answer, and not because of its request.
+def table_of(text: str) -> dict[str, str]:
+    """Return words as a table: `NAME=VALUE`, or NAME alone."""
+    return dict(each.partition("=")[::2] for each in text.split())
 
-    *unreachable* finds the engine's words for that in what it *said*. A command that could not be executed has asked
-    nothing, unless it was too long to be executed at all.
-    """
-    if status is None or status < 0:
-        return True
-    if status in _NOT_EXECUTED:
-        return os.strerror(errno.E2BIG) not in said
-    return status != 0 and unreachable.search(said) is not None
+
+def urgent(*arguments: str) -> Command:
+    """Return a command that waits for no submission."""
+    return Command(arguments, urgent=True)
 
 
 _MOST_WORDS = 200  # characters of an engine's words about a job

@@ -7,25 +7,35 @@ answer proves nothing.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import lru_cache
-from typing import Protocol
 
 from msgspec import Struct
 
 from spool.core import layout
+from spool.core.arrays import array_of
 from spool.core.errors import SpoolError
 from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
 from spool.core.model import SECOND_NS, Jid, SignalTo
+from spool.core.reasons import instant
 from spool.executors.base import Engine, EngineEnd, Home, Usage
-from spool.extras.engines.language import Sighting
+from spool.extras.engines.handover import HandOver, Key
+from spool.extras.engines.language import Language, Sighting
 from spool.formats.run_records import parse_engine, parse_engine_end, parse_rc, render_engine
 
 log = logging.getLogger(__name__)
+
+QUICK_NS = 2 * SECOND_NS
+"""The first look follows this long after news; without further news, each next one after twice as long."""
+
+SPACING_NS = SECOND_NS
+"""The least interval of looks; it is wider after many of them."""
 
 GRACE_NS = 120 * SECOND_NS
 """An exit code may stay unseen this long after the end: caches of network file systems are up to a minute old."""
@@ -33,71 +43,132 @@ GRACE_NS = 120 * SECOND_NS
 LOG_GRACE_NS = 30 * SECOND_NS
 """An engine that calls a run cut short has written so to the run's log; its words may stay unseen this long."""
 
+_LOOKS, _LOOKS_WITHIN_NS, _WIDE_SPACING_NS = 6, 60 * SECOND_NS, 5 * SECOND_NS  # after this number in that time
+_GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
 _SURE = 2  # answers without a job before it counts as absent
 _AGAIN_NS = 30 * SECOND_NS  # a cancel without effect is repeated after this time
 _PASSED_ON = frozenset({"HUP", "INT", "QUIT", "TERM", "USR1", "USR2"})  # by the wrapper, to its command
 _MARK = re.compile(r"spool:([0-9a-f]+):([^:]+):([0-9]+)(?::([0-9]+))?(?![0-9:])", re.ASCII)
 _BY_SIGNALS = frozenset({EngineWord.CANCELLED, EngineWord.TIMEOUT, EngineWord.PREEMPTED, EngineWord.NODE_LOST})
+_VAGUE = frozenset({EngineWord.FAILED, EngineWord.FORGOTTEN})
 
 
-class Keeper(Engine, Protocol):
-    """What a run needs of its engine: facts that hold for all runs, and a way to give orders."""
+class Cluster(Engine):
+    """What the runs of one engine share: their spool, what the engine has said of itself, and the orders to it.
 
-    name: str
-    title: str
-    cluster: str | None
+    *clock* is monotonic.
+    """
+
+    tells = True
+
+    def __init__(
+        self, language: Language, home: Home | None, clock: Callable[[], int], gone: Callable[[], Collection[str]]
+    ) -> None:
+        self._home, self._gone = home, gone
+        self.name, self.title = language.name, language.title
+        self.language, self.now_ns = language, clock
+        self.cluster: str | None = None  # the one that answers; None: no answer yet
+        self.runs: dict[Key, ClusterRun] = {}
+        self.handover = HandOver(language, self._siblings, clock)
+        self._families: dict[str, dict[ClusterRun, None]] = {}  # the tasks of each array that are not queued any more
+        self._cancels: dict[tuple[str | None, bool, str], dict[str, ClusterRun]] = {}  # to send
+        self._looks: deque[int] = deque(maxlen=_LOOKS)  # when the last were requested
+        self._look_at_ns = 0
+        self._calm_ns = QUICK_NS  # before the next look, without news
+        self._silent_since: float | None = None  # wall clock
+        self._why_silent = ""
+        self._ghosts_until_ns = clock() + _GHOSTS_NS
+        self._back: dict[str, int] = {}  # nodes that answer again, and since when
+        self.paused = False
 
     @property
     def home(self) -> Home:
         """The spool whose runs it has."""
+        assert self._home is not None, "nothing is handed over or adopted without a spool"
+        return self._home
+
+    @property
+    def silent(self) -> bool:
+        """Whether it does not answer."""
+        return self._silent_since is not None
 
     @property
     def away(self) -> str:
         """Why nothing is known of its jobs: it does not answer; "" if it does."""
+        if self._silent_since is None:
+            return ""
+        since = instant(round(self._silent_since * SECOND_NS))
+        return f"{self.title} has not answered since {since}: {self._why_silent}"
 
     @property
     def full(self) -> str:
         """Why it accepts no more for now, "" if it does."""
+        return "spool paused" if self.paused else self.handover.full
 
-    @property
-    def logs_ends(self) -> bool:
-        """Whether it writes to the log of a run how it has ended it."""
+    def family(self, job: str) -> dict[ClusterRun, None]:
+        """Return the runs of the tasks that may be of the same array as *job*."""
+        return self._families.setdefault(array_of(job), {})
 
-    def now_ns(self) -> int:
-        """Return the time of its clock."""
+    def _siblings(self, array: str) -> tuple[int, int]:
+        there = [run for run in self._families.get(array, ()) if run.is_open]
+        return len(there), sum(run.waits is not None for run in there)
 
-    def records(self, run: ClusterRun) -> frozenset[str]:
-        """Return the names of a run's records. Raises OSError."""
-
-    def last_words(self, run: ClusterRun) -> tuple[EngineWord, str] | None:
-        """Return how it has ended a run, by its own words in the run's log. Raises OSError."""
-
-    def is_back(self, node: str) -> bool:
-        """Whether nothing of its old jobs is left on a lost node."""
-
-    def forget(self, run: ClusterRun) -> None:
-        """Drop a run that is over."""
-
-    def withdraw(self, run: ClusterRun) -> None:
-        """Drop a run from the queue of submissions."""
+    def drop(self, run: ClusterRun) -> None:
+        """Forget a run that is over."""
+        if self.runs.get(run.key) is run:
+            del self.runs[run.key]
+            if not self.handover.withdraw(run.key):
+                self.handover.run_ended()
+        self.family(run.key[0]).pop(run, None)
+        if run.phase is Phase.ABSENT or run.waits_again:
+            self._ghosts_until_ns = self.now_ns() + _GHOSTS_NS
 
     def order_cancel(self, run: ClusterRun, signal: str | None, *, only_waiting: bool = False) -> None:
         """Order that a run is cancelled, or receives a signal."""
+        assert run.id is not None
+        # An id known only from a record may be any job's: that job is ended only if it also has the name of this one.
+        name = "" if run.is_ours else run.key[0]
+        if name and self.language.array_of(run.id) is not None:
+            name = array_of(name)
+        self._cancels.setdefault((signal, only_waiting, name), {})[run.id] = run
 
     def order_signal(self, run: ClusterRun, signal: str) -> None:
-        """Order that the wrapper of a run receives a signal. Raises OSError."""
+        """Order that the wrapper of a run receives a signal. Raises OSError if it is told by a record."""
+        if self.language.signals:
+            self.order_cancel(run, signal)
+        else:
+            self.home.add_to_record(*run.key, layout.SIGNALS, f"{signal}\n".encode())
 
     def look_soon(self, after_ns: int) -> None:
-        """Ask about all jobs after *after_ns* at the latest."""
+        """Look after *after_ns* at the latest, because there is news; further apart after many looks."""
+        now_ns, poll_ns = self.now_ns(), self.language.policy().poll_ns
+        last_ns = self._looks[-1] if self._looks else now_ns
+        at_ns = max(now_ns + min(after_ns, poll_ns), last_ns + self._spacing_ns(now_ns))
+        self._calm_ns, self._look_at_ns = QUICK_NS, min(self._look_at_ns, at_ns)
 
+    def _spacing_ns(self, now_ns: int) -> int:
+        """Return the least interval of looks: it is wider after many of them."""
+        is_much = len(self._looks) == _LOOKS and now_ns - self._looks[0] < _LOOKS_WITHIN_NS
+        return min(_WIDE_SPACING_NS if is_much else SPACING_NS, self.language.policy().poll_ns)
 
-class LookAnswer(Struct, frozen=True):
-    """One answer about all jobs."""
+    def records(self, run: ClusterRun) -> frozenset[str]:
+        """Return the names of its records: listing its metadir makes network file systems refresh their caches."""
+        try:
+            return frozenset(os.listdir(f"{self.home.root}/{layout.JOBS}/{run.key[0]}/{run.key[1]}"))
+        except FileNotFoundError:
+            return frozenset()
 
-    number: int
-    asked_ns: int
-    now_ns: int
-    memory_ns: int | None  # how long the engine lists a job after its end; None: not known
+    def last_words(self, run: ClusterRun) -> tuple[EngineWord, str] | None:
+        """Return how the engine has ended a run, according to its `engine.log`. Raises OSError."""
+        text = self.home.record_end(*run.key, layout.ENGINE_LOG)
+        return self.language.last_words(text.decode("utf-8", "replace"))
+
+    def is_back(self, node: str) -> bool:
+        """Whether nothing of its old jobs is left on a lost node: it has been back for long enough, or was given up."""
+        if not node or node in self._gone():
+            return True
+        # Its jobs go on until it has heard from the controller, and end no sooner than the grace there is over.
+        return node in self._back and self.now_ns() >= self._back[node] + GRACE_NS
 
 
 class Phase(Enum):
@@ -114,12 +185,11 @@ class ClusterRun:
     """A run of a cluster, according to its engine and its records."""
 
     exit_status: None = None
-    is_child = False
+    is_child = lingers = doubtful = by_others = False
     resists = ""
-    lingers = doubtful = by_others = False
     holds_memory = True
 
-    def __init__(self, engine: Keeper, key: tuple[str, int], *, first_look: int = 0) -> None:
+    def __init__(self, engine: Cluster, key: Key, *, first_look: int = 0) -> None:
         self.engine = engine
         self.key = key
         self.jid: Jid | None = None
@@ -153,17 +223,20 @@ class ClusterRun:
         self._asked: tuple[str, int] = ("", 0)  # the kind of the last cancel, and its time
 
     @property
+    def has_begun(self) -> bool:
+        """Whether its engine or its wrapper has said so."""
+        return self._begun or self.jid is not None
+
+    @property
     def waits(self) -> str | None:
         """Why it has not begun yet, in its engine's words."""
-        if self._begun or self.jid is not None:
+        if self.has_begun:
             return None
         if self.engine.away:
             return self.engine.away
         if self.phase is Phase.KNOWN:
             return f"{self.engine.title}: {self._said}" if self._said else f"{self.engine.title} has it"
-        if self.phase is Phase.QUEUED and self.engine.full:
-            return self.engine.full
-        return str(self.phase.value)
+        return (self.phase is Phase.QUEUED and self.engine.full) or str(self.phase.value)
 
     @property
     def is_open(self) -> bool:
@@ -173,8 +246,7 @@ class ClusterRun:
     @property
     def may_be_taken_back(self) -> bool:
         """Whether it was handed over, as far as known, and has not begun."""
-        waits = self.phase in (Phase.UNSURE, Phase.KNOWN) and self.ending is None and self._exit is None
-        return waits and not self._begun and self.jid is None
+        return self.is_open and self.phase is not Phase.SENT and not self.has_begun
 
     @property
     def engine_id(self) -> str | None:
@@ -204,12 +276,13 @@ class ClusterRun:
         if self._look_for_jid() and self.id != ended:
             return Liveness.ALIVE  # the job that ended was the other one, which came too late
         ending = self._explain(self.ending, found)
-        if ending is None:
+        if ending is None or not (self._forced or self._is_settled(ending, found)):
             return Liveness.ALIVE
-        if not self._forced:
-            if not self._is_settled(ending, found):
-                return Liveness.ALIVE
-            self._write_end(ending, found)
+        is_told = self._forced or ending == self._written_end or layout.JID in found
+        if not is_told and ends_unspoken(ending.word):
+            # Its jid is taken next, which only says that it never begins: a later dispatcher needs the reason.
+            self._put_record((ending.word, ending.said))
+            self._written_end = ending
         return Liveness.GONE
 
     def watch(self) -> None:
@@ -235,7 +308,7 @@ class ClusterRun:
 
     def close(self) -> None:
         """Release the run."""
-        self.engine.forget(self)
+        self.engine.drop(self)
 
     # For its engine.
 
@@ -272,18 +345,11 @@ class ClusterRun:
         else:
             self.phase = Phase.UNSURE
 
-    def withdraw(self) -> None:
-        """Record that it will not be submitted any more."""
-        self.phase = Phase.ABSENT
+    def remember(self, *, is_void: bool = False) -> None:
+        """Read what an earlier dispatcher has recorded of it.
 
-    def was_given_up(self) -> None:
-        """Record that an earlier dispatcher took its jid, so it never begins: because it had ended, or was absent."""
-        self.ending = self._written_end
-        if self.ending is None:
-            self.phase = Phase.ABSENT
-
-    def remember(self) -> None:
-        """Read what an earlier dispatcher has recorded of it."""
+        If that has taken its jid (*is_void*), it never begins: it had ended, or the engine did not have it.
+        """
         data = self.engine.home.record(*self.key, layout.ENGINE) or b""
         record, end = parse_engine(data), parse_engine_end(data)
         if record is not None and record[0] == self.engine.name and self.id in (None, record[2]):
@@ -291,9 +357,12 @@ class ClusterRun:
             self.id, self.phase, self._recorded = record[2], Phase.KNOWN, True
             known = self.engine.cluster
             self.foreign = record[1] if known is not None and record[1] not in ("-", known) else ""
+        if is_void:
+            self.ending = self._written_end
+            self.phase = Phase.ABSENT if self.ending is None else self.phase
 
-    def observe(self, found: Sequence[Sighting], look: LookAnswer, *, is_dropped: bool = False) -> bool:
-        """Process the sightings of it in one answer; return whether they are news.
+    def observe(self, found: Sequence[Sighting], look: int, asked_ns: int, *, is_dropped: bool = False) -> bool:
+        """Process the sightings of it in the answer to that look; return whether they are news.
 
         *is_dropped*: others of its array are there, and it is not.
         """
@@ -301,49 +370,70 @@ class ClusterRun:
         if len(found) > 1:
             with suppress(OSError):  # the next answer has both again
                 self._look_for_jid()
-        seen = self._own(found)
-        if seen is None:
-            self._missed(look, is_dropped=is_dropped)
-        else:
-            if seen.id != self.id:
-                log.info("job %s run %d: found again as %s %s", *self.key, self.engine.title, seen.id)
-                self._becomes(seen.id)
-            elif not self._recorded:
-                self._record()
-            self._misses, self._said, before_said, self.foreign = 0, seen.said, self._said, ""
-            mark = None if self.is_ours else mark_of(seen)
-            if mark is not None and mark.spool == self.engine.home.identity():
-                self.is_ours = mark.key(seen.element) == self.key
-            self._begun, self._node = self._begun or seen.begun, seen.node or self._node
-            self._waited_ns = look.asked_ns if seen.word is None and not seen.begun else None
-            self.blocked = seen.blocked and not self._begun and self.jid is None
-            self.halted = self.engine.title if seen.halted else ""
-            with suppress(OSError):  # the next answer repeats it
-                self._see_put_back(seen, look.number, news=seen.said != before_said)
-            if seen.stuck and not self._stuck:
-                self._stuck = f"{self.engine.title} cannot start it: {seen.said}"
-                self.engine.order_cancel(self, None)
-            if seen.word is not None:
-                self._ends(seen.word, f"{self.engine.title} says {seen.said}", look.now_ns)
-            elif self.waits_again:
-                self._ends(EngineWord.FAILED, f"{self.engine.title} has put it back: {seen.said}", look.now_ns)
-            else:
-                self.ending, self._ended_ns, self._settled = None, 0, False
-                self.alive_at_ns = time.time_ns() if seen.begun else None
-        return self.ending is not None or before != (self.phase, self._said, self._begun, self.blocked)
-
-    def _own(self, found: Sequence[Sighting]) -> Sighting | None:
-        """Return which of the jobs with its mark it is: by its wrapper's jid, else by the answer to its submission."""
+        # Of the jobs with its mark it is that of its wrapper's jid, else that of the answer to its submission.
         living = [each for each in found if each.word is None]
         if self.id is None:
-            return next(iter(living or found[-1:]), None)
-        same = [each for each in found if each.id == self.id]
-        return next(iter(same or (living if self.jid is None else ())), None)
+            own = living or found[-1:]
+        else:
+            own = [each for each in found if each.id == self.id] or (living if self.jid is None else [])
+        if own:
+            self._seen(own[0], look, asked_ns)
+        else:
+            self._missed(is_dropped=is_dropped)
+        return self.ending is not None or before != (self.phase, self._said, self._begun, self.blocked)
+
+    def _seen(self, seen: Sighting, look: int, asked_ns: int) -> None:
+        title = self.engine.title
+        if seen.id != self.id:
+            log.info("job %s run %d: found again as %s %s", *self.key, title, seen.id)
+            self._becomes(seen.id)
+        elif not self._recorded:
+            self._record()
+        if not self.is_ours and (mark := mark_of(seen.mark)) is not None and mark.spool == self.engine.home.identity():
+            self.is_ours = mark.key(seen.element) == self.key
+        is_new = seen.said != self._said
+        self._misses, self._said, self.foreign = 0, seen.said, ""
+        self._begun, self._node = self._begun or seen.begun, seen.node or self._node
+        self._waited_ns = asked_ns if seen.word is None and not seen.begun else None
+        self.blocked = seen.blocked and not self.has_begun
+        self.halted = title if seen.halted else ""
+        if seen.begun or seen.word is not None:
+            self._spoke = 0
+        elif not self._spoke and (self._begun or is_new):
+            with suppress(OSError):  # the next answer repeats it
+                self._spoke = look if self._look_for_jid() and seen.id == self.id else 0
+        self.waits_again = 0 < self._spoke < look  # its wrapper had registered before that: a run begins only once
+        if seen.stuck and not self._stuck:
+            self._stuck = f"{title} cannot start it: {seen.said}"
+            self.engine.order_cancel(self, None)
+        if seen.word is not None:
+            self._ends(seen.word, f"says {seen.said}")
+        elif self.waits_again:
+            self._ends(EngineWord.FAILED, f"has put it back: {seen.said}")
+        else:
+            self.ending, self._ended_ns, self._settled = None, 0, False
+            self.alive_at_ns = time.time_ns() if seen.begun else None
+
+    def _missed(self, *, is_dropped: bool) -> None:
+        self._misses += 1
+        if self._misses == 1:  # was it waiting so shortly before that it would be listed had it begun and ended?
+            known_ns, waited_ns, now_ns = self.engine.language.memory_ns, self._waited_ns, self.engine.now_ns()
+            self._dropped = known_ns is not None and waited_ns is not None and now_ns - waited_ns < known_ns
+        self._dropped &= is_dropped
+        if self._misses < _SURE or self.foreign:
+            return
+        if self.id is None:
+            self.phase = Phase.ABSENT
+        elif self.ending is None and self._dropped and not self.has_begun:
+            # It had not begun, or the engine would still list how it has ended.
+            self._ends(EngineWord.CANCELLED, f"has taken {self.id} out of its array")
+        elif self.ending is None:
+            self._ends(EngineWord.FORGOTTEN, f"does not know job {self.id} any more")
 
     def press(self, *, kill: bool, now_ns: int) -> bool:
         """Continue to end it; return whether nothing of it is left."""
-        if self.phase is Phase.QUEUED:
-            self.engine.withdraw(self)
+        if self.phase is Phase.QUEUED and self.engine.handover.withdraw(self.key):
+            self.phase = Phase.ABSENT
         if self.ending is not None and kill:
             self._forced = True  # its exit code is no longer waited for
         if self.liveness() is not Liveness.ALIVE:
@@ -351,8 +441,7 @@ class ClusterRun:
         if self.ending is not None or self.foreign or self.engine.silent:
             return False
         # A suspended job does not receive TERM there, and only administrators continue it; a cancel does both.
-        kill = kill or bool(self.halted)
-        how = "kill" if kill else "ask" if self._begun or self.jid is not None else "withdraw"
+        how = "kill" if kill or self.halted else "ask" if self.has_begun else "withdraw"
         if not self._was_asked(how, now_ns):
             if self._look_for_jid() and how == "withdraw":
                 how = "ask"
@@ -363,14 +452,6 @@ class ClusterRun:
                     self.engine.order_cancel(self, None, only_waiting=how == "withdraw")
                 self._asked = how, now_ns  # not before: a full disk may keep the order from its record
         return False
-
-    def _see_put_back(self, seen: Sighting, look: int, *, news: bool) -> None:
-        """Check whether it waits though its wrapper had registered before that look: a run begins only once."""
-        if seen.begun or seen.word is not None:
-            self._spoke = 0
-        elif not self._spoke and (self._begun or news) and self._look_for_jid() and seen.id == self.id:
-            self._spoke = look
-        self.waits_again = 0 < self._spoke < look
 
     def _was_asked(self, how: str, now_ns: int) -> bool:
         """Whether this was ordered, and need not be repeated yet; the wrapper is signalled once."""
@@ -393,42 +474,25 @@ class ClusterRun:
     def _record(self) -> None:
         """Write its id to its record; without that the next dispatcher finds it by its mark."""
         try:
-            line = render_engine(self.engine.name, self.engine.cluster or "-", self.id or "-")
-            self.engine.home.put_record(*self.key, layout.ENGINE, line)
+            self._put_record()
             self._recorded, self._complained = True, False
         except OSError as error:  # the next look tries again
             if not self._complained:
                 log.error("job %s run %d: cannot write its record %s: %s", *self.key, layout.ENGINE, error.strerror)
             self._complained = True
 
-    def _missed(self, look: LookAnswer, *, is_dropped: bool) -> None:
-        self._misses += 1
-        if self._misses == 1:
-            self._dropped = self._was_waiting(look)
-        self._dropped &= is_dropped
-        if self._misses < _SURE or self.foreign:
-            return
-        if self.id is None:
-            self.phase = Phase.ABSENT
-        elif self.ending is None and self._dropped and not self._begun and self.jid is None:
-            # It had not begun, or the engine would still list how it has ended.
-            self._ends(EngineWord.CANCELLED, f"{self.engine.title} has taken {self.id} out of its array", look.now_ns)
-        elif self.ending is None:
-            self._ends(EngineWord.FORGOTTEN, f"{self.engine.title} does not know job {self.id} any more", look.now_ns)
+    def _put_record(self, end: tuple[EngineWord, str] | None = None) -> None:
+        line = render_engine(self.engine.name, self.engine.cluster or "-", self.id or "-", end)
+        self.engine.home.put_record(*self.key, layout.ENGINE, line)
 
-    def _was_waiting(self, look: LookAnswer) -> bool:
-        """Whether the engine had it waiting so shortly before that it would list it now if it had begun and ended."""
-        known_ns = look.memory_ns
-        return self._waited_ns is not None and known_ns is not None and look.now_ns - self._waited_ns < known_ns
-
-    def _ends(self, word: EngineWord, said: str, now_ns: int) -> None:
+    def _ends(self, word: EngineWord, how: str) -> None:
         """Record that the engine reports its end, for the first time or again."""
         if self._stuck and self.jid is None:
             self.phase, self.refusal = Phase.ABSENT, self._stuck
             return
-        self._ended_ns = self._ended_ns or now_ns
+        self._ended_ns = self._ended_ns or self.engine.now_ns()
         if self.ending is None or word is not EngineWord.FORGOTTEN:
-            self.ending, self._explained = EngineEnd(word, said), False
+            self.ending, self._explained = EngineEnd(word, f"{self.engine.title} {how}"), False
 
     def _explain(self, ending: EngineEnd, found: Collection[str]) -> EngineEnd | None:
         """Return how the engine has ended it: by its log, if the engine's word is too vague, or may be mistaken.
@@ -438,36 +502,19 @@ class ClusterRun:
         """
         if self._explained:
             return ending
-        if self.jid is None and (words := self.engine.last_words(self)) and words[0] is EngineWord.NOT_STARTED:
-            ending = self.ending = EngineEnd(words[0], f"{self.engine.title} wrote {words[1]!r}")
-        if ending.word in (EngineWord.FAILED, EngineWord.FORGOTTEN):
-            known = self.engine.last_words(self)
-            if known is not None:
-                ending = self.ending = EngineEnd(known[0], f"{self.engine.title} wrote {known[1]!r}")
-            elif self._written_end is not None:
-                ending = self.ending = self._written_end
-        elif ending.word in _BY_SIGNALS and layout.RC in found and self._denies_its_end():
+        words, was_asked = self.engine.last_words(self), self._forced or self._asked[0]
+        denies_it = self.engine.language.logs_ends and not was_asked and words is None
+        is_void = words is not None and self.jid is None and words[0] is EngineWord.NOT_STARTED
+        if words is not None and (is_void or ending.word in _VAGUE):
+            ending = EngineEnd(words[0], f"{self.engine.title} wrote {words[1]!r}")
+        elif ending.word in _VAGUE:
+            ending = self._written_end or ending
+        elif ending.word in _BY_SIGNALS and layout.RC in found and denies_it:
             if self.engine.now_ns() < self._ended_ns + LOG_GRACE_NS:
                 return None
-            ending = self.ending = EngineEnd(EngineWord.FAILED, ending.said)
-        self._explained = True
+            ending = EngineEnd(EngineWord.FAILED, ending.said)
+        self.ending, self._explained = ending, True
         return ending
-
-    def _denies_its_end(self) -> bool:
-        """Whether the engine has not written to the log of this run that it ended it, and was not asked to."""
-        asked = self._forced or self._asked[0]
-        return self.engine.logs_ends and not asked and self.engine.last_words(self) is None
-
-    def _write_end(self, end: EngineEnd, found: Collection[str]) -> None:
-        """Record how it ended before it began, if its job ends with that. Raises OSError.
-
-        Its jid is taken next, which only says that it never begins: a later dispatcher needs the reason.
-        """
-        if self.id is None or end == self._written_end or not ends_unspoken(end.word) or layout.JID in found:
-            return
-        line = render_engine(self.engine.name, self.engine.cluster or "-", self.id, (end.word, end.said))
-        self.engine.home.put_record(*self.key, layout.ENGINE, line)
-        self._written_end = end
 
     def _is_settled(self, end: EngineEnd, found: Collection[str]) -> bool:
         """Whether its records are certainly complete; *found* are their names. Raises OSError."""
@@ -479,7 +526,7 @@ class ClusterRun:
             return True  # taking the jid settles whether that is so
         if end.word is EngineWord.NODE_LOST:
             return self.engine.is_back(self._node)
-        unexplained = end.word in (EngineWord.COMPLETED, EngineWord.FAILED, EngineWord.FORGOTTEN)
+        unexplained = end.word in _VAGUE or end.word is EngineWord.COMPLETED
         return not unexplained or self.engine.now_ns() >= self._ended_ns + GRACE_NS
 
 
@@ -491,20 +538,16 @@ class Mark(Struct, frozen=True):
     run: int
     first: int | None  # the index of the task that is element 0
 
-    def key(self, element: int | None) -> tuple[str, int] | None:
+    def key(self, element: int | None) -> Key | None:
         """Return the job and the run of a job, or of an element; None: it has no element."""
         if self.first is None:
             return self.name, self.run
         return None if element is None else (f"{self.name}_{self.first + element}", self.run)
 
 
-def mark_of(seen: Sighting) -> Mark | None:
-    """Return the mark of a sighting, which may have an addition."""
-    return _mark(seen.mark)
-
-
 @lru_cache(64)  # the elements of an array have one
-def _mark(text: str) -> Mark | None:
+def mark_of(text: str) -> Mark | None:
+    """Return the mark of a sighting, which may have an addition."""
     match = _MARK.match(text)
     if match is None:
         return None

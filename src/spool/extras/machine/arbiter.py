@@ -40,12 +40,12 @@ LAPSE_NS = 30 * SECOND_NS
 
 _LAPSE_SLACK_NS = 5 * SECOND_NS  # between the last moment for a dispatcher and the end of the lease
 _AWAY_NS = 3 * SECOND_NS  # how long a spool must be without a dispatcher before its processes are looked for
-_LOOK_EVERY_S = 0.5
+_LOOK_EVERY_S = 0.5  # at accounts, leases and hardware, to write `machine.json` and to tell new reasons
 _LISTEN_AGAIN_S = 0.5  # after an error
 _LAST_WORDS = 256  # datagrams that are read of a connection that is closed
 _COMPLAIN_EVERY_S = 60.0  # of one user
 _MOST_SHOWN = 200  # characters of an error that a peer has caused
-_TELL_EVERY_S = 2.0  # `machine.json` while nothing changes, and the reasons of those that wait
+_TELL_EVERY_S = 2.0  # the same while nothing changes; and before a journal that failed is tried again
 _BACKLOG = 1024
 _AT_ONCE = 64  # connections that are accepted before the others are read
 _DATAGRAMS = 16  # of one connection before the others are read
@@ -85,7 +85,7 @@ class Arbiter:
         self._gpus_left_ns = 0  # when a lease with GPUs ended whose processes may go on; 0: none is in doubt
         self._gone: set[int] = set()  # leases whose processes the last look has not seen
         self._sees_processes = True
-        self._looked = self._told = 0.0
+        self._looked = 0.0  # monotonic
         self._decided = self._published = -1  # versions of the ledger
         self._no_grants_before = 0.0  # monotonic: the journal could not be written
         self._trouble = ""  # why not
@@ -121,14 +121,11 @@ class Arbiter:
     def serve(self) -> None:
         """Open, and serve until TERM or INT. Both signals work before the status file appears."""
         descriptors.take_all()
-        before = {number: signal.signal(number, self._leave) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            self.open()
-            while not self._leaving:
-                self.turn()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._leave)
+        self.open()
+        while not self._leaving:
+            self.turn()
 
     def close(self) -> None:
         """Leave. The leases stay in the journal for the next arbiter."""
@@ -152,36 +149,36 @@ class Arbiter:
             elif fd == self._hardware.fileno():
                 self._hardware.take_answer(self._clock())
         now = time.monotonic()
-        self._watch_rested(now)
-        if now >= self._looked + _LOOK_EVERY_S:
-            self._looked = now
+        for fd in [fd for fd, until in self._resting.items() if until <= now]:
+            del self._resting[fd]
+            self._epoll.register(fd, select.EPOLLIN)
+        looks = now >= self._look_at()
+        if looks:
             self._look_after_accounts()
             self._look_after_leases()
             self._journal.tidy(self._ledger, self._clock())
-        # Memory and GPUs change by themselves.
-        self._decide(anew=bool(self._ledger.asks) and now >= self._told + _TELL_EVERY_S)
-        if now >= self._tell_at():
-            self._told = now
+        self._decide(anew=looks and bool(self._ledger.asks))  # memory and GPUs change by themselves
+        if looks:
+            self._looked = now
             for ask in self._ledger.asks.values():
                 self._tell(ask)
             self._answer_all()
-            if not self._is_unchanged():
-                self._publish()
+            self._publish()
 
     # Waking.
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
         self._leaving = True
 
-    def _tell_at(self) -> float:
-        return self._told + (_LOOK_EVERY_S if self._published != self._ledger.version else _TELL_EVERY_S)
+    def _look_at(self) -> float:
+        changes = self._published != self._ledger.version or bool(self._away)
+        soon = changes or any(not lease.begun for lease in self._ledger.leases.values())
+        return self._looked + (_LOOK_EVERY_S if soon else _TELL_EVERY_S)
 
     def _wait_s(self) -> float:
         if self._decided != self._ledger.version:
             return 0.0
-        due, now = [self._tell_at(), *self._resting.values()], time.monotonic()
-        if self._away or any(not lease.begun for lease in self._ledger.leases.values()):
-            due.append(self._looked + _LOOK_EVERY_S)
+        due, now = [self._look_at(), *self._resting.values()], time.monotonic()
         if self._ledger.next_at_ns is not None:
             due.append(now + (self._ledger.next_at_ns - self._clock()) / SECOND_NS)
         return max(min(due) - now, 0.0)
@@ -190,11 +187,6 @@ class Arbiter:
         """Do not watch a descriptor for a while."""
         self._epoll.unregister(fd)
         self._resting[fd] = time.monotonic() + seconds
-
-    def _watch_rested(self, now: float) -> None:
-        for fd in [fd for fd, until in self._resting.items() if until <= now]:
-            del self._resting[fd]
-            self._epoll.register(fd, select.EPOLLIN)
 
     # Connections.
 
@@ -278,7 +270,7 @@ class Arbiter:
 
     def _read(self, connection: Connection) -> None:
         for _ in range(_DATAGRAMS):
-            pause_s = connection.pause_s()
+            pause_s = connection.allowance.pause_s()
             if pause_s:
                 self._rest(connection.fileno(), pause_s)
                 return
@@ -530,18 +522,13 @@ class Arbiter:
 
     # What everyone may see.
 
-    def _is_unchanged(self) -> bool:
-        """Whether `machine.json` still says what is so; then it has the time of now."""
-        if self._published != self._ledger.version or self._hardware.fileno() is not None:
-            return False
-        try:
-            os.utime(os.path.join(self._directory, STATUS))
-        except OSError:  # it is gone
-            return False
-        return True
-
     def _publish(self) -> None:
-        """Write `machine.json`."""
+        """Write `machine.json`; if nothing has changed, it has the time of now."""
+        path = os.path.join(self._directory, STATUS)
+        if self._published == self._ledger.version and self._hardware.fileno() is None:
+            with contextlib.suppress(OSError):  # it is gone
+                os.utime(path)
+                return
         now_ns, ledger = self._clock(), self._ledger
         machine = self._machine()
         self._published = ledger.version
@@ -557,7 +544,7 @@ class Arbiter:
             gpu_problem=machine.gpu_problem,
         )
         try:
-            self._disk.put(os.path.join(self._directory, STATUS), render(status), mode=0o644)
+            self._disk.put(path, render(status), mode=0o644)
         except OSError as error:
             log.error("cannot write %s: %s", STATUS, error)
             self._published = -1

@@ -431,17 +431,15 @@ class ArbiterLeases(Leases):
             return
         self._next_ns = now_ns + self._pause_ns
         self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
-            sock.connect(self._shared.socket)
-            _, uid = protocol.peer_of(sock)
+            sock = _connected(self._shared.socket)
         except OSError as error:
-            sock.close()
             if isinstance(error, PermissionError):
                 self._fail(f"the arbiter's socket cannot be used: {error.strerror}", "")
             else:
                 self._fail(SILENT)
             return
+        _, uid = protocol.peer_of(sock)
         if uid not in self._shared.servers:
             sock.close()
             why = f"{self._shared.socket} is served by {name_of(uid)}, who is not trusted with that"
@@ -630,6 +628,16 @@ class ArbiterLeases(Leases):
         if self._untold:
             self._tell_runs()
         self._state.changed()
+
+
+def _connected(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        sock.connect(path)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 @lru_cache(maxsize=4096)

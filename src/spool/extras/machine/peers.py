@@ -123,7 +123,7 @@ class Connection:
     def __init__(self, sock: socket.socket, account: Account, allowance: Allowance) -> None:
         self.sock = sock
         self.account = account
-        self._allowance = allowance
+        self.allowance = allowance
         self.uses: list[protocol.Use] = []  # said before the hello
         self.holder: Holder | None = None  # set by the hello
         self.replies: list[protocol.Reply] = []
@@ -146,14 +146,10 @@ class Connection:
             raise EOFError("the dispatcher is gone")
         if flags & socket.MSG_TRUNC:
             raise protocol.NotAMessage("it is too long")
-        self._allowance.use(1 + len(data) // _BYTES_A_MESSAGE)
+        self.allowance.use(1 + len(data) // _BYTES_A_MESSAGE)
         orders = protocol.read_orders(data)
-        self._allowance.use(len(orders))
+        self.allowance.use(len(orders))
         return orders
-
-    def pause_s(self) -> float:
-        """Return how long it must be silent because its user has said too much, 0 if it may speak."""
-        return self._allowance.pause_s()
 
     def answer(self) -> None:
         """Send the replies that are collected. Raises OSError if the peer is gone, or does not read."""
