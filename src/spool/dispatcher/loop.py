@@ -22,7 +22,7 @@ from spool.core.phases import Filed, TakenBack, Unstartable
 from spool.core.scheduler import Ending, Plan, Start
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.arrays import Arrays
-from spool.dispatcher.confinement import Confinement, Thing
+from spool.dispatcher.confinement import Confinement, Piece, Thing
 from spool.dispatcher.context import Changes, Context, Journal, all_lines
 from spool.dispatcher.events import EventRecorder
 from spool.dispatcher.filemoves import FileMoves
@@ -116,12 +116,7 @@ class Dispatcher:
             gate=self.gate,
             clock=clock,
         )
-        self.outcomes = OutcomeIndex(
-            spool,
-            self.state,
-            lambda name: self.confinement.of(Thing.of_job(name), "read the outcome of"),
-            lambda name: bool(self.state.queue.watch.dependents(name)),
-        )
+        self.outcomes = OutcomeIndex(spool, self.state, self._reading_outcome, self._matters)
         self.world = MachineMonitor(spool, self.state, self.settings)
         self.reservations = Reservations(context)
         self.scanner = Scanner(context)
@@ -161,6 +156,13 @@ class Dispatcher:
             is_wrapper=self.prober.is_wrapper,
             outlasted=self.spool.outlasted,
         )
+
+    def _reading_outcome(self, name: str) -> Piece:
+        return self.confinement.of(Thing.of_job(name), "read the outcome of")
+
+    def _matters(self, name: str) -> bool:
+        """Whether a waiting job depends on the end of the job *name*."""
+        return bool(self.state.queue.watch.dependents(name))
 
     # Life.
 
