@@ -22,6 +22,7 @@ from spool.client.submit import default_root
 from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.model import State
 from spool.core.names import natural
 from spool.formats.capabilities import capabilities, loaded
 from spool.query import vocabulary
@@ -273,12 +274,6 @@ def _columns(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[s
     return ls.COLUMNS
 
 
-def _states(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
-    from spool.core.model import State
-
-    return State
-
-
 def _signals(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
     from spool.formats.values import WARNING_SIGNALS
 
@@ -330,7 +325,7 @@ _OPTIONS: Mapping[str, _Words | str] = {
     "rows": "file",
     "shell": "file",
     "signal": _signals,
-    "states": _listed(_states),
+    "states": _listed(_fixed(State)),
     "stderr": "file",
     "stdout": "file",
     "tag": _labels("tags"),

@@ -20,7 +20,7 @@ from spool.cli.common import for_each, moment_of, named, names_argument, one_job
 from spool.cli.group import Verb
 from spool.cli.telling import ensure_dispatcher, made, tell
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
-from spool.core.errors import ExitCode, InvalidFile, InvalidJob, SpoolError, UsageError, cannot
+from spool.core.errors import ExitCode, InvalidFile, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid, SignalTo, State
@@ -316,14 +316,8 @@ def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] 
 
     def rewritten(name: str, text: bytes) -> bytes:
         from spool.formats import jobfile
-        from spool.store.glance import defaults_of
 
-        new = jobfile.edited(text, changes, name=name)
-        try:
-            jobfile.parse(new, name=name, defaults=defaults_of(root))
-        except InvalidJob as error:
-            raise joboptions.in_options(error, f"job {name}", changes.keys(), "--with") from None
-        return new
+        return joboptions.checked(root, name, jobfile.edited(text, changes, name=name), changes, "--with")
 
     return rewritten
 

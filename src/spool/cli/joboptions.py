@@ -304,6 +304,22 @@ def values_of(parameters: Mapping[str, object]) -> Values:
     return values
 
 
+def checked(root: str, name: str, text: bytes, stated: Collection[str], spelled: str = "") -> bytes:
+    """Return the new *text* of a job's file if it is valid. Raises InvalidJob, which names the options.
+
+    *stated* and *spelled* are those of `in_options`.
+    """
+    from spool.core.errors import InvalidJob
+    from spool.formats import jobfile
+    from spool.store.glance import defaults_of
+
+    try:
+        jobfile.parse(text, name=name, defaults=defaults_of(root))
+    except InvalidJob as error:
+        raise in_options(error, f"job {name}", stated, spelled) from None
+    return text
+
+
 def in_options(error: InvalidFile, what: str, stated: Collection[str], spelled: str = "") -> InvalidFile:
     """Return *error* for a user who wrote options instead of a file: it names the option, and no line.
 
