@@ -19,7 +19,7 @@ _NEXT = {
     True: "nothing blocks it; it starts in the dispatcher's next pass",
     False: "nothing blocks it; it starts once a dispatcher is running",
 }
-"""What is said of a job that nothing keeps from starting, by whether a dispatcher is running."""
+"""The answer for a job that nothing keeps from starting, by whether a dispatcher is running."""
 _ON_SHARED = "nothing in this spool blocks it; it starts when the arbiter of the shared machine grants it a lease"
 _BEFORE_START = "It starts by itself once that is done."
 _HELPLESS = frozenset({"never_fits", "invalid", "unread"})  # no forecast: the job starts only after a change
