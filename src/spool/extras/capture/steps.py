@@ -25,7 +25,7 @@ from spool.dispatcher.launcher import workdir_of
 from spool.dispatcher.steps import Steps
 from spool.extras.capture.record import FILES, RECORD, Capture, render_capture
 from spool.formats.freetext import one_line
-from spool.machine.commands import Command, CommandRunner
+from spool.machine.commands import Command, CommandEnd, CommandRunner
 from spool.machine.host import login_environment
 from spool.state.run import ActiveRun
 from spool.state.table import JobEntry
@@ -48,6 +48,13 @@ class _Capturing(Struct, eq=False):
     array: str | None
     is_done: bool = False
     problem: str = ""
+
+    def answered(self, end: CommandEnd) -> None:
+        """Record how the process that captures has ended."""
+        self.is_done = True
+        if end.status != 0:
+            self.problem = one_line("; ".join(end.err.split("\n")[-2:])) or "the process that captures was ended"
+            log.warning("cannot capture the code of a job: %s", self.problem)
 
     def is_stale(self, now_ns: int) -> bool:
         """Whether it was made too long ago for another start."""
@@ -101,12 +108,8 @@ class Captures(Steps):
         """Record the answers, and let their starts begin; return whether there were any."""
         answered = dict(self._runner.work())
         for order in self._orders:
-            if (end := answered.get(order.number)) is None:
-                continue
-            order.is_done = True
-            if end.status != 0:
-                order.problem = one_line("; ".join(end.err.split("\n")[-2:])) or "the process that captures was ended"
-                log.warning("cannot capture the code of a job: %s", order.problem)
+            if (end := answered.get(order.number)) is not None:
+                order.answered(end)
         for name, (_, order) in self._of.items():
             if order.number in answered and (job := self._state.jobs.get(name)) is not None:
                 self._state.await_answer(job, "")
