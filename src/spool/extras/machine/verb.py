@@ -19,7 +19,7 @@ from spool.client import service
 from spool.core.errors import ExitCode, InvalidConfig, SpoolUnusable, UsageError, cannot
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
-from spool.extras.machine import ACCOUNT, install_steps, machinefile
+from spool.extras.machine import install_steps, machinefile
 from spool.extras.machine.machinefile import MachineConfig
 from spool.extras.machine.status import sharing
 from spool.formats import config
@@ -140,22 +140,21 @@ def install(force: bool, prints: bool) -> int:
       spool machine install --print
       sudo spool machine install
     """
-    program, whole = service.program(), install_steps.whole()
+    program = service.program()
     if prints:
-        render.say_text(install_steps.script(install_steps.steps(program, shared.MACHINE_FILE, whole, force=force)))
+        render.say_text(install_steps.script(install_steps.steps(program, force=force)))
         return 0
     try:
         install_steps.require_manager()
     except service.NoServiceManager as error:
-        script = install_steps.by_hand(program, ACCOUNT, shared.DIRECTORY, shared.MACHINE_FILE, whole)
         tell(f"{error}; as root, at every boot:")
-        render.say_text(script)
+        render.say_text(install_steps.by_hand(program))
         return int(error.exit_code)
     if os.geteuid() != 0:
         raise UsageError(
             cannot("install", "the service", "only root can", remedy="`spool machine install --print` shows the steps")
         )
-    for step in install_steps.steps(program, shared.MACHINE_FILE, whole, force=force):
+    for step in install_steps.steps(program, force=force):
         render.say(install_steps.carry_out(step))
     render.say(
         f"the machine is shared: {shared.MACHINE_FILE} names the users, and `spool machine status` shows what each has"
