@@ -25,7 +25,7 @@ from spool.extras.machine.status import sharing
 from spool.formats import config
 from spool.formats.config import Config
 from spool.machine import shared
-from spool.query.shared import MachineSharing, MachineUse, UserShare, pools_of
+from spool.query.shared import MachineSharing, UserShare, pools_of
 from spool.store.disk import Disk, read_file
 from spool.store.glance import read_config
 
@@ -208,39 +208,15 @@ def _print(found: MachineSharing, now_ns: int) -> None:
     use = found.use
     if found.problem:
         render.prose(f"problem: {found.problem}; {found.remedy}. Until then running jobs continue, and nothing starts")
-    if use is None:
-        return
-    since = f"pid {use.arbiter}, for {show_duration(max(now_ns - use.since_at_ns, 0))}, in {found.directory}"
-    if found.problem and found.written_at_ns is not None:
-        since = f"in {found.directory}; what follows is from {show_duration(max(now_ns - found.written_at_ns, 0))} ago"
-    gpus = f"unknown: {use.gpu_problem}" if use.gpu_problem is not None else "none"
-    if use.gpus:
-        gpus = f"{use.gpus}, {use.gpus_granted} granted, {use.gpus_free} free"
-        without = {user for gpu in use.by_gpu.values() for user in gpu.without_lease}
-        gpus += f"; {', '.join(sorted(without))} on some without a lease" if without else ""
-    memory = [f"{show_size(use.memory_bytes)} after the reserve", f"{show_size(use.memory_granted_bytes)} granted"]
-    render.pairs(
-        [
-            ("arbiter", since),
-            ("CPUs", f"{use.cpus}, {use.cpus_granted} granted, {use.cpus_free} free"),
-            ("memory", ", ".join([*memory, f"{show_size(use.memory_free_bytes)} not granted"])),
-            ("GPUs", gpus),
-            *(
-                (name, f"{pool.total}, {pool.granted} granted, {pool.free} free")
-                for name, pool in use.resources.items()
-            ),
-        ]
-    )
-    render.say()
-    own = use.own if use.own.leases or use.own.asks or use.own.gpus else None
-    if own is None and not use.others:
-        render.say("no user has or waits for a lease")
-    else:
-        _print_users(use, own, " (you)")
+    elif use is not None:
+        served = show_duration(max(now_ns - use.since_at_ns, 0))
+        render.prose(f"arbiter: pid {use.arbiter}, for {served}, in {found.directory}")
+    if use is not None:
+        print_shared(found, now_ns, " (you)")
 
 
-def print_shared(shared: MachineSharing, now_ns: int) -> None:
-    """Print the totals of a shared machine, and a line for each of its users."""
+def print_shared(shared: MachineSharing, now_ns: int, remark: str = " (this spool)") -> None:
+    """Print the totals of a shared machine, and a line for each of its users, first one's own with a *remark*."""
     render.say()
     use = shared.use
     if use is None:
@@ -254,13 +230,9 @@ def print_shared(shared: MachineSharing, now_ns: int) -> None:
     render.prose(f"shared machine ({shared.directory}): {told}: {', '.join(totals)}")
     if use.gpu_problem is not None:
         render.prose(f"its GPUs are unknown: {use.gpu_problem}")
-    _print_users(use, use.own, " (this spool)")
-
-
-def _print_users(use: MachineUse, own: UserShare | None, remark: str) -> None:
-    """Print a line for each user of a shared machine, first *own* with a *remark* on whose it is."""
-    rows = [_share(own, remark)] if own is not None else []
-    rows += [_share(each) for each in use.others[:_MOST_USERS]]
+    if without := sorted({user for gpu in use.by_gpu.values() for user in gpu.without_lease}):
+        render.prose(f"on GPUs without a lease: {', '.join(without)}")
+    rows = [_share(use.own, remark), *map(_share, use.others[:_MOST_USERS])]
     kept = [at for at, column in enumerate(_SHARES) if at < _FIXED or any(row[at] for row in rows)]
     render.table([_SHARES[at] for at in kept], [[row[at] for at in kept] for row in rows])
     if len(use.others) > _MOST_USERS:
