@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from spool.core.model import Policy, Result, Spec
-from spool.formats.config import Config, GcConfig, GpuConfig
+from spool.formats.config import Config, GpuConfig, RetentionPolicy
 from support import ROOT, WHOLE, is_whole
 
 SOURCE = ROOT / "src" / "spool"
@@ -115,26 +115,26 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7400,
-    "client": 3000,
-    "core": 8950,
-    "dispatcher": 8400,
+    "cli": 7350,
+    "client": 2950,
+    "core": 8900,
+    "dispatcher": 8350,
     "doctor": 700,
     "executors": 2250,
     "extras": 200,
     "extras/amd": 250,
-    "extras/capture": 1400,
+    "extras/capture": 1350,
     "extras/containers": 350,
-    "extras/engines": 2900,
+    "extras/engines": 2850,
     "extras/foreign": 1450,
     "extras/functions": 1250,
     "extras/here": 500,
     "extras/machine": 3300,
-    "extras/metrics": 600,
+    "extras/metrics": 550,
     "extras/notify": 1000,
     "extras/page": 800,
     "extras/plot": 850,
-    "extras/simulate": 1650,
+    "extras/simulate": 1500,
     "extras/top": 1550,
     "formats": 5600,
     "listeners": 1450,
@@ -143,7 +143,7 @@ BUDGET = {
     "query": 4650,
     "state": 2200,
     "store": 4000,
-    "testing": 1250,
+    "testing": 1150,
 }
 SLACK = 200  # a folder that has shrunk by more keeps that: its number goes down
 
@@ -961,7 +961,7 @@ def test_every_key_of_a_file_is_used() -> None:
         for node in module.nodes
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
-    kinds = (Spec, Policy, Config, GpuConfig, GcConfig)
+    kinds = (Spec, Policy, Config, GpuConfig, RetentionPolicy)
     assert [f"{kind.__name__}.{name}" for kind in kinds for name in kind.__struct_fields__ if name not in read] == []
 
 

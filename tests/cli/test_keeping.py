@@ -17,10 +17,11 @@ import pytest
 from calling import Command, asked, put_job
 from cli.records import end
 from plugins.fake_nvml import FakeNvml
-from spool.client.gc import RetentionPolicy, plan_removal, remove
+from spool.client.gc import plan_removal, remove
 from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.model import Result, State
+from spool.formats.config import RetentionPolicy
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
 from spool.testing.faults import FaultyDisk, cut_off, every_cut
@@ -171,7 +172,7 @@ def test_gc_keeps_everything_while_a_waiting_job_cannot_be_read(
     never_ran = put_job(spool_root, "cancelled", place="done")
     put_job(spool_root, "waits", 'command = "true"\ndepends_on = ["old"]\n')
     refuse(monkeypatch, spool_root / "queued" / "waits.toml")
-    keep = RetentionPolicy(max_age_ns=0, max_runs=0, max_bytes=0)
+    keep = RetentionPolicy(max_age_ns=0, max_runs=0, max_size_bytes=0)
     removal = plan_removal(Spool(str(spool_root)), keep, time.time_ns() + DAY_NS)
     assert (removal.runs, removal.jobs) == ((), ())
     assert [problem for problem in removal.problems if "job waits depends on" in problem]

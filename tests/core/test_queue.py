@@ -127,7 +127,7 @@ class Index(RuleBasedStateMachine):
         anew = answer(self.view(WaitingQueue(self.queue.values())), self.now_ns, self.policy)
         assert kept == anew
         assert kept == answer(self.view(self.queue), self.now_ns, self.policy)
-        assert len(self.queue) == self.queue.queued()
+        assert len(self.queue) == sum(self.queue.users.values())
 
 
 TestIndex = Index.TestCase
@@ -164,7 +164,7 @@ def test_it_is_a_mapping():
     queue.remove("nobody")
     assert (len(queue), set(queue), "a" in queue, "x" in queue, queue.get("x")) == (2, {"a", "b"}, True, False, None)
     assert queue["a"].spec.priority == 3
-    assert (queue.queued(), queue.queued(user="bob"), queue.queued(project="p"), queue.queued(user="x")) == (2, 1, 1, 0)
+    assert (len(queue), queue.users["bob"], queue.projects["p"]) == (2, 1, 1)
 
 
 def test_what_matters_of_ended_jobs_is_told():

@@ -16,6 +16,7 @@ from spool.core.errors import SpoolError
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.core.model import Result, State
 from spool.dispatcher import launcher, recovery
+from spool.formats.config import RetentionPolicy
 from spool.store.spool import Spool
 from spool.testing.faults import FaultyDisk
 
@@ -136,7 +137,7 @@ def _assert_told_as_it_was(world: World, place: str | None, deed: str, *, over: 
 def _assert_collected_for_good(world: World, session: Session) -> None:
     """Collect what has ended: no line of the history goes, and nothing comes back."""
     before, spool = history(world.root), Spool(str(world.root))
-    keep = gc.RetentionPolicy(max_age_ns=0)
+    keep = RetentionPolicy(max_age_ns=0)
     gc.remove(spool, gc.plan_removal(spool, keep, time.time_ns() + 1))
     assert not any(spool.places(JOB))
     session.settle()

@@ -11,13 +11,14 @@ import pytest
 
 from crash.cuts import cuts, each_alike
 from crash.world import Session, World, check, history, world_at
-from spool.client.gc import RetentionPolicy, plan_removal, remove
+from spool.client.gc import plan_removal, remove
 from spool.client.waiting import Waiter
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result, State
 from spool.dispatcher.context import Journal
 from spool.dispatcher.finalizer import Finalizer
+from spool.formats.config import RetentionPolicy
 from spool.formats.history import render_history
 from spool.formats.state import StateView, render_state
 from spool.store.spool import Service, Spool

@@ -14,7 +14,7 @@ from formats.wrong_values import texts_of
 from spool.core.errors import InvalidConfig, InvalidReservation
 from spool.core.model import JobDefaults, Limits, Policy, Pool, Reservation
 from spool.formats import config, reservation, toml
-from spool.formats.config import Config, GcConfig, GpuConfig, Reserve
+from spool.formats.config import Config, GpuConfig, Reserve, RetentionPolicy
 
 GOLDEN = Path(__file__).parent / "golden" / "configs"
 S = 1_000_000_000
@@ -64,7 +64,7 @@ EXPECTED = {
         log_level="debug",
         other_hosts_gone=("oldbox",),
         gpu=GpuConfig(2 * S, frozenset({"Xorg"}), frozenset({"gdm"}), 600 << 20),
-        gc=GcConfig(30 * 86400 * S, 5, 10 * GIB),
+        gc=RetentionPolicy(30 * 86400 * S, 5, 10 * GIB),
         export=("PATH", "WANDB_*"),
         defaults=JobDefaults(20 * S, DEFAULTS, toml.write(DEFAULTS).decode()),
     ),

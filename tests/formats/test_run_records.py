@@ -119,6 +119,8 @@ def test_a_record_is_written_as_ever(kind: str, render: Callable[[Any], bytes], 
 def test_a_result_keeps_parameters_and_metrics_whatever_they_are() -> None:
     """Keys and values of any kind come back as one line each; what is too much is left out, and nothing else is."""
     odd = (("lr", "0.1"), ('a "b".c', "x = 1"), ("é", "ü"))
+    twice = (("loss", "1"), ("loss\n", "2"))  # equal as one line
+    assert parse_result(render_result(replace(RESULT, metrics=twice))).metrics == (("loss", "2"),)
     result = replace(RESULT, parameters=odd, metrics=(("loss/eval", "0.5"),))
     assert parse_result(render_result(result)) == result
     many = tuple((f"k{at}", "v" * 1000) for at in range(1000))

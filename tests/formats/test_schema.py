@@ -142,7 +142,7 @@ CONFIG_PARTS = {
     "": config.Config,
     "policy": Policy,
     "gpu": config.GpuConfig,
-    "gc": config.GcConfig,
+    "gc": config.RetentionPolicy,
     "policy.default_user_limits": Limits,
     "policy.default_project_limits": Limits,
 }

@@ -13,7 +13,6 @@ import pytest
 
 from served import Served
 from spool.machine import identity
-from support import wait_for
 
 JOBS = 60
 
@@ -48,15 +47,3 @@ def _servers(served: Served) -> list[int]:
                 if words[1:2] == [b"serve"] and not words[3]:
                     found.append(int(name))
     return found
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_dispatcher_that_leaves_takes_its_server_along(served: Served) -> None:
-    """Killed or told to leave; a run that goes on has nothing of it."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        served.start()
-        served.drop(f"long-{number}", "sleep 1000")
-        wait_for(lambda number=number: (served.root / f"jobs/long-{number}/1/jid").exists())
-        (server,) = _servers(served)
-        served.stop(number)
-        wait_for(lambda server=server: (stat := identity.read_stat(server)) is None or stat.dead, what="its end")

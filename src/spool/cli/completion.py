@@ -22,6 +22,7 @@ from spool.client.submit import default_root
 from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.model import State
 from spool.core.names import natural
 from spool.formats.capabilities import capabilities, loaded
 from spool.query import vocabulary
@@ -267,18 +268,6 @@ def _dependencies(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[
     return [*kinds, *(f"{kind}:{word}" if colon else word for word in words)]
 
 
-def _columns(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
-    from spool.cli import ls
-
-    return ls.COLUMNS
-
-
-def _states(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
-    from spool.core.model import State
-
-    return State
-
-
 def _signals(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
     from spool.formats.values import WARNING_SIGNALS
 
@@ -312,7 +301,7 @@ _ARGUMENTS: Mapping[str, _Words | str] = {
 _OPTIONS: Mapping[str, _Words | str] = {
     **{option.word: _fixed(option.words) for option in OPTIONS if option.words and not option.value},
     **{word: _contributed(target) for each in capabilities() for word, target in each.completions.items()},
-    "columns": _listed(_columns),
+    "columns": _listed(lambda ctx, spool, typed: loaded("spool.cli.ls:COLUMNS")),
     "depends_on": _dependencies,
     "env": _variables,
     "export": _listed(_exports),
@@ -330,7 +319,7 @@ _OPTIONS: Mapping[str, _Words | str] = {
     "rows": "file",
     "shell": "file",
     "signal": _signals,
-    "states": _listed(_states),
+    "states": _listed(_fixed(State)),
     "stderr": "file",
     "stdout": "file",
     "tag": _labels("tags"),

@@ -20,7 +20,7 @@ from spool.cli.common import for_each, moment_of, named, names_argument, one_job
 from spool.cli.group import Verb
 from spool.cli.telling import ensure_dispatcher, made, tell
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
-from spool.core.errors import ExitCode, InvalidFile, InvalidJob, SpoolError, UsageError, cannot
+from spool.core.errors import ExitCode, InvalidFile, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid, SignalTo, State
@@ -279,7 +279,10 @@ def _ask_about(spool: Spool, names: Sequence[str]) -> None:
 
     There is no question if they are one job or the tasks of one array.
     """
-    if len(names) < 2 or _is_one_array(spool, names):
+    from spool.core.arrays import array_of
+
+    arrays = {array_of(name) for name in names}
+    if len(names) < 2 or (len(arrays) == 1 and spool.newest_array(*arrays) is not None):
         return
     shown = some_of(names, _MOST_SHOWN)
     if not sys.stdin.isatty() or not sys.stderr.isatty():
@@ -288,12 +291,6 @@ def _ask_about(spool: Spool, names: Sequence[str]) -> None:
         raise UsageError(cannot("requeue", f"{len(names)} failed jobs", why, remedy=remedy))
     if not click.confirm(f"Run {len(names)} failed jobs again: {shown}?", err=True):
         raise SpoolError("nothing was requeued; --since 1h takes only what failed in the last hour")
-
-
-def _is_one_array(spool: Spool, names: Sequence[str]) -> bool:
-    from spool.core.arrays import array_of
-
-    return len({array_of(name) for name in names}) == 1 and spool.newest_array(array_of(names[0])) is not None
 
 
 def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] | None:
@@ -316,14 +313,8 @@ def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] 
 
     def rewritten(name: str, text: bytes) -> bytes:
         from spool.formats import jobfile
-        from spool.store.glance import defaults_of
 
-        new = jobfile.edited(text, changes, name=name)
-        try:
-            jobfile.parse(new, name=name, defaults=defaults_of(root))
-        except InvalidJob as error:
-            raise joboptions.in_options(error, f"job {name}", changes.keys(), "--with") from None
-        return new
+        return joboptions.checked(root, name, jobfile.edited(text, changes, name=name), changes, "--with")
 
     return rewritten
 

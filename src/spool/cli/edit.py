@@ -75,11 +75,7 @@ def command(ctx: click.Context, /, name: str, shell_command: str | None, unset: 
 def change_keys(spool: Spool, name: str, changes: Mapping[str, Any], unset: Sequence[str] = ()) -> str:
     """Change keys of a job that waits, is held or runs, and return a message. Raises SpoolError."""
     place, text = _file(spool, name)
-    new = edited(text, changes, unset, name=name)
-    try:
-        jobfile.parse(new, name=name, defaults=defaults_of(spool.root))
-    except InvalidJob as error:
-        raise joboptions.in_options(error, f"job {name}", changes.keys()) from None
+    new = joboptions.checked(spool.root, name, edited(text, changes, unset, name=name), changes)
     return _replaced(spool, name, place, text, new)
 
 

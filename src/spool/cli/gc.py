@@ -12,12 +12,13 @@ from spool.cli import render
 from spool.cli.common import json_option, own, value_of
 from spool.cli.group import Verb
 from spool.cli.telling import tell
-from spool.client.gc import Removal, RetentionPolicy, plan_removal, remove
+from spool.client.gc import Removal, plan_removal, remove
 from spool.core.errors import ExitCode, SpoolError, UsageError
 from spool.core.layout import GONE_RESERVATIONS
 from spool.core.reasons import count_of
 from spool.core.units import parse_duration, parse_size, show_size
 from spool.executors import by_name
+from spool.formats.config import RetentionPolicy
 from spool.store.config import Settings
 from spool.store.spool import Spool
 
@@ -51,7 +52,7 @@ def command(
         keep_runs if keep_runs is not None else configured.max_runs,
         value_of("--max-size", max_size, parse_size) if max_size is not None else configured.max_size_bytes,
     )
-    if keep.everything:
+    if keep == RetentionPolicy():
         remedy = "specify --older-than, --keep-runs or --max-size, or set one in [gc] of config.toml"
         raise UsageError(f"cannot clean up: no limit; {remedy}")
     with render.progress("looking") as step:

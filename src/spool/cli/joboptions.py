@@ -67,7 +67,7 @@ def keys_of(values: Values) -> dict[str, object]:
         table, _, key = option.key.rpartition(".")
         into = keys.setdefault(table, {}) if table else keys
         assert isinstance(into, dict)
-        into[key] = _READERS.get(option.kind, _last)(given)
+        into[key] = _READERS.get(option.kind, lambda given: given[-1])(given)
     for table, short in _SHORT:
         stated = keys.get(table)
         if isinstance(stated, dict) and list(stated) == [short]:
@@ -80,10 +80,6 @@ def _number(text: str) -> object:
         return int(text) if text.isdecimal() else float(text)
     except ValueError:
         return text
-
-
-def _last(given: list[str]) -> str:
-    return given[-1]
 
 
 def _names(given: Iterable[str]) -> list[str]:
@@ -302,6 +298,22 @@ def values_of(parameters: Mapping[str, object]) -> Values:
         elif given is not None:
             values[option.key] = [str(given) if not isinstance(given, bool) else "true" if given else "false"]
     return values
+
+
+def checked(root: str, name: str, text: bytes, stated: Collection[str], spelled: str = "") -> bytes:
+    """Return the new *text* of a job's file if it is valid. Raises InvalidJob, which names the options.
+
+    *stated* and *spelled* are those of `in_options`.
+    """
+    from spool.core.errors import InvalidJob
+    from spool.formats import jobfile
+    from spool.store.glance import defaults_of
+
+    try:
+        jobfile.parse(text, name=name, defaults=defaults_of(root))
+    except InvalidJob as error:
+        raise in_options(error, f"job {name}", stated, spelled) from None
+    return text
 
 
 def in_options(error: InvalidFile, what: str, stated: Collection[str], spelled: str = "") -> InvalidFile:

@@ -25,7 +25,7 @@ from spool.core.model import State
 from spool.core.names import LOCAL_EXECUTORS, without_here
 from spool.executors import by_name
 from spool.machine.marks import MachineProber
-from spool.query.explain import why_never_begun
+from spool.query.details import why_never_begun
 from spool.store.spool import Spool
 
 _LONGEST = 1 << 16  # a longer line is cut: a progress bar is one line as long as it goes on

@@ -4,21 +4,7 @@ An expected error is one line on stderr and the exit code of its class (`core/er
 traceback.
 
 A command for several jobs continues after a failure and exits with the highest code. `wait`, `run` and `submit --wait`
-exit like the job:
-
-| outcome | code |
-|---|---|
-| `finished` | 0 |
-| `failed` | its own code, 128+n for signal n; 1 if it could not be started |
-| `timeout` | 124 |
-| `lost` | 125 |
-| `preempted` | 143 |
-| `cancelled` | 130 |
-| `out_of_memory` | 137 |
-| `unschedulable` | 75 |
-| invalid job file | 4 |
-| never seen | 3 |
-| `wait --timeout` is over | 124, and a line on stderr |
+exit like the job (`cli/wait.py`, FORMAT 13).
 """
 
 from __future__ import annotations

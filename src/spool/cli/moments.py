@@ -33,7 +33,7 @@ def understood(text: str, now_ns: int, *, past: bool = False) -> str:
     match = _WORDS.fullmatch(words)
     found = _calendar(match, datetime.fromtimestamp(now_ns // 1_000_000_000), past=past) if match is not None else None
     if found is not None:
-        return _written(found)
+        return datetime.fromtimestamp(found.timestamp(), UTC).astimezone().isoformat(timespec="seconds")
     length = words if past else words.removeprefix("+")
     try:
         if ":" in length:  # "16:00:00" could be a time of day or a duration
@@ -73,7 +73,3 @@ def _nearest(found: datetime, now: datetime, step: timedelta, *, past: bool) -> 
         return found if found.timestamp() <= now_s else found - step
     soon = (each for each in (found, found.replace(fold=1)) if each.timestamp() > now_s)  # 2:30 may come twice
     return next(soon, found + step)
-
-
-def _written(moment: datetime) -> str:
-    return datetime.fromtimestamp(moment.timestamp(), UTC).astimezone().isoformat(timespec="seconds")

@@ -19,7 +19,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from msgspec import Struct
@@ -29,6 +29,7 @@ from spool.core import layout
 from spool.core.errors import InvalidJob, SpoolError, SpoolUnusable, cannot
 from spool.core.layout import CALLS, DONE, GONE_RESERVATIONS, HELD, JOBS, QUEUED, RUNNING, STAGING, WORKTREES
 from spool.formats import jobfile, journal, run_records
+from spool.formats.config import RetentionPolicy
 from spool.formats.journal import recall
 from spool.store.disk import Disk, open_directory, remedy_for, walk
 from spool.store.ownership import check_owner
@@ -42,19 +43,6 @@ _ORPHAN_AGE_NS = 3600 * 10**9  # of a call or a work tree without a job
 _ASIDE = re.compile(rf"[1-9][0-9]*\.gc\.{layout.NAME_PATTERN}\.[0-9]+", re.ASCII)
 
 Step = Callable[[int, int], object]  # called with the number of steps done, and of all
-
-
-class RetentionPolicy(Struct, frozen=True):
-    """What to keep: runs younger than *max_age_ns*, the newest *max_runs* of each job, *max_bytes* in all."""
-
-    max_age_ns: int | None = None
-    max_runs: int | None = None
-    max_bytes: int | None = None
-
-    @property
-    def everything(self) -> bool:
-        """Whether no limit is set."""
-        return self.max_age_ns is None and self.max_runs is None and self.max_bytes is None
 
 
 class ExpiredRun(Struct, frozen=True):
@@ -80,41 +68,41 @@ class Removal(Struct, frozen=True):
         return sum(run.size_bytes for run in self.runs)
 
 
-def _nothing(done: int, of: int) -> None:
-    """Report nothing."""
-
-
-def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = _nothing) -> Removal:
+def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = lambda done, of: None) -> Removal:
     """Return the runs and records that *keep* does not cover, without changing anything."""
     problems: list[str] = []
     wanted = _depended_on(spool, problems)
     if wanted is not None:
         wanted |= _unrecorded(spool)
-    chosen: dict[tuple[str, int], ExpiredRun] = {}
-    left: list[ExpiredRun] = []
+    chosen: dict[tuple[str, int], ExpiredRun] = {}  # too old, or too many
+    left: list[ExpiredRun] = []  # may be removed if space is needed
     runs_of: dict[str, list[int]] = {}
-    total_bytes = 0
+    total_bytes, sized = 0, keep.max_size_bytes is not None
+
+    def is_expired(ended_at_ns: int, newest: int) -> bool:
+        """Whether a run is too old, or exceeds the number kept; *newest* is its rank."""
+        return _is_too_old(ended_at_ns, keep, now_ns) or (keep.max_runs is not None and newest > keep.max_runs)
+
     with _directories(spool) as at:
-        planner = _Planner(spool, keep, now_ns, at[JOBS])
         reservations = _old_reservations(at.get(GONE_RESERVATIONS), keep, now_ns)
         names = sorted({*filter(layout.valid_name, os.listdir(at[JOBS])), *spool.names(DONE)})
         for done, name in enumerate(names):
             step(done, len(names))
             try:
                 may_go = wanted is not None and _may_go(spool, name, wanted)
-                found = planner.runs_of(name, may_go=may_go)
+                runs, ended, stays_bytes = _runs_of(spool, name, at[JOBS], is_expired if may_go else None, sized=sized)
             except OSError as error:
                 problems.append(_cannot("read", f"job {name}", error, spool.layout.runs(name)))
                 continue
-            if found.runs or may_go:
-                runs_of[name] = found.runs
-            chosen |= {(name, old.run): old for old in found.chosen}
-            left += found.left
-            total_bytes += found.stays_bytes
-    if keep.max_bytes is not None:
+            if runs or may_go:
+                runs_of[name] = runs
+            chosen |= {(name, old.run): old for old, goes in ended if goes}
+            left += [old for old, goes in ended if not goes]
+            total_bytes += stays_bytes
+    if keep.max_size_bytes is not None:
         total_bytes += sum(old.size_bytes for old in left)
         for old in sorted(left, key=lambda old: old.ended_at_ns):
-            if total_bytes <= keep.max_bytes:
+            if total_bytes <= keep.max_size_bytes:
                 break
             chosen[old.name, old.run] = old
             total_bytes -= old.size_bytes
@@ -130,7 +118,7 @@ def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = 
     return Removal(tuple(going), tuple(jobs), tuple(problems), reservations)
 
 
-def remove(spool: Spool, removal: Removal, disk: Disk | None = None, step: Step = _nothing) -> Removal:
+def remove(spool: Spool, removal: Removal, disk: Disk | None = None, step: Step = lambda done, of: None) -> Removal:
     """Carry out *removal* where it still applies; return what was removed, and all errors.
 
     Raises SpoolError while another collection is running.
@@ -235,7 +223,7 @@ class _Collector:
         stays = False
         try:
             for old in runs:
-                if (stays and whole and old is runs[-1]) or self._goes_on(name):
+                if (stays and whole and old is runs[-1]) or _goes_on(self._spool, name):
                     return
                 # Renamed first, so that half a run is never visible.
                 aside = f"{os.getpid()}.gc.{name}.{old.run}"
@@ -260,13 +248,8 @@ class _Collector:
         """Remove the file of a job without runs; return whether it is gone."""
         if name in self._stays or not _may_go(self._spool, name, self._unrecorded):
             return False
-        if not self._remove_tree(name):  # first, as without the record nothing tells of it
-            return False
-        try:
-            self._disk.discard(layout.file_of(name), self._at[DONE])
-        except OSError as error:
-            where = self._spool.layout.job_file(DONE, name)
-            self.problems.append(_cannot("remove", f"the record of job {name}", error, where))
+        # The tree first, as without the record nothing tells of it.
+        if not self._remove_tree(name) or not self._discard(layout.file_of(name), DONE, f"the record of job {name}"):
             return False
         with suppress(OSError):  # a run has begun meanwhile, or a user keeps a file there
             self._disk.rmdir(name, self._at[JOBS])
@@ -294,16 +277,16 @@ class _Collector:
 
     def remove_reservation(self, filename: str) -> bool:
         """Remove the kept text of a reservation; return whether it is gone."""
+        return self._discard(filename, GONE_RESERVATIONS, "an old reservation")
+
+    def _discard(self, filename: str, place: str, what: str) -> bool:
+        """Remove a file, and return whether it is gone; else add the problem."""
         try:
-            self._disk.discard(filename, self._at[GONE_RESERVATIONS])
+            self._disk.discard(filename, self._at[place])
         except OSError as error:
-            where = self._spool.layout.at(f"{GONE_RESERVATIONS}/{filename}")
-            self.problems.append(_cannot("remove", "an old reservation", error, where))
+            self.problems.append(_cannot("remove", what, error, self._spool.layout.at(f"{place}/{filename}")))
             return False
         return True
-
-    def _goes_on(self, name: str) -> bool:
-        return any(place != DONE for place in self._spool.places(name))
 
     def _clear(self, entry: str, what: str = "all of an old run") -> None:
         """Remove an entry of the staging directory."""
@@ -351,52 +334,33 @@ def _cannot(verb: str, thing: str, error: OSError, where: str) -> str:
     return cannot(verb, thing, why, where=shown, remedy=remedy)
 
 
-class _JobRuns(Struct, frozen=True):
-    """The runs of one job, sorted by whether they are kept."""
+def _runs_of(
+    spool: Spool, name: str, jobs: int, is_expired: Callable[[int, int], bool] | None, *, sized: bool
+) -> tuple[list[int], list[tuple[ExpiredRun, bool]], int]:
+    """Return the runs of a job, those that may be removed and whether each is expired, and the size of the others.
 
-    runs: list[int]
-    chosen: list[ExpiredRun]  # too old, or too many
-    left: list[ExpiredRun]  # may be removed if space is needed; sizes only if that matters
-    stays_bytes: int
+    *jobs* is the directory of all jobs. With *is_expired* None, none may be removed. *sized*: whether all sizes matter.
+    """
+    try:
+        at = open_directory(name, jobs)
+    except FileNotFoundError:
+        return [], [], 0
+    try:
+        runs = sorted(int(run) for run in os.listdir(at) if _RUN.fullmatch(run))
+        ends = {run: _ended_at_ns(spool, name, run, at) for run in runs} if is_expired is not None else {}
+        ended = [(run, at_ns) for run, at_ns in ends.items() if at_ns is not None]
+        judged = list[tuple[ExpiredRun, bool]]()
+        for index, (run, at_ns) in enumerate(ended):
+            goes = is_expired is not None and is_expired(at_ns, len(ended) - index)
+            judged.append((ExpiredRun(name, run, at_ns, _size(str(run), at) if goes or sized else 0), goes))
+        stays = [run for run in runs if ends.get(run) is None] if sized else []
+        return runs, judged, sum(_size(str(run), at) for run in stays)
+    finally:
+        os.close(at)
 
 
-class _Planner:
-    """Decides which runs a policy keeps; *jobs* is the directory of all jobs."""
-
-    def __init__(self, spool: Spool, keep: RetentionPolicy, now_ns: int, jobs: int) -> None:
-        self._spool = spool
-        self._keep = keep
-        self._now_ns = now_ns
-        self._jobs = jobs
-
-    def runs_of(self, name: str, *, may_go: bool) -> _JobRuns:
-        """Return the runs of a job; without *may_go* all are kept."""
-        try:
-            at = open_directory(name, self._jobs)
-        except FileNotFoundError:
-            return _JobRuns([], [], [], 0)
-        sized = self._keep.max_bytes is not None
-        try:
-            runs = sorted(int(run) for run in os.listdir(at) if _RUN.fullmatch(run))
-            judged = runs if may_go else []
-            ended = [(run, at_ns) for run in judged if (at_ns := _ended_at_ns(self._spool, name, run, at)) is not None]
-            chosen: list[ExpiredRun] = []
-            left: list[ExpiredRun] = []
-            for index, (run, at_ns) in enumerate(ended):
-                goes = self._is_expired(at_ns, len(ended) - index)
-                size_bytes = _size(str(run), at) if goes or sized else 0
-                (chosen if goes else left).append(ExpiredRun(name, run, at_ns, size_bytes))
-            removable = {run for run, _ in ended}
-            stays_bytes = sum(_size(str(run), at) for run in runs if run not in removable) if sized else 0
-            return _JobRuns(runs, chosen, left, stays_bytes)
-        finally:
-            os.close(at)
-
-    def _is_expired(self, ended_at_ns: int, newest: int) -> bool:
-        """Whether a run is too old, or exceeds the number kept; *newest* is its rank."""
-        keep = self._keep
-        too_old = keep.max_age_ns is not None and self._now_ns - ended_at_ns > keep.max_age_ns
-        return too_old or (keep.max_runs is not None and newest > keep.max_runs)
+def _is_too_old(since_ns: int, keep: RetentionPolicy, now_ns: int) -> bool:
+    return keep.max_age_ns is not None and now_ns - since_ns > keep.max_age_ns
 
 
 def _ended_at_ns(spool: Spool, name: str, run: int, at: int) -> int | None:
@@ -417,11 +381,17 @@ def _ended_at_ns(spool: Spool, name: str, run: int, at: int) -> int | None:
         return None
 
 
-def _may_go(spool: Spool, name: str, wanted: Collection[str]) -> bool:
+def _goes_on(spool: Spool, name: str) -> bool:
+    return any(place != DONE for place in spool.places(name))
+
+
+def _may_go(spool: Spool, name: str, wanted: set[str]) -> bool:
     """Whether a job has ended for good and no waiting job depends on it."""
-    if any(place != DONE for place in spool.places(name)):
-        return False
-    if name in wanted or any(name[:at] in wanted for at, char in enumerate(name) if char == "_"):
+    if (
+        _goes_on(spool, name)
+        or name in wanted
+        or any(name[:at] in wanted for at, char in enumerate(name) if char == "_")
+    ):
         return False
     try:
         run = spool.latest_run(name)
@@ -435,22 +405,20 @@ def _may_go(spool: Spool, name: str, wanted: Collection[str]) -> bool:
 
 def _record_is_old(spool: Spool, name: str, keep: RetentionPolicy, now_ns: int) -> bool:
     """Whether the record in `done/` of a job that never ran is older than the policy keeps."""
-    if keep.max_age_ns is None or spool.places(name) != [DONE]:
-        return False
-    try:
-        return now_ns - os.lstat(spool.layout.job_file(DONE, name)).st_ctime_ns > keep.max_age_ns
-    except OSError:
-        return False
+    with suppress(OSError):
+        since_ns = os.lstat(spool.layout.job_file(DONE, name)).st_ctime_ns
+        return _is_too_old(since_ns, keep, now_ns) and spool.places(name) == [DONE]
+    return False
 
 
 def _old_reservations(at: int | None, keep: RetentionPolicy, now_ns: int) -> tuple[str, ...]:
     """Return the files in the directory *at* of reservations that were removed too long ago."""
     found = []
-    for filename in sorted(os.listdir(at)) if at is not None and keep.max_age_ns is not None else ():
+    for filename in sorted(os.listdir(at)) if at is not None else ():
         with suppress(OSError):
             status = os.stat(filename, dir_fd=at, follow_symlinks=False)
             known = stat.S_ISREG(status.st_mode) and layout.gone_reservation_of(filename) is not None
-            if known and now_ns - status.st_ctime_ns > (keep.max_age_ns or 0):
+            if known and _is_too_old(status.st_ctime_ns, keep, now_ns):
                 found.append(filename)
     return tuple(found)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from enum import Enum
 
 from msgspec import Struct
@@ -14,6 +15,7 @@ from spool.core import layout
 from spool.core.errors import InvalidRecord, NoSuchJob, SpoolError, cannot
 from spool.formats.history import parse_history_line
 from spool.formats.wrapper import Outputs, outputs_of
+from spool.store.reading import end_of_file
 from spool.store.spool import Spool
 
 MOST_LINES = 10
@@ -122,21 +124,9 @@ def last_lines(path: str | None, most: int) -> tuple[str, ...]:
 
     A line that was redrawn, as a progress bar is, counts as it was drawn last.
     """
-    if path is None:
-        return ()
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return ()
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            return ()
-        data = os.pread(fd, _LOOKED_AT, max(0, status.st_size - _LOOKED_AT))
-    except OSError:
-        return ()
-    finally:
-        os.close(fd)
+    data = b""
+    with suppress(OSError):
+        data = end_of_file(path, _LOOKED_AT, follow=True) if path is not None else b""
     lines = data.decode("utf-8", "replace").replace("\r\n", "\n").rstrip().split("\n")
     return tuple(line.rstrip("\r").rpartition("\r")[2] for line in lines[-most:]) if data.strip() else ()
 

@@ -41,34 +41,28 @@ class ChangeKind(StrEnum):
     STOPPING = "is being stopped"
     SUSPENDED = "suspended"
     CONTINUED = "continued"
-    WOULD_BE_SUSPENDED = "would be suspended"
-    WOULD_BE_CONTINUED = "would be resumed"
-    WOULD_BE_CANCELLED = "would be cancelled"
-    WOULD_BE_STOPPED = "would be stopped"
-    WOULD_BE_HELD = "would be held"
+    WOULD_BE_HELD = "would be held"  # from here on in the order of those above
     WOULD_BE_STOPPED_AND_HELD = "would be stopped and held"
     WOULD_BE_RELEASED = "would be released"
     WOULD_BE_QUEUED_AGAIN = "would be queued again"
     WOULD_BE_STOPPED_AND_QUEUED = "would be stopped and queued again"
+    WOULD_BE_CANCELLED = "would be cancelled"
+    WOULD_BE_STOPPED = "would be stopped"
+    WOULD_BE_SUSPENDED = "would be suspended"
+    WOULD_BE_CONTINUED = "would be resumed"
+
+
+def _refusal(verb: str, name: str, why: str, *, remedy: str | None = None) -> SpoolError:
+    return SpoolError(cannot(verb, f"job {name}", why, remedy=remedy))
 
 
 def _check_for_another_run(name: str, text: bytes | None) -> None:
     """Raise SpoolError if that is a job file with a key that only one run can have."""
     for why in one_run_keys(text or b"").values():
-        raise SpoolError(cannot("requeue", f"job {name}", why))
+        raise _refusal("requeue", name, why)
 
 
-_WOULD = {
-    ChangeKind.HELD: ChangeKind.WOULD_BE_HELD,
-    ChangeKind.STOPPED_AND_HELD: ChangeKind.WOULD_BE_STOPPED_AND_HELD,
-    ChangeKind.RELEASED: ChangeKind.WOULD_BE_RELEASED,
-    ChangeKind.QUEUED_AGAIN: ChangeKind.WOULD_BE_QUEUED_AGAIN,
-    ChangeKind.STOPPED_AND_QUEUED: ChangeKind.WOULD_BE_STOPPED_AND_QUEUED,
-    ChangeKind.CANCELLED: ChangeKind.WOULD_BE_CANCELLED,
-    ChangeKind.STOPPING: ChangeKind.WOULD_BE_STOPPED,
-    ChangeKind.SUSPENDED: ChangeKind.WOULD_BE_SUSPENDED,
-    ChangeKind.CONTINUED: ChangeKind.WOULD_BE_CONTINUED,
-}
+_WOULD = dict(zip([*ChangeKind][:9], [*ChangeKind][9:], strict=True))
 DRY_RUN = frozenset(_WOULD.values())
 """The results of dry runs; nothing was changed."""
 
@@ -122,7 +116,7 @@ class Requests:
         if RUNNING in self._spool.places(name) and self._spool.newest_array(name):
             failed = f"`spool requeue --failed '{name}_*'` runs the failed ones again"
             why = "the array has not ended"
-            raise SpoolError(cannot("requeue", f"job {name}", why, remedy=f"{failed}; cancel it first to run all"))
+            raise _refusal("requeue", name, why, remedy=f"{failed}; cancel it first to run all")
         moves = {RUNNING: ChangeKind.STOPPED_AND_QUEUED, DONE: ChangeKind.QUEUED_AGAIN}
         places = self._spool.places(name)
         source = next((place for place in moves if place in places), None)
@@ -154,8 +148,8 @@ class Requests:
         return Change(kind, source)
 
     def _in_the_way(self, verb: str, name: str, place: str) -> SpoolError:
-        why = f"another job of that name is in {place}/"
-        return SpoolError(cannot(verb, f"job {name}", why, remedy="cancel or rename that one first"))
+        remedy = "cancel or rename that one first"
+        return _refusal(verb, name, f"another job of that name is in {place}/", remedy=remedy)
 
     def cancel(self, name: str, reason: str = "", *, dry_run: bool = False) -> tuple[Change, ...]:
         """End a job: `mv queued/NAME.toml done/`, or `rm running/NAME.toml`; both if the name has both files.
@@ -179,7 +173,7 @@ class Requests:
                     found[place] = ChangeKind.CANCELLED
             if RUNNING in places and self._stop(name, reason):
                 found[RUNNING] = ChangeKind.STOPPING
-        raise SpoolError(cannot("cancel", f"job {name}", "someone else keeps moving it"))
+        raise _refusal("cancel", name, "someone else keeps moving it")
 
     def withdraw(self, name: str) -> bool:
         """End a job only if it waits: `mv queued/NAME.toml done/`; return whether it did."""
@@ -195,12 +189,10 @@ class Requests:
         grant = self._spool.grant(name, run)
         if grant is not None and grant.executor not in LOCAL_EXECUTORS:
             remedy = f"`spool hold {name}` stops it and holds it"
-            raise SpoolError(
-                cannot("suspend", f"job {name}", f"it runs in {engine_title(grant.executor)}", remedy=remedy)
-            )
+            raise _refusal("suspend", name, f"it runs in {engine_title(grant.executor)}", remedy=remedy)
         if self._spool.suspend_order(name) is not None:
             remedy = f"`spool continue {name}` resumes it"
-            raise SpoolError(cannot("suspend", f"job {name}", "it is already suspended", remedy=remedy))
+            raise _refusal("suspend", name, "it is already suspended", remedy=remedy)
         if dry_run:
             return Change(ChangeKind.WOULD_BE_SUSPENDED, RUNNING)
         said = f"{self._user}: {' '.join(reason.split())}" if reason else self._user
@@ -208,7 +200,7 @@ class Requests:
             self._disk.publish(self._layout.suspend_file(name), f"{said}\n".encode(errors="replace"))
         if RUNNING not in self._spool.places(name) or self._spool.latest_run(name) != run:
             self._disk.discard(self._layout.suspend_file(name))  # it must not hit the next run
-            raise SpoolError(cannot("suspend", f"job {name}", "it has ended meanwhile"))
+            raise _refusal("suspend", name, "it has ended meanwhile")
         return Change(ChangeKind.SUSPENDED, RUNNING)
 
     def go_on(self, name: str, *, dry_run: bool = False) -> Change:
@@ -217,7 +209,7 @@ class Requests:
             grant = self._spool.grant(name, self._running("continue", name))
             where = grant.executor if grant is not None and grant.executor not in LOCAL_EXECUTORS else None
             why = f"it runs in {engine_title(where)}, which alone suspends it" if where else "it is not suspended"
-            raise SpoolError(cannot("continue", f"job {name}", why))
+            raise _refusal("continue", name, why)
         if dry_run:
             return Change(ChangeKind.WOULD_BE_CONTINUED, RUNNING)
         self._disk.discard(self._layout.suspend_file(name))
@@ -230,7 +222,7 @@ class Requests:
             raise self._not_there(verb, name, [DONE] if RUNNING in places else places)
         if self._spool.newest_array(name):
             why = "it is an array, and none of its tasks is running"
-            raise SpoolError(cannot(verb, f"job {name}", why, remedy=f"`spool hold {name}` keeps them from starting"))
+            raise _refusal(verb, name, why, remedy=f"`spool hold {name}` keeps them from starting")
         return run
 
     def pause(self, reason: str = "") -> bool:
@@ -253,10 +245,9 @@ class Requests:
         path = self._layout.job_file(place, name)
         self._check_text(name, place)
         if is_too_long(old):  # it was not read completely
-            raise SpoolError(cannot("change", f"job {name}", "its file is larger than 1 MiB"))
+            raise _refusal("change", name, "its file is larger than 1 MiB")
         if read_bytes(path) != old:
-            why = "the file was changed or moved meanwhile"
-            raise SpoolError(cannot("change", f"job {name}", why))
+            raise _refusal("change", name, "the file was changed or moved meanwhile")
         if place == RUNNING:
             self._exchange(name, path, old, new)
             return
@@ -267,25 +258,25 @@ class Requests:
         running = self._layout.job_file(RUNNING, name)
         if os.path.lexists(running) and os.lstat(running).st_ino == inode:
             self._disk.discard(path)
-            raise SpoolError(cannot("change", f"job {name}", "it has started meanwhile"))
+            raise _refusal("change", name, "it has started meanwhile")
 
     def _check_text(self, name: str, place: str) -> None:
         """Raise SpoolError if a job file does not count, because a text derived from it would."""
         if why := self._spool.why_no_order(place, name):
-            raise SpoolError(cannot("change", f"job {name}", why))
+            raise _refusal("change", name, why)
 
     def _exchange(self, name: str, path: str, old: bytes, new: bytes) -> None:
         """Replace a file in `running/` by *new*; the file may be removed at any moment and must not come back."""
-        staged, thing = self._disk.staged(new, durable=True), ("change", f"job {name}")
+        staged = self._disk.staged(new, durable=True)
         try:
             if not self._disk.exchange(staged, path):
-                why = "this file system cannot swap two files"
-                raise SpoolError(cannot(*thing, why, remedy=f"change it in an editor: {path}"))
+                remedy = f"change it in an editor: {path}"
+                raise _refusal("change", name, "this file system cannot swap two files", remedy=remedy)
             if read_bytes(staged) != old:  # another user's newer text
                 self._disk.exchange(staged, path)
-                raise SpoolError(cannot(*thing, "the file was changed meanwhile"))
+                raise _refusal("change", name, "the file was changed meanwhile")
         except FileNotFoundError:
-            raise SpoolError(cannot(*thing, "it has ended meanwhile")) from None
+            raise _refusal("change", name, "it has ended meanwhile") from None
         finally:
             self._disk.discard(staged)
 
@@ -311,7 +302,7 @@ class Requests:
                     raise self._in_the_way(verb, name, into) from None
                 continue
             return Change(moves[source], source, beside)
-        raise SpoolError(cannot(verb, f"job {name}", "someone else keeps moving it"))
+        raise _refusal(verb, name, "someone else keeps moving it")
 
     def reserve(self, name: str, text: bytes) -> None:
         """Write `reservations/NAME.toml`. Raises SpoolError if there is one."""
@@ -370,9 +361,8 @@ class Requests:
         return self._disk.discard(self._layout.job_file(RUNNING, name))
 
     def _not_there(self, verb: str, name: str, places: list[str]) -> SpoolError:
-        thing = f"job {name}"
         if not places and not self._spool.runs(name):
-            return self._spool.no_such_job(verb, thing, name)
+            return self._spool.no_such_job(verb, f"job {name}", name)
         words = {
             QUEUED: "it is waiting in queued/",
             HELD: "it is already held" if verb == "hold" else "it is held",
@@ -389,9 +379,8 @@ class Requests:
         }
         place = places[0] if places else DONE
         if place == DONE and self._spool.is_stopping(name):
-            remedy_then = f"`spool wait {name}` returns when it has ended"
-            return SpoolError(cannot(verb, thing, "it is being stopped", remedy=remedy_then))
-        return SpoolError(cannot(verb, thing, words[place], remedy=remedy.get((verb, place))))
+            return _refusal(verb, name, "it is being stopped", remedy=f"`spool wait {name}` returns when it has ended")
+        return _refusal(verb, name, words[place], remedy=remedy.get((verb, place)))
 
 
 def _changes(done: dict[str, ChangeKind]) -> tuple[Change, ...]:

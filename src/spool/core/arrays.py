@@ -26,7 +26,7 @@ class Tasks:
     key of the matrix varies fastest, and the indices of an `array` beside it slowest.
     """
 
-    __slots__ = ("_array", "_matrix", "_rows", "count", "keys", "max_running", "name")
+    __slots__ = ("_array", "_indices", "_matrix", "_rows", "count", "keys", "max_running", "name")
 
     def __init__(self, name: str, spec: Spec) -> None:
         self.name = name
@@ -40,6 +40,9 @@ class Tasks:
             if spec.is_array
             else 0
         )
+        self._indices: Sequence[int] = range(self.count)
+        if alone and self._array is not None:
+            self._indices = self._array.indices
         keys = [INDEX] if alone or self._array is None else [INDEX, ARRAY]
         keys += [key for key, _ in self._matrix]
         keys += [key for key, _ in self._rows[0]] if self._rows else []
@@ -50,15 +53,11 @@ class Tasks:
 
     def index(self, position: int) -> int:
         """Return the index of the task at *position*, from 0 to `count` - 1."""
-        if self._array is not None and not self._matrix and not self._rows:
-            return self._array.indices[position]
-        return position
+        return self._indices[position]
 
     def position_of(self, index: int) -> int | None:
         """Return the position of the task with that index, None if there is none."""
-        if self._array is not None and not self._matrix and not self._rows:
-            return self._array.indices.index(index) if index in self._array.indices else None
-        return index if index < self.count else None
+        return self._indices.index(index) if index in self._indices else None
 
     def task_name(self, position: int) -> str:
         """Return the job name of the task at *position*."""
@@ -66,10 +65,7 @@ class Tasks:
 
     def names(self) -> tuple[str, ...]:
         """Return the name of every task, in order."""
-        indices: Iterable[int] = range(self.count)
-        if self._array is not None and not self._matrix and not self._rows:
-            indices = self._array.indices
-        return tuple([f"{self.name}_{index}" for index in indices])
+        return tuple([f"{self.name}_{index}" for index in self._indices])
 
     def task(self, position: int) -> ArrayTask:
         """Return the array and index of a task, as its file records them."""
@@ -85,7 +81,7 @@ class Tasks:
         if self._rows:
             rest, at = divmod(rest, len(self._rows))
             found.update(self._rows[at])
-        if ARRAY in self.keys and self._array is not None and (self._matrix or self._rows):
+        if ARRAY in self.keys and self._array is not None:
             found[ARRAY] = str(self._array.indices[rest])
         return found
 

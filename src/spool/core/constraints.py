@@ -103,13 +103,11 @@ class Constraints:
         quotas = self.room.quotas
         most = quotas.limits("user", job.user).max_queued_jobs
         if most is not None and not self._queue.is_among_first(job, most):
-            count = self._queue.queued(user=job.user)
-            return _queued(job.user, count, most)
+            return _queued(job.user, self._queue.users[job.user], most)
         project = job.spec.project
         most = None if project is None else quotas.limits("project", project).max_queued_jobs
         if most is not None and not self._queue.is_among_first(job, most, by_project=True):
-            count = self._queue.queued(project=project)
-            return _queued(f"project {project}", count, most)
+            return _queued(f"project {project}", self._queue.projects[project], most)
         return None
 
     def room_helps(self, name: str) -> bool:

@@ -383,18 +383,10 @@ class WaitingQueue(Mapping[str, Waiting]):
         at = bisect_left(deadlines, (now_ns,))
         return deadlines[at][0] + 1 if at < len(deadlines) else None
 
-    def queued(self, *, user: str | None = None, project: str | None = None) -> int:
-        """Return how many jobs wait in all, of a user, or of a project."""
-        if user is not None:
-            return self.users.get(user, 0)
-        if project is not None:
-            return self.projects.get(project, 0)
-        return len(self._jobs)
-
     def is_among_first(self, job: Waiting, most: int, *, by_project: bool = False) -> bool:
         """Tell whether *job* is one of the *most* jobs of its user (or project) that arrived first."""
         owner = ("project", job.spec.project or "") if by_project else ("user", job.user)
-        if self.queued(**{owner[0]: owner[1]}) <= most:
+        if (self.projects[job.spec.project] if by_project else self.users[job.user]) <= most:
             return True
         arrivals = self._arrivals.get(owner)
         if arrivals is None:

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
@@ -110,8 +110,14 @@ class Launcher(Component):
         """
         prepared: dict[ActiveRun, RunGroup | None] = {}
         blocked: list[Blocked] = []
+        trouble: SpoolTrouble | None = None
         try:
-            trouble = self._start_all(starts, now_ns, prepared, blocked)
+            try:
+                self._prepare_all(starts, now_ns, prepared, blocked)
+                self._remember(prepared, now_ns)
+            except SpoolTrouble as error:
+                trouble = error
+            self._launch_all(prepared, now_ns, refused=trouble is not None)
         finally:  # updates in memory can wait until the wrappers are on their way
             for live in prepared:
                 self._state.claimed(self._state.job(live.name), live, now_ns)
@@ -120,31 +126,16 @@ class Launcher(Component):
             self.ask_executors_again()  # one of them has started nothing, or could not tell whether it has
         return list(prepared), blocked, trouble
 
-    def _start_all(
-        self,
-        starts: Sequence[tuple[Start, Answer | None]],
-        now_ns: int,
-        prepared: dict[ActiveRun, RunGroup | None],
-        blocked: list[Blocked],
-    ) -> SpoolTrouble | None:
-        """Do the disk work of :meth:`start`; add each claimed job to *prepared*."""
-        try:
-            self._prepare_all(starts, now_ns, prepared, blocked)
-            self._remember(prepared, now_ns)
-        except SpoolTrouble as trouble:
-            for live, group in prepared.items():
-                live.taken_back()
-                _remove(group)
-            return trouble
-        refused = False  # then all others would be refused, too
-        without_lease = self._gate.leases.begin(live for live in prepared if not is_unstartable(live))
+    def _launch_all(self, prepared: Mapping[ActiveRun, RunGroup | None], now_ns: int, *, refused: bool) -> None:
+        """Start the wrappers of claimed runs, until one is *refused*: then all others would be refused, too."""
+        startable = () if refused else [live for live in prepared if not is_unstartable(live)]
+        without_lease = self._gate.leases.begin(startable)
         for live, group in prepared.items():
             if not refused and live.key not in without_lease:
                 refused = self._launch(live, group, now_ns)
             if live.handle is None:
                 _remove(group)
                 live.taken_back()
-        return None
 
     def _prepare_all(
         self,
@@ -153,7 +144,7 @@ class Launcher(Component):
         prepared: dict[ActiveRun, RunGroup | None],
         blocked: list[Blocked],
     ) -> None:
-        """Claim the jobs of *starts* for runs, unless something is in the way."""
+        """Claim the jobs of *starts* for runs, and add these to *prepared*, unless something is in the way."""
         for start, texts in starts[: self._shortage.most()]:
             job = self._startable(start.name)
             if job is None or job.queued is None:

@@ -39,7 +39,7 @@ from spool.dispatcher.reservations import Reservations
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.steps import ContributedSteps
-from spool.dispatcher.supervisor import Supervisor
+from spool.dispatcher.supervisor import News, Supervisor
 from spool.dispatcher.terminator import Halt, Preempter, StopOrders, Suspender, Terminator
 from spool.dispatcher.wakeup import Part, Timers, Wakeup
 from spool.executors import Executors
@@ -595,12 +595,13 @@ class Dispatcher:
         """Ask again the executors that have changed; report runs that were accepted elsewhere, and time those begun."""
         if self.executors.turned():
             self.launcher.ask_executors_again()
-        for live in self.supervisor.accepted():
-            self.monitor.handed_over(live)
-        for live in self.supervisor.begun():
-            self.limits.add(live)
-        if self.supervisor.heard():
-            self.status.changed()
+        for news, live in self.supervisor.take_news():
+            if news is News.ACCEPTED:
+                self.monitor.handed_over(live)
+            elif news is News.BEGUN:
+                self.limits.add(live)
+            else:
+                self.status.changed()
 
     def _file(self) -> None:
         """Do the paperwork of ended runs; work that an error leaves unfinished is done by a later call."""

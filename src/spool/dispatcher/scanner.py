@@ -19,7 +19,7 @@ from spool.core.errors import InvalidJob
 from spool.core.events import EventName
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import Spec
-from spool.dispatcher.confinement import Confinement, Piece, Thing
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.inotify import Hint, NameChange
 from spool.formats import jobfile, journal
@@ -41,7 +41,6 @@ from spool.store.stable_read import (
 )
 
 RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon to try a file again that is being written
-_TOGETHER = 512  # files
 _IN_TURN = 256  # files of live runs, in each look at everything
 _COARSE_NS = 2_000_000_000  # no file system has a coarser clock: two changes within that time may leave the same mtime
 _LARGE = 1 << 16  # bytes: reading a larger file may take as long as a hundred starts
@@ -77,7 +76,7 @@ class Scanner(Component):
 
         Give way at *until_ns*, monotonic; `go_on` does the rest.
         """
-        self._rest = self._all(in_one_go=until_ns is None)
+        self._rest = self._all()
         self.go_on(until_ns)
 
     @property
@@ -106,7 +105,7 @@ class Scanner(Component):
             if until_ns is not None and time.monotonic_ns() >= until_ns:
                 return
 
-    def _all(self, *, in_one_go: bool) -> Iterator[None]:
+    def _all(self) -> Iterator[None]:
         """Look at everything, step by step. Anything may change between two steps, so no state is kept over them."""
         for place in (QUEUED, HELD):
             scanned = None
@@ -117,7 +116,9 @@ class Scanner(Component):
             found, marks = scanned
             for name in self._state.with_file[place] - found.keys():
                 self._set(place, name, None)
-            yield from self._examine_all(place, list(found), marks, in_one_go=in_one_go)
+            for name in found:
+                self.examine(place, name, may_wait=True, marks=marks)
+                yield
         self._look_at_running()
 
     def _look_at_running(self) -> None:
@@ -222,76 +223,32 @@ class Scanner(Component):
         lasts = self._confinement.lasts
         return any(place == QUEUED and not lasts(Thing.of_job(name), _LOOK_AT) for place, name in self._troubled)
 
-    def examine(self, place: str, name: str, *, anew: bool = False, may_wait: bool = False) -> None:
+    def examine(
+        self, place: str, name: str, *, anew: bool = False, may_wait: bool = False, marks: set[str] | None = None
+    ) -> None:
         """Look at one job file; *anew*: as if it had never been seen, because the meaning of its name has changed.
 
-        *may_wait*: a large one is read when there is nothing else to look at.
+        *may_wait*: a large one is read when there is nothing else to look at. *marks* are the editors' files there, if
+        known. After a failure the known version stays, and the look is repeated.
         """
         if self._is_arrays(name):
             return
-        with self._confined(name) as piece:
+        with self._confinement.of(Thing.of_job(name), _LOOK_AT) as piece:
             status = status_of(self._layout.job_file(place, name))
             if status is None:  # the case after every move of our own
                 self._take(place, name, ReadFailure.GONE)
             else:
-                edited = is_open_in_editor(self._layout.at(place), name)
-                if anew or self._is_new(place, name, edited):
+                edited = is_open_in_editor(self._layout.at(place), name, marks)
+                if anew or self._is_new(place, name, edited, status):
                     if may_wait and status.st_size > _LARGE:
                         self._large.setdefault((place, name), time.monotonic_ns())
                         return
                     seen = read_stable(self._layout.job_file(place, name))
                     self._take(place, name, self._understood(place, name, seen, edited))
-        self._looked(place, name, piece)
-
-    def _confined(self, name: str, *, partly: bool = False) -> Piece:
-        return self._confinement.of(Thing.of_job(name), _LOOK_AT, partly=partly)
-
-    def _looked(self, place: str, name: str, piece: Piece) -> None:
-        """Record whether a look succeeded; if not, the known version stays, and the look is repeated."""
         if piece.failed:
             self._troubled.add((place, name))
         elif self._troubled:
             self._troubled.discard((place, name))
-
-    def _examine_all(self, place: str, names: list[str], marks: set[str], *, in_one_go: bool) -> Iterator[None]:
-        """Look at these files; *marks* are the editors' files there.
-
-        Each step is done for many files at once: repetition makes the processor a third faster.
-        """
-        for at in range(0, len(names), _TOGETHER):
-            some = [name for name in names[at : at + _TOGETHER] if not self._is_arrays(name)]
-            edits = {name: is_open_in_editor(self._layout.at(place), name, marks) for name in some}
-            new: list[str] = []
-            for name in some:
-                with self._confined(name, partly=True) as piece:
-                    if self._is_new(place, name, edits[name]):
-                        new.append(name)
-                if piece.failed:
-                    self._looked(place, name, piece)
-            yield
-            if not in_one_go:
-                for name in new:
-                    self.examine(place, name, may_wait=True)
-                    yield
-                continue
-            seen: list[tuple[str, FileText | ReadFailure]] = []
-            files: list[tuple[str, JobFileVersion | ReadFailure]] = []
-            for name in new:
-                with self._confined(name, partly=True) as piece:
-                    one = read_stable(self._layout.job_file(place, name))
-                    if (
-                        isinstance(one, FileText) and one.size > _LARGE
-                    ):  # the memory does not hold many, and others can start
-                        self._large[place, name] = time.monotonic_ns()
-                    else:
-                        seen.append((name, one))
-                if piece.failed:
-                    self._looked(place, name, piece)
-            files += [(name, self._understood(place, name, one, edits[name])) for name, one in seen]
-            for name, file in files:
-                with self._confined(name) as piece:
-                    self._take(place, name, file)
-                self._looked(place, name, piece)
 
     def _is_arrays(self, name: str) -> bool:
         """Whether the name is that of an array in progress, or a file of it waits for its end."""
@@ -300,18 +257,13 @@ class Scanner(Component):
         self._changes.arrays.add(name)
         return True
 
-    def _is_new(self, place: str, name: str, edited: bool) -> bool:
+    def _is_new(self, place: str, name: str, edited: bool, status: os.stat_result) -> bool:
         """Whether the file has changed since it was last seen, or was never seen."""
         known = self._known(place, name)
-        if known is None:
-            return True
-        if self._troubled and (place, name) in self._troubled:
-            return True
-        status = status_of(self._layout.job_file(place, name))
-        if status is None:
-            return True  # the reading finds that out as well
         return (
-            known.unread
+            known is None
+            or known.unread
+            or (place, name) in self._troubled
             or (known.inode, known.mtime_ns, known.size) != (status.st_ino, status.st_mtime_ns, status.st_size)
             or (known.invalid and known.changed_at_ns != status.st_ctime_ns)  # it may be readable by now
             or (known.problem == _IN_EDITOR) != edited

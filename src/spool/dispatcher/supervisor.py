@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from enum import Enum
 
 from spool.core.lifecycle import Liveness, Prober
 from spool.core.model import SECOND_NS
@@ -20,6 +21,14 @@ POLL_NS = SECOND_NS  # where no event reports an end, or a change of the files
 _FIND_OUT = "find out the end of"
 
 
+class News(Enum):
+    """What an engine tells of a run."""
+
+    ACCEPTED = "its engine has it"
+    BEGUN = "it has begun: its time limit counts from now on"
+    WAITS = "why it waits there has changed"
+
+
 class Supervisor(Component):
     """Finds the runs that have no processes left."""
 
@@ -32,9 +41,7 @@ class Supervisor(Component):
         self.suspects: set[tuple[str, int]] = set()  # runs whose end must be checked
         self._polled: dict[tuple[str, int], ActiveRun] = {}  # runs whose end no event reports
         self._ended: list[ActiveRun] = []  # found, and not returned yet
-        self._accepted: list[ActiveRun] = []  # by their engines, and not returned yet
-        self._begun: list[ActiveRun] = []  # elsewhere, and not returned yet
-        self._news = False  # an engine has news of a run that waits there
+        self._news: list[tuple[News, ActiveRun]] = []  # of runs elsewhere, and not returned yet
         self._poll_at_ns = 0
 
     def watch(self, live: ActiveRun) -> None:
@@ -93,19 +100,9 @@ class Supervisor(Component):
         ended, self._ended = self._ended, []
         return ended
 
-    def accepted(self) -> list[ActiveRun]:
-        """Return the runs that their engines have accepted since the last call."""
-        accepted, self._accepted = self._accepted, []
-        return accepted
-
-    def begun(self) -> list[ActiveRun]:
-        """Return the runs that have begun elsewhere since the last call: their time limits count from then."""
-        begun, self._begun = self._begun, []
-        return begun
-
-    def heard(self) -> bool:
-        """Return whether an engine has news of a run that waits there, since the last call."""
-        news, self._news = self._news, False
+    def take_news(self) -> list[tuple[News, ActiveRun]]:
+        """Return what engines have told of their runs since the last call."""
+        news, self._news = self._news, []
         return news
 
     def _look_at(self, key: tuple[str, int]) -> None:
@@ -148,7 +145,7 @@ class Supervisor(Component):
                     return False
             if live.elsewhere is not None:
                 if live.accepted_as(handle.engine_id):
-                    self._accepted.append(live)
+                    self._news.append((News.ACCEPTED, live))
                 self._note_begin(live)
                 if handle.halted is not None and handle.halted != (live.suspended_by if live.suspended else ""):
                     self._changes.suspensions.add(live.name)
@@ -194,9 +191,9 @@ class Supervisor(Component):
             at_ns = min(max(spoke_ns, live.started_at_ns), now_ns)
             live.began_elsewhere(at_ns, boot_clock() - (now_ns - at_ns))
             self._state.recount(live)
-            self._begun.append(live)
+            self._news.append((News.BEGUN, live))
         if live.heard():
-            self._news = True
+            self._news.append((News.WAITS, live))
             self._state.recount(live)
 
     def _liveness(self, live: ActiveRun, handle: RunHandle) -> Liveness:

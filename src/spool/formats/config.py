@@ -246,7 +246,7 @@ class GpuConfig(Struct, frozen=True):
     ignore_below_bytes: int = 0
 
 
-class GcConfig(Struct, frozen=True):
+class RetentionPolicy(Struct, frozen=True):
     """The limits beyond which ended runs are removed. None: no limit."""
 
     max_age_ns: int | None = None
@@ -295,7 +295,7 @@ class Config(Capacity, frozen=True):
     log_level: str = "info"
     other_hosts_gone: tuple[str, ...] = ()
     defaults: JobDefaults = jobfile.NO_DEFAULTS
-    gc: GcConfig = GcConfig()
+    gc: RetentionPolicy = RetentionPolicy()
     parts: Parts = ()
     advice: tuple[str, ...] = ()  # about keys without effect, and what to write instead
 
@@ -322,7 +322,7 @@ def parse(data: bytes) -> Config:
     FORMAT.judge(reading, data, WHAT)
     grace_ns = config.get("kill_grace_ns", DEFAULT_KILL_GRACE_NS)
     config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
-    config["gc"] = GcConfig(**found["gc"])
+    config["gc"] = RetentionPolicy(**found["gc"])
     advice = tuple(f"{key} has no effect: {why}" for key, why in _GONE.items() if key in found["gone"])
     return Config(**config, advice=advice)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from sys import intern
 from typing import Annotated, Any, Literal, TypeVar
@@ -330,32 +330,6 @@ def _can_set_up(document: Mapping[str, Any]) -> bool:
     return not (isinstance(shell, str) and isinstance(document.get("command"), list) and not values.takes_setup(shell))
 
 
-def _check_place(reading: Reading, executor: str) -> None:
-    """Add the keys that have no meaning where *executor* runs the job, and what its engine has against others."""
-    document, problems, found = reading.document, reading.problems, reading.found
-    is_here = executor in LOCAL_EXECUTORS
-    for capability, part in contributed("job"):
-        why = capability.only_elsewhere if is_here else capability.only_here
-        for key in part.keys:
-            if why and key.name in document:
-                problems.add((key.name,), why.format(executor if is_here else engine_title(executor)))
-    if is_here:
-        return
-    set_here, asked = found[""], found.get("request", {})
-    stated = (
-        bool(set_here.get("keep_session")),
-        set_here.get("gpu_idle_ns") is not None,
-        isinstance(asked.get("gpu_memory_bytes"), values.AutoSize),
-        bool(asked.get("resources")),
-    )
-    for (key, why), is_stated in zip(_NOT_ELSEWHERE.items(), stated, strict=True):
-        if is_stated:
-            problems.add((key,), why.format(engine_title(executor)))
-    offer = engine_offer(executor)
-    if offer is not None and offer.check:
-        loaded(offer.check)(reading)
-
-
 _NOT_ELSEWHERE = {
     "keep_session": 'needs executor = "tmux"; a job in {} has no session',
     "gpu_idle": "has no effect in {}, where spool does not see the GPUs; leave it out, or set `time_limit` instead",
@@ -365,31 +339,53 @@ _NOT_ELSEWHERE = {
 """The keys that mean something on this machine only, with the remedy for a job of an engine."""
 
 
+def _misplaced(
+    executor: str, are_set: Sequence[bool], is_stated: Callable[[str, str], bool]
+) -> Iterator[tuple[str, str]]:
+    """Yield each key that has no meaning where *executor* runs the job, with what to do.
+
+    *are_set*: whether each of `_NOT_ELSEWHERE` is set; *is_stated* says it of a capability and one of its keys.
+    """
+    is_here = executor in LOCAL_EXECUTORS
+    where = executor if is_here else engine_title(executor)
+    for (key, why), is_set in zip(_NOT_ELSEWHERE.items(), are_set, strict=True):
+        if is_set and not is_here:
+            yield key, why.format(where)
+    for capability, part in contributed("job"):
+        if why := capability.only_elsewhere if is_here else capability.only_here:
+            yield from ((key.name, why.format(where)) for key in part.keys if is_stated(capability.name, key.name))
+
+
+def _check_place(reading: Reading, executor: str) -> None:
+    """Add the keys that have no meaning where *executor* runs the job, and what its engine has against others."""
+    set_here, asked = reading.found[""], reading.found.get("request", {})
+    are_set = (
+        bool(set_here.get("keep_session")),
+        set_here.get("gpu_idle_ns") is not None,
+        isinstance(asked.get("gpu_memory_bytes"), values.AutoSize),
+        bool(asked.get("resources")),
+    )
+    for key, why in _misplaced(executor, are_set, lambda _, key: key in reading.document):
+        reading.problems.add((key,), why)
+    offer = engine_offer(executor) if executor not in LOCAL_EXECUTORS else None
+    if offer is not None and offer.check:
+        loaded(offer.check)(reading)
+
+
 def why_not_there(spec: Spec, executor: str) -> str | None:
     """Return which key of a job has no meaning where *executor* runs it, and what to do; None if all have.
 
     For a job whose file names no executor. What the configured defaults say of GPUs is for jobs on this machine.
     """
-    is_here = executor in LOCAL_EXECUTORS
-    where = executor if is_here else engine_title(executor)
-    if not is_here:
-        idle_ns = spec.gpu_idle_ns
-        if idle_ns is not None and idle_ns == _default_idle_ns(spec.defaults_text):
-            idle_ns = None
-        stated = (
-            bool(spec.keep_session),
-            idle_ns is not None,
-            spec.request.gpu_memory_auto,
-            bool(spec.request.resources),
-        )
-        for key, is_stated in zip(_NOT_ELSEWHERE, stated, strict=True):
-            if is_stated:
-                return f"its {key} {_NOT_ELSEWHERE[key].format(where)}"
-    for capability, part in contributed("job") if spec.parts else ():
-        why = capability.only_elsewhere if is_here else capability.only_here
-        if why and spec.part(capability.name):
-            return f"its {part.keys[0].name} {why.format(where)}"
-    return None
+    idle_ns = None if executor in LOCAL_EXECUTORS else spec.gpu_idle_ns
+    are_set = (
+        bool(spec.keep_session),
+        idle_ns is not None and idle_ns != _default_idle_ns(spec.defaults_text),
+        spec.request.gpu_memory_auto,
+        bool(spec.request.resources),
+    )
+    misplaced = _misplaced(executor, are_set, lambda capability, _: bool(spec.parts and spec.part(capability)))
+    return next((f"its {key} {why}" for key, why in misplaced), None)
 
 
 @lru_cache(maxsize=16)

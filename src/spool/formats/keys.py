@@ -69,21 +69,22 @@ _COMMAND = with_parts("job", (
         help="Working directory, absolute or relative to the current one. Default: the current directory."),
     Key("env", "variables", "Environment variables, added to those that every job starts with (clause 7).", default={},
         option="-e --env KEY[=VALUE]",
-        help="Set an environment variable; without =VALUE, pass on its current value. May be repeated."),
+        help="Set an environment variable; without =VALUE, pass on its current value. May be repeated.",
+        in_defaults=True),
 ))
 
 _INHERITED = with_parts("job", (
     Key("umask", "umask",
         'The umask, in octal: "002". `spool submit` and `spool run` write the one of the caller, unless that is 022.',
-        examples=["002", "077"]),
+        examples=["002", "077"], in_defaults=True),
     Key("limits", "limits",
         "Soft limits: `as`, `core`, `cpu`, `data`, `fsize`, `nofile` and `stack`, as in limits.conf(5), but in bytes, "
         'seconds or files, or "unlimited". The hard limits of the dispatcher hold all the same. Default: those of a '
         "login, `core = 0`, `nofile = 1024` and `stack = 8388608`. `spool submit` and `spool run` write those of the "
-        "caller that differ.", default={}, examples=[{"nofile": 65536, "core": "unlimited"}]),
+        "caller that differ.", default={}, examples=[{"nofile": 65536, "core": "unlimited"}], in_defaults=True),
     Key("nice", "niceness",
         "The niceness, from -20 to 19; only root can go below that of the dispatcher. `spool submit` and `spool run` "
-        "write the one of the caller, unless that is 0.", default=None),
+        "write the one of the caller, unless that is 0.", default=None, in_defaults=True),
 ))
 
 _SETUP = with_parts("job", (
@@ -91,16 +92,18 @@ _SETUP = with_parts("job", (
         "Lines for `shell` to run just before the command, in the same shell: `module load cuda`, "
         "`. venv/bin/activate`, `ulimit -c 0`. If they fail, the command does not run.",
         examples=["module load cuda"], option="--setup SHELL-TEXT",
-        help="Shell code to run first, in the command's shell."),
+        help="Shell code to run first, in the command's shell.", in_defaults=True),
 ))
 
 _MACHINE = with_parts("job", (
-    Key("cpus", "count", "Number of CPUs.", field="request.cpus", option="--cpus N", also="--cpus-per-task"),
+    Key("cpus", "count", "Number of CPUs.", field="request.cpus", option="--cpus N", also="--cpus-per-task",
+        in_defaults=True),
     Key("memory", "size or auto",
         'Host memory: counted when the job is scheduled and enforced while it runs. "auto": what earlier runs of its '
         'name used, and a margin; "auto:8G" states the first guess.', least=1,
         field="request.memory_bytes", option="-m --memory SIZE|auto", also="--mem",
-        help="Host memory, enforced while it runs. auto: what earlier runs of its name used, and a margin."),
+        help="Host memory, enforced while it runs. auto: what earlier runs of its name used, and a margin.",
+        in_defaults=True),
 ))
 
 _GPUS = with_parts("job", (
@@ -133,7 +136,7 @@ _RESOURCES = with_parts("job", (
 
 _LIMITS = with_parts("job", (
     Key("time_limit", "duration", "Maximum run time; a job that exceeds it is stopped with the outcome `timeout`.",
-        least=1, option="-t --time-limit TIME", also="--time"),
+        least=1, option="-t --time-limit TIME", also="--time", in_defaults=True),
     Key("signal", "signal",
         'A warning signal before the time limit, and how long before: "USR1@60s". "USR1" alone means 60 seconds '
         "before.", examples=["USR1@60s"], option="--signal NAME@TIME", needs="time_limit: it warns before that limit"),
@@ -147,10 +150,10 @@ _LIMITS = with_parts("job", (
         "Default: main, and a shell that has a trap."),
     Key("gpu_idle", "timeout",
         "How long the job may leave all its GPUs idle before `gpu_idle_action` applies. 0s means no limit.",
-        option="--gpu-idle TIME"),
+        option="--gpu-idle TIME", in_defaults=True),
     Key("gpu_idle_action", "word",
         'What happens then: "warn" sends a warning, "stop" also stops the run, with the outcome `cancelled`.',
-        words=("warn", "stop"), option="--gpu-idle-action warn|stop"),
+        words=("warn", "stop"), option="--gpu-idle-action warn|stop", in_defaults=True),
     Key("kill_grace", "duration", "Time between TERM and KILL when a run is stopped. Default: 10s.",
         default=None, option="--kill-grace TIME"),
 ))
@@ -204,7 +207,7 @@ _MANY = with_parts("job", (
 ))
 
 _AGAIN = with_parts("job", (
-    Key("retry", RETRY, "When to retry a run that failed."),
+    Key("retry", RETRY, "When to retry a run that failed.", in_defaults=True),
     Key("requeue", "flag",
         "Whether to run again after a reboot or when the process vanished: at most 3 times, counted separately from "
         "`retry`.", option="--requeue --no-requeue",
@@ -258,10 +261,7 @@ JOB = KeyTable(
 DEFAULTS = KeyTable(
     "DefaultsTable",
     "Defaults for keys that a job file does not set.",
-    *(key for key in JOB.keys if key.in_defaults or key.name in (
-        "cpus", "memory", "time_limit", "gpu_idle", "gpu_idle_action", "retry", "env",
-        "setup", "umask", "limits", "nice",
-    )),
+    *(key for key in JOB.keys if key.in_defaults),
 )
 
 BY_OPTION = (

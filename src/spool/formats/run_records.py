@@ -33,7 +33,7 @@ _MOST_PID = (1 << 31) - 1
 _MOST = (1 << 63) - 1  # of counted or measured values: no record that spool has written has a larger one
 
 _JID = re.compile(r"([1-9][0-9]{0,18}) ([0-9]{1,19}) (\S+) (\S+) (\S+)(?: (?:([a-z]+:\S+)(?: .*)?|.*))?")
-_RC = re.compile(r"[0-9]{1,3}")
+_RC = re.compile(r"[01]?[0-9]{1,2}|2[0-4][0-9]|25[0-5]")
 _SUSPENDED = re.compile(r"([0-9]{1,19})(?: ([0-9]{1,19}) ([0-9]{1,19})(?: .*)?)?")
 
 
@@ -48,6 +48,15 @@ def _line(data: bytes, record: str) -> str | None:
         return data[:end].decode()
     except UnicodeDecodeError:
         raise _senseless(record, data) from None
+
+
+def _matched(data: bytes, record: str, pattern: re.Pattern[str]) -> re.Match[str] | None:
+    """Return the match of the whole first line of a record, None if that is not whole. Raises InvalidRecord."""
+    line = _line(data, record)
+    match = None if line is None else pattern.fullmatch(line)
+    if match is None and line is not None:
+        raise _senseless(record, data)
+    return match
 
 
 def _senseless(record: str, data: bytes) -> InvalidRecord:
@@ -68,12 +77,9 @@ def render_jid(jid: Jid) -> bytes:
 
 def parse_jid(data: bytes) -> Jid | None:
     """Return the identity of a wrapper, None if the record is not whole. Raises InvalidRecord."""
-    line = _line(data, "jid")
-    if line is None:
-        return None
-    match = _JID.fullmatch(line)
+    match = _matched(data, "jid", _JID)
     if match is None:
-        raise _senseless("jid", data)
+        return None
     pid, ticks, boot_id, namespace, host, engine = match.groups()
     if int(pid) > _MOST_PID or int(ticks) > _MOST:
         raise _senseless("jid", data)
@@ -115,12 +121,8 @@ _USAGE = re.compile(rb"^(cpu_time_ns|peak_memory_bytes|peak_process_bytes) = ([0
 
 def parse_rc(data: bytes) -> int | None:
     """Return an exit code, 128+n for signal n; None if the record is not whole. Raises InvalidRecord."""
-    line = _line(data, "rc")
-    if line is None:
-        return None
-    if _RC.fullmatch(line) is None or int(line) > 255:
-        raise _senseless("rc", data)
-    return int(line)
+    match = _matched(data, "rc", _RC)
+    return None if match is None else int(match[0])
 
 
 class WrittenUsage(Struct, frozen=True):
@@ -178,12 +180,9 @@ def render_suspended(suspension: Suspension) -> bytes:
 
 def parse_suspended(data: bytes) -> Suspension | None:
     """Return how long a run has been suspended, None if the record is not whole. Raises InvalidRecord."""
-    line = _line(data, "suspended")
-    if line is None:
-        return None
-    match = _SUSPENDED.fullmatch(line)
+    match = _matched(data, "suspended", _SUSPENDED)
     if match is None:
-        raise _senseless("suspended", data)
+        return None
     before, since, boot = match.groups()
     if max(int(number or 0) for number in match.groups()) > _MOST:
         raise _senseless("suspended", data)

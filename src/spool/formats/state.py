@@ -254,30 +254,28 @@ def escaped(value: Any) -> Any:
     return [escaped(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-class _MachineAlone(Struct, frozen=True):
-    """The machine's part of the view, for readers that do not need the jobs, which may be many."""
+class _Parts(Struct, frozen=True):
+    """Parts of the view, for readers that do not need the jobs, which may be many."""
 
     machine: MachineView | None = None
+    recent: RecentUse = RecentUse()
+
+
+def _parts(data: bytes) -> _Parts:
+    try:
+        return json.decode(data, type=_Parts)
+    except (DecodeError, UnicodeDecodeError):
+        return _Parts()
 
 
 def parse_machine(data: bytes) -> MachineView | None:
     """Return the machine in `state.json`, None if it is missing or cannot be parsed."""
-    try:
-        return json.decode(data, type=_MachineAlone).machine
-    except (DecodeError, UnicodeDecodeError):
-        return None
-
-
-class _RecentAlone(Struct, frozen=True):
-    recent: RecentUse = RecentUse()
+    return _parts(data).machine
 
 
 def parse_recent(data: bytes) -> RecentUse:
     """Return the last half hour in `state.json`, an empty one if it is missing or cannot be parsed."""
-    try:
-        return json.decode(data, type=_RecentAlone).recent
-    except (DecodeError, UnicodeDecodeError):
-        return RecentUse()
+    return _parts(data).recent
 
 
 def parse_state(data: bytes) -> StateView | None:

@@ -146,12 +146,9 @@ def resource_variable(name: str) -> str:
 
 def executor(name: str) -> str:
     """Return *name* if an executor has it. Raises InvalidValue."""
-    if name in executors() or (search(again=True) and name in executors()):
-        return name
-    known = executors()
-    meant = closest(name, known)
-    hint = f', did you mean "{meant}"?' if meant is not None else f"; it is one of {', '.join(known)}"
-    raise InvalidValue(f'"{name}" is unknown{hint}')
+    if name not in executors():
+        search(again=True)
+    return one_of(name, executors())
 
 
 _OPTION = re.compile(r"-{1,2}[A-Za-z][A-Za-z0-9_-]*", re.ASCII)

@@ -263,10 +263,10 @@ def _of_table(table: Keys) -> tuple[tuple[str, Any], ...]:
 
 
 def _named_lines(key: str, pairs: tuple[tuple[str, str], ...]) -> str:
-    """Return a table of texts by their names; more than 64 KiB are left out."""
+    """Return a table of texts by their names, the last text of each; more than 64 KiB are left out."""
     lines, size = list[str](), 0
-    for name, text in pairs:
-        line = f"{toml.quote(one_line(name))} = {toml.quote(one_line(text))}\n"
+    for name, text in {one_line(name): one_line(text) for name, text in pairs}.items():
+        line = f"{toml.quote(name)} = {toml.quote(text)}\n"
         size += len(line.encode())
         if size > _MOST_NAMED:
             break

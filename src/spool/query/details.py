@@ -153,6 +153,30 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     )
 
 
+def why_never_begun(spool: Spool, name: str, run: int | None = None) -> str:
+    """Return why a job has not begun, or ended before it did, so that it has no output; "" if it has begun."""
+    newest = spool.latest_run(name)
+    run = newest if run is None else run
+    if run is not None:
+        result = spool.result(name, run)
+        if result is None or result.outcome is State.FINISHED or spool.array(name, run) is not None:
+            return ""
+        if failure := spool.failure(name, run):
+            return f"it could not start: {failure}"
+        if result.started_at_ns is not None or result.exit_code is not None:
+            return ""
+        return f"it never started: {result.reason or result.outcome}"
+    row = JobLister(spool).row(name)
+    if row is None:
+        return ""
+    if row.state.ended:
+        return f"it never started: {row.reason or row.state}"
+    said = row.reason or ("nothing is in its way" if row.state is State.QUEUED else "")
+    if said.startswith(row.state):
+        return f"it has not run yet: {said}"
+    return f"it has not run yet: {row.state}{f', {said}' if said else ''}"
+
+
 def _last_lines(spool: Spool, name: str, runs: Sequence[RunDetails]) -> tuple[str, ...]:
     """Return the last lines of the newest of *runs* if it failed; the tasks of an array have outputs of their own."""
     if not runs or runs[-1].state not in FAILURES or spool.array(name, runs[-1].record.run) is not None:

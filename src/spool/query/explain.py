@@ -19,7 +19,6 @@ from spool.core.priority import OrderFactors
 from spool.core.queue import ShapeKey, shape_key
 from spool.core.scheduler import Ending, Plan
 from spool.formats.capabilities import capabilities
-from spool.query.jobs import JobLister
 from spool.query.rows import JobRow, in_words
 from spool.query.snapshot import Snapshot, snapshot
 from spool.store.spool import Spool
@@ -277,30 +276,6 @@ def _reasons(spool: Spool, seen: Snapshot, name: str) -> tuple[PendingReason, ..
 def _code_of(said: str) -> str | None:
     """Return the code of a reason of the dispatcher that tells of a missing answer, or of a no; None for others."""
     return next((code for prefix, code in _ANSWERS.items() if said.startswith(prefix)), None)
-
-
-def why_never_begun(spool: Spool, name: str, run: int | None = None) -> str:
-    """Return why a job has not begun, or ended before it did, so that it has no output; "" if it has begun."""
-    newest = spool.latest_run(name)
-    run = newest if run is None else run
-    if run is not None:
-        result = spool.result(name, run)
-        if result is None or result.outcome is State.FINISHED or spool.array(name, run) is not None:
-            return ""
-        if failure := spool.failure(name, run):
-            return f"it could not start: {failure}"
-        if result.started_at_ns is not None or result.exit_code is not None:
-            return ""
-        return f"it never started: {result.reason or result.outcome}"
-    row = JobLister(spool).row(name)
-    if row is None:
-        return ""
-    if row.state.ended:
-        return f"it never started: {row.reason or row.state}"
-    said = row.reason or ("nothing is in its way" if row.state is State.QUEUED else "")
-    if said.startswith(row.state):
-        return f"it has not run yet: {said}"
-    return f"it has not run yet: {row.state}{f', {said}' if said else ''}"
 
 
 class PlannedJob(Struct, frozen=True):

@@ -36,6 +36,10 @@ def open_record(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
+def _open_named(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
 def read_record(path: str, limit: int = _MAX_RECORD) -> bytes | None:
     """Return the content of a small file, None if it does not exist, b"" if it is not a regular file.
 
@@ -108,7 +112,7 @@ def _is_regular(file: str | int) -> bool:
 def read_bytes(path: str, limit: int = _MAX_RECORD) -> bytes | None:
     """Return the content of a small file, None if it is missing or cannot be read. Follows links, never blocks."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = _open_named(path)
         try:
             return _read(fd, limit)
         finally:
@@ -162,10 +166,13 @@ def _read(fd: int, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def end_of_file(path: str, most: int = _BLOCK) -> bytes:
-    """Return the last *most* bytes of a file, b"" if it is missing or not a regular file. Never blocks."""
+def end_of_file(path: str, most: int = _BLOCK, *, follow: bool = False) -> bytes:
+    """Return the last *most* bytes of a file, b"" if it is missing or not a regular file. Never blocks.
+
+    A link is followed only with *follow*.
+    """
     try:
-        fd = open_if_there(path, open_record)
+        fd = open_if_there(path, _open_named if follow else open_record)
     except OSError:
         if _is_regular(path):
             raise
@@ -188,7 +195,7 @@ def history_lines(root: str) -> Iterator[bytes]:
     """Yield the lines of the accounting, newest first, without a torn last one. Raises SpoolTrouble."""
     path = f"{root}/{layout.HISTORY}"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = _open_named(path)
     except FileNotFoundError:
         return
     except OSError as error:

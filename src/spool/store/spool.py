@@ -41,7 +41,6 @@ from spool.store.reading import (
     end_of_file,
     history_lines,
     is_too_long,
-    open_record,
     read_bytes,
     read_dated_record,
     read_record,
@@ -426,12 +425,8 @@ class Spool:
         """Return the end of a run's log, b"" if it writes to files of its own; at most 256 bytes."""
         for record in (layout.JOB_STDERR, layout.JOB_LOG):
             with suppress(OSError):
-                fd = open_record(self.own_record(name, run, record))
-                try:
-                    status = os.fstat(fd)
-                    return os.pread(fd, 256, max(0, status.st_size - 256)) if stat.S_ISREG(status.st_mode) else b""
-                finally:
-                    os.close(fd)
+                if words := end_of_file(self.own_record(name, run, record), 256):
+                    return words
         return b""
 
     def gpu_watch(self, name: str, run: int) -> GpuWatch | None:

@@ -7,11 +7,10 @@ number i has the UUID `GPU-i`, and a run that requests GPUs has the first ones b
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from spool.core.model import (
-    DEFAULT_PRIORITY,
     SECOND_NS,
-    ArrayTask,
     Dependencies,
     ForeignProcess,
     Gpu,
@@ -19,7 +18,6 @@ from spool.core.model import (
     Machine,
     Request,
     Result,
-    Retry,
     Running,
     Spec,
     State,
@@ -29,6 +27,9 @@ from spool.core.units import parse_duration, parse_size
 
 NOW_NS = 1_800_000_000 * SECOND_NS
 """The default instant of every value."""
+
+
+_REQUESTED = frozenset({"cpus", "memory", "gpus", "gpu_memory", "gpu_type", "gpu_min_memory", "resources"})
 
 
 def gpu_uuid(index: int) -> str:
@@ -56,84 +57,42 @@ def a_request(
 def a_spec(
     command: str | tuple[str, ...] = "true",
     *,
-    request: Request | None = None,
-    priority: int = DEFAULT_PRIORITY,
     time_limit: str | int | None = None,
-    depends_on: Iterable[str] | Dependencies | None = None,
-    group: str | None = None,
-    group_limit: int | None = None,
     scheduling_timeout: str | int | None = None,
-    start_after_ns: int | None = None,
-    retry: Retry | None = None,
-    task: ArrayTask | None = None,
-    project: str | None = None,
-    tags: tuple[str, ...] = (),
+    depends_on: Iterable[str] | Dependencies | None = None,
+    **fields: Any,
 ) -> Spec:
-    """Return a spec: by default a command that does nothing."""
+    """Return a spec: by default a command that does nothing. *fields* are others of `Spec`, and keys of `a_request`."""
     if depends_on is not None and not isinstance(depends_on, Dependencies):
         depends_on = Dependencies(all=tuple(depends_on))
+    requested = {key: fields.pop(key) for key in fields.keys() & _REQUESTED}
     return Spec(
         command,
-        request=request or Request(),
-        priority=priority,
+        request=fields.pop("request", None) or a_request(**requested),
         time_limit_ns=_duration(time_limit),
-        depends_on=depends_on,
-        group=group,
-        group_limit=group_limit,
         scheduling_timeout_ns=_duration(scheduling_timeout),
-        start_after_ns=start_after_ns,
-        retry=retry or Retry(),
-        task=task,
-        project=project,
-        tags=tags,
+        depends_on=depends_on,
+        **fields,
     )
 
 
 def a_job(
     name: str = "job",
     *,
-    cpus: int = 1,
-    memory: str | int | None = None,
-    gpus: int = 0,
-    gpu_memory: str | int | None = None,
-    gpu_type: str | tuple[str, ...] = (),
-    gpu_min_memory: str | int | None = None,
-    priority: int = DEFAULT_PRIORITY,
-    time_limit: str | int | None = None,
-    depends_on: Iterable[str] | Dependencies | None = None,
-    group: str | None = None,
-    group_limit: int | None = None,
-    project: str | None = None,
     spec: Spec | None = None,
     user: str = "alice",
     arrived_at_ns: int = NOW_NS,
     attempt: int = 1,
     not_before_ns: int | None = None,
+    **keys: Any,
 ) -> Waiting:
     """Return a waiting job whose clock runs since its arrival.
 
-    *spec*, if given, replaces everything from the file.
+    *keys* are those of `a_spec`; *spec*, if given, replaces everything from the file.
     """
-    if spec is None:
-        spec = a_spec(
-            request=a_request(
-                cpus=cpus,
-                memory=memory,
-                gpus=gpus,
-                gpu_memory=gpu_memory,
-                gpu_type=gpu_type,
-                gpu_min_memory=gpu_min_memory,
-            ),
-            priority=priority,
-            time_limit=time_limit,
-            depends_on=depends_on,
-            group=group,
-            group_limit=group_limit,
-            project=project,
-        )
     return Waiting(
         name,
-        spec,
+        a_spec(**keys) if spec is None else spec,
         user,
         arrived_at_ns,
         clock_at_ns=arrived_at_ns,
@@ -159,15 +118,7 @@ def a_grant(request: Request | None = None, *, on: Iterable[int] | None = None) 
 def a_run(
     name: str = "run",
     *,
-    cpus: int = 1,
-    memory: str | int | None = None,
-    gpus: int = 0,
-    gpu_memory: str | int | None = None,
     on: Iterable[int] | None = None,
-    time_limit: str | int | None = None,
-    group: str | None = None,
-    group_limit: int | None = None,
-    project: str | None = None,
     spec: Spec | None = None,
     grant: Grant | None = None,
     user: str = "alice",
@@ -175,18 +126,15 @@ def a_run(
     attempt: int = 1,
     started_at_ns: int = NOW_NS,
     stopping: bool = False,
+    **keys: Any,
 ) -> Running:
-    """Return a live run with its request granted on the GPUs *on*, by default the first ones."""
+    """Return a live run with its request granted on the GPUs *on*, by default the first ones.
+
+    *keys* are those of `a_spec`; *spec*, if given, replaces everything from the file.
+    """
     indices = None if on is None else tuple(on)
     if spec is None:
-        wanted = gpus if indices is None else len(indices)
-        spec = a_spec(
-            request=a_request(cpus=cpus, memory=memory, gpus=wanted, gpu_memory=gpu_memory),
-            time_limit=time_limit,
-            group=group,
-            group_limit=group_limit,
-            project=project,
-        )
+        spec = a_spec(**keys if indices is None else keys | {"gpus": len(indices)})
     return Running(
         name,
         run,

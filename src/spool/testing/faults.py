@@ -12,9 +12,11 @@ places.
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from msgspec import Struct
 
@@ -76,79 +78,6 @@ class FaultyDisk(Disk):
         """Return the names of the primitives called, in order: by the owner, or in the background."""
         return [operation.name for operation in self.recorded if operation.background is background]
 
-    def create(self, path: str, data: bytes, mode: int = 0o600) -> None:
-        """Create a file, unless the fault is here."""
-        if self._happens("create", path, half=lambda: super(FaultyDisk, self).create(path, _half(data), mode)):
-            super().create(path, data, mode)
-
-    def fill(self, path: str, data: bytes) -> None:
-        """Fill an empty file, unless the fault is here."""
-        if self._happens("fill", path, half=lambda: super(FaultyDisk, self).fill(path, _half(data))):
-            super().fill(path, data)
-
-    def append(self, fd: int, data: bytes) -> None:
-        """Append to a log, unless the fault is here."""
-        if self._happens("append", _path_of(fd), half=lambda: super(FaultyDisk, self).append(fd, _half(data))):
-            super().append(fd, data)
-
-    def overwrite(self, path: str, data: bytes) -> None:
-        """Write over a file, unless the fault is here."""
-        if self._happens("overwrite", path):
-            super().overwrite(path, data)
-
-    def rename(self, old: str, new: str, old_at: int | None = None, new_at: int | None = None) -> None:
-        """Rename, unless the fault is here."""
-        if self._happens("rename", path_at(old, old_at), path_at(new, new_at)):
-            super().rename(old, new, old_at, new_at)
-
-    def rename_new(self, old: str, new: str) -> bool:
-        """Rename without replacing, unless the fault is here."""
-        return super().rename_new(old, new) if self._happens("rename_new", old, new) else True
-
-    def exchange(self, one: str, other: str) -> bool:
-        """Swap two files, unless the fault is here."""
-        return super().exchange(one, other) if self._happens("exchange", one, other) else True
-
-    def link(self, old: str, new: str) -> None:
-        """Link a second name, unless the fault is here."""
-        if self._happens("link", old, new):
-            super().link(old, new)
-
-    def unlink(self, path: str, at: int | None = None) -> None:
-        """Remove a name, unless the fault is here."""
-        if self._happens("unlink", path_at(path, at)):
-            super().unlink(path, at)
-
-    def mkdir(self, path: str, mode: int = 0o700) -> None:
-        """Create a directory, unless the fault is here."""
-        if self._happens("mkdir", path):
-            super().mkdir(path, mode)
-
-    def rmdir(self, path: str, at: int | None = None) -> None:
-        """Remove a directory, unless the fault is here."""
-        if self._happens("rmdir", path_at(path, at)):
-            super().rmdir(path, at)
-
-    def chmod(self, path: str, mode: int) -> None:
-        """Set permissions, unless the fault is here."""
-        if self._happens("chmod", path):
-            super().chmod(path, mode)
-
-    def sync_file(self, path: str) -> None:
-        """Sync a file, unless the fault is here."""
-        if self._happens("sync_file", path):
-            super().sync_file(path)
-
-    def sync_directory(self, path: str) -> None:
-        """Sync a directory, unless the fault is here."""
-        if self._happens("sync_directory", path):
-            super().sync_directory(path)
-
-    def sync_log(self, fd: int) -> None:
-        """Sync a log, unless the fault is here."""
-        if self._happens("sync_log", _path_of(fd)):
-            super().sync_log(fd)
-
     def _happens(self, name: str, *paths: str, half: Callable[[], None] | None = None) -> bool:
         """Count and record one change; raise if the fault is here. False: skip it."""
         if threading.get_ident() != self._owner:
@@ -168,6 +97,36 @@ class FaultyDisk(Disk):
             raise OSError(self.error, os.strerror(self.error), paths[0])
         self.recorded.append(Operation(name, paths))
         return True
+
+
+def _faulty(primitive: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a primitive of `Disk`, unless the fault is here; a fault may write half of its data."""
+    signature = inspect.signature(primitive)
+
+    def unless_faulty(disk: FaultyDisk, *arguments: Any, **named: Any) -> Any:
+        bound = signature.bind(disk, *arguments, **named)
+        given = bound.arguments
+        paths = [
+            _path_of(value) if name == "fd" else path_at(value, given.get(f"{name}_at" if name != "path" else "at"))
+            for name, value in given.items()
+            if name in ("fd", "path", "old", "new", "one", "other")
+        ]
+
+        def half() -> None:
+            given["data"] = given["data"][: len(given["data"]) // 2]
+            primitive(*bound.args, **bound.kwargs)
+
+        happens = disk._happens(primitive.__name__, *paths, half=half if "data" in given else None)
+        return primitive(disk, *arguments, **named) if happens else True
+
+    return unless_faulty
+
+
+for _name in (
+    *("create", "fill", "append", "overwrite", "rename", "rename_new", "exchange", "link", "unlink", "mkdir", "rmdir"),
+    *("chmod", "sync_file", "sync_directory", "sync_log"),
+):
+    setattr(FaultyDisk, _name, _faulty(getattr(Disk, _name)))
 
 
 def every_cut(scenario: Callable[[int], FaultyDisk], limit: int = 1000) -> Iterator[FaultyDisk]:
@@ -197,10 +156,6 @@ def cut_off(action: Callable[[], object]) -> bool:
 def path_at(path: str, at: int | None) -> str:
     """Return the absolute form of *path*, which is relative to the open directory *at*."""
     return path if at is None else f"{_path_of(at)}/{path}"
-
-
-def _half(data: bytes) -> bytes:
-    return data[: len(data) // 2]
 
 
 def _path_of(fd: int) -> str:

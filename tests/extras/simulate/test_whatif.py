@@ -11,7 +11,7 @@ from spool.extras.simulate.simulation import SimulatedJob, SimulatedPolicy
 from spool.extras.simulate.whatif import (
     Scenario,
     Workload,
-    gpus_like,
+    imagined_gpus,
     load_of,
     prepare,
     simulate_policy,
@@ -68,7 +68,7 @@ def test_the_load_is_work_by_room() -> None:
     """Processors times run time over processors times the span of submissions; of GPUs where that is more."""
     jobs = [job("a", 0, 100, 2), job("b", 100, 300, 1, gpus=2)]
     assert load_of(jobs, BOX) == (2 * 100 + 300) / (4 * 100)
-    assert load_of(jobs, Machine(4, 1 << 40, gpus=gpus_like(4, jobs))) == 2 * 300 / (4 * 100)
+    assert load_of(jobs, Machine(4, 1 << 40, gpus=imagined_gpus("4", jobs))) == 2 * 300 / (4 * 100)
     assert load_of(jobs[:1], BOX) is None
 
 
@@ -89,7 +89,7 @@ def test_jobs_that_come_at_once_have_no_load_to_scale() -> None:
 
 def test_sizes_users_and_longest_waits_are_told() -> None:
     """Sizes ascend, processors before GPUs; users come by what they had; the longest waits have names."""
-    box = Machine(16, 1 << 40, gpus=gpus_like(4, []))
+    box = Machine(16, 1 << 40, gpus=imagined_gpus("4", []))
     jobs = (
         job("small", 0, 10, 1, "bob"),
         job("large", 0, 100, 16),
@@ -100,9 +100,9 @@ def test_sizes_users_and_longest_waits_are_told() -> None:
     told: list[tuple[int, int]] = []
     imagined = prepare(Workload("t", jobs), box, Policy(), Scenario())
     found = simulate_policy(imagined, Policy(), SimulatedPolicy.FIFO, lambda done, of: told.append((done, of)))
-    assert [each.name for each in found.sizes] == ["1 CPU", "2-4 CPUs", "5-16 CPUs", "3-4 GPUs"]
-    assert [each.name for each in found.users] == ["ann", "cem", "bob"]
-    assert sum(each.figures.jobs for each in found.users) == found.figures.jobs == 5
+    assert list(found.sizes) == ["1 CPU", "2-4 CPUs", "5-16 CPUs", "3-4 GPUs"]
+    assert list(found.users) == ["ann", "cem", "bob"]
+    assert sum(each.jobs for each in found.users.values()) == found.figures.jobs == 5
     assert found.longest_waits[0].waited_ns == found.figures.longest_wait_ns
     longest = {each.job.name: each.job for each in found.longest_waits}
     assert (longest["five"].spec.request.cpus, longest["five"].user) == (5, "ann")

@@ -294,19 +294,13 @@ def lock_file_of(workdir: str, top: str | None) -> tuple[LockFile, bytes] | None
             path = f"{directory}/{name}"
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                with open(fd, "rb") as file:
+                    status = os.fstat(fd)
+                    if not stat.S_ISREG(status.st_mode):
+                        continue
+                    text = file.read(MOST_LOCK_BYTES + 1)
             except OSError:
                 continue
-            try:
-                status = os.fstat(fd)
-                if not stat.S_ISREG(status.st_mode):
-                    continue
-                text = b""
-                while len(text) <= MOST_LOCK_BYTES and (more := os.read(fd, MOST_LOCK_BYTES + 1)):
-                    text += more
-            except OSError:
-                continue
-            finally:
-                os.close(fd)
             if len(text) > MOST_LOCK_BYTES:
                 return LockFile(path, None, status.st_size), b""
             return LockFile(path, sha256(text).hexdigest(), status.st_size, kept=True), text

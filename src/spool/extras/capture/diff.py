@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import ClassVar
 
 import click
@@ -13,9 +14,9 @@ from spool.cli.common import json_option, one_job, opened
 from spool.cli.group import JobArgument, Verb
 from spool.core import layout
 from spool.core.errors import InvalidFile, NoSuchJob, cannot
-from spool.core.model import Result
+from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
-from spool.extras.capture.record import DIFF, code_in_words
+from spool.extras.capture.record import DIFF, Capture, Code, Interpreter, LockFile, code_in_words
 from spool.formats import toml
 from spool.formats.wrapper import variables_of
 from spool.query.details import RunDetails, job_details
@@ -114,61 +115,54 @@ def _side(spool: Spool, name: str, run: int | None) -> _Side:
     if not details.runs:
         raise NoSuchJob(cannot("compare", f"the newest run of {name}", "it has not run yet"))
     found = details.runs[-1]
-    record, capture = found.record, found.parts.get("capture")
-    code = capture.code if capture is not None else None
-    python = capture.interpreter if capture is not None else None
-    lock = capture.lock_file if capture is not None else None
-    packages = dict(text.partition(" ")[::2] for text in python.packages) if python is not None else {}
+    record, capture = found.record, found.parts.get("capture") or Capture()
+    code, python = capture.code or Code(""), capture.interpreter or Interpreter("")
+    lock = capture.lock_file or LockFile("")
+    waited_ns = (record.started_at_ns or 0) - record.submitted_at_ns if record.submitted_at_ns is not None else 0
+    ran_ns = found.ran_ns(record.ended_at_ns) if record.ended_at_ns is not None else None
+    script = spool.record(name, record.run, layout.WRAPPER)
+    variables = variables_of(script) if script else {}
+    changes = f"{count_of(code.changed, 'file')}, sha256 {code.diff_hash or '?'}" if code.changed else None
     facts: dict[str, dict[str, str | None]] = {
         "file": {**_flat(spool.record(name, record.run, layout.SPEC_COPY))},
         "defaults": {**_flat(spool.record(name, record.run, layout.DEFAULTS))},
         "parameters": {**dict(record.parameters or details.row.parameters)},
         "code": {
-            "commit": code.commit if code is not None else None,
-            "branch": code.branch if code is not None else None,
-            "changes": None
-            if code is None or not code.changed
-            else f"{code.changed} file{'' if code.changed == 1 else 's'}, sha256 {code.diff_hash or '?'}",
-            "work tree": code.top if code is not None else None,
-            "untracked": ", ".join(code.untracked) or None if code is not None else None,
+            "commit": code.commit,
+            "branch": code.branch,
+            "changes": changes,
+            "work tree": code.top or None,
+            "untracked": ", ".join(code.untracked) or None,
         },
         "python": {
-            "path": python.path if python is not None else None,
-            "version": python.version if python is not None else None,
-            "lock file": (lock.hash or f"{lock.size_bytes} bytes") if lock is not None else None,
+            "path": python.path or None,
+            "version": python.version,
+            "lock file": (lock.hash or f"{lock.size_bytes} bytes") if lock.path else None,
         },
-        "packages": {**packages},
-        "environment": {**_variables(spool, name, record.run)},
+        "packages": {**dict(text.partition(" ")[::2] for text in python.packages)},
+        "environment": {key: text[:_MOST_SHOWN] for key, text in variables.items() if key not in _OF_EACH_RUN},
         "machine": {
             "executor": record.executor,
-            "host": record.node or (capture.host if capture is not None else None) or record.host,
-            "kernel": capture.kernel if capture is not None else None,
-            "driver": capture.driver if capture is not None else None,
+            "host": record.node or capture.host or record.host,
+            "kernel": capture.kernel,
+            "driver": capture.driver,
             "gpus": ", ".join(found.grant.gpu_uuids) or None if found.grant is not None else None,
         },
-        "outcome": _outcome(found, record),
+        "outcome": {
+            "state": found.state.value if found.state is not None else None,
+            "reason": found.reason or None,
+            "attempt": str(record.attempt),
+            "waited": show_duration(waited_ns) if record.started_at_ns is not None and waited_ns >= 0 else None,
+            "ran": show_duration(ran_ns) if ran_ns is not None else None,
+            "CPU time": show_duration(record.cpu_time_ns) if record.cpu_time_ns is not None else None,
+            "peak memory": show_size(record.peak_memory_bytes) if record.peak_memory_bytes is not None else None,
+        },
         "metrics": {**dict(record.metrics or (details.row.metrics if details.row.run == record.run else ()))},
     }
-    known = {
+    stated = {
         section: {key: value for key, value in values.items() if value is not None} for section, values in facts.items()
     }
-    return _Side(found, known)
-
-
-def _outcome(run: RunDetails, record: Result) -> dict[str, str | None]:
-    started_ns, submitted_ns = record.started_at_ns, record.submitted_at_ns
-    waited = started_ns - submitted_ns if started_ns is not None and submitted_ns is not None else None
-    ran = run.ran_ns(record.ended_at_ns) if record.ended_at_ns is not None else None
-    cpu_ns = record.cpu_time_ns
-    return {
-        "state": run.state.value if run.state is not None else None,
-        "reason": run.reason or None,
-        "attempt": str(record.attempt),
-        "waited": show_duration(waited) if waited is not None and waited >= 0 else None,
-        "ran": show_duration(ran) if ran is not None else None,
-        "CPU time": show_duration(cpu_ns) if cpu_ns is not None else None,
-        "peak memory": show_size(record.peak_memory_bytes) if record.peak_memory_bytes is not None else None,
-    }
+    return _Side(found, stated)
 
 
 def _notes(names: list[str], sides: list[_Side]) -> Iterator[str]:
@@ -188,30 +182,21 @@ def _notes(names: list[str], sides: list[_Side]) -> Iterator[str]:
         yield f"the commits: git -C {codes[1].top} diff {str(codes[0].commit)[:12]} {str(codes[1].commit)[:12]}"
 
 
-def _variables(spool: Spool, name: str, run: int) -> Mapping[str, str]:
-    """Return what spool set in the environment of a run, and what is the same for no two."""
-    script = spool.record(name, run, layout.WRAPPER)
-    found = variables_of(script) if script else {}
-    return {key: value[:_MOST_SHOWN] for key, value in found.items() if key not in _OF_EACH_RUN}
-
-
-def _flat(text: bytes | None, what: str = "a job file") -> dict[str, str]:
+def _flat(text: bytes | None) -> dict[str, str]:
     """Return the keys of a job file, those of tables with dots, and their values as written; {} if it is not TOML."""
-    found: dict[str, str] = {}
-    try:
-        document = toml.read(text or b"", what)
-    except InvalidFile:
-        return found
 
-    def add(table: Mapping[str, object], before: str) -> None:
+    def leaves(table: Mapping[str, object], before: str) -> Iterator[tuple[str, str]]:
         for key, value in table.items():
             if isinstance(value, dict):
-                add(value, f"{before}{key}.")
+                yield from leaves(value, f"{before}{key}.")
             else:
-                found[f"{before}{key}"] = value if isinstance(value, str) else _written(value)
+                yield f"{before}{key}", value if isinstance(value, str) else _written(value)
 
-    add(document, "")
-    return {key: value for key, value in found.items() if not key.startswith("env.")}
+    try:
+        document = toml.read(text or b"", "a job file")
+    except InvalidFile:
+        return {}
+    return {key: value for key, value in leaves(document, "") if not key.startswith("env.")}
 
 
 def _written(value: object) -> str:
@@ -226,22 +211,10 @@ def _written(value: object) -> str:
 def _print(found: Comparison) -> None:
     if not found.differences:
         render.say(f"{found.one} and {found.other} do not differ")
-    section = ""
-    rows: list[list[str]] = []
-
-    def flush() -> None:
-        if rows:
-            columns = (render.Column(section.upper()), render.Column(found.one), render.Column(found.other))
-            render.table(columns, rows)
-            render.say()
-            rows.clear()
-
-    for each in found.differences:
-        if each.section != section:
-            flush()
-            section = each.section
-        rows.append([each.key, *_short(each.one, each.other)])
-    flush()
+    for section, several in groupby(found.differences, lambda each: each.section):
+        columns = (render.Column(section.upper()), render.Column(found.one), render.Column(found.other))
+        render.table(columns, [[each.key, *_short(each.one, each.other)] for each in several])
+        render.say()
     for note in found.notes:
         render.prose(note)
 
@@ -254,10 +227,6 @@ def _short(one: str | None, other: str | None) -> tuple[str, str]:
         differ = (at for at, (left, right) in enumerate(zip(*lines, strict=False)) if left != right)
         common = next(differ, min(map(len, lines)) if lines[0] != lines[1] else 0)
     begin = common - _BEFORE if common > _SHORT - _BEFORE else 0
-    first, second = (_cut(line, begin) for line in lines)
+    lines = [f"…{line[begin + 1 :]}" if begin else line for line in lines]
+    first, second = (line if len(line) <= _SHORT else f"{line[: _SHORT - 1]}…" for line in lines)
     return first, second
-
-
-def _cut(line: str, begin: int) -> str:
-    line = f"…{line[begin + 1 :]}" if begin else line
-    return line if len(line) <= _SHORT else f"{line[: _SHORT - 1]}…"

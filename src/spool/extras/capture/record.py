@@ -94,7 +94,7 @@ def code_in_words(code: Code) -> str:
         parts[0] += f" ({code.branch})"
     if code.changed:
         kept = {WHOLE: "", CUT: ", diff cut", NONE: ", diff not kept"}.get(code.diff or "", "")
-        parts.append(f"{code.changed} file{'' if code.changed == 1 else 's'} changed{kept}")
+        parts.append(f"{count_of(code.changed, 'file')} changed{kept}")
     if code.untracked_count:
         parts.append(f"{code.untracked_count} untracked")
     return ", ".join(parts)
@@ -139,8 +139,9 @@ def _list(most: int) -> Form:
     )
 
 
+_WHAT = "a capture record"
 _CODE = Table(
-    "a capture record",
+    _WHAT,
     Code,
     """
     top! prefix commit branch changed! diff:extent diff_bytes diff_sha256=diff_hash untracked_count
@@ -150,16 +151,11 @@ _CODE = Table(
     extent=Form(toml.quote, lambda keys, key: text if (text := said(keys, key)) in (WHOLE, CUT, NONE) else None),
     untracked=_list(MOST_UNTRACKED),
 )
-_INTERPRETER = Table(
-    "a capture record",
-    Interpreter,
-    "path! prefix version found_by packages:packages",
-    {"path": ""},
-    packages=_list(MOST_PACKAGES),
-)
-_LOCK_FILE = Table("a capture record", LockFile, "path! sha256=hash size_bytes! kept!", {"path": ""})
+_PYTHON_KEYS = "path! prefix version found_by packages:packages"
+_INTERPRETER = Table(_WHAT, Interpreter, _PYTHON_KEYS, {"path": ""}, packages=_list(MOST_PACKAGES))
+_LOCK_FILE = Table(_WHAT, LockFile, "path! sha256=hash size_bytes! kept!", {"path": ""})
 _CAPTURE = Table(
-    "a capture record",
+    _WHAT,
     Capture,
     "captured_at problem host kernel driver git=code:code python=interpreter:python lock_file:lock",
     code=_CODE.inner(),

@@ -106,13 +106,11 @@ def _submit(root: str, name: str, text: bytes, *, hold: bool, dry_run: bool) -> 
 
 def _usable(spool: Spool, job: str, run: int) -> Capture:
     """Return the capture of a run if its tree can be made again. Raises SpoolError."""
-    capture = capture_of(spool, job, run)
-    code = capture.code if capture is not None else None
-    why, remedy = "", None
-    if capture is None or code is None:
-        why = capture.problem if capture is not None else ""
-        if not why:
-            why, remedy = "its code was not captured", "`[capture] git = true` in config.toml captures later runs"
+    capture = capture_of(spool, job, run) or Capture()
+    remedy = None
+    if (code := capture.code) is None:
+        why = capture.problem or "its code was not captured"
+        remedy = None if capture.problem else "`[capture] git = true` in config.toml captures later runs"
     elif code.commit is None:
         why = "its tree had no commit yet"
     elif code.diff == CUT:
@@ -127,9 +125,9 @@ def _usable(spool: Spool, job: str, run: int) -> Capture:
         why = "its tree has submodules, which a work tree of its own does not get"
     elif not os.path.isdir(code.top):
         why = f"its tree {code.top} is gone"
-    if capture is None or why:
-        raise SpoolError(cannot("run", f"{job}/{run} again exactly", why, remedy=remedy))
-    return capture
+    else:
+        return capture
+    raise SpoolError(cannot("run", f"{job}/{run} again exactly", why, remedy=remedy))
 
 
 def _make(spool: Spool, job: str, run: int, code: Code, tree: str) -> None:
@@ -137,8 +135,10 @@ def _make(spool: Spool, job: str, run: int, code: Code, tree: str) -> None:
     what, commit = f"{job}/{run} again exactly", str(code.commit)
     patch = spool.layout.record(job, run, DIFF)
     if code.diff is not None:
-        kept = _read(patch)
-        if kept is None or sha256(kept).hexdigest() != code.diff_hash:
+        kept = b""
+        with suppress(OSError), open(patch, "rb") as file:
+            kept = file.read()
+        if sha256(kept).hexdigest() != code.diff_hash:
             raise SpoolError(
                 cannot("run", what, "the patch with its uncommitted changes was changed or removed", where=patch)
             )
@@ -177,12 +177,6 @@ def _is_below(path: str, tree: str) -> bool:
     """Whether *path* is in *tree* also after the links on its way, which a commit may have in it."""
     real = os.path.realpath(tree)
     return os.path.commonpath((real, os.path.realpath(path))) == real
-
-
-def _read(path: str) -> bytes | None:
-    with suppress(OSError), open(path, "rb") as file:
-        return file.read()
-    return None
 
 
 def _remove(code: Code, tree: str) -> None:

@@ -35,11 +35,15 @@ def _values_of(name: str, tasks: tuple[int, int | None], keys: Mapping[str, obje
     # Slurm's number of a job stays the same when the job runs again, so it is made when the job is.
     number = str(10**9 + int.from_bytes(os.urandom(8)) % (9 * 10**9))
     count, cpus_of_each = tasks
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # it was removed, and the job has another one
+        here = str(keys.get("workdir", ""))
     found = {
         "SLURM_JOB_ID SLURM_JOBID PBS_JOBID": f"{number}{{index}}" if many else number,
         "JOB_ID": number,
         "SLURM_JOB_NAME PBS_JOBNAME JOB_NAME": name if many else "$SPOOL_JOB",
-        "SLURM_SUBMIT_DIR PBS_O_WORKDIR SGE_O_WORKDIR": escaped(os.getcwd(), many),
+        "SLURM_SUBMIT_DIR PBS_O_WORKDIR SGE_O_WORKDIR": escaped(here, many),
         "SLURM_SUBMIT_HOST SGE_O_HOST SLURM_JOB_NODELIST SLURM_NODELIST SLURMD_NODENAME": socket.gethostname(),
         "SLURM_CPUS_PER_TASK": "$SPOOL_CPUS" if count == 1 else str(cpus_of_each or 1),
         "SLURM_CPUS_ON_NODE SLURM_JOB_CPUS_PER_NODE NCPUS PBS_NCPUS PBS_NP PBS_NUM_PPN NSLOTS": "$SPOOL_CPUS",

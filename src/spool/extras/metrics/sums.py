@@ -11,27 +11,17 @@ from spool.core.events import ENDS, Event, EventName
 from spool.core.gpuuse import mean_part
 from spool.core.model import SECOND_NS, Result
 
-_MINUTE_NS = 60 * SECOND_NS
-_HOUR_NS = 60 * _MINUTE_NS
+_HOUR_NS = 3600 * SECOND_NS
 BOUNDS_NS = (
-    SECOND_NS,
-    10 * SECOND_NS,
-    _MINUTE_NS,
-    5 * _MINUTE_NS,
-    15 * _MINUTE_NS,
-    _HOUR_NS,
-    4 * _HOUR_NS,
-    12 * _HOUR_NS,
-    24 * _HOUR_NS,
-    72 * _HOUR_NS,
-    168 * _HOUR_NS,
+    *(seconds * SECOND_NS for seconds in (1, 10, 60, 300, 900)),
+    *(hours * _HOUR_NS for hours in (1, 4, 12, 24, 72, 168)),
 )
 """Bounds for waits and run times: from a second to a week."""
 
 COUNTED = ENDS | {EventName.QUEUED, EventName.STARTED, EventName.RETRYING}
 """The events that are counted."""
 
-_REMEMBERED = 20_000
+_REMEMBERED = 60_000
 
 
 class RunUsage(Struct, frozen=True):
@@ -56,23 +46,6 @@ class Histogram:
         self.sum_ns += duration_ns
 
 
-class RecentKeys:
-    """The newest keys, so that an event that is delivered twice counts once."""
-
-    def __init__(self, most: int = _REMEMBERED) -> None:
-        self._most = most
-        self._keys: OrderedDict[object, None] = OrderedDict()
-
-    def new(self, key: object) -> bool:
-        """Return whether *key* is new, and remember it."""
-        if key in self._keys:
-            return False
-        self._keys[key] = None
-        if len(self._keys) > self._most:
-            self._keys.popitem(last=False)
-        return True
-
-
 class Sums:
     """The sums of all events since counting began."""
 
@@ -85,13 +58,11 @@ class Sums:
         self.cpu_ns = 0  # of runs that ended
         self.gpu_ns = 0  # summed over the granted GPUs
         self.gpu_busy_ns = 0  # time in which they computed, where known
-        self._seen = RecentKeys()
-        self._started = RecentKeys()
-        self._ended = RecentKeys()
+        self._seen: OrderedDict[object, None] = OrderedDict()  # the newest, so that what is told twice counts once
 
     def take(self, event: Event) -> None:
         """Count an event, unless it was counted before. For an array its tasks count, not the array."""
-        if event.is_array or not self._seen.new(event.id):
+        if event.is_array or not self._is_new(event.id):
             return
         if event.name is EventName.QUEUED:
             self.submissions += 1
@@ -104,16 +75,22 @@ class Sums:
         if event.result is not None and (event.name in ENDS or event.name is EventName.RETRYING):
             self._end(event, event.result)
 
+    def _is_new(self, *key: object) -> bool:
+        if key in self._seen:
+            return False
+        self._seen[key] = None
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+        return True
+
     def _start(self, event: Event, started_at_ns: int | None, submitted_at_ns: int | None) -> None:
-        first = event.attempt in (None, 1)
-        known = started_at_ns is not None and submitted_at_ns is not None
-        if first and known and self._started.new((event.job, event.run)):
-            assert started_at_ns is not None
-            assert submitted_at_ns is not None
+        if event.attempt not in (None, 1) or started_at_ns is None or submitted_at_ns is None:
+            return
+        if self._is_new("start", event.job, event.run):
             self.waits.add(started_at_ns - submitted_at_ns)
 
     def _end(self, event: Event, result: Result) -> None:
-        if result.started_at_ns is None or not self._ended.new((result.job, result.run)):
+        if result.started_at_ns is None or not self._is_new("end", result.job, result.run):
             return
         if not result.requeues:  # a run too short for a "started" event
             self._start(event, result.started_at_ns, result.submitted_at_ns)

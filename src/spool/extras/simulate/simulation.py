@@ -10,6 +10,7 @@ The quality of a schedule: how long jobs waited, how much of the machine was use
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from heapq import nsmallest
@@ -93,15 +94,9 @@ def under(discipline: SimulatedPolicy, policy: Policy) -> Policy:
     """Return *policy* changed to that discipline; priorities count in all of them."""
     if discipline is SimulatedPolicy.SPOOL:
         return policy
-    orders = {
-        SimulatedPolicy.SJF: SHORTEST,
-        SimulatedPolicy.LXF: SLOWDOWN,
-        SimulatedPolicy.MULTIFACTOR: MULTIFACTOR,
-    }
-    order = orders.get(discipline, ARRIVAL)
     return replace(
         policy,
-        order=order,
+        order={"sjf": SHORTEST, "lxf": SLOWDOWN, "multifactor": MULTIFACTOR}.get(discipline, ARRIVAL),
         promotes=False,
         fair_share=False,
         protects=discipline is not SimulatedPolicy.SKIP,
@@ -140,31 +135,23 @@ class Simulation:
         reservations: Sequence[Reservation] = (),
     ) -> None:
         self._policy = policy
-        self._reservations = tuple(reservations)
+        # Shapes that no rule needs are merged.
+        self._merges_shapes = policy.strict_order and not reservations and not Quotas(policy).limited
         self._coming = sorted(coming, key=lambda each: (each.submit_at_ns, each.name), reverse=True)
         self._jobs = {each.name: each for each in self._coming}
-        self._arrays: dict[str, tuple[str, ...]] = {}
+        arrays: dict[str, tuple[str, ...]] = {}
         for each in reversed(self._coming):
             if each.spec.task is not None:
                 array = each.spec.task.array
-                self._arrays[array] = (*self._arrays.get(array, ()), each.name)
+                arrays[array] = (*arrays.get(array, ()), each.name)
         self._begun: dict[str, _Begun] = {}  # of the jobs that were preempted
-        self._quotas = Quotas(policy).limited
-        past = Past(policy)
-        view = View(
-            machine,
-            running=Runs(run_times=past.run_times),
-            arrays=self._arrays,
-            reservations=self._reservations,
-            past=past,
-        )
-        self._spool = Playback(view, policy)
+        past, kept = Past(policy), tuple(reservations)
+        running = Runs(run_times=past.run_times)
+        self._spool = Playback(View(machine, running=running, arrays=arrays, reservations=kept, past=past), policy)
 
     def run(self) -> Iterator[Outcome]:
         """Simulate until no waiting job can start any more, yielding each outcome."""
-        for outcome_or_pass in self.steps():
-            if isinstance(outcome_or_pass, Outcome):
-                yield outcome_or_pass
+        return (each for each in self.steps() if isinstance(each, Outcome))
 
     def steps(self) -> Iterator[Outcome | Pass]:
         """Yield the outcomes as `run` does, and each pass, before it is performed."""
@@ -173,7 +160,10 @@ class Simulation:
             yield from self._over(now_ns)
             while self._coming and self._coming[-1].submit_at_ns <= now_ns:
                 new = self._coming.pop()
-                spool.queue.put(self._waiting(new))
+                spec, user = new.spec, new.user
+                if self._merges_shapes:
+                    spec, user = replace(spec, time_limit_ns=None), ""
+                spool.queue.put(Waiting(new.name, spec, user, new.submit_at_ns, clock_at_ns=new.submit_at_ns))
             plan = spool.decide(now_ns)
             yield Pass(now_ns, spool.view, plan)
             preempted = preempt(plan) if self._policy.preempt_short_ns else None
@@ -193,12 +183,6 @@ class Simulation:
             now_ns = min(times)
         for name in spool.queue:
             yield self._outcome(name, None, None, State.QUEUED, NOTHING)
-
-    def _waiting(self, new: SimulatedJob) -> Waiting:
-        spec, user = new.spec, new.user
-        if self._policy.strict_order and not self._reservations and not self._quotas:
-            spec, user = replace(spec, time_limit_ns=None), ""  # shapes that no rule needs are merged
-        return Waiting(new.name, spec, user, new.submit_at_ns, clock_at_ns=new.submit_at_ns)
 
     def _preempt(self, run: Running, winner: str, now_ns: int) -> None:
         """Let a run end and its job wait again; what it did up to its last checkpoint is done."""
@@ -287,16 +271,12 @@ class Figures(WaitSummary, frozen=True):
     makespan_ns: int
     preemptions: int
     repeated: float  # work that was done again after preemptions, as a share of all work of CPUs or GPUs
-    PUBLIC: ClassVar[str] = """
-        jobs left mean_wait_ns median_wait_ns wait_95_ns wait_99_ns longest_wait_ns mean_bounded_slowdown
-        utilisation gpu_utilisation max_queue mean_queue makespan_ns preemptions repeated
-    """
+    PUBLIC: ClassVar[str] = f"{WaitSummary.PUBLIC} max_queue mean_queue makespan_ns preemptions repeated"
 
 
 class Curve(Struct, frozen=True):
     """The use of the machine and the number of waiting jobs over time: means over intervals of equal length."""
 
-    start_at_ns: int
     step_ns: int
     utilisation: tuple[float, ...]
     queue: tuple[float, ...]
@@ -308,24 +288,20 @@ def figures(outcomes: Sequence[Outcome], cpus: int, gpus: int = 0) -> Figures:
     start, end = span(outcomes)
     makespan = end - start
     queue = _queue(outcomes, end)
+    # The work that was done again is that of GPUs, if any job has some, else of CPUs.
+    weights = [len(each.grant.gpu_uuids) for each in outcomes]
+    if not any(weights):
+        weights = [each.grant.cpus for each in outcomes]
+    done = sum(weight * each.ran_ns for weight, each in zip(weights, outcomes, strict=True))
+    again = sum(weight * each.repeated_ns for weight, each in zip(weights, outcomes, strict=True))
     return Figures(
         **asdict(_waits(outcomes, cpus * makespan, gpus * makespan)),
         max_queue=queue.highest,
         mean_queue=queue.areas([start, end])[0] / makespan if makespan else None,
         makespan_ns=makespan,
         preemptions=sum(len(each.pauses) for each in outcomes),
-        repeated=_repeated(outcomes),
+        repeated=again / done if done else 0.0,
     )
-
-
-def _repeated(outcomes: Sequence[Outcome]) -> float:
-    """Return the part of the work that was done again: of GPUs, if any job has some, else of CPUs."""
-    weights = [len(each.grant.gpu_uuids) for each in outcomes]
-    if not any(weights):
-        weights = [each.grant.cpus for each in outcomes]
-    done = sum(weight * each.ran_ns for weight, each in zip(weights, outcomes, strict=True))
-    again = sum(weight * each.repeated_ns for weight, each in zip(weights, outcomes, strict=True))
-    return again / done if done else 0.0
 
 
 def grouped(
@@ -336,8 +312,7 @@ def grouped(
     members: dict[Key, list[Outcome]] = {}
     for each in outcomes:
         members.setdefault(key(each), []).append(each)
-    room, gpu_room = cpus * (end - start), gpus * (end - start)
-    return {group: _waits(listed, room, gpu_room) for group, listed in members.items()}
+    return {group: _waits(listed, cpus * (end - start), gpus * (end - start)) for group, listed in members.items()}
 
 
 def longest_waits(outcomes: Iterable[Outcome], number: int) -> list[Outcome]:
@@ -368,15 +343,14 @@ def curve(outcomes: Sequence[Outcome], cpus: int, points: int, end_at_ns: int | 
     step = max(-(-(end - start) // points), 1)
     edges = [start + step * at for at in range(points + 1)]
 
-    def used(what: Callable[[Outcome], int], of: int) -> tuple[float, ...]:
-        return tuple(area / (step * max(of, 1)) for area in _usage(outcomes, what).areas(edges))
+    def means(levels: StepFunction, of: int = 1) -> tuple[float, ...]:
+        return tuple(area / (step * max(of, 1)) for area in levels.areas(edges))
 
     return Curve(
-        start_at_ns=start,
-        step_ns=step,
-        utilisation=used(lambda each: each.grant.cpus, cpus),
-        queue=tuple(area / step for area in _queue(outcomes, last).areas(edges)),
-        gpu_utilisation=used(lambda each: len(each.grant.gpu_uuids), gpus) if gpus else None,
+        step,
+        means(_usage(outcomes, lambda each: each.grant.cpus), cpus),
+        means(_queue(outcomes, last)),
+        means(_usage(outcomes, lambda each: len(each.grant.gpu_uuids)), gpus) if gpus else None,
     )
 
 
@@ -388,19 +362,12 @@ def span(outcomes: Sequence[Outcome]) -> tuple[int, int]:
 
 def _waits(outcomes: Sequence[Outcome], room: int, gpu_room: int) -> WaitSummary:
     """Return the waits of some jobs; *room* is processors times ns, *gpu_room* the same of GPUs."""
-    waits = []
-    slowdown = 0.0
-    used = gpu_used = 0
-    for each in outcomes:
-        wait = each.waited_ns
-        if wait is None:
-            continue
-        ran = each.ran_ns
-        waits.append(wait)
-        slowdown += max((wait + ran) / max(ran - each.repeated_ns, TAU_NS), 1.0)
-        used += each.grant.cpus * ran
-        gpu_used += len(each.grant.gpu_uuids) * ran
-    waits.sort()
+    began = [(each, each.waited_ns, each.ran_ns) for each in outcomes]
+    started = [(each, wait, ran) for each, wait, ran in began if wait is not None]
+    waits = sorted(wait for _, wait, _ in started)
+    slowdown = sum(max((wait + ran) / max(ran - each.repeated_ns, TAU_NS), 1.0) for each, wait, ran in started)
+    used = sum(each.grant.cpus * ran for each, _, ran in started)
+    gpu_used = sum(len(each.grant.gpu_uuids) * ran for each, _, ran in started)
     return WaitSummary(
         len(outcomes),
         len(outcomes) - len(waits),
@@ -416,29 +383,23 @@ def _waits(outcomes: Sequence[Outcome], room: int, gpu_room: int) -> WaitSummary
 
 
 def _usage(outcomes: Iterable[Outcome], what: Callable[[Outcome], int]) -> StepFunction:
-    changes: dict[int, int] = {}
+    """Return what runs hold over time."""
+    changes: Counter[int] = Counter()
     for each in outcomes:
-        began, ended = each.started_at_ns, each.ended_at_ns
-        if began is not None and ended is not None and (held := what(each)):
-            changes[began] = changes.get(began, 0) + held
-            changes[ended] = changes.get(ended, 0) - held
-            for since, until in each.pauses:
-                changes[since] = changes.get(since, 0) - held
-                changes[until] = changes.get(until, 0) + held
+        if each.started_at_ns is not None and each.ended_at_ns is not None and (held := what(each)):
+            for since, until in ((each.started_at_ns, each.ended_at_ns), *(pause[::-1] for pause in each.pauses)):
+                changes[since] += held
+                changes[until] -= held
     return StepFunction(changes)
 
 
 def _queue(outcomes: Iterable[Outcome], last_at_ns: int) -> StepFunction:
     """Return the number of waiting jobs over time. Without a start a job waits until its own end, or the last end."""
-    changes: dict[int, int] = {}
+    changes: Counter[int] = Counter()
     for each in outcomes:
-        until = each.started_at_ns
-        if until is None:
-            until = last_at_ns if each.ended_at_ns is None else each.ended_at_ns
-        if until != (submit_at_ns := each.job.submit_at_ns):
-            changes[submit_at_ns] = changes.get(submit_at_ns, 0) + 1
-            changes[until] = changes.get(until, 0) - 1
-        for since, again in each.pauses:
-            changes[since] = changes.get(since, 0) + 1
-            changes[again] = changes.get(again, 0) - 1
+        ends = (each.started_at_ns, each.ended_at_ns, last_at_ns)
+        until = next(at_ns for at_ns in ends if at_ns is not None)
+        for since, again in ((each.job.submit_at_ns, until), *each.pauses):
+            changes[since] += 1
+            changes[again] -= 1
     return StepFunction(changes)

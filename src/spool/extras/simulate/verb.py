@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import click
 from msgspec.structs import replace
@@ -18,13 +19,12 @@ from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.client.submit import is_spool
 from spool.core.errors import UsageError, cannot
-from spool.core.model import SECOND_NS, Machine, Policy
+from spool.core.model import SECOND_NS, Machine
 from spool.core.reasons import count_of
 from spool.core.units import parse_size
 from spool.extras.simulate.simulation import Curve, Outcome, SimulatedPolicy, WaitSummary, distribution
 from spool.extras.simulate.whatif import (
     NO_LIMIT_BYTES,
-    GroupWaits,
     PolicyResult,
     Scenario,
     SimulationSetup,
@@ -46,7 +46,7 @@ _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 _SHARES = [(at / 4, f"{25 * at}%") for at in range(5)]
 _MARGIN = 14  # columns before a curve on the terminal
 _FEW = 5  # users, without --all-users
-_SPARED = ("median wait", "95% wait", "CPU", "longest wait")  # columns left out on a narrow terminal
+_SPARED = ("longest wait", "CPU", "95% wait", "median wait")  # columns left out on a narrow terminal, the last first
 _Told = tuple[str, Callable[[WaitSummary], str]]
 _WAITS: tuple[_Told, ...] = (
     ("mean wait", lambda each: render.duration(each.mean_wait_ns)),
@@ -97,22 +97,7 @@ _FIGURES: tuple[tuple[str, Callable[[PolicyResult], str]], ...] = (
 @click.option("--plot", metavar="FILE", help="Draw the result as an .svg.")
 @json_option
 @click.pass_obj
-def command(
-    root: str,
-    trace: str | None,
-    history: bool,
-    cpus: int | None,
-    memory: str | None,
-    gpus: str,
-    policy: str,
-    limits: float | None,
-    no_limits: bool,
-    scale_load: float | None,
-    preemptible: float,
-    all_users: bool,
-    plot: str | None,
-    as_json: bool,
-) -> int:
+def command(root: str, /, trace: str | None, history: bool, plot: str | None, as_json: bool, **asked: Any) -> int:
     """Simulate a workload on an imaginary machine and compare policies.
 
     TRACE is a file in the Standard Workload Format (.swf, .swf.gz), as in the Parallel Workloads Archive, a CSV with a
@@ -136,55 +121,46 @@ def command(
       spool simulate kth.swf.gz --no-limits --scale-load 85
       spool simulate --history --gpus 8 --plot week.svg
     """
-    disciplines = _disciplines(policy)
+    disciplines = _disciplines(asked["policy"])
     if history == (trace is not None):
         raise UsageError("cannot simulate: give either a trace or --history")
-    if no_limits and limits is not None:
+    if asked["no_limits"] and asked["limits"] is not None:
         raise UsageError("cannot simulate: --no-limits and --limits cannot be combined; give one of them")
-    drawn = _checked(plot) if plot is not None else None
+    drawing = charts()
+    if plot is not None and drawing is None:
+        raise UsageError(cannot("plot", plot, "this installation is without what draws; leave --plot out"))
+    drawn = drawing.checked(plot) if plot is not None and drawing is not None else None
     spool = opened(root) if history else Spool(root) if is_spool(root) else None
     config = Settings(spool).config if spool is not None else Config()
-    memory_bytes = value_of("--memory", memory, parse_size) if memory is not None else None
+    memory_bytes = value_of("--memory", asked["memory"], parse_size) if asked["memory"] is not None else None
     workload = of_file(trace) if trace is not None else of_history(opened(root))
     for warning in workload.warnings:
         tell(warning)
-    given = value_of("--gpus", gpus, lambda text: imagined_gpus(text, workload.coming))
-    machine = imagined_machine(workload, cpus, memory_bytes, given)
-    share = 0.0 if no_limits else 1.0 if limits is None else limits
-    scenario = Scenario(workload.is_history or memory is not None, share, scale_load and scale_load / 100, preemptible)
+    given = value_of("--gpus", asked["gpus"], lambda text: imagined_gpus(text, workload.coming))
+    machine = imagined_machine(workload, asked["cpus"], memory_bytes, given)
+    share = 0.0 if asked["no_limits"] else 1.0 if asked["limits"] is None else asked["limits"]
+    load = asked["scale_load"] and asked["scale_load"] / 100
+    scenario = Scenario(workload.is_history or memory_bytes is not None, share, load, asked["preemptible"])
     # gpu.use of the real machine does not apply to imaginary GPUs.
     rules = replace(config.policy, gpu_use=None)
     setup = prepare(workload, replace(machine, resources=config.resources), rules, scenario)
     if not setup.coming:
         raise UsageError(cannot("simulate", workload.source, f"none of its jobs fits {_in_words(setup.machine)}"))
-    done = [_study(setup, rules, each, quiet=as_json) for each in disciplines]
+    done = []
+    for each in disciplines:
+        with nullcontext() if as_json else render.progress(f"simulating {each.value}") as told:
+            done.append(simulate_policy(setup, rules, each, told))
     if as_json:
         _print_json(setup, done)
     else:
-        _print(setup, done, all_users=all_users)
-    if drawn is not None:
-        _plot(drawn, setup, done)
+        _print(setup, done, all_users=asked["all_users"])
+    if drawn is not None and drawing is not None:
+        title = f"{count_of(len(setup.coming), 'job')} of {workload.source.rpartition('/')[2]}, {_in_words(machine)}"
+        colours = {each.policy.value: list(SimulatedPolicy).index(each.policy) for each in done}
+        panels = [_of_waits(done), *_over_time(curves(done, setup.machine, _PLOT_POINTS))]
+        drawing.curves(drawn, title, colours, panels)
+        tell(f"drew {drawn}")
     return 0
-
-
-def _checked(path: str) -> str:
-    """Return the name of the file to draw. Raises UsageError."""
-    drawing = charts()
-    if drawing is None:
-        raise UsageError(cannot("plot", path, "this installation is without what draws; leave --plot out"))
-    return drawing.checked(path)
-
-
-def _plot(path: str, setup: SimulationSetup, done: Sequence[PolicyResult]) -> None:
-    """Draw the distribution of waits, use and queue length, a line for each policy. Raises SpoolError."""
-    drawing = charts()
-    assert drawing is not None
-    machine, source = setup.machine, setup.workload.source.rpartition("/")[2]
-    title = f"{count_of(len(setup.coming), 'job')} of {source}, {_in_words(machine)}"
-    waits = {each.policy: distribution(each.outcomes, _PLOT_POINTS) for each in done}
-    colours = {each.policy.value: list(SimulatedPolicy).index(each.policy) for each in done}
-    drawing.curves(path, title, colours, [_of_waits(waits), *_over_time(curves(done, machine, _PLOT_POINTS))])
-    tell(f"drew {path}")
 
 
 def _over_time(found: Mapping[SimulatedPolicy, Curve]) -> Iterator[CurvePanel]:
@@ -210,8 +186,9 @@ def _over_time(found: Mapping[SimulatedPolicy, Curve]) -> Iterator[CurvePanel]:
     yield panel("waiting jobs", queues, [(0.0, "0"), (1.0, f"{highest:.0f}")])
 
 
-def _of_waits(waits: Mapping[SimulatedPolicy, Sequence[tuple[int, float]]]) -> CurvePanel:
+def _of_waits(done: Sequence[PolicyResult]) -> CurvePanel:
     """Return the share of jobs that waited at most a given time; a wait below a second counts as zero."""
+    waits = {each.policy: distribution(each.outcomes, _PLOT_POINTS) for each in done}
     longest = max((points[-1][0] for points in waits.values() if points), default=0) / SECOND_NS
     end = math.log10(max(longest, 10.0))
     lines = {}
@@ -226,13 +203,6 @@ def _of_waits(waits: Mapping[SimulatedPolicy, Sequence[tuple[int, float]]]) -> C
         lines[policy.value] = [*line, (1.0, level)]
     ticks = [(math.log10(at) / end, word) for at, word in TICKS if at <= 10**end]
     return CurvePanel("share of jobs that waited at most", ticks, _SHARES, lines)
-
-
-def _study(setup: SimulationSetup, rules: Policy, discipline: SimulatedPolicy, *, quiet: bool) -> PolicyResult:
-    if quiet:
-        return simulate_policy(setup, rules, discipline)
-    with render.progress(f"simulating {discipline.value}") as told:
-        return simulate_policy(setup, rules, discipline, told)
 
 
 def _disciplines(text: str) -> list[SimulatedPolicy]:
@@ -285,11 +255,10 @@ def _print(setup: SimulationSetup, done: Sequence[PolicyResult], *, all_users: b
             render.say(f"{each.policy}: {count_of(each.figures.left, 'job')} never started")
     render.say()
     _picture(setup.machine, done)
-    _groups("SIZE", {each.policy: each.sizes for each in done}, [each.name for each in done[0].sizes], waits)
+    _groups("SIZE", {each.policy: each.sizes for each in done}, done[0].sizes, waits)
     if done[0].preemptible:
-        both = [each.name for each in done[0].preemptible]
-        _groups("PREEMPTIBLE", {each.policy: each.preemptible for each in done}, both, waits)
-    names = [each.name for each in done[0].users]
+        _groups("PREEMPTIBLE", {each.policy: each.preemptible for each in done}, done[0].preemptible, waits)
+    names = list(done[0].users)
     shown = names if all_users else names[:_FEW]
     _groups("USER", {each.policy: each.users for each in done}, shown, waits)
     if len(shown) < len(names):
@@ -298,22 +267,21 @@ def _print(setup: SimulationSetup, done: Sequence[PolicyResult], *, all_users: b
 
 
 def _groups(
-    title: str, found: Mapping[SimulatedPolicy, Sequence[GroupWaits]], names: Sequence[str], told: Sequence[_Told]
+    title: str,
+    found: Mapping[SimulatedPolicy, Mapping[str, WaitSummary]],
+    names: Iterable[str],
+    told: Sequence[_Told],
 ) -> None:
     """Print a table with a row for each group under each policy, with as many figures as fit the terminal."""
-    by_name = {policy: {each.name: each.figures for each in groups} for policy, groups in found.items()}
-    for left_out in range(len(_SPARED) + 1):
-        kept = [each for each in told if each[0] not in _SPARED[:left_out]]
-        columns = [render.Column(title, cut="middle"), render.Column("JOBS", right=True), render.Column("POLICY")]
-        columns += [render.Column(name.removesuffix(" wait").upper(), right=True) for name, _ in kept]
-        rows = []
-        for name in names:
-            for at, (policy, groups) in enumerate(by_name.items()):
-                first = [name, str(groups[name].jobs)] if at == 0 else ["", ""]
-                rows.append([*first, policy.value, *(text(groups[name]) for _, text in kept)])
-        width = max(map(len, render.aligned(columns, rows).splitlines()))
-        if not sys.stdout.isatty() or width <= shutil.get_terminal_size((80, 24)).columns:
-            break
+    columns = [render.Column(title, cut="middle"), render.Column("JOBS", right=True), render.Column("POLICY")]
+    for name, _ in told:
+        drop = _SPARED.index(name) + 1 if name in _SPARED else 0
+        columns.append(render.Column(name.removesuffix(" wait").upper(), right=True, drop=drop))
+    rows = []
+    for name in names:
+        for at, (policy, groups) in enumerate(found.items()):
+            first = [name, str(groups[name].jobs)] if at == 0 else ["", ""]
+            rows.append([*first, policy.value, *(text(groups[name]) for _, text in told)])
     render.say()
     render.table(columns, rows)
 
@@ -350,36 +318,38 @@ def _picture(machine: Machine, done: Sequence[PolicyResult]) -> None:
         return
     width = max(20, min(shutil.get_terminal_size((80, 24)).columns, 120) - _MARGIN)
     found = curves(done, machine, width)
-    render.say("processors in use")
-    for policy, each in found.items():
-        render.say(f"{policy.value:6}{'100%':>6}  {drawing.curve(each.utilisation, 1.0)}".rstrip())
+    rows: list[tuple[str, Callable[[Curve], Sequence[float]]]] = [("processors in use", lambda each: each.utilisation)]
     if machine.gpus:
-        render.say("GPUs in use")
+        rows.append(("GPUs in use", lambda each: each.gpu_utilisation or ()))
+    for what, levels in (*rows, ("jobs that wait", lambda each: each.queue)):
+        render.say(what)
         for policy, each in found.items():
-            render.say(f"{policy.value:6}{'100%':>6}  {drawing.curve(each.gpu_utilisation or (), 1.0)}".rstrip())
-    render.say("jobs that wait")
-    for policy, each in found.items():
-        highest = max(each.queue, default=0.0)
-        render.say(f"{policy.value:6}{highest:6.0f}  {drawing.curve(each.queue, highest)}".rstrip())
+            is_queue = what == "jobs that wait"
+            highest = max(each.queue, default=0.0) if is_queue else 1.0
+            top = f"{highest:6.0f}" if is_queue else f"{'100%':>6}"
+            render.say(f"{policy.value:6}{top}  {drawing.curve(levels(each), highest)}".rstrip())
     length = max((each.step_ns * len(each.queue) for each in found.values()), default=0)
     render.say(f"{'':{_MARGIN}}0{render.duration(length):>{width - 1}}")
-
-
-def _longest_wait(wait: Outcome, first_at_ns: int) -> dict[str, object]:
-    job, request = wait.job, wait.job.spec.request
-    return {
-        "name": job.name,
-        "user": job.user,
-        "cpus": request.cpus,
-        "gpus": request.gpus,
-        "submitted_after_ns": job.submit_at_ns - first_at_ns,
-        "wait_ns": wait.waited_ns or 0,
-    }
 
 
 def _print_json(setup: SimulationSetup, done: Sequence[PolicyResult]) -> None:
     workload, machine = setup.workload, setup.machine
     memory = machine.memory_bytes if machine.memory_bytes < NO_LIMIT_BYTES else None
+
+    def listed(word: str, groups: Mapping[str, WaitSummary]) -> list[dict[str, object]]:
+        return [{word: name, **publicjson.plain(figures)} for name, figures in groups.items()]
+
+    def longest(wait: Outcome) -> dict[str, object]:
+        job, request = wait.job, wait.job.spec.request
+        return {
+            "name": job.name,
+            "user": job.user,
+            "cpus": request.cpus,
+            "gpus": request.gpus,
+            "submitted_after_ns": job.submit_at_ns - setup.first_at_ns,
+            "wait_ns": wait.waited_ns or 0,
+        }
+
     render.as_json(
         {
             "version": 1,
@@ -396,12 +366,10 @@ def _print_json(setup: SimulationSetup, done: Sequence[PolicyResult]) -> None:
                     "policy": each.policy,
                     **publicjson.plain(each.figures),
                     "seconds": round(each.seconds, 3),
-                    "sizes": [{"size": group.name, **publicjson.plain(group.figures)} for group in each.sizes],
-                    "preemptible": [
-                        {"group": group.name, **publicjson.plain(group.figures)} for group in each.preemptible
-                    ],
-                    "users": [{"user": group.name, **publicjson.plain(group.figures)} for group in each.users],
-                    "longest_waits": [_longest_wait(one, setup.first_at_ns) for one in each.longest_waits],
+                    "sizes": listed("size", each.sizes),
+                    "preemptible": listed("group", each.preemptible),
+                    "users": listed("user", each.users),
+                    "longest_waits": [longest(one) for one in each.longest_waits],
                 }
                 for each in done
             ],

@@ -9,7 +9,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
 from msgspec import Struct
@@ -35,7 +35,7 @@ from spool.extras.simulate.simulation import (
     simulate,
     span,
 )
-from spool.extras.simulate.traces import UNKNOWN_USER, UniqueNames, parse
+from spool.extras.simulate.traces import UNKNOWN_USER, UniqueNames, Workload, parse
 from spool.formats.config import Config
 from spool.formats.history import parse_history_line
 from spool.machine.host import Host
@@ -55,19 +55,6 @@ _TELL_EVERY = 100  # jobs between two calls of `told`
 _LONGEST_WAITS = 5
 
 
-class Workload(Struct, frozen=True):
-    """Jobs to simulate. `cpus` is the size of their machine, if known."""
-
-    source: str
-    coming: tuple[SimulatedJob, ...]
-    cpus: int | None = None
-    incomplete: int = 0  # lines that cannot be simulated
-    guessed_limits: int = 0  # jobs of the history whose file is gone, and with it their limit
-    warnings: tuple[str, ...] = ()
-    counts_cpus: bool = True  # False: the number of processors of jobs is unknown
-    is_history: bool = False
-
-
 class Scenario(Struct, frozen=True):
     """Changes of a workload before its simulation.
 
@@ -80,13 +67,6 @@ class Scenario(Struct, frozen=True):
     preemptible: float = 0.0  # the share of the jobs that may be preempted
 
 
-class GroupWaits(Struct, frozen=True):
-    """The figures of one user's jobs, or of one size of jobs."""
-
-    name: str
-    figures: WaitSummary
-
-
 class PolicyResult(Struct, frozen=True):
     """One policy's schedule of a workload. `seconds` is the duration of the simulation.
 
@@ -95,9 +75,9 @@ class PolicyResult(Struct, frozen=True):
 
     policy: SimulatedPolicy
     figures: Figures
-    sizes: tuple[GroupWaits, ...]
-    users: tuple[GroupWaits, ...]
-    preemptible: tuple[GroupWaits, ...]  # those jobs, and the others; () without any
+    sizes: Mapping[str, WaitSummary]
+    users: Mapping[str, WaitSummary]
+    preemptible: Mapping[str, WaitSummary]  # those jobs, and the others; empty without any
     longest_waits: tuple[Outcome, ...]
     seconds: float
     outcomes: tuple[Outcome, ...]
@@ -147,11 +127,7 @@ def of_file(path: str) -> Workload:
         root = os.path.dirname(os.path.abspath(path))
         lines = [line for line in data.split(b"\n") if line.strip()]
         return _of_history(path, lines, Spool(root) if is_spool(root) else None)
-    text = data.decode("utf-8", "replace").removeprefix("\ufeff")
-    trace = parse(text, f"the trace {path}")
-    return Workload(
-        path, trace.coming, trace.cpus, trace.incomplete, warnings=trace.warnings, counts_cpus=trace.counts_cpus
-    )
+    return parse(data.decode("utf-8", "replace").removeprefix("\ufeff"), path)
 
 
 def of_history(spool: Spool) -> Workload:
@@ -193,34 +169,25 @@ def _of_history(source: str, lines: Iterable[bytes], spool: Spool | None) -> Wor
     if not coming:
         why = "no run in it has both started and ended"
         raise InvalidFile(source if source == "the history" else f"the history {source}", [Problem(None, None, why)])
-    return Workload(source, tuple(coming), None, incomplete, guessed, is_history=True)
+    return Workload(source, tuple(coming), incomplete=incomplete, guessed_limits=guessed, is_history=True)
 
 
 def _wanted(result: Result, said: Spec) -> Spec:
+    """Return the spec of a run, from its history and what its job file *said*; sizes that spool chose, as granted."""
+    request, grant = result.request, result.grant
+    if request.memory_auto:
+        request = replace(request, memory_bytes=grant.memory_bytes, memory_auto=False)
+    if request.gpu_memory_auto:
+        request = replace(request, gpu_memory_bytes=grant.gpu_memory_bytes, gpu_memory_auto=False)
     return Spec(
         "true",
-        request=_requested(result),
+        request=request,
         time_limit_ns=said.time_limit_ns,
         priority=said.priority,
         group=result.group,
         group_limit=said.group_limit if result.group is not None else None,
         project=result.project,
     )
-
-
-def _requested(result: Result) -> Request:
-    """Return the request of a run; a size that spool worked out is that of its grant."""
-    request, grant = result.request, result.grant
-    if request.memory_auto:
-        request = replace(request, memory_bytes=grant.memory_bytes, memory_auto=False)
-    if request.gpu_memory_auto:
-        request = replace(request, gpu_memory_bytes=grant.gpu_memory_bytes, gpu_memory_auto=False)
-    return request
-
-
-def gpus_like(number: int, coming: Iterable[SimulatedJob]) -> tuple[Gpu, ...]:
-    """Return *number* imaginary GPUs, each with enough memory for any of the jobs."""
-    return imagined_gpus(str(number), coming)
 
 
 def imagined_gpus(text: str, coming: Iterable[SimulatedJob]) -> tuple[Gpu, ...]:
@@ -235,8 +202,7 @@ def imagined_gpus(text: str, coming: Iterable[SimulatedJob]) -> tuple[Gpu, ...]:
     for part in text.split(","):
         found = _GPUS.fullmatch(part.strip())
         if found is None:
-            why = f"{part.strip()!r} is neither a number nor a number of one type, as in 4x4090:24G"
-            raise InvalidValue(why)
+            raise InvalidValue(f"{part.strip()!r} is neither a number nor a number of one type, as in 4x4090:24G")
         number, name, memory = found.groups()
         size = enough if memory is None else parse_size(memory)
         indices = range(len(gpus), len(gpus) + int(number))
@@ -271,21 +237,18 @@ def prepare(workload: Workload, machine: Machine, policy: Policy, scenario: Scen
         coming = _respecified(coming, lambda spec: replace(spec, request=replace(spec.request, memory_bytes=None)))
     if all(gpu.name == _NAMELESS for gpu in machine.gpus):
         coming = _respecified(coming, lambda spec: replace(spec, request=replace(spec.request, gpu_types=())))
-    fits: dict[int, bool] = {}
-    fitting = []
-    for each in coming:
-        shape = id(each.spec)
-        if shape not in fits:
-            fits[shape] = could_run(each.spec.request, machine, policy)
-        if fits[shape]:
-            fitting.append(each)
+    shapes = {id(each.spec): each.spec.request for each in coming}
+    fits = {shape: could_run(request, machine, policy) for shape, request in shapes.items()}
+    fitting = [each for each in coming if fits[id(each.spec)]]
     load = load_of_source = load_of(fitting, machine)
     if scenario.load is not None and fitting:
         if not load:
             raise UsageError(
                 "cannot simulate: --scale-load needs jobs that arrive at different times and run for some time"
             )
-        fitting = _scaled(fitting, load / scenario.load)
+        first, factor = min(each.submit_at_ns for each in fitting), load / scenario.load
+        stretched = (first + round((each.submit_at_ns - first) * factor) for each in fitting)
+        fitting = [replace(each, submit_at_ns=at_ns) for each, at_ns in zip(fitting, stretched, strict=True)]
         load = load_of(fitting, machine)
     kept = allowing_preemption(stating_limits(fitting, scenario.limits), scenario.preemptible)
     return SimulationSetup(workload, machine, kept, len(workload.coming) - len(kept), load, load_of_source)
@@ -322,12 +285,6 @@ def load_of(coming: Sequence[SimulatedJob], machine: Machine) -> float | None:
     return max(load, gpu_work / (len(machine.gpus) * span_ns))
 
 
-def _scaled(coming: Sequence[SimulatedJob], factor: float) -> list[SimulatedJob]:
-    """Return the jobs with the times between their submissions stretched by *factor*."""
-    first = min(each.submit_at_ns for each in coming)
-    return [replace(each, submit_at_ns=first + round((each.submit_at_ns - first) * factor)) for each in coming]
-
-
 def stating_limits(coming: Sequence[SimulatedJob], share: float) -> tuple[SimulatedJob, ...]:
     """Return the jobs with time limits for only that share of the users: always the same users.
 
@@ -359,28 +316,30 @@ def simulate_policy(
     setup: SimulationSetup,
     policy: Policy,
     discipline: SimulatedPolicy,
-    told: Callable[[int, int], None] = lambda done, of: None,
+    told: Callable[[int, int], None] | None = None,
 ) -> PolicyResult:
     """Return the schedule of one policy. *told* is called now and then with the number of finished jobs."""
-    machine = setup.machine
     begun = time.perf_counter()
     outcomes: list[Outcome] = []
-    for outcome in simulate(setup.coming, machine, policy, discipline):
+    for outcome in simulate(setup.coming, setup.machine, policy, discipline):
         outcomes.append(outcome)
-        if len(outcomes) % _TELL_EVERY == 0:
+        if told is not None and len(outcomes) % _TELL_EVERY == 0:
             told(len(outcomes), len(setup.coming))
     seconds = time.perf_counter() - begun
-    cpus, gpus = machine.cpus, len(machine.gpus)
+    cpus, gpus = setup.machine.cpus, len(setup.machine.gpus)
     sizes = grouped(outcomes, lambda each: _size(each.job.spec.request), cpus, gpus)
     users = grouped(outcomes, lambda each: each.job.user, cpus, gpus)
     kinds = grouped(outcomes, lambda each: "preemptible" if each.job.spec.preemptible else "others", cpus, gpus)
-    heaviest = sorted(users.items(), key=lambda each: (-_part(each[1]), each[0]))
+
+    def part(user: str) -> float:
+        return max(users[user].utilisation or 0.0, users[user].gpu_utilisation or 0.0)
+
     return PolicyResult(
         discipline,
         figures(outcomes, cpus, gpus),
-        sizes=tuple(GroupWaits(_size_in_words(*size), found) for size, found in sorted(sizes.items())),
-        users=tuple(GroupWaits(user, found) for user, found in heaviest),
-        preemptible=tuple(GroupWaits(group, found) for group, found in sorted(kinds.items())) if len(kinds) > 1 else (),
+        sizes={_size_in_words(*size): found for size, found in sorted(sizes.items())},
+        users={user: users[user] for user in sorted(users, key=lambda user: (-part(user), user))},
+        preemptible=dict(sorted(kinds.items())) if len(kinds) > 1 else {},
         longest_waits=tuple(longest_waits(outcomes, _LONGEST_WAITS)),
         seconds=seconds,
         outcomes=tuple(outcomes),
@@ -389,14 +348,11 @@ def simulate_policy(
 
 def _size(request: Request) -> tuple[bool, int, str]:
     """Return the size class of a request: whether it is by GPUs, its largest request, and the kind of GPU."""
-    if request.gpus:
-        return True, 1 << (request.gpus - 1).bit_length(), _kind(request)
-    return False, 1 << -(-(max(request.cpus, 1) - 1).bit_length() // 2) * 2, ""
-
-
-def _kind(request: Request) -> str:
+    if not request.gpus:
+        return False, 1 << -(-(max(request.cpus, 1) - 1).bit_length() // 2) * 2, ""
     least = request.gpu_min_memory_bytes
-    return " ".join(filter(None, [" or ".join(request.gpu_types), "" if least is None else f"of {show_size(least)}"]))
+    kind = (" or ".join(request.gpu_types), "" if least is None else f"of {show_size(least)}")
+    return True, 1 << (request.gpus - 1).bit_length(), " ".join(filter(None, kind))
 
 
 def _size_in_words(of_gpus: bool, most: int, gpu_kind: str) -> str:
@@ -406,13 +362,8 @@ def _size_in_words(of_gpus: bool, most: int, gpu_kind: str) -> str:
     return f"{number}, {gpu_kind}" if gpu_kind else number
 
 
-def _part(waits: WaitSummary) -> float:
-    return max(waits.utilisation or 0.0, waits.gpu_utilisation or 0.0)
-
-
-def curves(studied: Iterable[PolicyResult], machine: Machine, points: int) -> dict[SimulatedPolicy, Curve]:
+def curves(studied: Sequence[PolicyResult], machine: Machine, points: int) -> dict[SimulatedPolicy, Curve]:
     """Return the curve of each schedule, all on one time scale."""
-    listed = list(studied)
-    end = max((span(each.outcomes)[1] for each in listed), default=0)
+    end = max((span(each.outcomes)[1] for each in studied), default=0)
     gpus = len(machine.gpus)
-    return {each.policy: curve(each.outcomes, machine.cpus, points, end, gpus) for each in listed}
+    return {each.policy: curve(each.outcomes, machine.cpus, points, end, gpus) for each in studied}

@@ -26,7 +26,8 @@ from spool.core.model import SECOND_NS, Gpu, Machine, State
 from spool.core.recent import RecentUse
 from spool.core.units import show_size
 from spool.formats.state import MachineView
-from spool.query.explain import why, why_never_begun
+from spool.query.details import why_never_begun
+from spool.query.explain import why
 from spool.query.jobs import JobFilter, JobList, counts, list_jobs
 from spool.query.outlook import UNKNOWN, Outlook, OutlookReader
 from spool.query.progress import progress_of
