@@ -20,7 +20,7 @@ from extras.machine.sharing import BOB, gpu_share, write
 from plugins.fake_nvml import FakeNvml
 from spool.client import service
 from spool.core.errors import SpoolError, SpoolUnusable
-from spool.extras.machine import install_steps, machinefile, status, verb
+from spool.extras.machine import machinefile, status, verb
 from spool.extras.machine.machinefile import MachineConfig
 from spool.machine import shared
 from spool.machine.host import Host
@@ -43,9 +43,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let what is the machine's lie in a directory of this test, and return that."""
     here = tmp_path / "machine"
     here.mkdir()
-    monkeypatch.setattr(install_steps, "_UNITS", f"{here}/units")
-    monkeypatch.setattr(install_steps, "_SYSUSERS", f"{here}/sysusers.d/spool-machine.conf")
-    monkeypatch.setattr(install_steps, "_BOOTED", str(here))
+    monkeypatch.setattr(verb, "_UNITS", f"{here}/units")
+    monkeypatch.setattr(verb, "_SYSUSERS", f"{here}/sysusers.d/spool-machine.conf")
+    monkeypatch.setattr(verb, "_BOOTED", str(here))
     monkeypatch.setattr(shared, "MACHINE_FILE", f"{here}/etc/machine.toml")
     monkeypatch.setattr(machinefile, "FILES", (replace(machinefile.FILES[0], path=shared.MACHINE_FILE),))
     monkeypatch.setattr(service, "program", lambda: PROGRAM)
@@ -205,21 +205,21 @@ def test_a_command_that_fails_is_told(machine: Path) -> None:
     """The message has the command and what it said."""
     (machine / "bin" / "systemctl").write_text("#!/bin/sh\necho no such unit >&2\nexit 4\n")
     with pytest.raises(SpoolError, match=r"cannot run `systemctl daemon-reload`: no such unit"):
-        install_steps.carry_out("systemctl daemon-reload")
+        verb.carry_out("systemctl daemon-reload")
     with pytest.raises(SpoolError, match=r"cannot run `install -d /dev/null/a; true`: .*Not a directory"):
-        install_steps.carry_out("install -d /dev/null/a; true")
+        verb.carry_out("install -d /dev/null/a; true")
 
 
 @pytest.mark.parametrize("home", ["/home/alice/.local/bin/spool", "/run/user/1000/venv/bin/spool"])
 def test_a_program_in_a_home_is_not_installed(home: str) -> None:
     """The service sees no home, and the program's owner could change what runs for all."""
     with pytest.raises(SpoolError, match="is in a home directory"):
-        install_steps.steps((home,), force=False)
+        verb.steps((home,), force=False)
 
 
 def test_without_systemd_the_commands_are_told(spool: Command, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is changed; the commands make the account and the directories and serve without any privilege."""
-    monkeypatch.setattr(install_steps, "_BOOTED", f"{machine}/no-systemd")
+    monkeypatch.setattr(verb, "_BOOTED", f"{machine}/no-systemd")
     said = spool("machine", "install")
     assert said.code == 1
     assert "systemd does not run this machine" in said.err
