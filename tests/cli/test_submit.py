@@ -10,8 +10,7 @@ import stat
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
