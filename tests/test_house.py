@@ -115,7 +115,7 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7400,
+    "cli": 7300,
     "client": 2950,
     "core": 8900,
     "dispatcher": 8350,
@@ -125,7 +125,7 @@ BUDGET = {
     "extras/amd": 250,
     "extras/capture": 1350,
     "extras/containers": 350,
-    "extras/engines": 2900,
+    "extras/engines": 2850,
     "extras/foreign": 1450,
     "extras/functions": 1250,
     "extras/here": 500,

@@ -268,12 +268,6 @@ def _dependencies(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[
     return [*kinds, *(f"{kind}:{word}" if colon else word for word in words)]
 
 
-def _columns(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
-    from spool.cli import ls
-
-    return ls.COLUMNS
-
-
 def _signals(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
     from spool.formats.values import WARNING_SIGNALS
 
@@ -307,7 +301,7 @@ _ARGUMENTS: Mapping[str, _Words | str] = {
 _OPTIONS: Mapping[str, _Words | str] = {
     **{option.word: _fixed(option.words) for option in OPTIONS if option.words and not option.value},
     **{word: _contributed(target) for each in capabilities() for word, target in each.completions.items()},
-    "columns": _listed(_columns),
+    "columns": _listed(lambda ctx, spool, typed: loaded("spool.cli.ls:COLUMNS")),
     "depends_on": _dependencies,
     "env": _variables,
     "export": _listed(_exports),

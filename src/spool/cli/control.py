@@ -279,7 +279,10 @@ def _ask_about(spool: Spool, names: Sequence[str]) -> None:
 
     There is no question if they are one job or the tasks of one array.
     """
-    if len(names) < 2 or _is_one_array(spool, names):
+    from spool.core.arrays import array_of
+
+    arrays = {array_of(name) for name in names}
+    if len(names) < 2 or (len(arrays) == 1 and spool.newest_array(*arrays) is not None):
         return
     shown = some_of(names, _MOST_SHOWN)
     if not sys.stdin.isatty() or not sys.stderr.isatty():
@@ -288,12 +291,6 @@ def _ask_about(spool: Spool, names: Sequence[str]) -> None:
         raise UsageError(cannot("requeue", f"{len(names)} failed jobs", why, remedy=remedy))
     if not click.confirm(f"Run {len(names)} failed jobs again: {shown}?", err=True):
         raise SpoolError("nothing was requeued; --since 1h takes only what failed in the last hour")
-
-
-def _is_one_array(spool: Spool, names: Sequence[str]) -> bool:
-    from spool.core.arrays import array_of
-
-    return len({array_of(name) for name in names}) == 1 and spool.newest_array(array_of(names[0])) is not None
 
 
 def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] | None:

@@ -63,8 +63,10 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         if asked.lines is not None:
             given["rows"] = rows = scripts.rows_of(asked.lines)
             searched = "\n".join(row["line"] for row in rows)
+        text = searched if isinstance(searched, str) else shlex.join(searched)
+        source = what.source or scripts.ScriptText(text, "the command", is_script=False)
         for other in others:
-            other.surround(what.source or _searched(searched), name, given, exported, not (asked.export or export))
+            other.surround(source, name, given, exported, not (asked.export or export))
         keys = job_keys(what.command, given, exported)
     except FileNotFoundError:
         why = "the current directory no longer exists; give --workdir an absolute path"
@@ -121,12 +123,6 @@ def _free_name(root: str, name: str) -> str:
     free = fresh_name(root, name)
     tell(f"job {name} has not ended, so this one is {free}")
     return free
-
-
-def _searched(command: str | Sequence[str]) -> scripts.ScriptText:
-    """Return what a command that is no script is searched for: its text, or its words."""
-    text = command if isinstance(command, str) else shlex.join(command)
-    return scripts.ScriptText(text, "the command", is_script=False)
 
 
 def _has_script_on_stdin() -> bool:

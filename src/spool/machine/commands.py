@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from spool.core.model import SECOND_NS
 from spool.machine.child_process import ChildProcess, import_path
@@ -97,16 +98,7 @@ class CommandRunner:
     def order(self, command: Command) -> int:
         """Queue a command; return the number of its answer."""
         self._number += 1
-        said = {
-            "number": self._number,
-            "arguments": command.arguments,
-            "environment": None if command.environment is None else dict(command.environment),
-            "within_s": command.within_s,
-            "urgent": command.urgent,
-            "input": command.standard_input,
-            "ends_on": command.ends_on,
-        }
-        line = json.dumps(said, separators=(",", ":")).encode() + b"\n"
+        line = _line(self._number, command)
         # Each command before it in the helper may take all of its time.
         waits = 1 + len(self._orders) // AT_ONCE
         within_ns = int(command.within_s * 1e9) * waits + _PATIENCE_NS
@@ -163,6 +155,10 @@ class CommandRunner:
         return {**self._environment(), "PYTHONPATH": import_path()}
 
 
+def _line(number: int, value: Command | CommandEnd) -> bytes:
+    return json.dumps({"number": number, **asdict(value)}, separators=(",", ":")).encode() + b"\n"
+
+
 def _answer(line: bytes) -> tuple[int, CommandEnd]:
     try:
         said = json.loads(line)
@@ -174,25 +170,23 @@ def _answer(line: bytes) -> tuple[int, CommandEnd]:
 # The helper.
 
 
-def _run(order: Mapping[str, object], say: Callable[[Mapping[str, object]], None]) -> None:
-    """Run one command and report its result."""
-    arguments, environment, within_s = order["arguments"], order["environment"], order["within_s"]
+def run(command: Command) -> CommandEnd:
+    """Run one command, and wait for its end."""
     try:
         process = subprocess.Popen(
-            arguments,  # type: ignore[call-overload]
-            env=environment,
-            stdin=subprocess.PIPE if order["input"] else subprocess.DEVNULL,
+            command.arguments,
+            env=command.environment,
+            stdin=subprocess.PIPE if command.standard_input else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # a signal to the helper's group does not reach the command
             cwd="/",
         )
     except (OSError, ValueError) as error:
-        say({"number": order["number"], "status": 127, "out": "", "err": str(error)})
-        return
+        return CommandEnd(127, "", str(error))
     status: int | None = None
     try:
-        out, err = _outputs(process, str(order["input"]).encode(), float(within_s), str(order["ends_on"]).encode())  # type: ignore[arg-type]
+        out, err = _outputs(process, command)
         status = process.returncode
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
@@ -201,18 +195,14 @@ def _run(order: Mapping[str, object], say: Callable[[Mapping[str, object]], None
             out, err = process.communicate(timeout=_LAST_WORDS_S)
         except subprocess.TimeoutExpired:  # another process holds its output open
             out, err = b"", b""
-        err += f"ended after {within_s}s without an answer".encode()
-    words = {"out": out.decode("utf-8", "replace"), "err": err.decode("utf-8", "replace")}
-    say({"number": order["number"], "status": status, **words})
+        err += f"ended after {command.within_s}s without an answer".encode()
+    return CommandEnd(status, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
 
 
-def _outputs(process: subprocess.Popen[bytes], text: bytes, within_s: float, ends_on: bytes) -> tuple[bytes, bytes]:
-    """Return what a process that reads *text* has written; it is ended once that holds *ends_on*.
-
-    Raises TimeoutExpired.
-    """
-    left: bytes | None = text or None
-    until = time.monotonic() + within_s
+def _outputs(process: subprocess.Popen[bytes], command: Command) -> tuple[bytes, bytes]:
+    """Return what a process has written; it is ended once that holds `ends_on`. Raises TimeoutExpired."""
+    left: bytes | None = command.standard_input.encode() or None
+    until, ends_on = time.monotonic() + command.within_s, command.ends_on.encode()
     while True:
         remains_s = until - time.monotonic()
         try:
@@ -231,10 +221,11 @@ def main() -> None:
     """Run the commands on standard input until its end, and exit at once, even if some are still running."""
     speaking = threading.Lock()
 
-    def say(answer: Mapping[str, object]) -> None:
+    def carry_out(number: int, command: Command) -> None:
+        line = _line(number, run(command))
         with speaking:
             try:
-                sys.stdout.buffer.write(json.dumps(answer, separators=(",", ":")).encode() + b"\n")
+                sys.stdout.buffer.write(line)
                 sys.stdout.buffer.flush()
             except OSError:  # the other end is closed
                 os._exit(0)
@@ -243,8 +234,9 @@ def main() -> None:
     for line in sys.stdin.buffer:
         try:
             order = json.loads(line)
-            lanes[bool(order["urgent"])].submit(_run, order, say)
-        except (ValueError, KeyError):
+            number, command = order.pop("number"), Command(**order)
+            lanes[command.urgent].submit(carry_out, number, command)
+        except (ValueError, KeyError, TypeError):
             continue
     os._exit(0)
 

@@ -36,7 +36,7 @@ class FakeSlurm(ClusterEngine):
 
     jobs: ClassVar[list[Job]] = []
 
-    def __init__(self, language: Language, home: Home | None) -> None:
+    def __init__(self, language: Language, home: Home | None, **_: Any) -> None:
         commands: Any = Commands()
         super().__init__(language, home, commands, lambda: commands.now_ns)
 

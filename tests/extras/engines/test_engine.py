@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,8 @@ from spool.core.model import SECOND_NS, ArrayTask, Jid, Request, Spec
 from spool.executors import Launch
 from spool.executors.base import EngineEnd
 from spool.extras.engines.engine import ClusterEngine
-from spool.extras.engines.language import EngineSettings, SlurmConfig
 from spool.extras.engines.run import GRACE_NS, LOG_GRACE_NS, ClusterRun
-from spool.extras.engines.slurm import SlurmLanguage
+from spool.extras.engines.slurm import SlurmConfig, SlurmLanguage
 from spool.formats.config import Config
 from spool.formats.run_records import VOID_JID, parse_jid
 from spool.machine.commands import Command, CommandEnd
@@ -123,7 +122,13 @@ class Bench:
     def dispatcher(self) -> ClusterEngine:
         """Return the engine as another dispatcher has it."""
         commands: Any = self.commands
-        self.engine = ClusterEngine(SlurmLanguage(lambda: self.config), self.folder, commands, lambda: self.now_ns)
+        self.engine = ClusterEngine(
+            SlurmLanguage(lambda: self.config),
+            self.folder,
+            commands,
+            lambda: self.now_ns,
+            lambda: self.config.other_hosts_gone,
+        )
         return self.engine
 
     def start(self, name: str = "a", spec: Spec | None = None) -> ClusterRun:
@@ -137,21 +142,28 @@ class Bench:
         self.now_ns += int(later_s * 1e9)
         return {run.key[0] for run in self.engine.work()}
 
-    def look(self, *lines: str, status: int | None = 0, err: str = "") -> set[str]:
+    def answer(self, program: str, status: int | None = 0, out: str = "", err: str = "") -> set[str]:
+        """Answer the oldest open order of *program*; return the jobs of which there is news."""
+        self.commands.answer(program, status, out, err)
+        return self.work()
+
+    def list(self, *lines: str) -> set[str]:
+        """Answer the open question about all jobs with those lines."""
+        return self.answer("squeue", out="".join(f"{line}\n" for line in (TITLES, *lines)))
+
+    def look(self, *lines: str, status: int | None = 0, err: str = "", out: str | None = None) -> set[str]:
         """Have the engine ask about all jobs, and answer with those lines."""
         self.work(100)
         if any(self.commands.ordered[number - 1][0] == "scontrol" for number in self.commands.open):
-            self.commands.answer("scontrol", out=self.settings)
-            self.work()
-        self.commands.answer("squeue", status, "".join(f"{line}\n" for line in (TITLES, *lines)), err)
-        return self.work()
+            self.answer("scontrol", out=self.settings)
+        text = "".join(f"{line}\n" for line in (TITLES, *lines))
+        return self.answer("squeue", status, text if out is None else out, err)
 
     def handed(self, status: int | None = 0, out: str = "", err: str = "", name: str = "a") -> ClusterRun:
         """Start a run, and have sbatch answer so."""
         run = self.start(name)
         self.work()
-        self.commands.answer("sbatch", status, out, err)
-        self.work()
+        self.answer("sbatch", status, out, err)
         return run
 
     def submitted(self, name: str = "a", job: str = "7") -> ClusterRun:
@@ -162,6 +174,12 @@ class Bench:
         self.look(line("7", "RUNNING"))
         return run
 
+    def stop(self, run: ClusterRun, *, kill: bool = False) -> bool:
+        """Have it told to end; return whether nothing is left of it."""
+        is_over = run in self.engine.terminate({run: kill})
+        self.work()
+        return is_over
+
     def spoke(self, code: int | None = None, log: str = "", name: str = "a") -> None:
         """Leave what a wrapper writes at its begin, and its exit code and Slurm's log if they are given."""
         self.folder.put_record(name, 1, layout.JID, b"1 1 b - n1 slurm:7\n")
@@ -170,15 +188,35 @@ class Bench:
         if log:
             self.folder.put_record(name, 1, layout.ENGINE_LOG, f"{log}\n".encode())
 
+    def engine_record(self, name: str = "a") -> str:
+        return (self.folder.record(name, 1, layout.ENGINE) or b"").decode()
+
+    def cancels(self) -> list[str]:
+        """Return what scancel was told."""
+        return [" ".join(words[1:]) for words in self.commands.asked("scancel")]
+
+    def sent(self) -> list[tuple[str, ...]]:
+        return self.commands.asked("sbatch")
+
 
 def line(job: str, state: str, reason: str = "None", name: str = "a", node: str = "n1", mark: str = "") -> str:
     """Return a line of squeue."""
     return f"{job}\t{state}\t{reason}\t{node}\t{mark or f'spool:{ID}:{name}:1'}"
 
 
+def with_settings(**settings: Any) -> Config:
+    """Return a configuration with that table `[slurm]`."""
+    return Config(parts=(("engines", {"slurm": SlurmConfig(**settings)}),))
+
+
 def word_of(run: ClusterRun) -> EngineWord | None:
-    """Return how a run has ended by its engine."""
-    return run.ending.word if run.ending is not None else None
+    """Return how a run has ended by its engine, once it is gone."""
+    return run.ending.word if run.ending is not None and run.liveness() is Liveness.GONE else None
+
+
+def is_alive(run: ClusterRun) -> bool:
+    """Whether nothing has ended the run so far."""
+    return run.liveness() is Liveness.ALIVE
 
 
 @pytest.fixture
@@ -196,12 +234,10 @@ def test_a_run_is_handed_over_with_its_mark_and_remembered_by_its_id(bench: Benc
     run = bench.start()
     assert run.waits is not None
     bench.look()
-    bench.commands.answer("sbatch", out="7\n")
-    assert bench.work() == {"a"}
-    (words,) = bench.commands.asked("sbatch")
+    assert bench.answer("sbatch", out="7\n") == {"a"}
+    (words,) = bench.sent()
     assert f"--comment=spool:{ID}:a:1" in words
-    assert bench.folder.record("a", 1, layout.ENGINE) == b"slurm lab 7\n"
-    assert run.liveness() is Liveness.ALIVE
+    assert (bench.engine_record(), is_alive(run)) == ("slurm lab 7\n", True)
 
 
 def test_what_waits_in_the_engine_says_why(bench: Bench) -> None:
@@ -240,11 +276,10 @@ FAILED = "sbatch: error: Batch job submission failed: "
 def test_a_lost_answer_is_found_again_by_its_mark(bench: Bench, status: int | None, err: str) -> None:
     """Whatever became of sbatch, the job that it has made is the run's, and no other is submitted."""
     run = bench.handed(status, err=err)
-    assert (run.refusal, run.liveness()) == (None, Liveness.ALIVE)
+    assert (run.refusal, is_alive(run)) == (None, True)
     assert bench.look(line("8", "PENDING")) == {"a"}
-    assert (run.id, run.liveness()) == ("8", Liveness.ALIVE)
-    assert (bench.folder.record("a", 1, layout.ENGINE) or b"").split()[2] == b"8"
-    assert len(bench.commands.asked("sbatch")) == 1
+    assert (run.id, is_alive(run), bench.engine_record()) == ("8", True, "slurm lab 8\n")
+    assert len(bench.sent()) == 1
 
 
 def test_what_two_answers_do_not_have_was_never_submitted(bench: Bench) -> None:
@@ -254,36 +289,27 @@ def test_what_two_answers_do_not_have_was_never_submitted(bench: Bench) -> None:
     bench.look()  # put while sbatch is at work
     bench.work(100)
     bench.commands.answer("sbatch", None)
-    bench.commands.answer("squeue", out=f"{TITLES}\n")  # was under way
-    bench.work()
+    bench.list()  # was under way
     bench.look()
-    assert run.liveness() is Liveness.ALIVE
+    assert is_alive(run)
     assert bench.look() == {"a"}
     assert run.liveness() is Liveness.ABSENT
 
 
 def test_nothing_is_handed_over_while_a_submission_is_in_doubt(bench: Bench) -> None:
     """A controller that does not answer one job is asked about that one before it is given more."""
-    bench.start("a")
-    bench.work()
-    bench.commands.answer("sbatch", 1, err="Unable to contact slurm controller")
-    bench.work()
+    bench.handed(1, err="Unable to contact slurm controller")
     bench.start("b")
     bench.work()
-    assert len(bench.commands.asked("sbatch")) == 1
+    assert len(bench.sent()) == 1
     bench.look()
     bench.work()
-    assert len(bench.commands.asked("sbatch")) == 2
+    assert len(bench.sent()) == 2
 
 
 def test_a_refused_run_says_so_in_the_engine_s_words(bench: Bench) -> None:
     """Slurm keeps a record of what it refuses, with our mark; that is no job of ours."""
-    run = bench.start()
-    bench.work()
-    bench.commands.answer(
-        "sbatch", 1, err="sbatch: error: Batch job submission failed: Requested node configuration is not available\n"
-    )
-    assert bench.work() == {"a"}
+    run = bench.handed(1, err=f"{FAILED}Requested node configuration is not available\n")
     assert run.refusal == "Slurm refuses it: Requested node configuration is not available"
     assert bench.look(line("9", "FAILED", "BadConstraints")) == set()
     assert run.liveness() is Liveness.ABSENT
@@ -299,43 +325,35 @@ def test_a_refused_run_says_so_in_the_engine_s_words(bench: Bench) -> None:
 )
 def test_what_is_refused_for_now_waits_and_is_not_held(bench: Bench, words: str) -> None:
     """A limit, or a controller that cannot store the job: nothing is wrong with the job."""
-    run = bench.handed(1, err=f"sbatch: error: Batch job submission failed: {words}\n")
-    assert run.refusal is None
-    assert len(bench.commands.asked("sbatch")) == 1
+    run = bench.handed(1, err=f"{FAILED}{words}\n")
+    assert (run.refusal, len(bench.sent())) == (None, 1)
     bench.work(31)
-    assert len(bench.commands.asked("sbatch")) == 2
-
-
-def test_what_slurm_cannot_be_asked_for_is_refused_without_asking(bench: Bench) -> None:
-    """A job that shares a GPU is not handed over unless the configuration says how."""
-    spec = Spec("true", request=Request(gpus=1, gpu_memory_bytes=4 << 30))
-    run = bench.start(spec=spec)
-    assert bench.work() == {"a"}
-    assert "gpu_memory" in (run.refusal or "")
-    bench.config = Config(parts=(("engines", EngineSettings(slurm=SlurmConfig(gpu_memory="shard"))),))
-    bench.start("b", spec)
-    bench.work()
-    assert "--gres=shard:4" in bench.commands.asked("sbatch")[0]
+    assert len(bench.sent()) == 2
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
+        ({"gpu_memory_bytes": 4 << 30}, "it shares a GPU (gpu_memory)"),
         ({"gpu_min_memory_bytes": 40 << 30}, "it needs GPUs of a least size (gpu_min_memory)"),
         ({"gpu_types": ("A100", "H100")}, "it takes any of several GPU types (A100, H100)"),
     ],
 )
-def test_which_of_several_gpus_is_said_to_slurm_by_its_features(
+def test_what_slurm_cannot_be_asked_for_is_refused_without_asking(
     bench: Bench, asked: dict[str, Any], words: str
 ) -> None:
-    """A least size and a list of types are refused with what to write instead; one type is handed over."""
+    """The words say what to write instead; one type is handed over, and a share where the configuration says how."""
     run = bench.start(spec=Spec("true", request=Request(gpus=1, **asked)))
     assert bench.work() == {"a"}
     assert words in (run.refusal or "")
-    assert 'write executor_options = ["--constraint=A|B"]' in (run.refusal or "")
-    bench.start("b", Spec("true", request=Request(gpus=1, gpu_types=("A100",))))
+    instead = "shard" if "gpu_memory_bytes" in asked else 'write executor_options = ["--constraint=A|B"]'
+    assert instead in (run.refusal or "")
+    bench.config = with_settings(gpu_memory="shard")
+    bench.start("b", Spec("true", request=Request(gpus=1, gpu_memory_bytes=4 << 30)))
+    bench.start("c", Spec("true", request=Request(gpus=1, gpu_types=("A100",))))
     bench.work()
-    assert "--gres=gpu:A100:1" in bench.commands.asked("sbatch")[0]
+    shared, typed = bench.sent()
+    assert ("--gres=shard:4" in shared, "--gres=gpu:A100:1" in typed) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -343,25 +361,20 @@ def test_which_of_several_gpus_is_said_to_slurm_by_its_features(
 )
 def test_nothing_is_concluded_from_silence(bench: Bench, status: int | None, err: str) -> None:
     """However long it lasts, runs live, nothing is handed over, and the questions become fewer."""
-    run, doubtful = bench.submitted("a"), bench.start("b")
-    bench.work()
-    bench.commands.answer("sbatch", None)
-    bench.work()
+    run, doubtful = bench.submitted("a"), bench.handed(None, name="b")
     bench.look(line("7", "RUNNING"))
     bench.work()
     assert bench.look(status=status, err=err) == {"b"}  # whose reason is the silence now
     for _ in range(20):
         assert bench.look(status=status, err=err) == set()
-    assert (run.liveness(), doubtful.liveness()) == (Liveness.ALIVE, Liveness.ALIVE)
+    assert (is_alive(run), is_alive(doubtful)) == (True, True)
     assert "has not answered since" in (bench.engine.unavailable() or "")
     asked = len(bench.commands.asked("scontrol"))
-    bench.work(59)
-    assert len(bench.commands.asked("scontrol")) == asked
-    bench.work(1)
-    assert len(bench.commands.asked("scontrol")) == asked + 1
+    for seconds, more in ((59, 0), (1, 1)):
+        bench.work(seconds)
+        assert len(bench.commands.asked("scontrol")) == asked + more
     bench.look(line("7", "RUNNING"), line("8", "RUNNING", name="b"))
-    assert bench.engine.unavailable() is None
-    assert doubtful.id == "8"
+    assert (bench.engine.unavailable(), doubtful.id) == (None, "8")
 
 
 def test_a_run_that_was_claimed_says_that_its_engine_is_away(bench: Bench) -> None:
@@ -378,20 +391,24 @@ def test_a_run_that_was_claimed_says_that_its_engine_is_away(bench: Bench) -> No
     assert (bench.engine.away, waits.waits) == ("", "Slurm: PENDING (Priority)")
 
 
-@pytest.mark.parametrize("text", ["", "nonsense\n", "\t\t\t\t\n", "7\n", "x\tRUNNING\t\t\tspool:\n", "\x00\xff\n"])
-def test_a_line_that_cannot_be_read_is_passed_over(bench: Bench, text: str) -> None:
-    """The other lines count, and the run is where they say."""
+@pytest.mark.parametrize(
+    ("before", "state"),
+    [
+        *(
+            (text, "RUNNING")
+            for text in ("", "nonsense\n", "\t\t\t\t\n", "7\n", "x\tRUNNING\t\t\tspool:\n", "\x00\xff\n")
+        ),
+        *(("", state) for state in ("FROBNICATING", "RUNNING*", "-", "completed?")),
+    ],
+)
+def test_what_cannot_be_read_is_passed_over(bench: Bench, before: str, state: str) -> None:
+    """Other lines count; a word that we do not know is that of a live job: a later Slurm may have more states."""
     run = bench.submitted()
-    bench.look(text + line("7", "RUNNING"))
-    assert run.waits is None
+    bench.look(before + line("7", state))
+    assert (run.waits, is_alive(run)) == (None, True)
 
 
-@pytest.mark.parametrize("word", ["FROBNICATING", "RUNNING*", "-", "completed?"])
-def test_an_unknown_word_is_that_of_a_live_job(bench: Bench, word: str) -> None:
-    """A later Slurm may have more states than we know."""
-    run = bench.submitted()
-    bench.look(line("7", word))
-    assert run.liveness() is Liveness.ALIVE
+# How runs end.
 
 
 @pytest.mark.parametrize(
@@ -411,18 +428,23 @@ def test_a_word_that_explains_an_end_is_believed_at_once(bench: Bench, state: st
     bench.spoke()
     assert bench.look(line("7", state)) == {"a"}
     assert run.liveness() is Liveness.GONE
-    assert (run.ending.word, run.ending.said) == (word, f"Slurm says {state}")
+    assert run.ending == EngineEnd(word, f"Slurm says {state}")
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "FAILED", None])
 def test_an_exit_code_may_be_late(bench: Bench, state: str | None) -> None:
-    """A network file system may be a minute behind: an end without a reason or a code is believed after two."""
+    """A network file system may be a minute behind: an end without a reason or a code is believed after two.
+
+    It may also list a record whose content it does not have yet.
+    """
     run = bench.submitted()
     bench.spoke()
     lines = [line("7", state)] if state else []
     bench.look(*lines)
     bench.look(*lines)
-    assert run.liveness() is Liveness.ALIVE
+    assert is_alive(run)
+    bench.folder.put_record("a", 1, layout.RC, b"")
+    assert is_alive(run)
     bench.folder.put_record("a", 1, layout.RC, b"0\n")
     assert run.liveness() is Liveness.GONE
     bench.folder.path("a", 1, layout.RC).unlink()
@@ -430,12 +452,16 @@ def test_an_exit_code_may_be_late(bench: Bench, state: str | None) -> None:
     assert run.liveness() is Liveness.GONE
 
 
+def _cut_short(due_to: str = "") -> str:
+    return f"slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00{due_to} ***"
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***", "timeout"),
-        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***", "preempted"),
-        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***", "cancelled"),
+        (_cut_short(" DUE TO TIME LIMIT"), "timeout"),
+        (_cut_short(" DUE TO PREEMPTION"), "preempted"),
+        (_cut_short(), "cancelled"),
         ("slurmstepd: error: StepId=7.batch exceeded memory limit (2 > 1), being killed", "out_of_memory"),
         ("CANCELLED AT noon, says the job itself", "forgotten"),
     ],
@@ -446,49 +472,45 @@ def test_what_slurm_has_forgotten_its_own_log_tells(bench: Bench, text: str, wor
     bench.spoke(143, text)
     bench.look()
     bench.look()
-    assert run.liveness() is Liveness.GONE
     assert word_of(run) == word
 
 
 def test_a_run_on_a_node_that_is_lost_is_over_when_the_node_is_back(bench: Bench) -> None:
     """Its processes may live on as long as nobody has spoken to the node; people may also give it up."""
-    run = bench.submitted()
+    run = bench.running()
     bench.spoke()
-    bench.look(line("7", "RUNNING"))
     for state in ("down*", "unknown*"):
         bench.look(line("7", "NODE_FAIL", node="n1"))
-        bench.commands.answer("sinfo", out=f"n1\t{state}\nn2\tidle\n")
-        bench.work()
+        bench.answer("sinfo", out=f"n1\t{state}\nn2\tidle\n")
         bench.now_ns += 10 * GRACE_NS
-        assert run.liveness() is Liveness.ALIVE
+        assert is_alive(run)
     bench.config = Config(other_hosts_gone=("n1",))
     assert run.liveness() is Liveness.GONE
     bench.config = Config()
     bench.look(line("7", "NODE_FAIL", node="n1"))
-    bench.commands.answer("sinfo", out="n1\tidle\n")
-    assert bench.work() == {"a"}
-    assert run.liveness() is Liveness.ALIVE
+    assert bench.answer("sinfo", out="n1\tidle\n") == {"a"}
+    assert is_alive(run)
     bench.now_ns += GRACE_NS
     assert run.liveness() is Liveness.GONE
+
+
+# How they are stopped.
 
 
 def test_a_stop_tells_the_wrapper_once_and_then_ends_the_job(bench: Bench) -> None:
     """The batch script alone is told to end, however often it is pressed; the force comes after the grace."""
     run = bench.running()
     for _ in range(3):
-        assert not bench.engine.terminate({run: False})
-        bench.work()
-    assert bench.commands.asked("scancel") == [("scancel", "--batch", "--signal=TERM", "7")]
-    bench.engine.terminate({run: True})
-    bench.engine.terminate({run: True})
-    bench.work()
-    assert bench.commands.asked("scancel")[1:] == [("scancel", "7")]
+        assert not bench.stop(run)
+    assert bench.cancels() == ["--batch --signal=TERM 7"]
+    bench.stop(run, kill=True)
+    bench.stop(run, kill=True)
+    assert bench.cancels()[1:] == ["7"]
     bench.now_ns += 40 * SECOND_NS
-    bench.engine.terminate({run: True})
-    bench.work()
-    assert len(bench.commands.asked("scancel")) == 3
+    bench.stop(run, kill=True)
+    assert len(bench.cancels()) == 3
     bench.look(line("7", "CANCELLED"))
-    assert list(bench.engine.terminate({run: True})) == [run]
+    assert bench.stop(run, kill=True)
 
 
 def test_a_stop_of_what_is_suspended_there_needs_no_grace(bench: Bench) -> None:
@@ -496,85 +518,84 @@ def test_a_stop_of_what_is_suspended_there_needs_no_grace(bench: Bench) -> None:
     run = bench.submitted()
     bench.look(line("7", "SUSPENDED"))
     for _ in range(3):
-        assert not bench.engine.terminate({run: False})
-        bench.work()
-    assert bench.commands.asked("scancel") == [("scancel", "7")]
+        assert not bench.stop(run)
+    assert bench.cancels() == ["7"]
 
 
 def test_a_stop_of_what_waits_there_never_touches_what_has_begun(bench: Bench) -> None:
     """If it has begun in the meantime, it is asked to end like any other."""
     run = bench.submitted()
     bench.look(line("7", "PENDING"))
-    bench.engine.terminate({run: False})
+    bench.stop(run)
     bench.look(line("7", "RUNNING"))
-    bench.engine.terminate({run: False})
-    bench.work()
-    assert bench.commands.asked("scancel") == [
-        ("scancel", "--state=PENDING", "7"),
-        ("scancel", "--batch", "--signal=TERM", "7"),
-    ]
+    bench.stop(run)
+    assert bench.cancels() == ["--state=PENDING 7", "--batch --signal=TERM 7"]
 
 
 def test_a_stop_of_what_is_not_handed_over_ends_it_here(bench: Bench) -> None:
     """It leaves the line, and Slurm never hears of it; one that is on its way is awaited."""
-    bench.config = Config(parts=(("engines", EngineSettings(slurm=SlurmConfig(submit_per_second=0.1))),))
+    bench.config = with_settings(submit_per_second=0.1)
     first, second = bench.start("a"), bench.start("b")
     bench.work()
     assert list(bench.engine.terminate({first: False, second: False})) == [second]
     assert second.liveness() is Liveness.ABSENT
-    bench.commands.answer("sbatch", out="7\n")
-    bench.work()
-    bench.engine.terminate({first: False})
-    bench.work()
-    assert bench.commands.asked("scancel") == [("scancel", "--state=PENDING", "7")]
+    bench.answer("sbatch", out="7\n")
+    bench.stop(first)
+    assert bench.cancels() == ["--state=PENDING 7"]
 
 
 def test_an_order_that_nobody_heard_is_given_again(bench: Bench) -> None:
     """A cancel that falls into the absence of the controller is sent once that is back."""
-    run = bench.running()
-    bench.engine.terminate({run: False})
+    bench.stop(bench.running())
+    bench.answer("scancel", 1, err="scancel: error: Unable to contact slurm controller")
     bench.work()
-    bench.commands.answer("scancel", 1, err="scancel: error: Unable to contact slurm controller")
-    bench.work()
-    bench.work()
-    assert len(bench.commands.asked("scancel")) == 1
-    due = bench.engine.due_ns()
-    assert due is not None
-    assert due > bench.now_ns  # it does not spin until then
+    assert len(bench.cancels()) == 1
+    assert (bench.engine.due_ns() or 0) > bench.now_ns  # it does not spin until then
     bench.look(line("7", "RUNNING"))
     bench.work()
-    assert len(bench.commands.asked("scancel")) == 2
+    assert len(bench.cancels()) == 2
+
+
+@pytest.mark.parametrize("name", ["ALRM", "WINCH"])
+def test_a_signal_that_the_wrapper_does_not_pass_on_is_not_sent(bench: Bench, name: str) -> None:
+    """It would end the wrapper."""
+    run = bench.running()
+    assert (run.signal(name, None), run.signal("USR1", None)) == (0, 1)
+    bench.work()
+    assert bench.cancels() == ["--batch --signal=USR1 7"]
+
+
+# What an earlier dispatcher has left.
 
 
 def test_what_arrives_after_it_was_given_up_is_cancelled(bench: Bench) -> None:
     """Only a job of this spool whose jid is void; others, of this user or of a run that lives, are left alone."""
     bench.folder.put_record("ghost", 1, layout.JID, VOID_JID)
-    bench.folder.put_record("alive", 1, layout.JID, b"1 1 b - n1 slurm:6\n")
-    other = f"spool:{'f' * 16}:ghost:1"
+    bench.spoke(name="alive")
     bench.look(
         line("5", "PENDING", name="ghost"),
         line("6", "RUNNING", name="alive"),
-        line("4", "RUNNING", mark=other),
+        line("4", "RUNNING", mark=f"spool:{'f' * 16}:ghost:1"),
         line("3", "RUNNING", mark=f"spool:{ID}:../x:1"),
         line("2", "RUNNING", mark=f"spool:{ID}:::"),
     )
-    assert bench.commands.asked("scancel") == [("scancel", "5")]
+    assert bench.cancels() == ["5"]
 
 
 def test_the_next_dispatcher_knows_a_run_by_its_record_by_its_jid_or_by_its_mark(bench: Bench) -> None:
     """Each of the three is enough."""
     bench.folder.put_record("a", 1, layout.ENGINE, b"slurm lab 7\n")
     bench.dispatcher()
-    by_record, by_jid, by_mark = (bench.engine.adopt(name, 1, None) for name in ("a", "b", "c"))
+    by_record, by_jid, by_mark = runs = [bench.engine.adopt(name, 1, None) for name in ("a", "b", "c")]
     by_jid.identified(Jid(1, 1, "b", "-", "n1", "slurm:8"))
     bench.look(
         line("7", "RUNNING", mark="changed by a plugin"),
         line("8", "RUNNING", mark="(null)"),
         line("9", "RUNNING", name="c"),
     )
-    assert [run.id for run in (by_record, by_jid, by_mark)] == ["7", "8", "9"]
-    assert all(run.liveness() is Liveness.ALIVE for run in (by_record, by_jid, by_mark))
+    assert [(run.id, is_alive(run)) for run in runs] == [("7", True), ("8", True), ("9", True)]
     assert bench.engine.adopt("a", 1, None) is by_record
+    assert by_mark in runs
 
 
 def test_a_run_that_was_given_up_is_not_taken_up_again(bench: Bench) -> None:
@@ -583,9 +604,9 @@ def test_a_run_that_was_given_up_is_not_taken_up_again(bench: Bench) -> None:
     bench.folder.put_record("a", 1, layout.ENGINE, b"slurm lab 7\n")
     run = bench.engine.adopt("a", 1, None)
     assert run.liveness() is Liveness.ABSENT
-    bench.engine.drop(run)
+    run.close()
     bench.look(line("7", "PENDING"))
-    assert bench.commands.asked("scancel") == [("scancel", "7")]
+    assert bench.cancels() == ["7"]
 
 
 def test_a_full_disk_costs_the_record_and_not_the_run(bench: Bench) -> None:
@@ -593,14 +614,13 @@ def test_a_full_disk_costs_the_record_and_not_the_run(bench: Bench) -> None:
     run = bench.start()
     bench.work()
     bench.folder.full = True
-    bench.commands.answer("sbatch", out="7\n")
-    bench.work()
+    bench.answer("sbatch", out="7\n")
     assert run.id == "7"
     with pytest.raises(StartRefused):
         bench.start("b")
     bench.folder.full = False
     bench.look(line("7", "RUNNING"))
-    assert bench.folder.record("a", 1, layout.ENGINE) == b"slurm lab 7\n"
+    assert bench.engine_record() == "slurm lab 7\n"
 
 
 def test_an_idle_engine_asks_nothing(bench: Bench) -> None:
@@ -609,16 +629,6 @@ def test_an_idle_engine_asks_nothing(bench: Bench) -> None:
     assert bench.engine.due_ns() is not None
     bench.now_ns += 301 * SECOND_NS
     assert bench.engine.due_ns() is None
-
-
-@pytest.mark.parametrize("name", ["ALRM", "WINCH"])
-def test_a_signal_that_the_wrapper_does_not_pass_on_is_not_sent(bench: Bench, name: str) -> None:
-    """It would end the wrapper."""
-    run = bench.running()
-    assert run.signal(name, None) == 0
-    assert run.signal("USR1", None) == 1
-    bench.work()
-    assert bench.commands.asked("scancel") == [("scancel", "--batch", "--signal=USR1", "7")]
 
 
 def test_inherited_variables_do_not_change_what_slurm_is_asked_for(
@@ -637,25 +647,23 @@ def test_inherited_variables_do_not_change_what_slurm_is_asked_for(
 
 def test_every_order_of_answers_leaves_one_submission_for_each_run(bench: Bench) -> None:
     """Two runs, three kinds of answers to each: no more than one sbatch for a run, whatever comes in between."""
-    kinds: list[Callable[[str], None]] = [
-        lambda job: bench.commands.answer("sbatch", out=f"{job}\n") and None,
-        lambda job: bench.commands.answer("sbatch", None) and None,
-        lambda job: bench.commands.answer("sbatch", 1, err="Socket timed out") and None,
+    kinds: list[Callable[[str], object]] = [
+        lambda job: bench.commands.answer("sbatch", out=f"{job}\n"),
+        lambda job: bench.commands.answer("sbatch", None),
+        lambda job: bench.commands.answer("sbatch", 1, err="Socket timed out"),
     ]
-    number = 0
-    for first in kinds:
-        for second in kinds:
-            number += 2
-            names = f"x{number}", f"y{number}"
-            runs = [bench.start(name) for name in names]
-            for answer, name in zip((first, second), names, strict=True):
-                bench.look(*(line(str(n), "RUNNING", name=f"{c}{n}") for n in range(2, number, 2) for c in "xy"))
-                bench.work(20)
-                answer(name[1:])
-                bench.work()
-            for run in runs:
-                bench.engine.drop(run)
-    assert len(bench.commands.asked("sbatch")) == 2 * len(kinds) ** 2
+    for number, (first, second) in enumerate(product(kinds, kinds), 1):
+        number *= 2
+        names = f"x{number}", f"y{number}"
+        runs = [bench.start(name) for name in names]
+        for answer, name in zip((first, second), names, strict=True):
+            bench.look(*(line(str(n), "RUNNING", name=f"{c}{n}") for n in range(2, number, 2) for c in "xy"))
+            bench.work(20)
+            answer(name[1:])
+            bench.work()
+        for run in runs:
+            run.close()
+    assert len(bench.sent()) == 2 * len(kinds) ** 2
 
 
 # What administrators do.
@@ -683,12 +691,11 @@ def test_what_is_put_back_into_the_queue_has_ended(bench: Bench, log: str, rc: b
     waits = line("7", "PENDING", "BeginTime")
     bench.look(waits)
     assert bench.look(waits) == {"a"}
-    assert run.liveness() is Liveness.GONE
     assert word_of(run) is word
     bench.folder.put_record("a", 1, layout.RESULT, b"")
     run.close()
     bench.look(waits)
-    assert bench.commands.asked("scancel") == [("scancel", "7")]
+    assert bench.cancels() == ["7"]
 
 
 def test_what_began_after_the_question_was_not_put_back(bench: Bench) -> None:
@@ -696,9 +703,9 @@ def test_what_began_after_the_question_was_not_put_back(bench: Bench) -> None:
     run = bench.submitted()
     bench.spoke(5)
     bench.look(line("7", "PENDING", "Priority"))
-    assert run.liveness() is Liveness.ALIVE
+    assert is_alive(run)
     bench.look(line("7", "COMPLETING"))
-    assert run.liveness() is Liveness.ALIVE
+    assert is_alive(run)
 
 
 def test_a_job_that_waits_again_before_its_wrapper_has_spoken_goes_on_waiting(bench: Bench) -> None:
@@ -706,7 +713,7 @@ def test_a_job_that_waits_again_before_its_wrapper_has_spoken_goes_on_waiting(be
     run = bench.running()
     for _ in range(3):
         bench.look(line("7", "PENDING", "BeginTime"))
-    assert run.liveness() is Liveness.ALIVE
+    assert is_alive(run)
     assert run.ending is None
 
 
@@ -740,14 +747,8 @@ def test_an_answer_without_its_titles_is_silence(bench: Bench, out: str) -> None
     """A squeue that succeeds and says something else, or nothing, has not said that there are no jobs."""
     run = bench.submitted()
     for _ in range(4):
-        bench.work(100)
-        if any(bench.commands.ordered[number - 1][0] == "scontrol" for number in bench.commands.open):
-            bench.commands.answer("scontrol", out="ClusterName = lab\nMaxArraySize = 1001\n")
-            bench.work()
-        bench.commands.answer("squeue", out=out)
-        bench.work()
-    assert (run.liveness(), run.ending) == (Liveness.ALIVE, None)
-    assert bench.engine.silent
+        bench.look(out=out)
+    assert (is_alive(run), run.ending, bench.engine.silent) == (True, None, True)
     assert bench.engine.away.endswith(": it printed nothing") is (out == "")
 
 
@@ -755,8 +756,7 @@ def test_a_line_that_breaks_off_is_not_another_job(bench: Bench) -> None:
     """The mark of a:12 begins with that of a:1."""
     run = bench.running()
     bench.work(100)
-    bench.commands.answer("squeue", out=f"{TITLES}\n{line('9', 'CANCELLED')}")
-    bench.work()
+    bench.answer("squeue", out=f"{TITLES}\n{line('9', 'CANCELLED')}")
     assert run.id == "7"
     assert run.ending is None
 
@@ -819,27 +819,22 @@ def test_a_limit_on_the_number_of_jobs_keeps_jobs_waiting_and_holds_none(bench: 
     )
     run, second = bench.start("a"), bench.start("a2")
     bench.work()
-    for _ in range(2):
-        bench.commands.answer("sbatch", 1, err=full)
-    assert bench.work() == {"a", "a2"}
+    assert [bench.answer("sbatch", 1, err=full) for _ in range(2)] == [{"a"}, {"a2"}]
     assert (run.refusal, run.liveness()) == (None, Liveness.ALIVE)
     assert (run.waits or "").startswith("Slurm takes no more jobs for now: QOSMaxSubmitJobPerUserLimit; ")
     other = bench.start("b")
     bench.work(20)
-    assert len(bench.commands.asked("sbatch")) == 2
-    bench.commands.answer("squeue", out=f"{TITLES}\n")
-    bench.work()
+    assert len(bench.sent()) == 2
+    bench.list()
     due = bench.engine.due_ns()
     assert due is not None
     assert due > bench.now_ns
     bench.work(11)
-    assert [words[1] for words in bench.commands.asked("sbatch")[2:]] == ["--job-name=a"]  # one at a time
-    bench.commands.answer("sbatch", out="7\n")
-    bench.work()
-    assert [words[1] for words in bench.commands.asked("sbatch")[3:]] == ["--job-name=a2", "--job-name=b"]
+    assert [words[1] for words in bench.sent()[2:]] == ["--job-name=a"]  # one at a time
+    bench.answer("sbatch", out="7\n")
+    assert [words[1] for words in bench.sent()[3:]] == ["--job-name=a2", "--job-name=b"]
     bench.commands.answer("sbatch", out="8\n")
-    bench.commands.answer("sbatch", 1, err=full)
-    bench.work()
+    bench.answer("sbatch", 1, err=full)
     assert (run.id, second.id, other.id) == ("7", "8", None)
     assert list(bench.engine.terminate({other: False})) == [other]
 
@@ -849,15 +844,14 @@ def test_a_submission_that_arrived_twice_is_the_job_whose_wrapper_has_spoken(ben
     run = bench.submitted(job="8")
     bench.spoke()
     bench.look(line("8", "FAILED", "NonZeroExitCode"))
-    assert run.liveness() is Liveness.ALIVE
+    assert is_alive(run)
     assert run.id == "7"
-    assert bench.folder.record("a", 1, layout.ENGINE) == b"slurm lab 7\n"
+    assert bench.engine_record() == "slurm lab 7\n"
     bench.look(line("7", "RUNNING"), line("8", "FAILED", "NonZeroExitCode"))
     bench.now_ns += 10 * GRACE_NS
-    assert run.liveness() is Liveness.ALIVE
-    bench.engine.terminate({run: False})
-    bench.work()
-    assert bench.commands.asked("scancel") == [("scancel", "--batch", "--signal=TERM", "7")]
+    assert is_alive(run)
+    bench.stop(run)
+    assert bench.cancels() == ["--batch --signal=TERM 7"]
 
 
 def test_a_silence_does_not_bring_an_old_record_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -870,7 +864,7 @@ def test_a_silence_does_not_bring_an_old_record_back(bench: Bench, monkeypatch: 
     bench.look(status=1, err="Unable to contact slurm controller")
     bench.look(line("7", "RUNNING"), line("8", "PENDING"))
     assert run.id == "7"
-    assert bench.folder.record("a", 1, layout.ENGINE) == b"slurm lab 7\n"
+    assert bench.engine_record() == "slurm lab 7\n"
 
 
 def test_the_first_of_two_ends_the_run_though_the_second_still_waits(bench: Bench) -> None:
@@ -887,27 +881,23 @@ def test_a_wrapper_that_speaks_before_sbatch_answers_is_believed(bench: Bench) -
         run = bench.start(name)
         bench.work()
         bench.folder.put_record(name, 1, layout.JID, b"1 1 b - n1 slurm:7\n")
-        bench.engine.terminate({run: False})
-        bench.work()
-        assert bench.commands.asked("scancel")[-1] == ("scancel", "--batch", "--signal=TERM", "7")
+        bench.stop(run)
+        assert bench.cancels()[-1] == "--batch --signal=TERM 7"
         bench.commands.answer("sbatch", **answer)  # type: ignore[arg-type]
         bench.work()
         assert (run.id, run.liveness(), run.refusal) == ("7", Liveness.ALIVE, None)
-        bench.engine.drop(run)
+        run.close()
 
 
-@pytest.mark.parametrize(("mark", "named"), [("changed", ("--name=a",)), (f"spool:{ID}:a:1 and more", ())])
-def test_an_id_that_only_a_record_gives_ends_no_job_of_another_name(
-    bench: Bench, mark: str, named: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize(("mark", "named"), [("changed", "--name=a "), (f"spool:{ID}:a:1 and more", "")])
+def test_an_id_that_only_a_record_gives_ends_no_job_of_another_name(bench: Bench, mark: str, named: str) -> None:
     """Without the mark of its run a job is ended only if it is called as spool would have called it."""
     bench.folder.put_record("a", 1, layout.ENGINE, b"slurm lab 7\n")
     bench.dispatcher()
     run = bench.engine.adopt("a", 1, None)
     bench.look(line("7", "RUNNING", mark=mark))
-    bench.engine.terminate({run: True})
-    bench.work()
-    assert bench.commands.asked("scancel")[-1] == ("scancel", *named, "7")
+    bench.stop(run, kill=True)
+    assert bench.cancels()[-1] == f"{named}7"
 
 
 def test_a_mark_that_a_plugin_has_lengthened_is_still_that_of_the_id(bench: Bench) -> None:
@@ -928,11 +918,10 @@ def test_a_run_of_another_cluster_is_not_taken_for_a_job_of_this_one(bench: Benc
     assert run.signal("USR1", None) == 0
     bench.work()
     assert (run.liveness(), run.ending) == (Liveness.ALIVE, None)
-    assert bench.commands.asked("scancel") == []
+    assert bench.cancels() == []
     bench.look(line("7", "RUNNING"))  # it is the same cluster under another name
-    bench.engine.terminate({run: True})
-    bench.work()
-    assert bench.commands.asked("scancel") == [("scancel", "7")]
+    bench.stop(run, kill=True)
+    assert bench.cancels() == ["7"]
 
 
 def test_an_error_with_one_answer_costs_no_other(bench: Bench) -> None:
@@ -959,19 +948,8 @@ def test_a_job_that_is_remembered_again_has_its_whole_grace_at_its_end(bench: Be
     bench.look(line("7", "RUNNING"))
     bench.now_ns += 10 * GRACE_NS
     bench.look(line("7", "COMPLETED"))
-    assert run.liveness() is Liveness.ALIVE
+    assert is_alive(run)
     bench.now_ns += GRACE_NS
-    assert run.liveness() is Liveness.GONE
-
-
-def test_an_exit_code_that_is_listed_and_says_nothing_yet_is_waited_for(bench: Bench) -> None:
-    """A network file system may list a record whose content it does not have yet."""
-    run = bench.submitted()
-    bench.spoke()
-    bench.folder.put_record("a", 1, layout.RC, b"")
-    bench.look(line("7", "FAILED", "NonZeroExitCode"))
-    assert run.liveness() is Liveness.ALIVE
-    bench.folder.put_record("a", 1, layout.RC, b"3\n")
     assert run.liveness() is Liveness.GONE
 
 
@@ -1000,11 +978,10 @@ def element(index: int, state: str, reason: str = "None", mark: str = "") -> str
 def test_an_array_is_one_submission_and_each_task_has_an_id_of_its_own(bench: Bench) -> None:
     """The name, the mark and the log's pattern serve all elements."""
     runs = _array(bench, 0, 1, 5)
-    (words,) = bench.commands.asked("sbatch")
+    (words,) = bench.sent()
     assert {"--job-name=sweep", f"--comment=spool:{ID}:sweep:1:0", "--array=0-1,5", "--cpus-per-task=2"} <= set(words)
     assert f"--output={bench.folder.root}/jobs/sweep_%a/1/engine.log" in words
-    bench.commands.answer("sbatch", out="7\n")
-    assert bench.work() == {"sweep_0", "sweep_1", "sweep_5"}
+    assert bench.answer("sbatch", out="7\n") == {"sweep_0", "sweep_1", "sweep_5"}
     assert [run.id for run in runs] == ["7_0", "7_1", "7_5"]
     assert bench.folder.record("sweep_5", 1, layout.ENGINE) == b"slurm lab 7_5\n"
 
@@ -1012,7 +989,7 @@ def test_an_array_is_one_submission_and_each_task_has_an_id_of_its_own(bench: Be
 def test_tasks_beyond_the_largest_array_have_an_offset(bench: Bench) -> None:
     """The element is the index less the offset, and the pattern of the log adds the zeros."""
     _array(bench, 1003, 1004)
-    (words,) = bench.commands.asked("sbatch")
+    (words,) = bench.sent()
     assert {f"--comment=spool:{ID}:sweep:1:1000", "--array=3-4"} <= set(words)
     assert f"--output={bench.folder.root}/jobs/sweep_1%3a/1/engine.log" in words
 
@@ -1020,19 +997,17 @@ def test_tasks_beyond_the_largest_array_have_an_offset(bench: Bench) -> None:
 def test_each_element_is_a_run_by_the_mark_of_its_array(bench: Bench) -> None:
     """The answer to the submission was lost: every element is found again, and none is submitted twice."""
     runs = _array(bench, 0, 1, 5)
-    bench.commands.answer("sbatch", None)
-    bench.work()
+    bench.answer("sbatch", None)
     bench.look(element(0, "RUNNING"), element(1, "PENDING"), element(5, "COMPLETED"))
     assert [run.id for run in runs] == ["7_0", "7_1", "7_5"]
     assert [run.waits for run in runs] == [None, "Slurm: PENDING", "Slurm: COMPLETED"]
-    assert len(bench.commands.asked("sbatch")) == 1
+    assert len(bench.sent()) == 1
 
 
 def test_an_array_that_two_answers_do_not_have_was_never_submitted(bench: Bench) -> None:
     """All of its tasks wait again."""
     runs = _array(bench, 0, 1)
-    bench.commands.answer("sbatch", None)
-    bench.work()
+    bench.answer("sbatch", None)
     bench.look()
     bench.look()
     assert [run.liveness() for run in runs] == [Liveness.ABSENT, Liveness.ABSENT]
@@ -1041,8 +1016,7 @@ def test_an_array_that_two_answers_do_not_have_was_never_submitted(bench: Bench)
 def test_elements_that_wait_are_listed_as_one(bench: Bench) -> None:
     """Each has the words of all, also where the list has ranges with steps and a limit."""
     runs = _array(bench, 0, 1, 5, 8, 10, 12)
-    bench.commands.answer("sbatch", out="7\n")
-    bench.work()
+    bench.answer("sbatch", out="7\n")
     bench.look(element(0, "RUNNING"), line("7_[1,5,8-12:2%2]", "PENDING", mark=f"spool:{ID}:sweep:1:0"))
     assert [run.waits for run in runs] == [None, *["Slurm: PENDING"] * 5]
     bench.look(element(0, "RUNNING"), line("7_[1,5,8-12:2%2]", "PENDING", mark="changed"))
@@ -1052,8 +1026,7 @@ def test_elements_that_wait_are_listed_as_one(bench: Bench) -> None:
 def test_an_element_that_waited_and_is_missing_from_its_array_was_cancelled(bench: Bench) -> None:
     """Slurm keeps no trace of it: the rest of the array is the proof, also where the rest is cancelled."""
     runs = _array(bench, 0, 1, 5)
-    bench.commands.answer("sbatch", out="7\n")
-    bench.work()
+    bench.answer("sbatch", out="7\n")
 
     def cancelled(job: str) -> EngineEnd:
         return EngineEnd(EngineWord.CANCELLED, f"Slurm has taken {job} out of its array")
@@ -1079,8 +1052,7 @@ def test_a_missing_element_that_may_have_ended_otherwise_was_not_cancelled(bench
     bench.dispatcher()
     bench.look()
     runs = _array(bench, 0, 1)
-    bench.commands.answer("sbatch", out="7\n")
-    bench.work()
+    bench.answer("sbatch", out="7\n")
     bench.look(element(0, "RUNNING"), element(1, "RUNNING" if why == "has begun" else "PENDING"))
     if why == "not seen":
         bench.dispatcher()
@@ -1096,8 +1068,7 @@ def test_a_missing_element_that_may_have_ended_otherwise_was_not_cancelled(bench
 def test_a_held_array_takes_back_what_has_not_begun(bench: Bench) -> None:
     """What runs goes on; what waits there can never begin, and is cancelled; what was not handed over stays here."""
     runs = _array(bench, 0, 1, 2)
-    bench.commands.answer("sbatch", out="7\n")
-    bench.work()
+    bench.answer("sbatch", out="7\n")
     bench.look(element(0, "RUNNING"), element(1, "PENDING"), element(2, "PENDING"))
     late = bench.start("sweep_3", Spec("true", task=ArrayTask("sweep", 3, None)))
     bench.engine.keep_back(["sweep"], paused=False)
@@ -1107,16 +1078,15 @@ def test_a_held_array_takes_back_what_has_not_begun(bench: Bench) -> None:
         bench.folder.put_record(*run.key, layout.JID, VOID_JID)  # as the dispatcher does
         run.close()
     bench.look(element(0, "RUNNING"), line("7_[1-2]", "PENDING", mark=f"spool:{ID}:sweep:1:0"))
-    assert bench.commands.asked("scancel") == [("scancel", "7_[1-2]")]
-    assert len(bench.commands.asked("sbatch")) == 1
+    assert bench.cancels() == ["7_[1-2]"]
+    assert len(bench.sent()) == 1
 
 
 def test_a_new_limit_of_an_array_holds_for_one_array_there(bench: Bench) -> None:
     """Each array of Slurm has a limit of its own: what waits in the smaller one is taken back."""
     runs = _array(bench, 0, 1, 2, 1000, 1001)
     for job in ("7", "8"):
-        bench.commands.answer("sbatch", out=f"{job}\n")
-    bench.work()
+        bench.answer("sbatch", out=f"{job}\n")
     second = f"spool:{ID}:sweep:1:1000"
     bench.look(
         element(0, "RUNNING"),
@@ -1137,10 +1107,10 @@ def test_nothing_is_handed_over_while_the_spool_is_paused(bench: Bench) -> None:
     run = bench.start("b")
     bench.look(line("7", "PENDING"))
     assert (run.waits, there.waits) == ("spool paused", "Slurm: PENDING")
-    assert len(bench.commands.asked("sbatch")) == 1
+    assert len(bench.sent()) == 1
     bench.engine.keep_back([], paused=False)
     bench.work(2)
-    assert len(bench.commands.asked("sbatch")) == 2
+    assert len(bench.sent()) == 2
 
 
 def test_an_array_that_is_too_large_now_is_handed_over_in_parts(bench: Bench) -> None:
@@ -1153,7 +1123,7 @@ def test_an_array_that_is_too_large_now_is_handed_over_in_parts(bench: Bench) ->
     bench.work()
     bench.commands.answer("scontrol", out=bench.settings)
     bench.work(2)
-    assert "--array=0-2" in bench.commands.asked("sbatch")[-1]
+    assert "--array=0-2" in bench.sent()[-1]
 
 
 @pytest.mark.parametrize("state", ["CANCELLED", "FAILED"])
@@ -1173,22 +1143,20 @@ def test_elements_are_cancelled_together_and_by_the_name_of_their_array(bench: B
     """An id from a record alone may be any job's: its name is that of the array."""
     bench.folder.put_record("sweep_3", 1, layout.ENGINE, b"slurm lab 7_3\n")
     known = _array(bench, 0, 1, 2)
-    bench.commands.answer("sbatch", out="9\n")
-    bench.work()
+    bench.answer("sbatch", out="9\n")
     bench.look(*[line(f"9_{at}", "RUNNING", mark=f"spool:{ID}:sweep:1:0") for at in range(3)])
     read = bench.engine.adopt("sweep_3", 1, None)
     for run in (*known, read):
         bench.folder.put_record(*run.key, layout.JID, f"1 1 b - n1 slurm:{run.id}\n".encode())
     bench.engine.terminate(dict.fromkeys([*known, read], True))
     bench.work()
-    assert bench.commands.asked("scancel") == [("scancel", "9_[0-2]"), ("scancel", "--name=sweep", "7_[3]")]
+    assert bench.cancels() == ["9_[0-2]", "--name=sweep 7_[3]"]
 
 
 def test_an_array_of_another_offset_is_another_one(bench: Bench) -> None:
     """Element 3 of one array and element 3 of another are different tasks."""
     (run,) = _array(bench, 1003)
-    bench.commands.answer("sbatch", None)
-    bench.work()
+    bench.answer("sbatch", None)
     bench.look(element(3, "RUNNING"))
     assert run.id is None
     bench.look(element(3, "RUNNING", mark=f"spool:{ID}:sweep:1:1000"))
@@ -1201,10 +1169,9 @@ def test_an_array_of_another_offset_is_another_one(bench: Bench) -> None:
 def test_a_mark_that_is_none_of_ours_is_passed_over(bench: Bench, mark: str) -> None:
     """What looks like a mark and is not one concludes nothing."""
     (run,) = _array(bench, 3)
-    bench.commands.answer("sbatch", None)
-    bench.work()
+    bench.answer("sbatch", None)
     bench.look(element(3, "RUNNING", mark=mark))
-    assert run.liveness() is Liveness.ALIVE
+    assert is_alive(run)
 
 
 # What wrappers report.
@@ -1229,18 +1196,16 @@ def test_another_exit_code_waits_for_the_engine_s_word_and_asks_for_it(bench: Be
     run = bench.running()
     for _ in range(20):
         bench.work(100)
-        bench.commands.answer("squeue", out=f"{TITLES}\n{line('7', 'RUNNING')}\n")
-        bench.work()
+        bench.list(line("7", "RUNNING"))
     _left(bench, 143)
     assert bench.work(2) == {"a"}
-    assert run.liveness() is Liveness.ALIVE
+    assert is_alive(run)
     bench.work(1)
     bench.commands.answer("squeue", out=f"{TITLES}\n{line('7', 'PREEMPTED')}\n")
     bench.folder.put_record(
         "a", 1, layout.ENGINE_LOG, b"slurmstepd: error: *** JOB 7 CANCELLED AT 1 DUE TO PREEMPTION\n"
     )
     bench.work()
-    assert run.liveness() is Liveness.GONE
     assert word_of(run) is EngineWord.PREEMPTED
 
 
@@ -1251,10 +1216,9 @@ def test_a_run_that_was_asked_to_end_is_over_when_the_engine_says_so(bench: Benc
     bench.engine.terminate({run: False})
     _left(bench, code)
     bench.work(2)
-    assert not bench.engine.terminate({run: False})
-    bench.commands.answer("squeue", out=f"{TITLES}\n{line('7', 'COMPLETED')}\n")
-    bench.work()
-    assert list(bench.engine.terminate({run: False})) == [run]
+    assert not bench.stop(run)
+    bench.list(line("7", "COMPLETED"))
+    assert bench.stop(run)
 
 
 def test_a_note_may_come_before_its_record_can_be_seen(bench: Bench) -> None:
@@ -1262,7 +1226,7 @@ def test_a_note_may_come_before_its_record_can_be_seen(bench: Bench) -> None:
     run = bench.submitted()
     bench.folder.noted = [("a", 1, layout.RC)]
     bench.work(2)
-    assert run.liveness() is Liveness.ALIVE
+    assert is_alive(run)
     bench.spoke(0)
     assert bench.work(2) == {"a"}
     assert run.liveness() is Liveness.GONE
@@ -1274,7 +1238,7 @@ def test_a_false_note_means_nothing(bench: Bench, note: tuple[str, int, str]) ->
     run = bench.submitted()
     bench.folder.noted = [note]
     bench.work(2)
-    assert run.liveness() is Liveness.ALIVE
+    assert is_alive(run)
 
 
 def test_an_exit_code_without_a_note_waits_for_a_look(bench: Bench) -> None:
@@ -1282,7 +1246,7 @@ def test_an_exit_code_without_a_note_waits_for_a_look(bench: Bench) -> None:
     run = bench.submitted()
     bench.spoke(0)
     bench.look(line("7", "RUNNING"))
-    assert run.liveness() is Liveness.ALIVE
+    assert is_alive(run)
 
 
 def test_without_news_the_engine_is_asked_twice_a_minute(bench: Bench) -> None:
@@ -1294,8 +1258,7 @@ def test_without_news_the_engine_is_asked_twice_a_minute(bench: Bench) -> None:
         bench.work(1)
         if len(bench.commands.asked("squeue")) > before:
             times.append(bench.now_ns // SECOND_NS)
-            bench.commands.answer("squeue", out=f"{TITLES}\n{line('7', 'RUNNING')}\n")
-            bench.work()
+            bench.list(line("7", "RUNNING"))
     gaps = [after - before for before, after in pairwise(times)]
     assert max(gaps) <= 31
     assert gaps[0] <= 3
@@ -1307,8 +1270,7 @@ def test_steady_news_do_not_flood_the_engine_with_questions(bench: Bench) -> Non
     for number in range(600):
         bench.start(f"j{number}")
         bench.work(1)
-        bench.commands.answer("sbatch", out=f"{number + 10}\n")
-        bench.work()
+        bench.answer("sbatch", out=f"{number + 10}\n")
         if any(bench.commands.ordered[each - 1][0] == "squeue" for each in bench.commands.open):
             bench.commands.answer(
                 "squeue",
@@ -1329,7 +1291,6 @@ def test_an_end_that_slurm_has_not_written_to_the_log_is_what_the_exit_code_says
     bench.look(line("7", state))
     assert run.liveness() is Liveness.ALIVE  # its last words may not be seen yet
     bench.now_ns += LOG_GRACE_NS
-    assert run.liveness() is Liveness.GONE
     assert word_of(run) is EngineWord.FAILED
 
 

@@ -17,7 +17,7 @@ from spool.testing.faults import FaultyDisk
 
 @pytest.fixture(autouse=True)
 def _slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(engine._LANGUAGES, "slurm", f"{fake_slurm.__name__}:FakeLanguage")
+    monkeypatch.setitem(engine.LANGUAGES, "slurm", f"{fake_slurm.__name__}:FakeLanguage")
     monkeypatch.setattr(engine, "ClusterEngine", FakeSlurm)
 
 

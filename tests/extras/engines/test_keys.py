@@ -11,7 +11,9 @@ from formats.wrong_values import texts_of
 from spool.core.errors import InvalidConfig, InvalidJob
 from spool.core.model import Request, Spec
 from spool.extras.engines import CONFIG
-from spool.extras.engines.language import EngineSettings, SgeConfig, SlurmConfig, settings_of
+from spool.extras.engines.language import settings_of
+from spool.extras.engines.sge import SgeConfig
+from spool.extras.engines.slurm import SlurmConfig
 from spool.formats import config, jobfile, toml
 from spool.formats.key import KeyTable
 from spool.formats.schema import rows
@@ -46,7 +48,7 @@ def test_a_golden_configuration_loads_for_ever() -> None:
     """So does a configuration."""
     found = config.parse((GOLDEN / "config.toml").read_bytes())
     assert found.executor == "slurm"
-    assert settings_of(found).slurm == SlurmConfig(
+    assert settings_of(found)["slurm"] == SlurmConfig(
         partition="gpu",
         account="vision",
         qos="long",
@@ -58,7 +60,7 @@ def test_a_golden_configuration_loads_for_ever() -> None:
         options=("--constraint=ib", "--mail-type=FAIL"),
     )
     found = config.parse(b'[slurm]\nqos = "normal"\npreemptible_qos = "scavenger"\n')
-    assert settings_of(found).slurm == SlurmConfig(qos="normal", preemptible_qos="scavenger")
+    assert settings_of(found)["slurm"] == SlurmConfig(qos="normal", preemptible_qos="scavenger")
 
 
 def test_the_tables_state_the_defaults_of_the_settings() -> None:
@@ -67,7 +69,8 @@ def test_the_tables_state_the_defaults_of_the_settings() -> None:
     for table in ("slurm", "sge"):
         lines = [f"{name} = {default}" for name, default in stated if name.startswith(f"{table}.")]
         assert len(lines) > 4
-        assert settings_of(config.parse("\n".join(lines).encode())) == EngineSettings()
+        read = settings_of(config.parse("\n".join(lines).encode()))
+        assert read == {"slurm": SlurmConfig(), "sge": SgeConfig()}
 
 
 @pytest.mark.parametrize(("name", "kind"), [("slurm", SlurmConfig), ("sge", SgeConfig)])

@@ -135,7 +135,7 @@ def test_missing_programs_of_an_engine_are_named(served: Served, name: str, word
 def test_its_settings_are_checked_as_far_as_all_engines_have_them() -> None:
     """The other keys are its own."""
     parsed = config.parse(b'[engines.mine]\npoll = "3s"\nqueue = ["a", 1]\n[engines.mine.deep]\nx = 1979-05-27\n')
-    assert settings_of(parsed).of_packages["mine"]["queue"] == ["a", 1]
+    assert settings_of(parsed)["mine"]["queue"] == ["a", 1]
     with pytest.raises(InvalidConfig, match=r"engines\.mine\.submit_per_second"):
         config.parse(b"[engines.mine]\nsubmit_per_second = 0\n")
     with pytest.raises(InvalidConfig, match=r"its settings belong into \[sge\]"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from spool.core.errors import InvalidValue, SpoolError, StartRefused
 from spool.core.lifecycle import EngineWord
 from spool.extras.engines import sge
-from spool.extras.engines.language import EngineSettings, SgeConfig, check_options
+from spool.extras.engines.sge import SgeConfig
 from spool.formats.config import Config
 from spool.machine.commands import CommandEnd
 from spool.testing.builders import a_request, a_spec
@@ -23,7 +23,7 @@ LINE = "main.q:vm:root:root:{name}:{id}:sge:0:1795644762:{began}:1795644781:{fai
 
 def language(config: SgeConfig | None = None) -> sge.SgeLanguage:
     """Return the language with those settings."""
-    return sge.SgeLanguage(lambda: Config(parts=(("engines", EngineSettings(sge=config or SgeConfig())),)))
+    return sge.SgeLanguage(lambda: Config(parts=(("engines", {"sge": config or SgeConfig()}),)))
 
 
 def options(config: SgeConfig, **keys: Any) -> list[str]:
@@ -82,13 +82,13 @@ def test_what_grid_engine_cannot_be_asked_for_is_refused_with_what_to_write(
 def test_an_option_that_spool_sets_itself_is_refused(option: str) -> None:
     """So is what is no option of qsub."""
     with pytest.raises(InvalidValue):
-        check_options("sge", (option,))
+        language().check_options((option,))
 
 
 def test_other_options_are_two_words() -> None:
     """An option and its value are one text in the file."""
     stated = ("-q long.q", "-notify", "-l scratch=10G,arch=lx*", "-p -5")
-    check_options("sge", stated)
+    language().check_options(stated)
     assert [*sge.words_of(stated)] == ["-q", "long.q", "-notify", "-l", "scratch=10G,arch=lx*", "-p", "-5"]
 
 

@@ -15,10 +15,8 @@ from plugins.fake_nvml import FakeNvml
 from served import Served
 
 _MODULE = '() {  [ "$1" = load ] && export LOADED="${LOADED-}${LOADED:+:}$2"\n}'
-_CONDA = '() {  [ "$1" = activate ] && export CONDA_DEFAULT_ENV="$2"\n}'
 _PROGRAMS = {
     "Rscript": 'echo "R runs $1 with ${2-}" && cat "$1"',
-    "matlab": 'echo "matlab $*"',
     "mpirun": '[ "$1" = -n ] && for rank in $(seq "$2"); do shift_="$3"; "$shift_"; done',
     "solver": 'echo "solver of rank ${SLURM_PROCID-none}"',
 }
@@ -79,6 +77,7 @@ echo "task $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT in ${SLURM_ARRAY_JOB_
 #SBATCH --job-name r-job
 #SBATCH --cpus-per-task 2
 #SBATCH --mem-per-cpu=100M
+#SBATCH --licenses=matlab:1 --mail-type=ALL --mail-user=me@example.org
 module purge
 module load R/4.3.1
 export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
@@ -88,40 +87,6 @@ EOF
 Rscript analysis.R "$OMP_NUM_THREADS $LOADED"
 """,
         ("R runs analysis.R with 2 R/4.3.1\n", "print(parallel::detectCores())"),
-        variables={"BASH_FUNC_module%%": _MODULE},
-    ),
-    "matlab-job": Case(
-        """#!/bin/bash
-#SBATCH --job-name=matlab-job
-#SBATCH --licenses=matlab:1
-#SBATCH --time=10
-#SBATCH --mail-type=ALL --mail-user=me@example.org
-ml load matlab
-matlab -nodisplay -nosplash -r "n = ${SLURM_CPUS_PER_TASK:-1}; run('model.m'); exit"
-""",
-        ("matlab -nodisplay -nosplash -r n = 1; run('model.m'); exit\n",),
-        variables={"BASH_FUNC_ml%%": _MODULE},
-    ),
-    "conda-job": Case(
-        """#!/bin/bash
-#SBATCH --job-name=conda-job
-#SBATCH --export=ALL
-#SBATCH --no-requeue
-conda activate torch
-echo "in $CONDA_DEFAULT_ENV with $OF_THE_CALLER"
-""",
-        ("in torch with kept\n",),
-        variables={"BASH_FUNC_conda%%": _CONDA, "OF_THE_CALLER": "kept"},
-    ),
-    "modules": Case(
-        """#!/bin/bash
-#SBATCH --job-name=modules -c 1
-module load gcc/12.2
-module load cuda/12.1
-echo "loaded $LOADED"
-srun solver
-""",
-        ("loaded gcc/12.2:cuda/12.1\n", "solver of rank 0\n"),
         variables={"BASH_FUNC_module%%": _MODULE},
     ),
     "ddp": Case(

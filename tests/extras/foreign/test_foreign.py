@@ -112,6 +112,8 @@ SAME = [
     ("#PBS -l nodes=1:ppn=4:v100:gpus=1,pmem=2gb", {"cpus": 4, "gpus": 1, "gpu_type": "v100", "memory": "8G"}),
     ("#SBATCH --gres=rtx3090:2,lustre:1", {"gpus": 2, "gpu_type": "3090"}),
     ("#SBATCH --gres=nvme:1,scratch:10G", {}),
+    ("#PBS -J 0-1 -o x.^array_index^ -e host:/tmp", {"array": "0-1", "stdout": "x.%a", "stderr": "/tmp/%n.%r.err"}),
+    ("cd /\n# GFLOW --gpus 2", {"gpus": 2}),
 ]
 
 
@@ -176,15 +178,6 @@ def test_the_number_in_a_path_is_the_one_that_the_script_reads(
     for name in re.findall(r"\$\{?(\w+)", stdout):
         assert found["env"][name].removesuffix("{index}").isdecimal()
     assert ("goes to" in told) is not lines.startswith(("#SBATCH -o", "#SBATCH -a 1-2 -o", "#PBS -o"))
-
-
-def test_an_output_may_be_a_directory_in_pbs(spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a slash or without one, the file gets the names of the job and the run; ^array_index^ is the index."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "logs").mkdir()
-    found, _ = converted(spool, tmp_path, "#PBS -o logs -e host:logs/")
-    assert (found["stdout"], found["stderr"]) == ("logs/%n.%r.out", "logs/%n.%r.err")
-    assert converted(spool, tmp_path, "#PBS -J 0-1 -o x.^array_index^")[0]["stdout"] == "x.%a"
 
 
 @pytest.mark.parametrize(
@@ -317,12 +310,7 @@ def test_a_warning_needs_a_limit(spool: Command, spool_root: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "#BSUB -J a[1-10] -n 4",
-        "# @ total_tasks = 4",
-        "#HQ --cpus=4",
-        "#flux: -N4",
-    ],
+    ["#BSUB -J a[1-10] -n 4", "# @ total_tasks = 4", "#HQ --cpus=4", "#flux: -N4"],
 )
 def test_lines_that_are_not_read_are_refused_as_a_whole(
     spool: Command, spool_root: Path, tmp_path: Path, line: str
@@ -344,10 +332,14 @@ def test_lines_that_are_not_read_are_refused_as_a_whole(
 
 
 @pytest.mark.parametrize(
-    "line", ["#$HOME is a directory", "#$ 5 dollars", "# @param x = 3", "#BSUBs", "#HQ", "#@title a"]
-)
+    "line",
+    [
+        "#$HOME is a directory", "#$ 5 dollars", "# @param x = 3", "#BSUBs", "#HQ", "#@title a",
+        "#SBATCH", "##SBATCH -c 4", "# SBATCH -c 4", " #SBATCH -c 4", "#SBATCHED -c 4",
+    ],
+)  # fmt: skip
 def test_a_comment_that_looks_like_another_scheduler_s_is_a_comment(spool: Command, tmp_path: Path, line: str) -> None:
-    """Nothing is refused or told for it."""
+    """Nothing is refused or told for it; what sbatch passes over is passed over here."""
     assert converted(spool, tmp_path, line) == ({}, "")
 
 
@@ -418,13 +410,6 @@ def test_own_lines_and_the_command_line_win(spool: Command, tmp_path: Path) -> N
     assert "time-limit" not in told
 
 
-def test_a_script_finds_its_index_by_the_name_that_it_knows(spool: Command, tmp_path: Path) -> None:
-    """The variable stands in the job file; a script that does not use it has none."""
-    found, _ = converted(spool, tmp_path, "#SBATCH -a 1-2\necho $SLURM_ARRAY_TASK_ID")
-    assert found["env"] == {"SLURM_ARRAY_TASK_ID": "{index}"}
-    assert "env" not in converted(spool, tmp_path, "#SBATCH -a 1-2\necho $SPOOL_ARRAY_INDEX")[0]
-
-
 @pytest.mark.parametrize(
     ("lines", "notify"),
     [
@@ -473,17 +458,6 @@ def test_a_script_of_grid_engine_finds_its_variables(spool: Command, tmp_path: P
     assert converted(spool, tmp_path, "#$ -cwd\necho $SGE_TASK_ID")[0]["env"] == {"SGE_TASK_ID": "undefined"}
     assert converted(spool, tmp_path, "echo $NSLOTS $TMPDIR") == ({}, "")
     assert "TMPDIR" not in converted(spool, tmp_path, "#PBS -l ncpus=1\nTMPDIR=$(mktemp -d)\ncp x $TMPDIR")[1]
-
-
-def test_lines_of_gflow_are_read_wherever_they_stand(spool: Command, tmp_path: Path) -> None:
-    """As gbatch reads them."""
-    assert converted(spool, tmp_path, "cd /\n# GFLOW --gpus 2")[0] == {"gpus": 2}
-
-
-@pytest.mark.parametrize("line", ["#SBATCH", "##SBATCH -c 4", "# SBATCH -c 4", " #SBATCH -c 4", "#SBATCHED -c 4"])
-def test_a_comment_is_no_directive(spool: Command, tmp_path: Path, line: str) -> None:
-    """What sbatch passes over is passed over here."""
-    assert converted(spool, tmp_path, line) == ({}, "")
 
 
 @pytest.mark.parametrize("lines", ['#SBATCH --comment="a', "# GFLOW --name it's", "#PBS -N 'a"])
@@ -548,10 +522,8 @@ def test_the_words_of_other_tools_are_taken(spool: Command, spool_root: Path) ->
     words = (
         "--mem 16G --time 1:30:00 -J x -o out.%n --error err -a 1-3 --begin 2h --chdir /tmp -d afterok:a:b,afterany:c"
     )
-    assert (
-        spool("submit", *words.split(), "--export", "NONE", "-G", "2", "--cpus-per-task", "4", "--wrap", "echo hi").code
-        == 0
-    )
+    more = ("--export", "NONE", "-G", "2", "--cpus-per-task", "4", "--wrap", "echo hi")
+    assert spool("submit", *words.split(), *more).code == 0
     assert tomllib.loads((spool_root / "queued" / "x.toml").read_text()) == {
         "command": "echo hi",
         "workdir": "/tmp",

@@ -25,18 +25,6 @@ def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:
     return spawned("submit", *words, input=text)
 
 
-def test_parsable_changes_nothing(spool: Command, spool_root: Path) -> None:
-    """`jid=$(spool submit --parsable prep.sbatch)` is the name, which the next job can depend on."""
-    said = spool("submit", "--parsable", "--name", "prep", "--", "true")
-    assert (said.code, said.out, said.err) == (0, "prep\n", "")
-    assert (
-        spool("submit", "--name", "next", "--parsable", f"--dependency=afterok:{said.out.strip()}", "--", "true").code
-        == 0
-    )
-    assert queued(spool_root, "next")["depends_on"] == ["prep"]
-    assert "--parsable" not in spool("submit", "--help").out
-
-
 def test_a_script_on_stdin_needs_no_word(spool: Command, spool_root: Path, tmp_path: Path) -> None:
     """`spool submit <<EOF` submits the script, with its lines; a text without `#!` is refused."""
     (spool_root / "config.toml").write_text("autostart = false\n")

@@ -37,7 +37,7 @@ def wish(text: str, defaults: str = "") -> Notify:
 def test_the_keys_of_the_configuration() -> None:
     """The command, the contacts and the rules, each with its filters."""
     on, projects = ("failed", "dispatcher_stopped", "gpu_free"), ("vision", "nlp-*")
-    ops = NotifyRule(("ops@example.org",), on, ("bob",), projects, ("train-*",), 20)
+    ops = NotifyRule(("ops@example.org",), on, 20, ("bob",), projects, ("train-*",))
     assert settings_of(config.parse(CONFIG.encode())) == Notifications(
         'mail -s "$2" "$1"',
         {

@@ -21,7 +21,6 @@ from functools import partial
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord, SpoolError, StartRefused, cannot
-from spool.core.layout import Layout
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid, Machine
 from spool.core.reasons import some_of
@@ -30,14 +29,13 @@ from spool.executors.base import Home, Launch
 from spool.executors.process import reset_of_ignored_signals
 from spool.extras.engines import GROUP
 from spool.extras.engines.handover import Portion
-from spool.extras.engines.language import ArrayRefused, Language, Sighting, printable, settings_of
-from spool.extras.engines.run import QUICK_NS, SPACING_NS, Cluster, ClusterRun, LookAnswer, Phase, mark_of
+from spool.extras.engines.language import LANGUAGES, ArrayRefused, Language, Sighting, printable, settings_of
+from spool.extras.engines.run import QUICK_NS, SPACING_NS, Cluster, ClusterRun, Phase, mark_of
 from spool.formats.capabilities import loaded
 from spool.formats.config import Config
-from spool.formats.freetext import MOST_READ
-from spool.formats.run_records import parse_jid
 from spool.formats.wrapper import Surroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
+from spool.store.spool import Spool
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +47,8 @@ _IDS = 200  # of one cancel command
 class ClusterEngine(Cluster):
     """The executor that submits wrappers to an engine that speaks *language*, and all its runs, of the spool *home*.
 
-    Without a *home*, no run can be submitted or adopted. *clock* is monotonic.
+    Without a *home*, no run can be submitted or adopted. *clock* is monotonic; *gone* gives the nodes that the
+    administrator has declared gone.
     """
 
     def __init__(
@@ -58,8 +57,9 @@ class ClusterEngine(Cluster):
         home: Home | None,
         runner: CommandRunner | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
+        gone: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        super().__init__(language, home, clock)
+        super().__init__(language, home, clock, gone)
         self._runner = runner or CommandRunner(lambda: language.environment(os.environ))
         self._answers: dict[int, Callable[[CommandEnd], object]] = {}  # the handler of each answer
         self._answered: deque[Callable[[], object]] = deque()  # handlers of the answers that have come
@@ -110,19 +110,15 @@ class ClusterEngine(Cluster):
 
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
         """Return the command that opens a shell beside the run's processes, on its node. Raises SpoolError."""
+        jid = Spool(spool_dir).jid(job, run)
         why, remedy = f"it has not started in {self.title}", f"`spool why {job}` shows what it waits for"
-        jid_file = Layout(spool_dir).record(job, run, layout.JID)
         if read_only:
             why = f"a job in {self.title} has no terminal to watch"
             remedy = f"`spool log -f {job}` shows its output"
-        else:
-            with suppress(FileNotFoundError), open(jid_file, "rb", opener=_unblocked) as record:
-                jid = parse_jid(record.read(MOST_READ))
-                if jid is not None and jid.engine is not None:
-                    command = self.language.attach(jid.engine.partition(":")[2])
-                    if command is not None:
-                        return command
-                    why, remedy = f"it runs in {self.title}, and has no terminal", ""
+        elif isinstance(jid, Jid) and jid.engine is not None:
+            if self.language.shell:
+                return tuple(word.format(jid.engine.partition(":")[2]) for word in self.language.shell)
+            why, remedy = f"it runs in {self.title}, and has no terminal", ""
         raise SpoolError(cannot("attach to", f"job {job}", why, remedy=remedy))
 
     def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
@@ -175,9 +171,7 @@ class ClusterEngine(Cluster):
         known = self.runs.get((job, run))
         if known is None:
             known = ClusterRun(self, (job, run), first_look=self._look_number + 1)
-            known.remember()
-            if self.home.jid(job, run) is Liveness.VOID:
-                known.was_given_up()
+            known.remember(is_void=self.home.jid(job, run) is Liveness.VOID)
             self.runs[job, run] = known
             self.family(job)[known] = None
         if jid is not None:
@@ -375,13 +369,12 @@ class ClusterEngine(Cluster):
 
     def _observe(self, seen: Iterable[Sighting]) -> dict[tuple[str, int], list[Sighting]]:
         """Let each run have the sightings of it; return the other ones of this spool, by their jobs and runs."""
-        look = LookAnswer(self._look_number, self._looks[-1], self.now_ns(), self.language.memory_ns)
         identity = self.home.identity()
         by_key: dict[tuple[str, int], list[Sighting]] = {}
         arrays: dict[str, tuple[str, int]] = {}  # listed ones: their names and runs
         unmarked: dict[str, Sighting] = {}  # their marks may have been changed
         for each in seen:
-            if (mark := mark_of(each)) is None:
+            if (mark := mark_of(each.mark)) is None:
                 unmarked[each.id] = each
             elif mark.spool == identity:
                 if (key := mark.key(each.element)) is not None:
@@ -394,8 +387,8 @@ class ClusterEngine(Cluster):
                 found = [*found, unmarked[run.id]]
             array = self.language.array_of(run.id) if run.id is not None and not found else None
             is_dropped = array is not None and arrays.get(array) == (array_of(run.key[0]), run.key[1])
-            expected = run.phase in (Phase.UNSURE, Phase.KNOWN) and run.first_look <= look.number
-            if expected and run.observe(found, look, is_dropped=is_dropped):
+            expected = run.phase in (Phase.UNSURE, Phase.KNOWN) and run.first_look <= self._look_number
+            if expected and run.observe(found, self._look_number, self._looks[-1], is_dropped=is_dropped):
                 self._news[run.key] = run
         return by_key
 
@@ -461,14 +454,8 @@ class UnusableEngineError(SpoolError, ImportError):
 
 def executor(name: str, config: Callable[[], Config], home: Home | None) -> ClusterEngine:
     """Return what hands runs to the engine of that name. Raises UnusableEngineError."""
-    language = loaded(_LANGUAGES[name])(config) if name in _LANGUAGES else _of_a_package(name, config)
-    return ClusterEngine(language, home)
-
-
-_LANGUAGES = {
-    "slurm": "spool.extras.engines.slurm:SlurmLanguage",
-    "sge": "spool.extras.engines.sge:SgeLanguage",
-}
+    language = loaded(LANGUAGES[name])(config) if name in LANGUAGES else _of_a_package(name, config)
+    return ClusterEngine(language, home, gone=lambda: config().other_hosts_gone)
 
 
 def _of_a_package(name: str, config: Callable[[], Config]) -> Language:
@@ -478,7 +465,7 @@ def _of_a_package(name: str, config: Callable[[], Config]) -> Language:
     (entry, *_) = metadata.entry_points(group=GROUP, name=name)
     where = entry.value
     try:
-        language = entry.load()(lambda: settings_of(config()).of_packages.get(name, {}))
+        language = entry.load()(lambda: settings_of(config()).get(name, {}))
     except (ImportError, OSError) as error:
         raise UnusableEngineError(f"{where}: {why_not_imported(error)}") from error
     except (Exception, SystemExit) as error:
@@ -489,11 +476,6 @@ def _of_a_package(name: str, config: Callable[[], Config]) -> Language:
         if called != name:
             raise UnusableEngineError(f"{where} calls itself {called!r}, and its entry point {name!r}")
     return language
-
-
-def _unblocked(path: str, flags: int) -> int:
-    """Open a record without blocking: a job may have put a FIFO in its place."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 def _line(done: CommandEnd) -> str:

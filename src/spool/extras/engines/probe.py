@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.errors import SpoolError
@@ -22,10 +22,10 @@ from spool.core.names import LOCAL_EXECUTORS
 from spool.core.units import show_duration, whole_words
 from spool.doctor.checks import Check, Finding, Findings, Subject, fail, good, warn
 from spool.executors.base import Launch
-from spool.extras.engines.language import Sighting, settings_of
+from spool.extras.engines.language import Sighting
 from spool.extras.engines.slurm import SlurmLanguage, number_in, settings_in
 from spool.formats import jobfile
-from spool.machine.commands import Command, CommandEnd
+from spool.machine.commands import Command, CommandEnd, run
 from spool.store.disk import Disk, read_file
 
 PATIENCE_S = 120.0
@@ -64,24 +64,9 @@ class _Slurm:
         self.has = settings_in(self.said.out)
 
     def run(self, command: Command) -> CommandEnd:
-        """Run one of its commands."""
+        """Run one of its commands, and wait for it."""
         environment = self.language.environment(os.environ) if command.environment is None else command.environment
-        try:
-            done = subprocess.run(
-                command.arguments,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=command.within_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return CommandEnd(None, "", f"{command.arguments[0]} did not answer within {command.within_s:.0f}s")
-        except OSError as error:
-            return CommandEnd(127, "", f"{command.arguments[0]}: {error.strerror}")
-        return CommandEnd(done.returncode, done.stdout, done.stderr)
+        return run(replace(command, environment=environment))
 
     def settings(self, kind: str, name: str) -> dict[str, str]:
         """Return the settings of a job or of a partition."""
@@ -112,7 +97,7 @@ def _cluster_settings(subject: Subject) -> Findings:
     slurm = _Slurm(subject)
     if slurm.cluster is None:
         return
-    has, settings = slurm.has, settings_of(subject.config).slurm
+    has, settings = slurm.has, slurm.language.policy()
     age_s, most = number_in(has.get("MinJobAge", "")), number_in(has.get("MaxJobCount", ""))
     found: list[Finding] = []
     if age_s is not None and age_s < 2 * settings.poll_ns / SECOND_NS + 10:

@@ -61,8 +61,10 @@ class Cluster(Engine):
 
     tells = True
 
-    def __init__(self, language: Language, home: Home | None, clock: Callable[[], int]) -> None:
-        self._home = home
+    def __init__(
+        self, language: Language, home: Home | None, clock: Callable[[], int], gone: Callable[[], Collection[str]]
+    ) -> None:
+        self._home, self._gone = home, gone
         self.name, self.title = language.name, language.title
         self.language, self.now_ns = language, clock
         self.cluster: str | None = None  # the one that answers; None: no answer yet
@@ -163,19 +165,10 @@ class Cluster(Engine):
 
     def is_back(self, node: str) -> bool:
         """Whether nothing of its old jobs is left on a lost node: it has been back for long enough, or was given up."""
-        if not node or node in self.language.nodes_given_up():
+        if not node or node in self._gone():
             return True
         # Its jobs go on until it has heard from the controller, and end no sooner than the grace there is over.
         return node in self._back and self.now_ns() >= self._back[node] + GRACE_NS
-
-
-class LookAnswer(Struct, frozen=True):
-    """One answer about all jobs."""
-
-    number: int
-    asked_ns: int
-    now_ns: int
-    memory_ns: int | None  # how long the engine lists a job after its end; None: not known
 
 
 class Phase(Enum):
@@ -285,8 +278,11 @@ class ClusterRun:
         ending = self._explain(self.ending, found)
         if ending is None or not (self._forced or self._is_settled(ending, found)):
             return Liveness.ALIVE
-        if not self._forced:
-            self._write_end(ending, found)
+        is_told = self._forced or ending == self._written_end or layout.JID in found
+        if not is_told and ends_unspoken(ending.word):
+            # Its jid is taken next, which only says that it never begins: a later dispatcher needs the reason.
+            self._put_record((ending.word, ending.said))
+            self._written_end = ending
         return Liveness.GONE
 
     def watch(self) -> None:
@@ -349,8 +345,11 @@ class ClusterRun:
         else:
             self.phase = Phase.UNSURE
 
-    def remember(self) -> None:
-        """Read what an earlier dispatcher has recorded of it."""
+    def remember(self, *, is_void: bool = False) -> None:
+        """Read what an earlier dispatcher has recorded of it.
+
+        If that has taken its jid (*is_void*), it never begins: it had ended, or the engine did not have it.
+        """
         data = self.engine.home.record(*self.key, layout.ENGINE) or b""
         record, end = parse_engine(data), parse_engine_end(data)
         if record is not None and record[0] == self.engine.name and self.id in (None, record[2]):
@@ -358,15 +357,12 @@ class ClusterRun:
             self.id, self.phase, self._recorded = record[2], Phase.KNOWN, True
             known = self.engine.cluster
             self.foreign = record[1] if known is not None and record[1] not in ("-", known) else ""
+        if is_void:
+            self.ending = self._written_end
+            self.phase = Phase.ABSENT if self.ending is None else self.phase
 
-    def was_given_up(self) -> None:
-        """Record that an earlier dispatcher took its jid, so it never begins: because it had ended, or was absent."""
-        self.ending = self._written_end
-        if self.ending is None:
-            self.phase = Phase.ABSENT
-
-    def observe(self, found: Sequence[Sighting], look: LookAnswer, *, is_dropped: bool = False) -> bool:
-        """Process the sightings of it in one answer; return whether they are news.
+    def observe(self, found: Sequence[Sighting], look: int, asked_ns: int, *, is_dropped: bool = False) -> bool:
+        """Process the sightings of it in the answer to that look; return whether they are news.
 
         *is_dropped*: others of its array are there, and it is not.
         """
@@ -374,62 +370,55 @@ class ClusterRun:
         if len(found) > 1:
             with suppress(OSError):  # the next answer has both again
                 self._look_for_jid()
-        seen = self._own(found)
-        if seen is None:
-            self._missed(look, is_dropped=is_dropped)
-        else:
-            self._seen(seen, look)
-        return self.ending is not None or before != (self.phase, self._said, self._begun, self.blocked)
-
-    def _own(self, found: Sequence[Sighting]) -> Sighting | None:
-        """Return which of the jobs with its mark it is: by its wrapper's jid, else by the answer to its submission."""
+        # Of the jobs with its mark it is that of its wrapper's jid, else that of the answer to its submission.
         living = [each for each in found if each.word is None]
         if self.id is None:
-            return next(iter(living or found[-1:]), None)
-        same = [each for each in found if each.id == self.id]
-        return next(iter(same or (living if self.jid is None else ())), None)
+            own = living or found[-1:]
+        else:
+            own = [each for each in found if each.id == self.id] or (living if self.jid is None else [])
+        if own:
+            self._seen(own[0], look, asked_ns)
+        else:
+            self._missed(is_dropped=is_dropped)
+        return self.ending is not None or before != (self.phase, self._said, self._begun, self.blocked)
 
-    def _seen(self, seen: Sighting, look: LookAnswer) -> None:
+    def _seen(self, seen: Sighting, look: int, asked_ns: int) -> None:
         title = self.engine.title
         if seen.id != self.id:
             log.info("job %s run %d: found again as %s %s", *self.key, title, seen.id)
             self._becomes(seen.id)
         elif not self._recorded:
             self._record()
-        if not self.is_ours and (mark := mark_of(seen)) is not None and mark.spool == self.engine.home.identity():
+        if not self.is_ours and (mark := mark_of(seen.mark)) is not None and mark.spool == self.engine.home.identity():
             self.is_ours = mark.key(seen.element) == self.key
         is_new = seen.said != self._said
         self._misses, self._said, self.foreign = 0, seen.said, ""
         self._begun, self._node = self._begun or seen.begun, seen.node or self._node
-        self._waited_ns = look.asked_ns if seen.word is None and not seen.begun else None
+        self._waited_ns = asked_ns if seen.word is None and not seen.begun else None
         self.blocked = seen.blocked and not self.has_begun
         self.halted = title if seen.halted else ""
-        with suppress(OSError):  # the next answer repeats it
-            self._see_put_back(seen, look.number, is_new=is_new)
+        if seen.begun or seen.word is not None:
+            self._spoke = 0
+        elif not self._spoke and (self._begun or is_new):
+            with suppress(OSError):  # the next answer repeats it
+                self._spoke = look if self._look_for_jid() and seen.id == self.id else 0
+        self.waits_again = 0 < self._spoke < look  # its wrapper had registered before that: a run begins only once
         if seen.stuck and not self._stuck:
             self._stuck = f"{title} cannot start it: {seen.said}"
             self.engine.order_cancel(self, None)
         if seen.word is not None:
-            self._ends(seen.word, f"says {seen.said}", look.now_ns)
+            self._ends(seen.word, f"says {seen.said}")
         elif self.waits_again:
-            self._ends(EngineWord.FAILED, f"has put it back: {seen.said}", look.now_ns)
+            self._ends(EngineWord.FAILED, f"has put it back: {seen.said}")
         else:
             self.ending, self._ended_ns, self._settled = None, 0, False
             self.alive_at_ns = time.time_ns() if seen.begun else None
 
-    def _see_put_back(self, seen: Sighting, look: int, *, is_new: bool) -> None:
-        """Check whether it waits though its wrapper had registered before that look: a run begins only once."""
-        if seen.begun or seen.word is not None:
-            self._spoke = 0
-        elif not self._spoke and (self._begun or is_new) and self._look_for_jid() and seen.id == self.id:
-            self._spoke = look
-        self.waits_again = 0 < self._spoke < look
-
-    def _missed(self, look: LookAnswer, *, is_dropped: bool) -> None:
+    def _missed(self, *, is_dropped: bool) -> None:
         self._misses += 1
         if self._misses == 1:  # was it waiting so shortly before that it would be listed had it begun and ended?
-            known_ns, waited_ns = look.memory_ns, self._waited_ns
-            self._dropped = known_ns is not None and waited_ns is not None and look.now_ns - waited_ns < known_ns
+            known_ns, waited_ns, now_ns = self.engine.language.memory_ns, self._waited_ns, self.engine.now_ns()
+            self._dropped = known_ns is not None and waited_ns is not None and now_ns - waited_ns < known_ns
         self._dropped &= is_dropped
         if self._misses < _SURE or self.foreign:
             return
@@ -437,9 +426,9 @@ class ClusterRun:
             self.phase = Phase.ABSENT
         elif self.ending is None and self._dropped and not self.has_begun:
             # It had not begun, or the engine would still list how it has ended.
-            self._ends(EngineWord.CANCELLED, f"has taken {self.id} out of its array", look.now_ns)
+            self._ends(EngineWord.CANCELLED, f"has taken {self.id} out of its array")
         elif self.ending is None:
-            self._ends(EngineWord.FORGOTTEN, f"does not know job {self.id} any more", look.now_ns)
+            self._ends(EngineWord.FORGOTTEN, f"does not know job {self.id} any more")
 
     def press(self, *, kill: bool, now_ns: int) -> bool:
         """Continue to end it; return whether nothing of it is left."""
@@ -496,12 +485,12 @@ class ClusterRun:
         line = render_engine(self.engine.name, self.engine.cluster or "-", self.id or "-", end)
         self.engine.home.put_record(*self.key, layout.ENGINE, line)
 
-    def _ends(self, word: EngineWord, how: str, now_ns: int) -> None:
+    def _ends(self, word: EngineWord, how: str) -> None:
         """Record that the engine reports its end, for the first time or again."""
         if self._stuck and self.jid is None:
             self.phase, self.refusal = Phase.ABSENT, self._stuck
             return
-        self._ended_ns = self._ended_ns or now_ns
+        self._ended_ns = self._ended_ns or self.engine.now_ns()
         if self.ending is None or word is not EngineWord.FORGOTTEN:
             self.ending, self._explained = EngineEnd(word, f"{self.engine.title} {how}"), False
 
@@ -513,32 +502,19 @@ class ClusterRun:
         """
         if self._explained:
             return ending
-        words = self.engine.last_words(self)
+        words, was_asked = self.engine.last_words(self), self._forced or self._asked[0]
+        denies_it = self.engine.language.logs_ends and not was_asked and words is None
         is_void = words is not None and self.jid is None and words[0] is EngineWord.NOT_STARTED
         if words is not None and (is_void or ending.word in _VAGUE):
             ending = EngineEnd(words[0], f"{self.engine.title} wrote {words[1]!r}")
         elif ending.word in _VAGUE:
             ending = self._written_end or ending
-        elif ending.word in _BY_SIGNALS and layout.RC in found and self._denies_its_end(words):
+        elif ending.word in _BY_SIGNALS and layout.RC in found and denies_it:
             if self.engine.now_ns() < self._ended_ns + LOG_GRACE_NS:
                 return None
             ending = EngineEnd(EngineWord.FAILED, ending.said)
         self.ending, self._explained = ending, True
         return ending
-
-    def _denies_its_end(self, words: tuple[EngineWord, str] | None) -> bool:
-        """Whether the engine has not written to the log of this run that it ended it, and was not asked to."""
-        return self.engine.language.logs_ends and not (self._forced or self._asked[0]) and words is None
-
-    def _write_end(self, end: EngineEnd, found: Collection[str]) -> None:
-        """Record how it ended before it began, if its job ends with that. Raises OSError.
-
-        Its jid is taken next, which only says that it never begins: a later dispatcher needs the reason.
-        """
-        if self.id is None or end == self._written_end or not ends_unspoken(end.word) or layout.JID in found:
-            return
-        self._put_record((end.word, end.said))
-        self._written_end = end
 
     def _is_settled(self, end: EngineEnd, found: Collection[str]) -> bool:
         """Whether its records are certainly complete; *found* are their names. Raises OSError."""
@@ -562,20 +538,16 @@ class Mark(Struct, frozen=True):
     run: int
     first: int | None  # the index of the task that is element 0
 
-    def key(self, element: int | None) -> tuple[str, int] | None:
+    def key(self, element: int | None) -> Key | None:
         """Return the job and the run of a job, or of an element; None: it has no element."""
         if self.first is None:
             return self.name, self.run
         return None if element is None else (f"{self.name}_{self.first + element}", self.run)
 
 
-def mark_of(seen: Sighting) -> Mark | None:
-    """Return the mark of a sighting, which may have an addition."""
-    return _mark(seen.mark)
-
-
 @lru_cache(64)  # the elements of an array have one
-def _mark(text: str) -> Mark | None:
+def mark_of(text: str) -> Mark | None:
+    """Return the mark of a sighting, which may have an addition."""
     match = _MARK.match(text)
     if match is None:
         return None

@@ -12,17 +12,19 @@ import os
 import pwd
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
 from spool.core import layout
+from spool.core.errors import InvalidValue
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
 from spool.core.units import show_duration
 from spool.executors.base import Launch
-from spool.extras.engines.language import BuiltInLanguage, SgeConfig, Sighting, printable, settings_of, urgent
+from spool.extras.engines.language import BuiltInLanguage, EngineConfig, Sighting, printable, table_of, urgent
 from spool.formats.config import Config
+from spool.formats.values import option_name
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd
 
@@ -73,6 +75,27 @@ _FAILURES = {
 _DELETED = "z"  # the state of a job that has ended, or was deleted
 
 
+# The options that spool sets itself, each with the key of a job file that stands for it, if there is one.
+_OURS = table_of("""
+    N o=stdout e=stderr i j wd=workdir cwd=workdir S=shell V v=env r=requeue t=array tc=max_running
+    hold_jid=depends_on hold_jid_ad=depends_on terse sync b C clear shell h a=start_after now verify pe=cpus ckpt
+    c @ help masterq dc ac sc inherit pty
+""")
+_OUR_REQUESTS = {"h_rt": "time_limit", "s_rt": "time_limit"}
+
+
+class SgeConfig(EngineConfig, frozen=True):
+    """The table `[sge]` of the configuration: how jobs are handed to Grid Engine."""
+
+    queue: str | None = None
+    project: str | None = None
+    pe: str | None = None  # the parallel environment of jobs with more than one processor
+    memory: str = "mem_free"  # the resource that stands for it
+    memory_per_slot: bool = False
+    gpus: str | None = None  # likewise; None: jobs with GPUs are refused
+    gpu_types: Mapping[str, str] = {}  # GPU type in job files -> a further request
+
+
 class SgeLanguage(BuiltInLanguage):
     """The commands and answers of Grid Engine."""
 
@@ -80,6 +103,11 @@ class SgeLanguage(BuiltInLanguage):
     title = "Grid Engine"
     surroundings = EngineSurroundings("sge", "HOSTNAME", "JOB_ID", _MASKED, watches=True)
     signals = False
+    settings = SgeConfig
+    word = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:@/+*=-]*", re.ASCII)
+    what = "of a queue, a project or a resource"
+    choose = 'executor_options = ["-l RESOURCE=A|B"] with a resource of your site'
+    adds: ClassVar = {"LC_ALL": "C"}  # its commands speak English
     programs = ("qsub", "qstat", "qdel", "qconf", "qhost")
     variables = ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT", "SGE_ARCH")
     unheard = re.compile(
@@ -96,13 +124,16 @@ class SgeLanguage(BuiltInLanguage):
         super().__init__(config)
         self._waiting: frozenset[str] = frozenset()  # the jobs that the last answer had waiting
 
-    def policy(self) -> SgeConfig:
-        """Return the policy from `[sge]`."""
-        return settings_of(self._config()).sge
-
-    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return an environment in which its commands speak English."""
-        return {**variables, "LC_ALL": "C"}
+    def ours(self, option: str) -> Iterator[str]:
+        """Yield the key for each option and request of qsub that spool sets itself. Raises InvalidValue."""
+        name = option_name(option)
+        if name.startswith("--") or "=" in option[: len(name) + 1]:
+            raise InvalidValue(f'{option!a} is no option of qsub; write name and value as one, as in "-l scratch=10G"')
+        if name[1:] in _OURS:
+            yield _OURS[name[1:]]
+        if name == "-l":
+            requests = (part.partition("=")[0].strip() for part in option[len(name) :].split(","))
+            yield from (_OUR_REQUESTS[each] for each in requests if each in _OUR_REQUESTS)
 
     def identify(self) -> Command:
         """Return the question for the name of the cluster, which is in a file once the master has answered."""
@@ -128,7 +159,8 @@ class SgeLanguage(BuiltInLanguage):
 
     def options_of(self, name: str, spec: Spec) -> Iterator[str]:
         """Yield the options for what the job *name* requests. Raises SpoolError for what cannot be asked for."""
-        request, config = spec.request, self.policy()
+        request = spec.request
+        config: SgeConfig = self.policy()
         cpus = max(1, request.cpus)
         if cpus > 1:
             if config.pe is None:
@@ -152,7 +184,8 @@ class SgeLanguage(BuiltInLanguage):
         yield from words_of((*config.options, *(spec.part("engines") or ())))
 
     def _gpus(self, name: str, spec: Spec) -> Iterator[str]:
-        request, config = spec.request, self.policy()
+        request = spec.request
+        config: SgeConfig = self.policy()
         if request.gpu_memory_bytes is not None:
             self.refuse(
                 name, "it shares a GPU (gpu_memory), which Grid Engine cannot be asked for", "ask for whole GPUs"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from spool.core import layout
 from spool.core.errors import SpoolError
@@ -19,14 +20,14 @@ from spool.extras.engines.language import (
     ArrayRefused,
     BuiltInLanguage,
     EngineArray,
+    EngineConfig,
     Sighting,
-    SlurmConfig,
-    is_unanswered,
     printable,
-    settings_of,
+    table_of,
     urgent,
 )
 from spool.formats.freetext import one_line
+from spool.formats.values import option_name
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd
 
@@ -36,8 +37,6 @@ _FOR_EVER_NS = 1 << 62
 
 # What sbatch says when it waits, for up to two minutes, for the end of one of all jobs of the cluster.
 _RETRIES = "temporarily unable to accept job"
-_REASON = re.compile(r"(?:submission failed|Kill job error on job id \S+): (.*)")
-_OF_OTHERS = re.compile(r"(?:_?SLURM|SBATCH|SQUEUE|SCANCEL|SINFO|SCONTROL|SALLOC|SRUN|SPANK)_")  # variables
 _FIELDS = "%i\t%T\t%r\t%N\t%k"  # id, state, reason, nodes and, last because it may hold anything, comment
 
 # The states of Slurm.
@@ -72,6 +71,32 @@ _LAST_WORDS = (
 )
 
 
+# The options that spool sets itself, each with the key of a job file that stands for it, if there is one.
+_OURS = table_of("""
+    job-name comment output=stdout error=stderr input open-mode chdir=workdir wrap=command export=env export-file
+    propagate parsable requeue=requeue no-requeue array=array dependency=depends_on begin=start_after hold wait
+    test-only time=time_limit time-min signal=signal mem=memory mem-per-cpu=memory mem-per-gpu nodes ntasks
+    ntasks-per-node cpus-per-task=cpus cpus-per-gpu gres=gpus gpus=gpus gpus-per-node=gpus gpus-per-task=gpus
+    gpus-per-socket=gpus clusters uid gid get-user-env version help usage quiet tres-per-task
+""")
+_SHORT = table_of("""
+    J=job-name o=output e=error i=input D=chdir a=array t=time c=cpus-per-task n=ntasks N=nodes G=gpus d=dependency
+    b=begin H=hold W=wait Q=quiet M=clusters V=version h=help
+""")
+_FLAGS_SHORT = frozenset("kKOsvX")  # one letter, without a value: another letter may follow
+
+
+class SlurmConfig(EngineConfig, frozen=True):
+    """The table `[slurm]` of the configuration: how jobs are handed to Slurm."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    preemptible_qos: str | None = None
+    gpus: Mapping[str, str] = {}  # GPU type in job files -> Slurm's name
+    gpu_memory: str = "refuse"  # or "shard"
+
+
 class SlurmLanguage(BuiltInLanguage):
     """The commands and answers of Slurm."""
 
@@ -80,6 +105,13 @@ class SlurmLanguage(BuiltInLanguage):
     surroundings = EngineSurroundings("slurm", "SLURMD_NODENAME", "SLURM_JOB_ID")
     has_arrays = logs_ends = True
     programs = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
+    settings = SlurmConfig
+    word = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:@/+*-]*", re.ASCII)
+    what = "in Slurm"
+    choose = 'executor_options = ["--constraint=A|B"] with the features of your nodes'
+    shell = ("srun", "--jobid={}", "--overlap", "--pty", "sh")
+    misleading = re.compile(r"(?:_?SLURM|SBATCH|SQUEUE|SCANCEL|SINFO|SCONTROL|SALLOC|SRUN|SPANK)_")
+    adds: ClassVar = {"SLURM_BITSTR_LEN": "0"}  # no list of elements is cut short
     variables = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
     # Slurm's own words for its errors of communication, whole: a job may be refused because of its sockets, and a
     # plugin may print anything.
@@ -95,6 +127,7 @@ class SlurmLanguage(BuiltInLanguage):
         r"fatal: .*(?:configuration|plugin|auth|munge|credential)",
         re.IGNORECASE,
     )
+    reason = re.compile(r"(?:submission failed|Kill job error on job id \S+): (.*)")
     # Limits on submissions, as QOSMaxSubmitJobPerUserLimit, and troubles of the controller's own: a full disk, a
     # restart.
     full = re.compile(
@@ -103,18 +136,17 @@ class SlurmLanguage(BuiltInLanguage):
     )
     noise = re.compile("^sbatch: (?:error: )?(?:Batch job submission failed: )?")
 
-    def policy(self) -> SlurmConfig:
-        """Return the policy from `[slurm]`."""
-        return settings_of(self._config()).slurm
-
-    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return an environment without what would change the output of Slurm's commands, or cut lists short."""
-        return self._unaltered(variables) | {"SLURM_BITSTR_LEN": "0"}
-
-    def _unaltered(self, variables: Mapping[str, str]) -> dict[str, str]:
-        return {
-            name: value for name, value in variables.items() if name in self.variables or _OF_OTHERS.match(name) is None
-        }
+    def ours(self, option: str) -> Iterator[str]:
+        """Yield the key for each option of sbatch that spool sets itself, in a bundle of letters too."""
+        name = option_name(option)
+        if name.startswith("--"):  # Slurm's programs accept any prefix of an option's name
+            yield from (key for each, key in sorted(_OURS.items()) if each.startswith(name[2:]))
+            return
+        for letter in name[1:]:
+            if letter in _SHORT:
+                yield _OURS[_SHORT[letter]]
+            if letter not in _FLAGS_SHORT:
+                return  # the rest is its value
 
     def identify(self) -> Command:
         """Return the question for the configuration."""
@@ -163,12 +195,12 @@ class SlurmLanguage(BuiltInLanguage):
             *("--propagate=NONE", "--input=/dev/null", "--export=ALL"),
             *self._options(launch.job, launch.spec),
         )
-        environment = self._unaltered(launch.inherited())
-        return Command((*words, last), environment, standard_input=script, ends_on=_RETRIES)
+        return Command((*words, last), launch.inherited(), standard_input=script, ends_on=_RETRIES)
 
     def _options(self, name: str, spec: Spec) -> Iterator[str]:
         """Yield the options for what the job *name* requests. Raises SpoolError for what Slurm cannot express."""
-        request, config = spec.request, self.policy()
+        request = spec.request
+        config: SlurmConfig = self.policy()
         yield from ("--nodes=1", "--ntasks=1", f"--cpus-per-task={max(1, request.cpus)}")
         if request.memory_bytes is not None:
             yield f"--mem={max(1, -(-request.memory_bytes // _MEBIBYTE))}M"
@@ -184,7 +216,8 @@ class SlurmLanguage(BuiltInLanguage):
         yield from spec.part("engines") or ()
 
     def _gres(self, name: str, spec: Spec) -> str:
-        request, config = spec.request, self.policy()
+        request = spec.request
+        config: SlurmConfig = self.policy()
         self.check_gpus(name, request)
         if request.gpu_memory_bytes is not None:
             if config.gpu_memory != "shard":
@@ -201,10 +234,6 @@ class SlurmLanguage(BuiltInLanguage):
         if isinstance(answer, SpoolError) and "Invalid job array specification" in done.err:
             return ArrayRefused(f"Slurm takes no such array: {self.refusal(done)}")
         return answer
-
-    def is_silence(self, done: CommandEnd) -> bool:
-        """Whether the controller has not answered: what else is printed beside its reason counts for nothing."""
-        return is_unanswered(done.status, "\n".join(_REASON.findall(done.err)) or done.err, self.unheard)
 
     # Looking, and ending.
 
@@ -264,10 +293,6 @@ class SlurmLanguage(BuiltInLanguage):
                     if words in line:
                         return meaning, one_line(line)
         return None
-
-    def attach(self, job_id: str) -> tuple[str, ...]:
-        """Return the call of srun that opens a shell within the allocation of a job."""
-        return ("srun", f"--jobid={job_id}", "--overlap", "--pty", "sh")
 
 
 _ARRAY_SCRIPT = """\

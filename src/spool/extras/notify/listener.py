@@ -17,11 +17,10 @@ from spool.core import layout
 from spool.core.errors import InvalidValue
 from spool.core.events import Event, EventName
 from spool.core.gpuuse import mean_part
-from spool.core.model import SECOND_NS, Result
+from spool.core.model import SECOND_NS, Grant, Result
 from spool.core.names import engine_of, engine_title
 from spool.core.quotas import in_words
 from spool.core.units import show_duration, show_percent, show_size
-from spool.extras.notify.addresses import readable_by_others
 from spool.extras.notify.sending import (
     PREFIX,
     Message,
@@ -29,6 +28,7 @@ from spool.extras.notify.sending import (
     SendQueue,
     UndeliveredError,
     masked,
+    readable_by_others,
     transport_for,
 )
 from spool.extras.notify.settings import addressees, expanded, settings_of
@@ -161,14 +161,8 @@ _SAYS = {
 
 def headline(event: Event) -> str:
     """Return *event* as one line: "train has failed: exit code 3"."""
-    if event.job is not None:
-        subject = event.job
-    elif event.reservation is not None:
-        subject = f"reservation {event.reservation}"
-    elif event.gpu is not None:
-        subject = f"GPU {event.gpu}"
-    else:
-        subject = f"the dispatcher of {event.spool_dir}"
+    kinds = ((event.reservation, "reservation "), (event.gpu, "GPU "), (event.spool_dir, "the dispatcher of "))
+    subject = event.job or next((f"{kind}{name}" for name, kind in kinds if name is not None), "")
     said = f"{subject} {_SAYS[event.name]}"
     if event.name is EventName.SUBMITTED and (engine := engine_of(event.executor)) is not None:
         said = f"{subject} is on its way to {engine_title(engine)}"  # which decides when it starts
@@ -181,57 +175,45 @@ def headline(event: Event) -> str:
 def body(event: Event, log: str = "") -> str:
     """Return the details of *event*, one fact per line, and the last lines of its log."""
     result = event.result
-    lines = [("host", event.host), ("time", _moment(event.at_ns))]
+    lines = []
     if event.job is not None:
+        attempt = f" (attempt {event.attempt})" if event.attempt is not None and event.attempt > 1 else ""
         who = ", ".join(filter(None, [event.user, event.project and f"project {event.project}"]))
-        lines = [("run", _run(event)), ("user", who), *lines]
+        lines = [("run", f"{event.run}{attempt}" if event.run is not None else ""), ("user", who)]
+    lines += [("host", event.host), ("time", _moment(event.at_ns))]
     if result is not None:
         lines += _result(result)
-    elif event.started_at_ns is not None and event.submitted_at_ns is not None:
+    elif event.started_at_ns is not None:
         lines.append(("waited", _span(event.submitted_at_ns, event.started_at_ns)))
-    grant = event.grant or (result.grant if result is not None else None)
-    if grant is not None and grant.gpu_indices:
-        lines.append(("GPUs", ", ".join(map(str, grant.gpu_indices))))
-    if grant is not None and grant.resources:
-        lines.append(("resources", in_words(grant.resources, grant.resource_indices)))
+    grant = event.grant or (result.grant if result is not None else Grant())
+    lines.append(("GPUs", ", ".join(map(str, grant.gpu_indices))))
+    lines.append(("resources", in_words(grant.resources, grant.resource_indices) if grant.resources else ""))
     lines.append(("metadir", event.metadir or ""))
     text = "".join(f"{key}: {value}\n" for key, value in lines if value)
     return f"{text}\nThe end of its log:\n\n{log}\n" if log else text
 
 
-def _run(event: Event) -> str:
-    if event.run is None:
-        return ""
-    return (
-        f"{event.run} (attempt {event.attempt})" if event.attempt is not None and event.attempt > 1 else f"{event.run}"
-    )
-
-
 def _result(result: Result) -> list[tuple[str, str]]:
-    lines = []
-    if result.exit_code is not None:
-        signal = f" (signal {result.exit_code - 128})" if result.exit_code > 128 else ""
-        lines.append(("exit code", f"{result.exit_code}{signal}"))
-    if result.started_at_ns is not None:
-        lines.append(("ran", _span(result.started_at_ns + result.suspended_ns, result.ended_at_ns)))
-        if result.suspended_ns:
-            lines.append(("suspended", show_duration(result.suspended_ns)))
-    lines.append(("waited", _span(result.submitted_at_ns, result.started_at_ns or result.ended_at_ns)))
-    if result.peak_memory_bytes is not None:
-        asked = result.grant.memory_bytes
-        lines.append(("memory", show_size(result.peak_memory_bytes) + (f" of {show_size(asked)}" if asked else "")))
-    if result.cpu_time_ns is not None:
-        lines.append(("CPU time", show_duration(result.cpu_time_ns)))
-    if (busy := mean_part(result.gpu_use)) is not None:
-        lines.append(("GPUs busy", f"{show_percent(busy)} on average"))
-    if result.again is not None:
-        at = f", not before {_moment(result.again_at_ns)}" if result.again_at_ns is not None else ""
-        lines.append(("goes on", f"{result.again}{at}"))
-    return lines
+    code, peak_bytes, asked = (result.exit_code, result.peak_memory_bytes, result.grant.memory_bytes)
+    signal = f" (signal {code - 128})" if code is not None and code > 128 else ""
+    ran = _span(result.started_at_ns, result.ended_at_ns, result.suspended_ns)
+    of = f" of {show_size(asked)}" if asked else ""
+    busy = mean_part(result.gpu_use)
+    later = f", not before {_moment(result.again_at_ns)}" if result.again_at_ns is not None else ""
+    return [
+        ("exit code", f"{code}{signal}" if code is not None else ""),
+        ("ran", ran),
+        ("suspended", show_duration(result.suspended_ns) if ran and result.suspended_ns else ""),
+        ("waited", _span(result.submitted_at_ns, result.started_at_ns or result.ended_at_ns)),
+        ("memory", f"{show_size(peak_bytes)}{of}" if peak_bytes is not None else ""),
+        ("CPU time", show_duration(result.cpu_time_ns) if result.cpu_time_ns is not None else ""),
+        ("GPUs busy", f"{show_percent(busy)} on average" if busy is not None else ""),
+        ("goes on", f"{result.again}{later}" if result.again is not None else ""),
+    ]
 
 
-def _span(since_ns: int | None, until_ns: int | None) -> str:
-    return "" if since_ns is None or until_ns is None else show_duration(max(0, until_ns - since_ns))
+def _span(since_ns: int | None, until_ns: int | None, without_ns: int = 0) -> str:
+    return "" if since_ns is None or until_ns is None else show_duration(max(0, until_ns - since_ns - without_ns))
 
 
 def _moment(at_ns: int) -> str:

@@ -1,4 +1,4 @@
-"""How a message reaches an address: by Apprise if that is a URL, by a shell command if it is anything else.
+"""How a message reaches an address, by Apprise if that is a URL, else by a shell command; and what is against it.
 
 Each address has a queue with a thread of its own, so a dead receiver delays no other. A message that fails is retried
 with growing delays, for a bounded time; a receiver that keeps failing loses its oldest messages. A receiver that
@@ -28,8 +28,16 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from spool.core.events import ENDS, EventName
+from spool.core import layout
+from spool.core.errors import InvalidValue
+from spool.core.events import ENDS, JOB_WORDS, Event, EventName
+from spool.core.layout import Layout
+from spool.core.model import Spec
+from spool.extras.notify.settings import NAME, Notifications, expanded, settings_of, wish_of
+from spool.formats.config import Config
 from spool.listeners.base import MESSAGES
+from spool.store.glance import config_if
+from spool.store.spool import Spool
 from spool.version import __version__
 
 log = logging.getLogger(__name__)
@@ -60,7 +68,12 @@ _TALKATIVE = ("urllib3", "requests", "requests_oauthlib", "oauthlib", "charset_n
 
 _MOST_IN_ORDER = 3  # after this number of tries a message lets the others go first
 _AWAY = 3  # after this number of failures in a row the receiver is more than restarting
-_IDLE_S = 30.0  # an idle thread ends
+_TYPES: dict[str, str] = {
+    **dict.fromkeys(ENDS, "failure"),
+    EventName.FINISHED: "success",
+    **dict.fromkeys((EventName.CANCELLED, EventName.RETRYING, EventName.HELD), "warning"),
+}
+"""Apprise's type of a message, by its event; "info" for the others."""
 
 
 class UndeliveredError(Exception):
@@ -103,6 +116,60 @@ def transport_for(address: str, notifier: str | None) -> Transport:
     if (why := why_unreachable(address, notifier)) is not None:
         raise UndeliveredError(why)
     return AppriseService(address) if "://" in address else ShellCommand(address, notifier or _SENDMAIL)
+
+
+def why_undelivered(named: str, settings: Notifications, *, thoroughly: bool = False) -> str | None:
+    """Return why messages to an address or contact cannot be sent, None if they can. Contacts nothing.
+
+    *thoroughly*: ask Apprise whether it understands the address, which costs a third of a second.
+    """
+    try:
+        for address in expanded(named, settings.contacts):
+            if thoroughly:
+                transport_for(address, settings.notifier)
+            elif (why := why_unreachable(address, settings.notifier)) is not None:
+                return why
+    except (InvalidValue, UndeliveredError) as error:
+        return str(error)
+    return None
+
+
+def doubts(spec: Spec, config: Config) -> Iterator[str]:
+    """Yield why messages of a job cannot be delivered. Contacts nothing."""
+    for named in spec.part(NAME).to:
+        if (why := why_undelivered(named, settings_of(config))) is not None:
+            yield f"cannot send anything to {masked(named)}: {why}"
+
+
+def readable_by_others(root: str, settings: Notifications, event: Event | None = None) -> Iterator[str]:
+    """Yield the files with addresses, of the configuration and of the job of *event*, that other users can read.
+
+    A URL may hold a password or a token.
+    """
+    at = Layout(root)
+    stated = [*settings.contacts.values(), *(rule.to for rule in settings.rules)]
+    paths = [at.at(layout.CONFIG)] if any("://" in address for to in stated for address in to) else []
+    wish = wish_of(event) if event is not None else None
+    if event is not None and event.job is not None and wish is not None and "://" in "".join(wish.to):
+        paths += [at.job_file(place, event.job) for place in layout.PLACES]
+    for path in paths:
+        try:
+            file, way = os.stat(path).st_mode, os.stat(root).st_mode
+        except OSError:
+            continue
+        if any(file & read and way & enter for read, enter in ((0o040, 0o010), (0o004, 0o001))):
+            yield path
+
+
+def contacts(spool: Spool) -> list[str]:
+    """Return the contacts in the configuration, for completion."""
+    config = config_if(spool.root, b"contacts")
+    return sorted(settings_of(config).contacts) if config is not None else []
+
+
+def events(spool: Spool) -> tuple[str, ...]:
+    """Return the events that a job can name, for completion."""
+    return JOB_WORDS
 
 
 def masked(address: str) -> str:
@@ -179,7 +246,7 @@ class AppriseService:
             arrived = plugin.notify(
                 title=message.title,
                 body=message.body,
-                notify_type=apprise.NotifyType(_type_of(message.event)),
+                notify_type=apprise.NotifyType(_TYPES.get(message.event, "info")),
                 body_format=apprise.NotifyFormat.TEXT,
             )
         if not arrived:
@@ -233,14 +300,6 @@ def _payload(message: Message) -> dict[str, Any]:
     """Return the facts of an event for a web hook; empty values remove what Apprise adds by itself."""
     document = {key: value for key, value in message.document.items() if key != "version"}
     return {"version": "", "attachments": "", "type": "", "spool_version": __version__} | document
-
-
-def _type_of(event: str) -> str:
-    if event == EventName.FINISHED:
-        return "success"
-    if event in (EventName.CANCELLED, EventName.RETRYING, EventName.HELD):
-        return "warning"
-    return "failure" if event in ENDS else "info"
 
 
 class _Complaints(threading.local):
@@ -329,9 +388,8 @@ class SendQueue:
 
     def join(self, deadline: float) -> None:
         """Wait until the thread has ended, at most until *deadline* (monotonic)."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread is not None:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         while batch := self._next():
@@ -343,9 +401,8 @@ class SendQueue:
             if self._failures:
                 self._change.wait_for(lambda: self._closing, self._patience.after(self._failures))
             else:
-                self._change.wait_for(lambda: self._closing or self._waiting, _IDLE_S)
+                self._change.wait_for(lambda: self._closing or self._waiting)
             if not self._waiting or (self._closing and self._failures):
-                self._thread = None
                 return []
             count = len(self._waiting)
             gathers = not self._transport.for_programs and count >= self._patience.gather_from

@@ -33,23 +33,23 @@ class Notify(Struct, frozen=True):
     log_lines: int = 0  # lines from the end of the job's log
 
 
-class NotifyRule(Struct, frozen=True):
+class NotifyRule(Notify, frozen=True):
     """Notifications about all jobs. Each filter is a list of patterns, one of which must match; empty matches all."""
 
-    to: tuple[str, ...]
-    on: tuple[str, ...] = ("ended",)
     users: tuple[str, ...] = ()
     projects: tuple[str, ...] = ()
     names: tuple[str, ...] = ()  # of jobs, and of reservations
-    log_lines: int = 0
 
     def fits(self, event: Event) -> bool:
         """Whether the rule selects *event*."""
-        return (
-            concerns(self.on, event.name)
-            and _one_fits(self.users, event.user)
-            and _one_fits(self.projects, event.project)
-            and _one_fits(self.names, event.job or event.reservation)
+        filters = (
+            (self.users, event.user),
+            (self.projects, event.project),
+            (self.names, event.job or event.reservation),
+        )
+        return concerns(self.on, event.name) and all(
+            not patterns or (value is not None and any(fnmatchcase(value, pattern) for pattern in patterns))
+            for patterns, value in filters
         )
 
 
@@ -80,19 +80,15 @@ def listens(config: Config) -> bool:
 
 def addressees(event: Event, rules: Iterable[NotifyRule]) -> dict[str, int]:
     """Return the recipients of *event*, and how many lines of the job's log each gets."""
-    found: dict[str, int] = {}
     wish = wish_of(event)
-    if wish is not None and concerns(wish.on, event.name):
-        found = dict.fromkeys(wish.to, wish.log_lines)
-    for rule in rules:
-        if rule.fits(event):
-            for address in rule.to:
-                found[address] = max(found.get(address, 0), rule.log_lines)
+    found: dict[str, int] = {}
+    for each in (
+        *([wish] if wish is not None and concerns(wish.on, event.name) else []),
+        *(rule for rule in rules if rule.fits(event)),
+    ):
+        for address in each.to:
+            found[address] = max(found.get(address, 0), each.log_lines)
     return found
-
-
-def _one_fits(patterns: tuple[str, ...], value: str | None) -> bool:
-    return not patterns or (value is not None and any(fnmatchcase(value, pattern) for pattern in patterns))
 
 
 def expanded(named: str, contacts: Mapping[str, tuple[str, ...]], steps: int = _MOST_STEPS) -> list[str]:
