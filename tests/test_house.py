@@ -136,7 +136,7 @@ BUDGET = {
     "extras/plot": 850,
     "extras/simulate": 1500,
     "extras/top": 1550,
-    "formats": 5600,
+    "formats": 5550,
     "listeners": 1450,
     "machine": 3300,
     "python": 1000,

@@ -96,7 +96,7 @@ class JobVerb(Struct, frozen=True):
 
         names, code = picked_names(spool, places, picks)
         by_name = {name for name in picks["names"] if not is_pattern(name)} if not picks["states"] else ()
-        by_name, orders = set(named(spool, by_name)), set(spool.suspend_orders())
+        by_name, orders = set(named(spool, by_name)), set(spool.running_files()[1])
         found = [name for name in running_tasks(spool, names) if name in by_name or (name in orders) is self.suspended]
         if not found and names:
             state = "suspended" if self.suspended else "running and not suspended"
