@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
 
 import click
 
@@ -20,7 +19,6 @@ from spool.core.names import why_not_name
 from spool.formats import config, jobfile, reservation
 from spool.formats.capabilities import contributed
 from spool.formats.toml import MAX_BYTES
-from spool.formats.validation import FileKind
 from spool.query.foresight import doubts
 from spool.store.glance import defaults_of
 from spool.store.reading import read_named
@@ -121,10 +119,11 @@ def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, S
     base = os.path.basename(path)
     name = base.removesuffix(layout.JOB_SUFFIX) if path != "-" else "stdin"
     spec = None
+    kinds = (kind for _, kinds in contributed("files") for kind in kinds)
     try:
         if base == layout.CONFIG:
             config.parse(data)
-        elif kind := next((kind for kind in _files() if kind.path == os.path.abspath(path)), None):
+        elif kind := next((kind for kind in kinds if kind.path == os.path.abspath(path)), None):
             kind.parse(data)
         elif os.path.basename(os.path.dirname(os.path.abspath(path))) == layout.RESERVATIONS:
             reservation.parse(data, name=name, created_at_ns=0)
@@ -139,7 +138,3 @@ def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, S
     if why is not None:
         return [Problem(None, None, f"the file's name is not a valid job name: {why}")], None
     return [], (name, spec) if spec is not None else None
-
-
-def _files() -> Iterator[FileKind]:
-    return (kind for _, kinds in contributed("files") for kind in kinds)

@@ -268,12 +268,6 @@ def _dependencies(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[
     return [*kinds, *(f"{kind}:{word}" if colon else word for word in words)]
 
 
-def _columns(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
-    from spool.cli import ls
-
-    return ls.COLUMNS
-
-
 def _signals(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
     from spool.formats.values import WARNING_SIGNALS
 
@@ -307,31 +301,24 @@ _ARGUMENTS: Mapping[str, _Words | str] = {
 _OPTIONS: Mapping[str, _Words | str] = {
     **{option.word: _fixed(option.words) for option in OPTIONS if option.words and not option.value},
     **{word: _contributed(target) for each in capabilities() for word, target in each.completions.items()},
-    "columns": _listed(_columns),
+    **dict.fromkeys(("files", "output", "plot", "rows", "shell", "stderr", "stdout"), "file"),
+    **dict.fromkeys(("root", "workdir"), "dir"),
+    "columns": _listed(lambda ctx, spool, typed: loaded("spool.cli.ls:COLUMNS")),
     "depends_on": _dependencies,
     "env": _variables,
     "export": _listed(_exports),
-    "files": "file",
     "gpu_type": _listed(lambda ctx, spool, typed: [*vocabulary.gpu_types(spool), "auto"]),
     "group": _labels("group"),
     "keys": _fixed([f"{key}=" for key in (*_KEYS, "command")]),
-    "output": "file",
-    "plot": "file",
     "policy": _listed(_fixed(("fifo", "easy", "spool"))),
     "project": _labels("project"),
     "resources": _listed(lambda ctx, spool, typed: vocabulary.resources(spool)),
     "retry_on": _listed(_fixed(("failed", "timeout", "out_of_memory"))),
-    "root": "dir",
-    "rows": "file",
-    "shell": "file",
     "signal": _signals,
     "states": _listed(_fixed(State)),
-    "stderr": "file",
-    "stdout": "file",
     "tag": _labels("tags"),
     "tags": _listed(_labels("tags")),
     "unset": _fixed(_KEYS),
     "user": _labels("user"),
-    "workdir": "dir",
 }
 """The possible values of an argument or option of that name, in any verb: words, files or directories."""

@@ -97,7 +97,7 @@ class JobVerb(Struct, frozen=True):
 
         names, code = picked_names(spool, places, picks)
         by_name = {name for name in picks["names"] if not is_pattern(name)} if not picks["states"] else ()
-        by_name, orders = set(named(spool, by_name)), set(spool.suspend_orders())
+        by_name, orders = set(named(spool, by_name)), set(spool.running_files()[1])
         found = [name for name in running_tasks(spool, names) if name in by_name or (name in orders) is self.suspended]
         if not found and names:
             state = "suspended" if self.suspended else "running and not suspended"
@@ -280,7 +280,10 @@ def _ask_about(spool: Spool, names: Sequence[str]) -> None:
 
     There is no question if they are one job or the tasks of one array.
     """
-    if len(names) < 2 or _is_one_array(spool, names):
+    from spool.core.arrays import array_of
+
+    arrays = {array_of(name) for name in names}
+    if len(names) < 2 or (len(arrays) == 1 and spool.newest_array(*arrays) is not None):
         return
     shown = some_of(names, _MOST_SHOWN)
     if not sys.stdin.isatty() or not sys.stderr.isatty():
@@ -289,12 +292,6 @@ def _ask_about(spool: Spool, names: Sequence[str]) -> None:
         raise UsageError(cannot("requeue", f"{len(names)} failed jobs", why, remedy=remedy))
     if not click.confirm(f"Run {len(names)} failed jobs again: {shown}?", err=True):
         raise SpoolError("nothing was requeued; --since 1h takes only what failed in the last hour")
-
-
-def _is_one_array(spool: Spool, names: Sequence[str]) -> bool:
-    from spool.core.arrays import array_of
-
-    return len({array_of(name) for name in names}) == 1 and spool.newest_array(array_of(names[0])) is not None
 
 
 def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] | None:

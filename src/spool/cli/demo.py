@@ -49,7 +49,10 @@ def command(keep: bool, quiet: bool) -> int:
         results = demonstration.results()
         _picture(demonstration, names, results)
         if not quiet:
-            _outputs(demonstration, names)
+            render.say()
+            for name in names:
+                if line := demonstration.last_line(name):
+                    render.say(f"{name:8}  {line}")
             render.say()
             program = "spool" if shutil.which("spool") is not None else sys.argv[0]  # `.venv/bin/spool demo`
             render.pairs((f"{program} {words}", why) for words, why in _NEXT)
@@ -87,11 +90,3 @@ def _picture(demonstration: Demonstration, names: list[str], results: list[Resul
     render.say()
     for line in drawing.gantt(runs, begin_ns, end_ns, min(120, shutil.get_terminal_size().columns)):
         render.say(drawn=line)
-
-
-def _outputs(demonstration: Demonstration, names: list[str]) -> None:
-    render.say()
-    for name in names:
-        line = demonstration.last_line(name)
-        if line:
-            render.say(f"{name:8}  {line}")

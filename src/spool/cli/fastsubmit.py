@@ -165,7 +165,7 @@ def read(
 def _certainly_welcome(root: str, name: str | None, values: Mapping[str, list[str]]) -> bool:
     """Whether neither the spool nor the machine prevents such a job. If one does, the full way reports it."""
     return (
-        (name is None or _usable(name))
+        (name is None or (layout.valid_name(name) and not name.endswith(layout.JOB_SUFFIX) and not name.isdecimal()))
         and _certainly_fits(root, values)
         and (_NOT_ELSEWHERE.isdisjoint(values) or config_if(root, b"executor") is None)
         and submitting.is_spool(root)
@@ -196,10 +196,6 @@ def _bytes_of(text: str) -> int:
     """Return a plain amount, `4` or `4G`, as a number."""
     shift = 10 * (_AMOUNTS["size"].find(text[-1]) + 1)
     return int(text[:-1] if shift else text) << shift
-
-
-def _usable(name: str) -> bool:
-    return layout.valid_name(name) and not name.endswith(layout.JOB_SUFFIX) and not name.isdecimal()
 
 
 def _serve(root: str) -> None:
@@ -251,7 +247,8 @@ def _is_right(key: Key, value: object, keys: Mapping[str, object]) -> bool:
         return isinstance(value, str) and _is_amount(value, _AMOUNTS[key.kind])
     if key.kind in ("label", "labels"):
         labels = value if isinstance(value, list) else [str(value)]
-        return len(set(labels)) == len(labels) and all(_is_label(label) for label in labels)
+        good = (text == text.strip() and 0 < len(text) <= 100 and text.isprintable() for text in labels)
+        return len(set(labels)) == len(labels) and all(good)
     if key.kind == "word":
         # A word may need another key, which the configuration may have: "stop" needs an idle time.
         return value in key.words and (key.name != "gpu_idle_action" or "gpu_idle" in keys)
@@ -271,10 +268,6 @@ def _is_right(key: Key, value: object, keys: Mapping[str, object]) -> bool:
 
 def _is_plain(text: object) -> bool:
     return isinstance(text, str) and text.isprintable() and "{" not in text and len(text) < _MAX_BYTES
-
-
-def _is_label(text: str) -> bool:
-    return text == text.strip() and 0 < len(text) <= 100 and text.isprintable()
 
 
 def _is_amount(text: str, units: str) -> bool:

@@ -318,19 +318,15 @@ def _clicked(arguments: Sequence[str]) -> int:
         error.show()
         return error.exit_code
     except click.ClickException as error:
-        _tell_usage(error)
+        ctx = getattr(error, "ctx", None)
+        path = ctx.command_path if ctx is not None else "spool"
+        help_hint = f" (see `{path} --help`)" if isinstance(error, click.UsageError) else ""
+        message = _in_our_words(error, ctx)
+        tell(f"{message[:1].lower()}{message[1:].rstrip('.')}{help_hint}")
         return error.exit_code
     except click.Abort:
         return int(ExitCode.INTERRUPTED)
     return code if isinstance(code, int) else 0
-
-
-def _tell_usage(error: click.ClickException) -> None:
-    ctx = getattr(error, "ctx", None)
-    path = ctx.command_path if ctx is not None else "spool"
-    help_hint = f" (see `{path} --help`)" if isinstance(error, click.UsageError) else ""
-    message = _in_our_words(error, ctx)
-    tell(f"{message[:1].lower()}{message[1:].rstrip('.')}{help_hint}")
 
 
 def _in_our_words(error: click.ClickException, ctx: click.Context | None) -> str:
@@ -358,14 +354,11 @@ def _of_an_unknown_option(name: str, near: Sequence[str], ctx: click.Context | N
         return f"{name} stands before the command: `spool {name} DIR {ctx.command_path.partition(' ')[2]} …`"
     if name == "--all":
         return f"unknown option {name}; name jobs, where '*' means all of them"
-    known = {word for option in ctx.command.params for word in _spellings(option)} if ctx is not None else set()
+    options = ctx.command.params if ctx is not None else ()
+    known = {word for each in options for word in (*each.opts, *each.secondary_opts, *getattr(each, "also", ()))}
     begun = sorted(word for word in known if name.startswith("--") and word.startswith(name))
     meant = [f"{name}s"] if f"{name}s" in known else begun[:_MOST_MEANT] or sorted(near)
     return f"unknown option {name}" + (f"; did you mean {' or '.join(meant)}?" if meant else "")
-
-
-def _spellings(option: click.Parameter) -> list[str]:
-    return [*option.opts, *option.secondary_opts, *getattr(option, "also", ())]
 
 
 def _number_wanted(kind: object) -> str:

@@ -67,7 +67,7 @@ def keys_of(values: Values) -> dict[str, object]:
         table, _, key = option.key.rpartition(".")
         into = keys.setdefault(table, {}) if table else keys
         assert isinstance(into, dict)
-        into[key] = _READERS.get(option.kind, _last)(given)
+        into[key] = _READERS.get(option.kind, lambda given: given[-1])(given)
     for table, short in _SHORT:
         stated = keys.get(table)
         if isinstance(stated, dict) and list(stated) == [short]:
@@ -80,10 +80,6 @@ def _number(text: str) -> object:
         return int(text) if text.isdecimal() else float(text)
     except ValueError:
         return text
-
-
-def _last(given: list[str]) -> str:
-    return given[-1]
 
 
 def _names(given: Iterable[str]) -> list[str]:

@@ -28,7 +28,6 @@ from spool.formats.values import moment_or_delay
 from spool.query.reservations import ReservationList, ReservationStatus, check_new, list_reservations
 from spool.query.snapshot import machine_now
 from spool.store.ownership import this_user
-from spool.store.spool import Spool
 
 _COLUMNS = (
     render.Column("NAME", cut="middle"),
@@ -180,7 +179,10 @@ def cancel(root: str, names: tuple[str, ...]) -> int:
     wanted: list[str] = []
     code = 0
     for pattern in names:
-        matches = _matching(spool, pattern.removesuffix(layout.JOB_SUFFIX))
+        name = pattern.removesuffix(layout.JOB_SUFFIX)
+        matches = [name]
+        if is_pattern(name):
+            matches = sorted(fnmatch.filter(spool.names(layout.RESERVATIONS), name), key=natural)
         if not matches:
             tell(str(NoSuchJob(cannot("find", "a reservation", f"no reservation matches {pattern!r}"))))
             code = int(ExitCode.NO_SUCH_JOB)
@@ -207,12 +209,6 @@ def _instant(option: str, text: str, now_ns: int) -> datetime:
     except InvalidValue as error:
         raise InvalidValue(f"cannot use {option}: {error}") from None
     return reservation.local_time(moment if moment is not None else now_ns + (delay or 0))
-
-
-def _matching(spool: Spool, pattern: str) -> list[str]:
-    if not is_pattern(pattern):
-        return [pattern]
-    return sorted(fnmatch.filter(spool.names(layout.RESERVATIONS), pattern), key=natural)
 
 
 def _what(one: Reservation) -> str:

@@ -63,13 +63,16 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         if asked.lines is not None:
             given["rows"] = rows = scripts.rows_of(asked.lines)
             searched = "\n".join(row["line"] for row in rows)
+        text = searched if isinstance(searched, str) else shlex.join(searched)
+        source = what.source or scripts.ScriptText(text, "the command", is_script=False)
         for other in others:
-            other.surround(what.source or _searched(searched), name, given, exported, not (asked.export or export))
+            other.surround(source, name, given, exported, not (asked.export or export))
         keys = job_keys(what.command, given, exported)
     except FileNotFoundError:
         why = "the current directory no longer exists; give --workdir an absolute path"
         raise UsageError(f"cannot submit a job: {why}") from None
-    _tell_remarks(exported)
+    for why in exported.remarks:
+        tell(why)
     if stderr_apart and not {"stdout", "stderr", "executor"} & keys.keys():
         jobs = layout.Layout(os.path.realpath(root)).at(layout.JOBS)
         keys["stderr"] = f"{submitting.literal(jobs).replace('%', '%%')}/%n/%r/{layout.JOB_STDERR}"
@@ -123,12 +126,6 @@ def _free_name(root: str, name: str) -> str:
     return free
 
 
-def _searched(command: str | Sequence[str]) -> scripts.ScriptText:
-    """Return what a command that is no script is searched for: its text, or its words."""
-    text = command if isinstance(command, str) else shlex.join(command)
-    return scripts.ScriptText(text, "the command", is_script=False)
-
-
 def _has_script_on_stdin() -> bool:
     """Whether stdin is a file or a pipe, as in `spool submit <<EOF`, and not a terminal or /dev/null."""
     try:
@@ -167,11 +164,6 @@ def checked_name(name: str) -> str:
     return name
 
 
-def _tell_remarks(exported: Exports) -> None:
-    for why in exported.remarks:
-        tell(why)
-
-
 def file_draft(path: str, name: str | None, root: str, export: Sequence[str] = ()) -> Draft:
     """Return the job in the file *path*, byte for byte, if it is valid; *export* adds to its `env`.
 
@@ -195,7 +187,8 @@ def file_draft(path: str, name: str | None, root: str, export: Sequence[str] = (
             raise UsageError(cannot("use", "the job file", "it is a script", where=path, remedy=remedy)) from error
         raise
     exported = exports(root, export) if export else Exports()
-    _tell_remarks(exported)
+    for why in exported.remarks:
+        tell(why)
     before = dict(spec.env)
     own = {key: value for key, value in before.items() if key not in exported.assigned}
     after = exported.env(own, Tasks(name, spec).keys if spec.is_array else ())

@@ -400,7 +400,6 @@ class FreeResources:
         return pinning.cpu_list(pinning.choose_cpus(self.machine.cores, self._pinned(), cpus, near))
 
     def _pinned(self) -> set[int]:
-        """Return the CPUs that runs are pinned to."""
         lists = {run.grant.cpu_list for run in (*self.runs.values(), *self.started) if run.elsewhere is None}
         return {cpu for text in lists for cpu in pinning.cpus_in(text)}
 

@@ -254,7 +254,10 @@ def _spec(reading: Reading, defaults: JobDefaults, parts: Parts) -> Spec:
     if "request" in found:
         spec["request"] = _shared(Request(**_sizes(found["request"])))
     if "retry" in found:
-        spec["retry"] = _shared(_retry(Retry(**found["retry"])))
+        retry = Retry(**found["retry"])
+        if retry.memory_factor is not None:
+            retry = replace(retry, on=retry.on | {"out_of_memory"})
+        spec["retry"] = _shared(retry)
     if "depends_on" in found:
         spec["depends_on"] = Dependencies(**found["depends_on"])
     if "task" in found:
@@ -277,10 +280,6 @@ def _sizes(stated: dict[str, Any]) -> dict[str, Any]:
             stated[f"{part}_bytes"] = first if size.first_bytes is None else size.first_bytes
             stated[f"{part}_auto"] = True
     return stated
-
-
-def _retry(retry: Retry) -> Retry:
-    return retry if retry.memory_factor is None else replace(retry, on=retry.on | {"out_of_memory"})
 
 
 @lru_cache(maxsize=4096)

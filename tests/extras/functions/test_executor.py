@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -95,8 +96,11 @@ def again(served: Served, name: str) -> object:
 
 def test_a_call_is_a_job_with_its_files(served: Served, executor: Executor) -> None:
     """Its value comes back here and anywhere, and the run has the call and the return beside its log."""
+    heard = list[int]()
     future = executor.submit(called.double, number=21)
+    future.add_done_callback(lambda ended: heard.append(ended.result()))
     assert future.result(PATIENCE_S) == 42
+    wait_for(lambda: heard == [42])
     assert future.exception() is None
     assert future.name.startswith("double-")
     assert again(served, future.name) == 42
@@ -141,16 +145,19 @@ def test_an_exception_that_no_pickle_holds_comes_back_in_words(executor: Executo
     assert "OddError: 1 is not 2" in str(raised.value.__cause__)
 
 
-def test_a_value_that_cannot_be_pickled_is_an_error_with_its_type(executor: Executor) -> None:
-    """The call has run, and says what it could not return."""
-    with pytest.raises(SpoolError, match="cannot return a lock: it cannot be pickled"):
-        executor.submit(threading.Lock).result(PATIENCE_S)
-
-
-def test_an_exit_is_an_exception(executor: Executor) -> None:
-    """`sys.exit` in a function ends no one else's program."""
-    with pytest.raises(SystemExit):
-        executor.submit(sys.exit, 3).result(PATIENCE_S)
+@pytest.mark.parametrize(
+    ("function", "kind", "words"),
+    [
+        (threading.Lock, SpoolError, "cannot return a lock: it cannot be pickled"),
+        (partial(sys.exit, 3), SystemExit, "^3"),
+    ],
+)
+def test_what_ends_without_a_value_is_an_exception(
+    executor: Executor, function: Callable[[], object], kind: type[BaseException], words: str
+) -> None:
+    """A value that cannot be pickled says its type, and `sys.exit` in a function ends no one else's program."""
+    with pytest.raises(kind, match=words):
+        executor.submit(function).result(PATIENCE_S)
 
 
 def test_a_killed_worker_breaks_its_own_call_alone(executor: Executor) -> None:
@@ -161,14 +168,6 @@ def test_a_killed_worker_breaks_its_own_call_alone(executor: Executor) -> None:
     assert raised.value.end.outcome is State.FAILED
     assert alive.result(PATIENCE_S) == 2
     assert executor.submit(called.double, 2).result(PATIENCE_S) == 4
-
-
-def test_a_time_limit_is_an_exception_of_its_own(served: Served) -> None:
-    """TimedOut, which is no TimeoutError: that is for the patience of the caller."""
-    with Executor(served.root, time_limit="300ms", kill_grace="100ms") as limited:
-        error = limited.submit(time.sleep, 60).exception(PATIENCE_S)
-    assert isinstance(error, TimedOut)
-    assert not isinstance(error, TimeoutError)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +186,7 @@ def test_each_outcome_without_a_return_has_its_type(spool_root: Path, outcome: S
     """So that a program can tell them apart."""
     error = CallResult(Spool(str(spool_root)), "gone", End("gone", outcome, reason="why", run=1)).error()
     assert type(error) is kind
+    assert not isinstance(error, TimeoutError)  # that is for the patience of the caller
     assert str(error) == f"job gone returned nothing: {outcome}: why"
 
 
@@ -239,20 +239,16 @@ def test_a_job_that_a_user_cancels_is_cancelled_here(served: Served, executor: E
     assert isinstance(error, concurrent.futures.CancelledError)
 
 
-def test_a_waiting_job_that_a_user_cancels_is_cancelled_here(alone: Executor) -> None:
-    """As if the future had been."""
+@pytest.mark.parametrize("how", ["cancelled", "removed"])
+def test_a_waiting_job_that_is_taken_away_is_cancelled_or_lost(alone: Executor, how: str) -> None:
+    """A cancel counts as one of the future, and nothing waits for ever for a job whose files are gone."""
     future = alone.submit(called.double, 1)
-    Requests(Spool(alone.root), "user").cancel(future.name)
+    if how == "cancelled":
+        Requests(Spool(alone.root), "user").cancel(future.name)
+    else:
+        (Path(alone.root) / "queued" / f"{future.name}.toml").unlink()
     wait_for(future.done)
-    assert future.cancelled()
-
-
-def test_a_job_whose_files_are_all_removed_is_lost(alone: Executor) -> None:
-    """Nothing waits for it for ever."""
-    future = alone.submit(called.double, 1)
-    (Path(alone.root) / "queued" / f"{future.name}.toml").unlink()
-    wait_for(future.done)
-    assert future.cancelled() or isinstance(future.exception(), Lost)
+    assert future.cancelled() or (how == "removed" and isinstance(future.exception(), Lost))
 
 
 @pytest.mark.parametrize("step", ["add", "poll"])
@@ -273,17 +269,6 @@ def test_a_program_out_of_descriptors_sees_its_calls_end_later(
     errors.append(OSError(errno.EIO, "Input/output error"))
     with pytest.raises(SpoolError, match=r"cannot watch the calls: .*: Input/output error"):
         executor.submit(called.double, 4).result(PATIENCE_S)
-
-
-def test_callbacks_are_called_with_the_future_that_has_ended(executor: Executor) -> None:
-    """Also one that is added after the end."""
-    future = executor.submit(called.double, 4)
-    heard: list[int] = []
-    future.add_done_callback(lambda ended: heard.append(ended.result()))
-    future.result(PATIENCE_S)
-    wait_for(lambda: heard == [8])
-    future.add_done_callback(lambda ended: heard.append(ended.result() + 1))
-    assert heard == [8, 9]
 
 
 # Shutdown.
@@ -323,22 +308,27 @@ def test_a_shutdown_can_cancel_what_waits(alone: Executor) -> None:
 
 
 def test_a_map_is_one_array_with_results_in_order(served: Served, executor: Executor) -> None:
-    """Whatever order its tasks end in."""
+    """Whatever order its tasks end in, as long as its shortest iterable; an exception comes in its place."""
     before = set(os.listdir(served.root / "calls"))
-    assert list(executor.map(called.add, range(4), range(10, 14))) == [10, 12, 14, 16]
+    assert list(executor.map(called.add, range(4), range(10, 99))) == [10, 12, 14, 16]
+    assert list(executor.map(called.double, [])) == []
     [array] = set(os.listdir(served.root / "calls")) - before
     wait_for((served.root / "done" / f"{array}.toml").exists)
     assert again(served, f"{array}_2") == 14
+    results = executor.map(divmod, [4, 4], [2, 0])
+    assert next(results) == (2, 0)
+    with pytest.raises(ZeroDivisionError):
+        next(results)
 
 
 def test_an_array_of_calls_has_the_results_of_all(served: Served, executor: Executor) -> None:
-    """In order, with chunks or without, for whoever has its name."""
-    single, chunks = (
-        executor.submit_all(called.double, range(3)),
-        executor.submit_all(called.double, range(5), chunksize=2),
-    )
+    """In order for whoever has its name; a chunk of calls is one task, with the same results."""
+    single = executor.submit_all(called.double, range(3))
+    chunks = executor.submit_all(called.double, range(5), chunksize=2)
     assert again(served, single[0].array) == [0, 2, 4]
+    assert [future.result(PATIENCE_S) for future in chunks] == [[0, 2], [4, 6], [8]]
     assert again(served, chunks[0].array) == [0, 2, 4, 6, 8]
+    assert list(executor.map(called.double, range(5), chunksize=3)) == [0, 2, 4, 6, 8]
     failing = executor.submit_all(divmod, [1, 1], [1, 0])
     with pytest.raises(ZeroDivisionError):
         again(served, failing[0].array)
@@ -367,29 +357,6 @@ def test_a_map_can_be_limited(alone: Executor) -> None:
         Executor(alone.root, max_running=0)
 
 
-def test_a_map_ends_with_its_shortest_iterable(executor: Executor) -> None:
-    """As the built-in does; of nothing it makes no job."""
-    assert list(executor.map(called.add, range(2), range(9))) == [0, 2]
-    assert list(executor.map(called.double, [])) == []
-
-
-def test_a_chunk_is_one_task(served: Served, executor: Executor) -> None:
-    """The results are the same, with fewer jobs."""
-    futures = executor.submit_all(called.double, range(5), chunksize=2)
-    assert [future.result(PATIENCE_S) for future in futures] == [[0, 2], [4, 6], [8]]
-    assert list(executor.map(called.double, range(5), chunksize=3)) == [0, 2, 4, 6, 8]
-    with pytest.raises(ValueError, match="chunksize must be >= 1"):
-        executor.map(called.double, range(5), chunksize=0)
-
-
-def test_a_map_raises_an_exception_in_its_place(executor: Executor) -> None:
-    """What comes before is there."""
-    results = executor.map(divmod, [4, 4, 4], [2, 0, 1])
-    assert next(results) == (2, 0)
-    with pytest.raises(ZeroDivisionError):
-        next(results)
-
-
 def test_what_all_calls_share_is_written_once(alone: Executor) -> None:
     """A large argument in each of 50 calls takes its size, not 50 times that."""
     data = b"x" * 1_000_000
@@ -415,8 +382,12 @@ def test_a_task_shows_its_parameters(served: Served, tmp_path: Path) -> None:
         assert [future.result(PATIENCE_S) for future in chunks] == [[0, 2], [4]]
 
 
-def test_parameters_that_no_job_file_has_are_an_error(alone: Executor) -> None:
-    """Before anything is in the spool: too few, of unlike keys, of a key with a dot."""
+def test_tasks_that_no_job_file_has_are_an_error(alone: Executor) -> None:
+    """Before anything is in the spool: too many, chunks of nothing, parameters too few or of odd keys."""
+    with pytest.raises(InvalidValue, match=r"100,001 tasks are more than the 100,000 of an array; set chunksize"):
+        alone.map(called.double, range(100_001))
+    with pytest.raises(ValueError, match="chunksize must be >= 1"):
+        alone.map(called.double, range(5), chunksize=0)
     with pytest.raises(ValueError, match="2 tasks need as many parameters, not 1"):
         alone.submit_all(called.double, range(2), parameters=[{"lr": 1}])
     for wrong in ([{"lr": 1}, {"seed": 1}], [{"a.b": 1}, {"a.b": 2}], [{}, {}]):
@@ -424,13 +395,6 @@ def test_parameters_that_no_job_file_has_are_an_error(alone: Executor) -> None:
             alone.submit_all(called.double, range(2), parameters=wrong)
     assert not os.listdir(f"{alone.root}/queued")
     assert not os.path.exists(f"{alone.root}/calls")
-
-
-def test_too_many_tasks_are_an_error_with_a_way_out(alone: Executor) -> None:
-    """And no job."""
-    with pytest.raises(InvalidValue, match=r"100,001 tasks are more than the 100,000 of an array; set chunksize"):
-        alone.map(called.double, range(100_001))
-    assert not os.path.exists(f"{alone.root}/calls") or os.listdir(f"{alone.root}/calls") == []
 
 
 # What is wrong from the start.
@@ -464,12 +428,18 @@ def test_many_threads_can_submit_at_once(alone: Executor) -> None:
     assert len(os.listdir(f"{alone.root}/queued")) == 64
 
 
-def test_keys_are_checked_when_the_executor_is_made(tmp_path: Path) -> None:
-    """An unknown key and a name that no job can have."""
-    with pytest.raises(InvalidJob, match="gpu"):
-        Executor(tmp_path / "spool", gpuz=1)
-    with pytest.raises(InvalidValue, match="cannot name jobs 'a b'"):
-        Executor(tmp_path / "spool", name="a b")
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("gpuz", "gpu"),
+        ("name", "cannot name jobs 'a b'"),
+        *((word, f"{word}; ") for word in ("max_workers", "initializer", "mp_context", "command", "array")),
+    ],
+)
+def test_keys_are_checked_when_the_executor_is_made(tmp_path: Path, key: str, words: str) -> None:
+    """An unknown key, a name that no job can have, and words of other executors, with what is here instead."""
+    with pytest.raises((InvalidJob, InvalidValue), match=words):
+        Executor(tmp_path / "spool", **{key: "a b"})  # type: ignore[arg-type]
 
 
 def test_two_executors_with_one_name_share_its_numbers(alone: Executor) -> None:
@@ -586,13 +556,6 @@ def test_a_spool_whose_results_cannot_be_loaded_is_refused_at_once(tmp_path: Pat
     (root / place).chmod(0o770)
     with pytest.raises(SpoolUnusable, match="chmod go-w"):
         Executor(root)
-
-
-@pytest.mark.parametrize("word", ["max_workers", "initializer", "mp_context", "command", "array"])
-def test_a_word_of_other_executors_says_what_is_here_instead(tmp_path: Path, word: str) -> None:
-    """The error names it and has a remedy."""
-    with pytest.raises(InvalidValue, match=f"{word}; "):
-        Executor(tmp_path / "spool", **{word: 2})  # type: ignore[misc]
 
 
 def test_the_types_of_the_keys_are_those_of_a_job_file() -> None:
@@ -819,29 +782,26 @@ def test_a_job_file_of_an_earlier_version_runs_its_call(alone: Executor, tmp_pat
     assert b'"error": null' in (tmp_path / "return").read_bytes()
 
 
-def test_a_worker_without_its_call_says_so(alone: Executor) -> None:
-    """Its file was removed, or its name was never one of a call."""
-    with pytest.raises(SpoolError, match=r"cannot run the call: .*/calls/none: it is not there"):
-        calls.load(alone.root, "none", 0)
-
-
-def test_a_worker_loads_no_call_that_others_can_write_to(alone: Executor) -> None:
-    """It says so instead."""
-    future = alone.submit(called.double, 1)
-    Path(alone.root, "calls", future.name).chmod(0o660)
-    with pytest.raises(SpoolUnusable, match="other users can write to it"):
-        calls.load(alone.root, future.name, 0)
-
-
-def test_a_worker_of_another_python_says_so(served: Served, alone: Executor) -> None:
-    """Before it loads what that Python has written."""
-    future = alone.submit(called.double, 1)
-    path = Path(alone.root, "calls", future.name)
-    header, _, rest = path.read_bytes().partition(b"\n")
-    told = json.loads(header) | {"python": [3, 99, 0]}
-    path.write_bytes(json.dumps(told).encode() + b"\n" + rest)
-    with pytest.raises(SpoolError, match=r"the worker is Python 3\.[0-9.]+, and the call is of Python 3\.99\.0"):
-        calls.load(alone.root, future.name, 0)
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("absent", "cannot run the call: .*: it is not there"),
+        ("open", "other users can write to it"),
+        ("python", r"the worker is Python 3\.[0-9.]+, and the call is of Python 3\.99\.0"),
+    ],
+)
+def test_a_worker_loads_no_call_that_is_not_for_it(alone: Executor, how: str, words: str) -> None:
+    """It is not there, others can write to it, or another Python wrote it: it says so."""
+    path = Path(alone.root, "calls", alone.submit(called.double, 1).name)
+    if how == "absent":
+        path.unlink()
+    elif how == "open":
+        path.chmod(0o660)
+    else:
+        header, _, rest = path.read_bytes().partition(b"\n")
+        path.write_bytes(json.dumps(json.loads(header) | {"python": [3, 99, 0]}).encode() + b"\n" + rest)
+    with pytest.raises(SpoolError, match=words):
+        calls.load(alone.root, path.name, 0)
 
 
 def test_packages_of_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

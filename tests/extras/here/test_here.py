@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import pty
+import re
 import shlex
 import shutil
 import signal
@@ -22,11 +22,16 @@ from typing import Any
 import pytest
 
 import spool
+from docs.test_pages import RECIPES
 from plugins.fake_nvml import FakeNvml
 from served import Served
+from shell import Home, home_of_test
 from spool.core.errors import InvalidValue
 from spool.formats import jobfile
 from support import PATIENCE_S, wait_for
+from test_examples import folder, result
+from test_examples import served as served_examples
+from test_readme import end_dispatcher
 
 EXECUTORS = ("process", "sh")
 
@@ -171,21 +176,14 @@ def once(condition: Callable[[], Any], what: str) -> Any:
 
 
 def test_a_pipe_gets_the_command_s_own_bytes_and_code(desk: Desk) -> None:
-    """Input, output and errors are the caller's own, the exit code is the command's, and the run is recorded."""
-    done = desk.piped("-n", "three", "-c", "cat; echo bad >&2; exit 3", data=b"in\r\n\0\xff")
-    assert (done.returncode, done.stdout) == (3, b"in\r\n\0\xff")
+    """Input, output and errors are the caller's own, megabytes too, the code is the command's; the run is recorded."""
+    data = os.urandom(3 << 20)
+    done = desk.piped("-n", "three", "-c", "cat; echo bad >&2; exit 3", data=data)
+    assert (done.returncode, done.stdout == data) == (3, True)
     assert done.stderr == b"spool: job three\nbad\n"
     result = desk.served.wait_done("three")
     assert (result["outcome"], result["exit_code"]) == ("failed", 3)
     assert desk.served.log("three") == _LOG
-
-
-def test_much_data_passes_unchanged(desk: Desk) -> None:
-    """Nothing is copied on the way, so a command reads and writes as fast as in a shell, and all of it."""
-    data = os.urandom(3 << 20)
-    done = desk.piped("-q", "cat", data=data)
-    assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(data).digest()
-    assert done.stderr == b""
 
 
 def test_a_reader_sees_the_end_of_the_output_with_the_command(desk: Desk) -> None:
@@ -504,15 +502,26 @@ def test_the_dispatcher_may_die_at_any_time(desk: Desk) -> None:
 
 
 def test_inside_a_job_it_takes_nothing_new(desk: Desk) -> None:
-    """The one CPU is taken by the job around it, and the command runs at once; more than that job has is refused."""
-    inner = " ".join([*desk.words("--cpus", "1", "--"), "sh", "-c", "'echo in $SPOOL_JOB'"])
-    more = " ".join([*desk.words("--cpus", "2", "--"), "true"])
-    desk.served.drop("outer", f"{inner}; {more}; echo gave $?", env={"PYTHONPATH": desk.environment["PYTHONPATH"]})
-    assert desk.served.wait_done("outer") is not None
+    """The one CPU is the job's around it, and the command runs at once, after its setup, whose failure is its own.
+
+    More than that job has is refused, and a container; a size that is left to spool is what is there.
+    """
+    calls = [
+        ["--cpus", "1", "-m", "auto", "--setup", "A=1", "-c", "echo in $SPOOL_JOB, A=$A"],
+        ["--setup", "false", "-c", "echo never"],
+        ["--cpus", "2", "true"],
+        ["--container", "img", "true"],
+    ]
+    text = "; ".join(f"{shlex.join(desk.words(*words))}; echo gave $?" for words in calls)
+    env = {"PYTHONPATH": desk.environment["PYTHONPATH"]}
+    desk.served.completes("outer", text + "; exit 3", env=env, memory="200M", cpus=1)
     log = desk.served.log("outer")
-    assert "in outer\n" in log
+    assert "in outer, A=1\ngave 0\n" in log
+    assert "spool: cannot run the command: the setup ended with exit code 1\ngave 1\n" in log
     assert "it asks for cpus = 2, and job outer, in which it would run, has less" in log
+    assert "start it by its runtime" in log
     assert log.endswith("gave 2\n")
+    assert not (desk.served.root / "jobs/outer/1/error").exists()
     desk.environment |= {"SPOOL_JOB": "outer", "SPOOL_RUN": "1"}  # of a run that is over: as after a detached tmux
     assert desk.piped("-n", "new", "-c", "echo in $SPOOL_JOB").stdout == b"in new\n"
 
@@ -537,23 +546,6 @@ def test_what_ran_in_a_terminal_is_not_run_without_it(desk: Desk) -> None:
     assert desk.served.wait_outcome("once", 2) == "finished"
 
 
-def test_inside_a_job_a_setup_runs_and_a_size_of_spool_is_what_is_there(desk: Desk) -> None:
-    """Its failure is not the job's; a container is refused there too."""
-    calls = [
-        ["-m", "auto", "--setup", "A=1", "-c", "echo A=$A"],
-        ["--setup", "false", "-c", "echo never"],
-        ["--container", "img", "true"],
-    ]
-    text = "; ".join(f"{shlex.join(desk.words(*words))}; echo gave $?" for words in calls)
-    env = {"PYTHONPATH": desk.environment["PYTHONPATH"]}
-    desk.served.completes("outer", text + "; exit 3", env=env, memory="200M")
-    log = desk.served.log("outer")
-    assert "A=1\ngave 0\n" in log
-    assert "spool: cannot run the command: the setup ended with exit code 1\ngave 1\n" in log
-    assert "start it by its runtime" in log
-    assert not (desk.served.root / "jobs/outer/1/error").exists()
-
-
 def _commands(served: Served, name: str) -> list[str]:
     """Return the names of the processes of a job."""
     found = []
@@ -571,6 +563,7 @@ def _commands(served: Served, name: str) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ((), "its executor is slurm"),  # by the configuration
         (("--executor", "slurm"), "`srun --pty COMMAND` runs it in this terminal, and `salloc` opens a shell"),
         (("--executor", "sge"), "`qrsh COMMAND`"),
         (("--executor", "nowhere"), "nowhere"),
@@ -583,19 +576,13 @@ def _commands(served: Served, name: str) -> list[str]:
     ],
 )
 def test_what_makes_no_sense_here_is_refused(served: Served, options: tuple[str, ...], words: str) -> None:
-    """Nothing is submitted, and the message says what to write."""
+    """Nothing is submitted, and the message says what to write; what counts is the executor that the job would have."""
+    if not options:
+        (served.root / "config.toml").write_text('executor = "slurm"\n')
     done = served.spool("run", "--here", *options, "--", "true")
     assert done.returncode == (4 if "nowhere" in options else 2)
     assert words in done.stderr
     assert not list((served.root / "queued").iterdir())
-
-
-@pytest.mark.parametrize("executor", [None], indirect=True)
-def test_a_configured_engine_is_refused_too(served: Served) -> None:
-    """What counts is the executor that the job would have."""
-    (served.root / "config.toml").write_text('executor = "slurm"\n')
-    done = served.spool("run", "--here", "--", "true")
-    assert (done.returncode, "its executor is slurm" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("executor", [None], indirect=True)
@@ -662,3 +649,33 @@ def test_a_memory_limit_is_enforced(served: Served) -> None:
     assert served.places("guess") == ["done"]
     more = served.spool("why", "guess", "--json").stdout
     assert '"outcome": "out_of_memory"' in more
+
+
+# What the pages and the examples show.
+
+
+def test_a_notebook_runs_in_the_terminal(tmp_path: Path) -> None:
+    """The script runs Jupyter here as a job, with the limits that it states."""
+    with served_examples(tmp_path / "home") as home:
+        jupyter = home.path / ".local/bin/jupyter"
+        jupyter.write_text('#!/bin/sh\necho "$SPOOL_JOB on $SPOOL_CPUS CPUs: $*"\n', encoding="utf-8")
+        jupyter.chmod(0o755)
+        home.environment["GPUS"] = "0"
+        printed = home.run("sh", "notebook.sh", cwd=folder(home, "here")).stdout
+        assert printed.endswith("notebook on 2 CPUs: lab --no-browser --port 8899\n")
+        assert result(home, "notebook")["outcome"] == "finished"
+
+
+def test_the_recipe_of_jupyter_runs() -> None:
+    """Its first block runs Jupyter; here that is a program of that name, and there is no GPU."""
+    home = Home(home_of_test())
+    jupyter = home.path / ".local" / "bin" / "jupyter"
+    jupyter.write_text('#!/bin/sh\necho "in $SPOOL_JOB: $*"\n', encoding="utf-8")
+    jupyter.chmod(0o755)
+    recipe = RECIPES.read_text(encoding="utf-8").partition("## Jupyter on a GPU\n")[2]
+    block = re.findall(r"^```shell\n(.*?)^```", recipe, re.MULTILINE | re.DOTALL)[0]
+    try:
+        printed = home.sh(block.replace("-g 1", "-g 0").replace("--cpus 4", "--cpus 1"))
+    finally:
+        end_dispatcher(home.spool)
+    assert printed.endswith("in jupyter: lab --no-browser --port 8899\n")

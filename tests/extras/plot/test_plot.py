@@ -209,24 +209,25 @@ def test_programs_get_the_values(spool: Command, history: Path, monkeypatch: pyt
     assert asked(spool, "plot", *PERIOD, "--user", "nobody")["runs"] == 0
 
 
-def test_a_hostile_name_draws_nothing_else(spool: Command, spool_root: Path) -> None:
-    """Control characters in users reach no terminal."""
-    write(spool_root, [ended(f"j{at}", 0, 1 + at, user=user) for at, user in enumerate(HOSTILE)])
-    said = spool("plot", *PERIOD, "--show", "cpus")
-    assert said.code == 0
-    assert not set(said.out) & {"\x1b", "\x9b", "\u202e"}
-
-
-def test_an_svg_has_its_words_as_text(spool: Command, history: Path, tmp_path: Path) -> None:
-    """Names of jobs in their bars, users in the legend, headings: to be searched, read out, and scaled."""
+@pytest.mark.parametrize("dark", [False, True])
+def test_an_svg_has_its_words_as_text_and_the_colours_of_groups(
+    spool: Command, history: Path, tmp_path: Path, dark: bool
+) -> None:
+    """Names in the bars and the legend, headings, whose run a bar is; the ground is light or dark as asked for."""
     path = tmp_path / "x.svg"
-    said = spool("plot", *PERIOD, "-o", path)
+    said = spool("plot", *PERIOD, "-o", path, *(["--dark"] if dark else []))
     assert (said.code, said.out) == (0, "")
     assert f"spool: drew {path}" in said.err
     texts = texts_of(path)
     assert {"train", "next", "alice", "bob", "carol", "GPU 0", "GPU 1", "CPU 1", "04:00"} <= texts
     assert "GPUs: 62% in use on average, at most 2 of 2" in texts
     assert "waits: median 1m00s, 90% within 2h00m, longest 2h00m" in texts
+    elements = list(ET.fromstring(path.read_bytes()).iter())
+    assert "train, alice, Mar 01 00:00 to Mar 01 04:00" in {each.text for each in elements if "title" in each.tag}
+    ground, *parts = [each for each in elements if each.tag.endswith(("rect", "path"))]
+    assert (ground.get("fill") == "white") == (not dark)
+    bars = {each.get("fill") for each in parts if each.get("fill-opacity")}
+    assert {"#0072b2", "#e69f00", "#009e73"} <= bars
 
 
 def texts_of(path: Path) -> set[str]:
@@ -236,27 +237,17 @@ def texts_of(path: Path) -> set[str]:
     return {"".join(each.itertext()) for each in root.iter() if each.tag.endswith("}text")}
 
 
-def test_hostile_names_stay_text_in_an_svg(spool: Command, spool_root: Path, tmp_path: Path) -> None:
-    """Markup, formulas, control characters and what legends would leave out: of users, and of jobs in their bars."""
+def test_hostile_names_stay_text(spool: Command, spool_root: Path, tmp_path: Path) -> None:
+    """Markup, formulas and control characters of users, and of jobs in their bars, on a terminal and in a file."""
     write(spool_root, [ended(user, at, at + 1, user=user) for at, user in enumerate(HOSTILE)])
+    said = spool("plot", *PERIOD, "--show", "cpus")
+    assert said.code == 0
     path = tmp_path / "x.svg"
-    said = spool("plot", *PERIOD, "-o", path)
-    assert said.code == 0, said.err
+    assert spool("plot", *PERIOD, "-o", path).code == 0
     texts = texts_of(path)
     assert {"$\\frac{", "_hidden", "</text><scrip…", "&lt;--]]>"} <= texts
     assert b"<script" not in path.read_bytes()
-    assert not set("".join(texts)) & {"\x1b", "\x9b", "\u202e"}
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_file_shows_each_group_in_its_colour(spool: Command, history: Path, tmp_path: Path, dark: bool) -> None:
-    """Bars in the colours of three users; the ground is light or dark as asked for."""
-    path = tmp_path / "x.svg"
-    assert spool("plot", *PERIOD, "-o", path, *(["--dark"] if dark else [])).code == 0
-    ground, *parts = [each for each in ET.fromstring(path.read_bytes()).iter() if each.tag.endswith(("rect", "path"))]
-    assert (ground.get("fill") == "white") == (not dark)
-    bars = {each.get("fill") for each in parts if each.tag.endswith("path") and each.get("fill-opacity")}
-    assert {"#0072b2", "#e69f00", "#009e73"} <= bars
+    assert not {*said.out, *"".join(texts)} & {"\x1b", "\x9b", "\u202e"}
 
 
 def test_a_file_that_cannot_be_written_is_told_of(spool: Command, history: Path, tmp_path: Path) -> None:
