@@ -115,7 +115,7 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7350,
+    "cli": 7300,
     "client": 2950,
     "core": 8900,
     "dispatcher": 8350,
@@ -136,7 +136,7 @@ BUDGET = {
     "extras/plot": 850,
     "extras/simulate": 1500,
     "extras/top": 1550,
-    "formats": 5600,
+    "formats": 5550,
     "listeners": 1450,
     "machine": 3250,
     "python": 1000,

@@ -54,23 +54,3 @@ def test_a_list_says_of_many_damaged_jobs_how_many_files_there_are(spool_root: P
         for record in (layout.JID, layout.RC):
             look.note(OSError(5, "Input/output error", f"{spool_root}/jobs/{name}/1/{record}"), name)
     assert look.told()[5:] == ["6 more files cannot be read: `spool doctor` lists all"]
-
-
-def test_the_lists_say_one_line_of_a_job_whose_records_are_unreadable(
-    spool_root: Path, spool: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every list that meets a running job none of whose records can be read says one line on stderr for it."""
-    (spool_root / "running" / "bad.toml").write_text('command = "true"\n')
-    metadir = spool_root / "jobs" / "bad" / "1"
-    metadir.mkdir(parents=True)
-    really = os.open
-
-    def failing(path: str, *rest: int, **more: int) -> int:
-        if str(path).startswith(f"{metadir}/"):
-            raise OSError(5, "Input/output error", path)
-        return really(path, *rest, **more)
-
-    monkeypatch.setattr(os, "open", failing)
-    for words in (("ls",), ("ls", "--all"), ("ls", "--json"), ("info",), ("show", "bad"), ("why", "bad")):
-        said = spool(*words).err.splitlines()
-        assert len([line for line in said if "cannot read" in line]) <= 1, (words, said)

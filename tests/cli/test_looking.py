@@ -263,6 +263,18 @@ def test_why_of_a_running_job_says_what_it_does(spool: Command, spool_root: Path
     assert "of its limit of 2h00m" in spool("why", "r").out
 
 
+def test_each_view_knows_a_run_that_is_starting(spool: Command, spool_root: Path) -> None:
+    """`ls`, `show`, `why` and `info`: one that was claimed and has no run yet, and one whose wrapper has not spoken."""
+    put_job(spool_root, "claimed", place="running")
+    running(spool_root, "silent")
+    (spool_root / "jobs" / "silent" / "1" / "jid").unlink()
+    assert [row["state"] for row in asked(spool, "ls")["jobs"]] == ["starting", "starting"]
+    for name in ("claimed", "silent"):
+        assert asked(spool, "show", name)["row"]["state"] == "starting"
+        assert asked(spool, "why", name)["doing"] == "it is starting"
+    assert asked(spool, "info")["states"] == {"starting": 2}
+
+
 def test_why_takes_several_names(spool: Command, spool_root: Path) -> None:
     """Each is answered, also after one that nobody knows, whose error is the exit code."""
     for name in ("a", "b"):
@@ -315,15 +327,15 @@ def test_why_promises_no_time_where_somebody_has_to_do_something(
     assert "0 would start" in spool("plan").out
 
 
-def test_why_of_a_job_that_may_start_says_so(spool: Command, spool_root: Path) -> None:
-    """Where nothing is in the way, that is the answer; of a job that ended it is its end."""
+def test_why_of_a_job_that_may_start_says_so(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is in the way, that is the answer, and a start only with a dispatcher; an end of one that ended."""
     put_job(spool_root, "a", 'command = "true"\ncpus = 0\n')
-    put_job(spool_root, "h", place="held")
-    assert "nothing blocks it" in spool("why", "a").out
-    assert "held" in spool("why", "h").out
+    assert "it starts once a dispatcher is running\n" in spool("why", "a").out
     put_job(spool_root, "d", place="done")
     assert spool("why", "d").out == f"d: cancelled by {this_user()} before it started\n"
     assert spool("why", "nosuch").code == 3
+    serve(monkeypatch, spool_root, {"a": JobView(state="queued")})
+    assert spool("why", "a").out.startswith("a: nothing blocks it; it starts in the dispatcher's next pass\n")
 
 
 def test_a_run_that_was_begun_and_cancelled_without_a_dispatcher_is_seen(spool: Command, spool_root: Path) -> None:

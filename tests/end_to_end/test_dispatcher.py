@@ -144,28 +144,6 @@ def test_a_dispatcher_says_that_the_defaults_apply(served: Served) -> None:
         assert len([line for line in lines if "defaults apply" in line and "of_a_later_version" in line]) == 1, said
 
 
-@pytest.mark.parametrize("kind", ["loop", "directory", "fifo", "dangling"])
-def test_an_odd_configuration_file_harms_nobody(shared: Served, kind: str) -> None:
-    """A config.toml that is a link to itself, a directory or a FIFO neither ends nor hangs the dispatcher."""
-    path = shared.root / "config.toml"
-    good = path.read_text()
-    path.unlink()
-    if kind == "directory":
-        path.mkdir()
-    elif kind == "fifo":
-        os.mkfifo(path)
-    else:
-        path.symlink_to("config.toml" if kind == "loop" else "nowhere")
-    shared.looked()
-    assert shared.process is not None
-    shared.process.send_signal(signal.SIGHUP)
-    shared.looked()
-    assert shared.lives()
-    path.rmdir() if kind == "directory" else path.unlink()
-    _configure(shared, good)
-    shared.looked()
-
-
 @_BOTH
 def test_term_leaves_jobs_running(served: Served) -> None:
     """TERM, INT: the dispatcher leaves with 0, and what runs goes on."""

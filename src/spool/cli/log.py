@@ -19,7 +19,7 @@ from spool.cli.telling import tell
 from spool.cli.wait import told
 from spool.client.output import POLL_S, Follower, Stream, output_paths, outputs, read_output, run_of
 from spool.client.waiting import End
-from spool.core.errors import NoSuchJob, SpoolError, cannot
+from spool.core.errors import SpoolError, cannot
 from spool.core.lifecycle import Verdict
 from spool.core.model import State
 from spool.core.names import LOCAL_EXECUTORS, without_here
@@ -192,7 +192,9 @@ def attach(root: str, name: str, read_only: bool, run: int | None, dry_run: bool
 
 def attach_command(spool: Spool, name: str, run: int | None = None, *, read_only: bool = False) -> tuple[str, ...]:
     """Return the command to execute, for the newest run if none is given. Raises SpoolError if there is no terminal."""
-    run = _attachable_run(spool, name, run)
+    if run is None and spool.places(name) and spool.latest_run(name) is None:
+        raise SpoolError(cannot("attach to", f"job {name}", "it has not run yet", remedy=f"`spool why {name}`"))
+    run = run_of(spool, name, run)
     grant = spool.grant(name, run)
     if grant is None:
         raise SpoolError(cannot("attach to", f"job {name}", f"run {run} was never started"))
@@ -213,15 +215,3 @@ def _check_lives(spool: Spool, name: str, run: int) -> None:
     if proof.verdict is Verdict.ENDED:
         why, remedy = f"run {run} has ended ({proof.outcome})", f"`spool log {name}` shows its output"
         raise SpoolError(cannot("attach to", f"job {name}", why, remedy=remedy)) from None
-
-
-def _attachable_run(spool: Spool, name: str, run: int | None) -> int:
-    if run is not None and run not in (runs := spool.runs(name)):
-        has = f"its runs are {', '.join(map(str, runs))}" if runs else "it has not run yet"
-        raise NoSuchJob(cannot("attach to", f"run {run} of job {name}", has))
-    newest = run if run is not None else spool.latest_run(name)
-    if newest is None:
-        if not spool.places(name):
-            raise spool.no_such_job("attach to", f"job {name}", name)
-        raise SpoolError(cannot("attach to", f"job {name}", "it has not run yet", remedy=f"`spool why {name}`"))
-    return newest

@@ -24,7 +24,7 @@ from spool.cli.submit import asked, export_option, name_option, replace_option, 
 from spool.cli.telling import made, tell
 from spool.cli.wait import HoldNotices, code_of, told
 from spool.client import submit as submitting
-from spool.client.output import POLL_S, Follower, OutputPiece, Stream
+from spool.client.output import POLL_S, Follower, Stream
 from spool.client.requests import Requests
 from spool.client.waiting import End
 from spool.core import layout
@@ -96,7 +96,7 @@ def command(
         tell(f"job {job}")
     if not quiet and _has_input():
         tell("the job does not read this stdin: its own is empty; let it read a file, as in -c 'sort < words'")
-    return _Session(spool, job, before, quiet=quiet).follow()
+    return _followed(spool, job, before, quiet=quiet)
 
 
 def _check_readable(root: str) -> None:
@@ -129,65 +129,50 @@ def _has_input() -> bool:
         return False
 
 
-class _Session:
-    """A job followed in the foreground."""
+def _followed(spool: Spool, job: str, before: int | None, *, quiet: bool) -> int:
+    """Return the exit code of a job, followed to its end, or INTERRUPTED after a second Ctrl-C."""
+    follower, notices = Follower(spool, (job,), after=before or 0), HoldNotices(spool)
+    interrupts: list[int] = []
+    ends = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.signal(number, lambda number, _: interrupts.append(number)) for number in ends}
+    cancelled = False
+    end: End | None = None
+    try:
+        for piece in follower.pieces():
+            if interrupts and not cancelled:
+                cancelled = True
+                _cancel(spool, job)
+            if len(interrupts) > 1:
+                tell(f"exiting; job {job} is being stopped")
+                return int(ExitCode.INTERRUPTED)
+            if isinstance(piece, End):
+                end = piece
+            elif piece is None:
+                sys.stdout.flush()
+                if not quiet:
+                    notices.see(follower.waiter.held)
+                time.sleep(POLL_S)
+            elif piece.data:
+                out = sys.stderr if piece.stream is Stream.ERR else sys.stdout
+                out.buffer.write(piece.data)
+                out.flush()
+            elif piece.run > 1 and not quiet:
+                tell(f"job {job}: run {piece.run}")
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        follower.close()
+    assert end is not None
+    if end.outcome is not State.FINISHED and not quiet:
+        tell(told(end))
+    return code_of(end.outcome, end.exit_code)
 
-    def __init__(self, spool: Spool, job: str, before: int | None, *, quiet: bool) -> None:
-        self._spool = spool
-        self._job = job
-        self._quiet = quiet
-        self._follower = Follower(spool, (job,), after=before or 0)
-        self._notices = HoldNotices(spool)
-        self._interrupts = 0
 
-    def follow(self) -> int:
-        """Return the job's exit code once it has ended, or INTERRUPTED after a second Ctrl-C."""
-        handlers = {number: signal.signal(number, self._interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
-        cancelled = False
-        end: End | None = None
-        try:
-            for piece in self._follower.pieces():
-                if self._interrupts and not cancelled:
-                    cancelled = True
-                    self._cancel()
-                if self._interrupts > 1:
-                    tell(f"exiting; job {self._job} is being stopped")
-                    return int(ExitCode.INTERRUPTED)
-                if isinstance(piece, End):
-                    end = piece
-                else:
-                    self._show(piece)
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            self._follower.close()
-        assert end is not None
-        if end.outcome is not State.FINISHED and not self._quiet:
-            tell(told(end))
-        return code_of(end.outcome, end.exit_code)
-
-    def _interrupted(self, number: int, frame: object) -> None:
-        self._interrupts += 1
-
-    def _cancel(self) -> None:
-        tell(f"cancelling job {self._job} (Ctrl-C again to exit at once)")
-        try:
-            Requests(self._spool, this_user()).cancel(self._job, "interrupted")
-        except SpoolUnusable as error:  # the spool of another user who accepts jobs
-            tell(str(error))
-        except SpoolError:
-            return  # it has just ended
-
-    def _show(self, piece: OutputPiece | None) -> None:
-        if piece is None:
-            sys.stdout.flush()
-            if not self._quiet:
-                self._notices.see(self._follower.waiter.held)
-            time.sleep(POLL_S)
-        elif not piece.data:
-            if piece.run > 1 and not self._quiet:
-                tell(f"job {self._job}: run {piece.run}")
-        else:
-            out = sys.stderr if piece.stream is Stream.ERR else sys.stdout
-            out.buffer.write(piece.data)
-            out.flush()
+def _cancel(spool: Spool, job: str) -> None:
+    tell(f"cancelling job {job} (Ctrl-C again to exit at once)")
+    try:
+        Requests(spool, this_user()).cancel(job, "interrupted")
+    except SpoolUnusable as error:  # the spool of another user who accepts jobs
+        tell(str(error))
+    except SpoolError:
+        return  # it has just ended

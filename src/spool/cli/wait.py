@@ -49,7 +49,9 @@ _CODES = {
 
 def code_of(outcome: State, exit_code: int | None) -> int:
     """Return the exit code for a job that ended with *outcome*; a failed one's is its own."""
-    return (exit_code if outcome is State.FAILED and exit_code else None) or _CODES.get(outcome, int(ExitCode.FAILED))
+    if outcome is State.FAILED and exit_code:
+        return exit_code
+    return _CODES.get(outcome, int(ExitCode.FAILED))
 
 
 def told(end: End) -> str:

@@ -9,13 +9,17 @@ import click
 from spool.cli import publicjson, render
 from spool.cli.common import for_each, json_option, one_job, viewed
 from spool.cli.group import JobArgument, Verb
-from spool.core.names import engine_title
 from spool.core.reasons import count_of, some_of
 from spool.core.units import show_duration
+from spool.formats.capabilities import engine_title
 from spool.query.explain import Explanation, why
 
 _MOST = 8  # names in one line
-_NEXT = "nothing blocks it; it starts in the dispatcher's next pass"
+_NEXT = {
+    True: "nothing blocks it; it starts in the dispatcher's next pass",
+    False: "nothing blocks it; it starts once a dispatcher is running",
+}
+"""The answer for a job that nothing keeps from starting, by whether a dispatcher is running."""
 _ON_SHARED = "nothing in this spool blocks it; it starts when the arbiter of the shared machine grants it a lease"
 _BEFORE_START = "It starts by itself once that is done."
 _HELPLESS = frozenset({"never_fits", "invalid", "unread"})  # no forecast: the job starts only after a change
@@ -119,7 +123,7 @@ def sentences(answer: Explanation) -> Iterator[str]:
         yield from _doing(answer)
         return
     if not answer.reasons:
-        yield f"{answer.name}: {_ON_SHARED if answer.start_is_earliest else _NEXT}"
+        yield f"{answer.name}: {_ON_SHARED if answer.start_is_earliest else _NEXT[answer.dispatcher]}"
     never = any(reason.code == "never_fits" for reason in answer.reasons)
     for at, reason in enumerate(each for each in answer.reasons if not never or each.code not in _OF_ROOM):
         head = f"{answer.name}:" if at == 0 else f"{'':{len(answer.name) + 1}}"

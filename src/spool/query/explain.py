@@ -227,7 +227,8 @@ def _what_it_does(spool: Spool, row: JobRow) -> str:
         remedy = f"; `spool continue {row.name}` resumes it" if spool.suspend_order(row.name) is not None else ""
         return f"it is {row.reason}{remedy}"
     kept = spool.cancel_denial(row.name, row.run) if row.run is not None else ""
-    return f"it is running and was not cancelled: {kept}" if kept else "it is running"
+    does = "it is starting" if row.state is State.STARTING else "it is running"
+    return f"{does} and was not cancelled: {kept}" if kept else does
 
 
 def _ended(spool: Spool, found: JobDetails, answer: Explanation) -> Explanation:

@@ -27,9 +27,9 @@ from spool.core.gpuuse import GpuWatch
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended_words
 from spool.core.model import NOT_SUSPENDED, SECOND_NS, JobDefaults, Result, State, Suspension
-from spool.core.names import LOCAL_EXECUTORS, engine_title, is_pattern
+from spool.core.names import LOCAL_EXECUTORS, is_pattern
 from spool.core.reasons import instant
-from spool.formats.capabilities import running_words
+from spool.formats.capabilities import engine_title, running_words
 from spool.formats.history import job_of_line, parse_history_line
 from spool.formats.run_records import GrantRecord
 from spool.formats.state import JobView, StateView
@@ -72,6 +72,7 @@ _BEGUN = _FITTING[RUNNING] | {State.STARTING}
 _ORDER = {RUNNING: 0, QUEUED: 1, HELD: 2}  # for several files of one name
 _TICK_NS = 20_000_000  # two changes of a directory this close may have the same time
 _LOOKS = 5  # for a file that keeps moving
+_WORDS = {state.value: state for state in State}
 _STATES = {QUEUED: State.QUEUED, HELD: State.HELD, RUNNING: State.RUNNING}
 
 
@@ -213,6 +214,7 @@ class JobLister:
         self._with_runs: Set[str] | None = None  # the jobs that may have runs; None: any
         self._shapes: dict[bytes, dict[str, Any]] = {}
         self._ignored: list[ignored.Ignored] = []
+        self._without_file: dict[str, int] = {}  # runs of jobs without a file in `running/`
         self._complained = set[tuple[str, str]]()  # jobs with an `.error` file, each with its place
         self._begun_ns = 0  # when reading the directories began
 
@@ -287,8 +289,9 @@ class JobLister:
             for name in names:
                 if only is None or only(name):
                     found.setdefault(name, set()).add(place)
-        for name in self._without_file(found):
-            if only is None or only(name):
+        self._without_file = {name: run for name, run in self._begun() if RUNNING not in found.get(name, ())}
+        for name, run in self._without_file.items():
+            if (only is None or only(name)) and self._goes_on(name, run):
                 found.setdefault(name, set()).add(RUNNING)
         return {name: sorted(places, key=_ORDER.__getitem__) for name, places in found.items()}
 
@@ -348,24 +351,16 @@ class JobLister:
 
     def _runs_beside(self, name: str, inodes: Collection[int]) -> bool:
         """Whether a run or an array of that name goes on that began with a file not in *inodes*."""
-        run = self._spool.latest_run(name) if self._without_file({}, name) else None
-        if run is None:
-            return False
-        begun = self._spool.grant(name, run) or self._spool.array(name, run)
-        return begun is not None and begun.inode not in inodes
+        run = self._without_file.get(name)
+        begun = self._spool.grant(name, run) or self._spool.array(name, run) if run is not None else None
+        return begun is not None and begun.inode not in inodes and self._goes_on(name, begun.run)
 
-    def _without_file(self, files: Mapping[str, Collection[str]], only: str | None = None) -> list[str]:
-        """Return the jobs with a run that goes on, and whose files were removed.
-
-        *files* has the directories with files of each job. A run whose file is in `running/` is not included. A
-        dispatcher's view has the runs, and without one the journal does.
-        """
-        begun: Iterable[tuple[str, int]] = self._memory.open if self._memory is not None else ()
-        if self.dispatcher:
-            jobs = self.state.jobs.items() if self.state is not None else ()
-            begun = ((name, job.run) for name, job in jobs if job.run is not None and _word(job.state) in _BEGUN)
-        live = (each for each in begun if only in (None, each[0]) and RUNNING not in files.get(each[0], ()))
-        return [name for name, run in live if self._goes_on(name, run)]
+    def _begun(self) -> Iterable[tuple[str, int]]:
+        """Return the runs that a dispatcher has in view; without one, those that are not over in its journal."""
+        if not self.dispatcher:
+            return self._memory.open if self._memory is not None else ()
+        jobs = self.state.jobs.items() if self.state is not None else ()
+        return ((name, job.run) for name, job in jobs if job.run is not None and _WORDS.get(job.state) in _BEGUN)
 
     def _goes_on(self, name: str, run: int) -> bool:
         """Whether *run* is the newest run of a job, without a recorded end."""
@@ -373,11 +368,6 @@ class JobLister:
             return self._spool.latest_run(name) == run and self._spool.record(name, run, layout.RESULT) is None
         except OSError:  # trust the dispatcher's view
             return True
-
-    def _is_filed(self, name: str) -> bool:
-        """Whether the end of a job's newest run is recorded, or it has none."""
-        run = self._spool.latest_run(name)
-        return run is None or self._spool.record(name, run, layout.RESULT) is not None
 
     def _readable(self, name: str, place: str) -> JobRow | None:
         """Return an active job; if its records are unreadable, from the other sources."""
@@ -389,13 +379,13 @@ class JobLister:
         except OSError as error:
             where = self._spool.layout.runs(name)
             self._spool.note(error, where)
-            state = (_word(view.state) if view is not None else None) or _STATES[place]
+            state = (_WORDS.get(view.state) if view is not None else None) or _STATES[place]
             row = row_of_view(name, state, view, self._now_ns) if view is not None else JobRow(name, state)
             return replace(row, place=place, reason=unreadable(error, where))
 
     def _active(self, name: str, place: str, view: JobView | None) -> JobRow | None:
         if view is not None:
-            state = _word(view.state)
+            state = _WORDS.get(view.state)
             if state is State.QUEUED and place == QUEUED:  # the common case in a long list
                 return row_of_view(name, state, view, self._now_ns, place)
             if state in (State.SUBMITTED, State.RUNNING) and not self._spool.merely_goes_on(name, view.run or 0):
@@ -426,7 +416,8 @@ class JobLister:
             why_not = spool.why_not(status, place, name) if place != RUNNING else ""
             held = spool.hold_reason(name, status.st_mtime_ns) if place == HELD else ""
         except FileNotFoundError:
-            if place != RUNNING or self._is_filed(name):
+            run = spool.latest_run(name)
+            if place != RUNNING or run is None or not self._goes_on(name, run):
                 raise _FileMovedError from None
             user, since, held = None, None, ""
         except OSError:
@@ -596,7 +587,7 @@ class JobLister:
         if said is not None and (said.run != run or (begun_ns is not None and said.state == State.SUBMITTED)):
             said = None  # from before that
         known = self._spool.engine(name, run)
-        words = f"in {title} as job {known[2]}" if known is not None else handed_to(record.executor)
+        words = f"in {title} as job {known[2]}" if known is not None else handed_to(title)
         if self.dispatcher:
             return words if said is None else in_words(said.reason, self._now_ns)
         if said is not None:
@@ -711,13 +702,6 @@ class JobLister:
         if spec is not None:
             result = replace(result, project=spec.project, group=spec.group, tags=spec.tags, request=spec.request)
         return replace(row_of_result(result), run=None, attempt=None)
-
-
-_WORDS = {state.value: state for state in State}
-
-
-def _word(text: str) -> State | None:
-    return _WORDS.get(text)
 
 
 def counts(rows: Iterable[JobRow]) -> Counter[State]:
