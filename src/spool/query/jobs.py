@@ -212,7 +212,6 @@ class JobLister:
         self.service = spool.service()
         self.dispatcher = self.service is not Service.NONE
         self.state, self.stale_ns = last_view(spool, self._now_ns) if self.dispatcher else (None, None)
-        self._left: tuple[StateView | None, int] | None = None  # the last view of a dispatcher now gone, and when
         self._starting = not self.dispatcher and is_starting(spool.root)
         self._with_runs: Set[str] | None = None  # the jobs that may have runs; None: any
         self._shapes: dict[bytes, dict[str, Any]] = {}
@@ -584,7 +583,7 @@ class JobLister:
     def _elsewhere(self, record: GrantRecord) -> str:
         """Return the known state of a run on an engine, with its time if no dispatcher is asking the engine now."""
         name, run, title = record.job, record.run, engine_title(record.executor)
-        view, at_ns = (self.state, self._now_ns) if self.dispatcher else self._left_behind()
+        view, at_ns = (self.state, self._now_ns) if self.dispatcher else self._left_behind
         said = view.jobs.get(name) if view is not None else None
         begun_ns = self._spool.spoke_at_ns(name, run)
         if said is not None and (said.run != run or (begun_ns is not None and said.state == State.SUBMITTED)):
@@ -600,15 +599,14 @@ class JobLister:
             words += f", begun at {instant(begun_ns)}"
         return in_words(f"{words}; {NOBODY[self._starting]}", self._now_ns)
 
+    @cached_property
     def _left_behind(self) -> tuple[StateView | None, int]:
-        """Return the last dispatcher's view, and when that dispatcher was last alive."""
-        if self._left is None:
-            view, _ = last_view(self._spool, self._now_ns)
-            at_ns = view.heartbeat_ns if view is not None else 0
-            with suppress(OSError):
-                at_ns = os.stat(self._spool.layout.at(layout.STATE)).st_mtime_ns
-            self._left = view, at_ns
-        return self._left
+        """The last view of a dispatcher now gone, and when that was last alive."""
+        view, _ = last_view(self._spool, self._now_ns)
+        try:
+            return view, os.stat(self._spool.layout.at(layout.STATE)).st_mtime_ns
+        except OSError:
+            return view, view.heartbeat_ns if view is not None else 0
 
     def _ended(self, names: Collection[str], most: int | None, since_ns: int) -> Iterable[JobRow]:
         """Return the ended jobs among *names*, last ended first; with *most*, at most that many since *since_ns*."""
