@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 import spool.core
 from core.planning import GIB, NOW, S, gpus, job, machine, plan, run, started, view
-from core.test_elsewhere import THERE, far_job, far_run
+from core.test_limits import THERE, far_job, far_run
 from core.worlds import BOX, POLICIES, over_committed, waiting
 from spool.core.backfill import as_run
 from spool.core.forecast import StartForecast, forecast

@@ -1,4 +1,4 @@
-"""From evidence to state, and which ends are followed by another run."""
+"""From evidence to state, when a run ended, and which ends are followed by another run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from spool.core.lifecycle import (
     EndStep,
     EngineWord,
     Evidence,
+    LastSigns,
     Liveness,
     Remains,
+    RunEnd,
     Verdict,
     continued,
     delay_ns,
+    end_of,
     ending,
     exit_words,
     prove,
@@ -306,3 +309,40 @@ def test_a_run_is_over_only_if_nothing_can_be_left_of_it() -> None:
         if step is EndStep.FREEZE:
             assert remains.others > remains.frozen, remains
         assert (step is EndStep.KILL_ALL) is (left and remains.grace_over and remains.wrapper_grace_over), remains
+
+
+WATCHED = LastSigns(granted_at_ns=100, began_ns=110, watched=True)
+ALONE = replace(WATCHED, watched=False)
+moments = st.one_of(st.none(), st.integers(-(1 << 63), 1 << 63))
+
+
+def test_the_exit_code_is_the_end_whoever_looks_and_when() -> None:
+    """A run ends when its exit code was written, however late that is seen, watched or not.
+
+    If its processes were seen after that it ended with the last of them; that a dispatcher lived does not move it.
+    """
+    for signs in (WATCHED, ALONE):
+        assert end_of(signs, 10_000, exit_ns=150, wrote_ns=9_000) == RunEnd(150)
+    assert end_of(replace(ALONE, outlived_ns=400), 500, exit_ns=150, wrote_ns=None) == RunEnd(400)
+    assert end_of(replace(ALONE, outlived_ns=140), 500, exit_ns=150, wrote_ns=None) == RunEnd(150)
+    signs = replace(ALONE, served_ns=300)
+    assert end_of(signs, 500, exit_ns=150, wrote_ns=None) == RunEnd(150)
+    assert end_of(signs, 500, exit_ns=None, wrote_ns=200) == RunEnd(300, is_bound=True)
+
+
+def test_an_end_without_an_exit_code_is_now_if_it_was_watched_and_else_a_bound() -> None:
+    """What is watched ends as it is seen, as does what never began; what is not has its last proof of life, a bound."""
+    assert end_of(WATCHED, 500, exit_ns=None, wrote_ns=200) == RunEnd(500)
+    assert end_of(ALONE, 500, exit_ns=None, wrote_ns=200) == RunEnd(200, is_bound=True)
+    assert end_of(ALONE, 500, exit_ns=None, wrote_ns=None) == RunEnd(110, is_bound=True)
+    assert end_of(replace(ALONE, began_ns=None), 500, exit_ns=None, wrote_ns=None) == RunEnd(500)
+
+
+@given(exit_ns=moments, wrote_ns=moments, outlived_ns=moments, served_ns=moments, watched=st.booleans())
+def test_no_clock_makes_nonsense_of_the_end(
+    exit_ns: int | None, wrote_ns: int | None, outlived_ns: int | None, served_ns: int | None, watched: bool
+) -> None:
+    """Whatever clocks and `touch` say, a run ends between its begin and the look that finds it over."""
+    signs = replace(ALONE, outlived_ns=outlived_ns, served_ns=served_ns, watched=watched)
+    assert 110 <= end_of(signs, 500, exit_ns=exit_ns, wrote_ns=wrote_ns).at_ns <= 500
+    assert end_of(signs, 50, exit_ns=exit_ns, wrote_ns=wrote_ns).at_ns == 110  # the clock was set back

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
-from core.planning import NOW, job, machine, run, started
+from core.planning import NOW, S, job, machine, run, started, view
 from core.worlds import BOX, NAMES, POLICIES, waiting
-from spool.core.model import Dependencies, Grant, Policy, Running, State
-from spool.core.queue import WaitingQueue
+from spool.core import queue as queue_module
+from spool.core.backfill import as_run
+from spool.core.model import Dependencies, Grant, Policy, Running, State, Waiting
+from spool.core.queue import Ordered, WaitingQueue
 from spool.core.runs import Runs
-from spool.core.scheduler import View, decide
+from spool.core.scheduler import Plan, View, decide
 
 
 def answer(view: View, now_ns: int, policy: Policy) -> tuple[object, ...]:
@@ -296,3 +301,65 @@ def test_of_an_array_the_tasks_that_changed_are_counted_anew():
     view.ended["s_5"] = State.FINISHED
     queue.changed("s_5")
     assert decide(view, NOW, Policy()).endings == ()
+
+
+# Added, taken out, or looked at: what is looked at in between decides which of the two ways of sorting is taken.
+STEPS = st.lists(st.tuples(st.sampled_from(["add", "discard", "look"]), st.integers(0, 30)), max_size=120)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_lists() -> Iterator[None]:
+    """Let a list be a long one soon."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue_module, "_SHORT", 5)
+        yield
+
+
+@given(STEPS)
+def test_entries_are_those_added_and_not_taken_out_in_order(steps: list[tuple[str, int]]) -> None:
+    """The same as a plain list that is sorted anew for each look."""
+    ordered: Ordered[tuple[int]] = Ordered()
+    plain: list[tuple[int]] = []
+    for step, number in steps:
+        if step == "add":
+            ordered.add((number,))
+            plain.append((number,))
+        elif step == "discard":
+            ordered.discard((number,))
+            if (number,) in plain:
+                plain.remove((number,))
+        else:
+            assert ordered.entries == sorted(plain)
+    assert ordered.entries == sorted(plain)
+
+
+def carry_out(seen: View, jobs: list[Waiting], plan: Plan, at_ns: int) -> list[Running]:
+    """Start what the plan starts, as the dispatcher takes it in."""
+    started = []
+    by_name = {job.name: job for job in jobs}
+    for start in plan.starts:
+        run = replace(as_run(by_name[start.name], start.grant, at_ns), run=1)
+        seen.queue.remove(run.name)
+        seen.running.put(run)
+        seen.past.begin(run.user, run.spec.project, run.grant, at_ns)
+        started.append(run)
+    return started
+
+
+@given(
+    before=st.lists(waiting([f"old{number}" for number in range(4)]), max_size=4, unique_by=lambda job: job.name),
+    jobs=st.lists(waiting(NAMES), max_size=8, unique_by=lambda job: job.name),
+    policy=POLICIES,
+    ran_s=st.sampled_from([1, 100, 5000]),
+)
+def test_who_does_not_start_now_does_not_start_in_the_same_moment(before, jobs, policy, ran_s):
+    """Of the same instant a second decision starts nobody and ends nobody: the dispatcher need not make it."""
+    earlier = view(*before, on=BOX)
+    runs = carry_out(earlier, before, decide(earlier, NOW - ran_s * S, policy), NOW - ran_s * S)
+    seen = view(*jobs, on=BOX, running=runs)
+    plan = decide(seen, NOW, policy)
+    if plan.endings:
+        return
+    carry_out(seen, jobs, plan, NOW)
+    again = decide(replace(seen, holding=plan.holding), NOW, policy)
+    assert (again.starts, again.endings) == ((), ())

@@ -194,6 +194,6 @@ def test_the_deadline_of_an_array_that_is_over_wakes_nobody(session: Session, mo
     session.users.path(RUNNING, "sweep").unlink()
     wait_for(lambda: (session.turns(1), not now.state.arrays)[1])
     wait_for(lambda: (session.turns(1), now.due_in_ns() != 0)[1])
-    now.arrays.files._timer.set(0)
+    now.arrays._timer.set(0)
     session.turns(1)
     assert now.due_in_ns() != 0

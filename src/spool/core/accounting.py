@@ -491,7 +491,6 @@ class Ledger:
         return -totals.gpu_hours, -totals.cpu_hours, -totals.runs
 
     def _counted_in(self) -> Callable[[RunAccount], Sequence[GroupSums]]:
-        """Return a function that selects the sums in which a run counts."""
         groups, total, days = self._groups, self._total, self._days
         match self._by:
             case None:

@@ -464,7 +464,8 @@ class Cycles:
         todo = deque([job.name])
         while todo:
             name = todo.popleft()
-            for other in self._waits_for(self._stuck[name]):
+            units = dependencies_of(self._stuck[name])
+            for other in (member for unit in units for member in self._names.members(unit)):
                 if other == job.name:
                     path = [job.name, name]
                     while path[-1] != job.name:
@@ -507,9 +508,6 @@ class Cycles:
         for unit in () if job is None else dependencies_of(job):
             members = self._names.members(unit)
             yield unit if members == (unit,) else _ARRAY + unit
-
-    def _waits_for(self, job: Waiting) -> list[str]:
-        return [member for name in dependencies_of(job) for member in self._names.members(name)]
 
 
 def _stuck(watch: DependencyIndex, names: DependencyResolver) -> dict[str, Waiting]:

@@ -161,7 +161,6 @@ class Shares:
         return math.pow(2.0, max(doublings, -_TOO_LARGE)) * self._half_life_s / math.log(2)
 
     def _move(self, at_ns: int, doublings: float) -> None:
-        """Make *at_ns* the reference."""
         smaller = math.pow(2.0, -min(doublings, 1000.0))
         self._reference_ns = at_ns
         for key in self._base:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from spool.core.model import SECOND_NS
 
@@ -26,9 +27,9 @@ class RecentUse(Struct, frozen=True, kw_only=True):
 
     def as_of(self, now_ns: int, queued: int | None) -> RecentUse:
         """Return it with the later steps up to *now_ns*: in these the queue was as now, the rest is unknown."""
-        if not self.until_ns:
+        if not self.until_ns or self.step_ns <= 0:
             return self  # nothing was noted
-        missing = min(max(0, -((self.until_ns - now_ns) // self.step_ns)), STEPS) if self.step_ns > 0 else 0
+        missing = min(max(0, -((self.until_ns - now_ns) // self.step_ns)), STEPS)
         return RecentUse(
             step_ns=self.step_ns,
             until_ns=self.until_ns + missing * self.step_ns,
@@ -41,50 +42,50 @@ class RecentRecorder:
     """Notes them. What an earlier dispatcher has noted is kept."""
 
     def __init__(self) -> None:
-        self._end = 0  # of the newest step, in steps since 1970
-        self._queued: tuple[int | None, ...] = ()
+        self._use = RecentUse()
         self._waiting: int | None = None  # noted last
-        self._gpus: dict[str, tuple[int | None, ...]] = {}
         self._sums: dict[str, tuple[int, int]] = {}  # of the newest step: the sum of the percentages, their number
 
     def resume(self, before: RecentUse) -> None:
         """Begin with what an earlier dispatcher has noted."""
         if before.step_ns == STEP_NS:
-            self._end = before.until_ns // STEP_NS
-            self._queued, self._gpus = before.queued[-STEPS:], {uuid: of[-STEPS:] for uuid, of in before.gpus.items()}
+            gpus = {uuid: of[-STEPS:] for uuid, of in before.gpus.items()}
+            self._use = RecentUse(until_ns=before.until_ns, queued=before.queued[-STEPS:], gpus=gpus)
 
     def note_queue(self, now_ns: int, waiting: int) -> None:
         """Note how many jobs are in the queue."""
         self._go_on(now_ns)
-        self._waiting = waiting
-        newest = self._queued[-1] if self._queued else None
-        self._queued = (*self._queued[:-1], max(waiting, newest or 0))
+        self._waiting, queued = waiting, self._use.queued
+        newest = queued[-1] if queued else None
+        self._use = replace(self._use, queued=(*queued[:-1], max(waiting, newest or 0)))
 
     def note_gpus(self, at_ns: int, percents: Mapping[str, int | None]) -> None:
         """Note the utilisation of each GPU, by UUID, in a look at *at_ns*."""
         self._go_on(at_ns)
+        gpus = dict(self._use.gpus)
         for uuid, percent in percents.items():
             if percent is not None:
                 total, looks = self._sums.get(uuid, (0, 0))
                 self._sums[uuid] = total, looks = total + percent, looks + 1
-                self._gpus[uuid] = (*self._gpus.get(uuid, ())[:-1], round(total / looks))
+                gpus[uuid] = (*gpus.get(uuid, ())[:-1], round(total / looks))
+        self._use = replace(self._use, gpus=gpus)
 
     def noted(self) -> RecentUse:
         """Return what was noted so far."""
-        return RecentUse(until_ns=self._end * STEP_NS, queued=self._queued, gpus=dict(self._gpus))
+        return self._use
 
     def _go_on(self, now_ns: int) -> None:
         """Begin the step of *now_ns*, unless it has begun."""
-        end = now_ns // STEP_NS + 1
-        if end < self._end - 1:  # the clock was set back
-            self._queued, self._gpus, self._sums = (), {}, {}
-        elif end <= self._end:
+        before, end_ns = self._use, (now_ns // STEP_NS + 1) * STEP_NS
+        if end_ns < before.until_ns - STEP_NS:  # the clock was set back
+            before = RecentUse()
+        elif end_ns <= before.until_ns:
             return
-        missing = min(end - self._end, STEPS) if self._queued or self._gpus else 1
-        self._end, self._sums = end, {}
-        self._queued = _after(self._queued, [self._waiting] * missing)
-        gpus = {uuid: _after(of, [None] * missing) for uuid, of in self._gpus.items()}
-        self._gpus = {uuid: of for uuid, of in gpus.items() if any(percent is not None for percent in of)}
+        if not before.queued and not before.gpus:
+            before = RecentUse(until_ns=end_ns - STEP_NS)
+        use = before.as_of(end_ns, self._waiting)
+        gpus = {uuid: of for uuid, of in use.gpus.items() if any(percent is not None for percent in of)}
+        self._use, self._sums = replace(use, until_ns=end_ns, gpus=gpus), {}
 
 
 def _after(numbers: Sequence[int | None], more: Sequence[int | None]) -> tuple[int | None, ...]:

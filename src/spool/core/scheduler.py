@@ -492,7 +492,7 @@ def resolve_dependencies(
     """
     ending = [] if paused else queue.overdue(now_ns)
     if held_arrays:
-        ending = [name for name in ending if not _is_held(queue[name], held_arrays)]
+        ending = [name for name in ending if (task := queue[name].spec.task) is None or task.array not in held_arrays]
     for name in ending:
         names.end(name, State.UNSCHEDULABLE)
     watch = queue.watch
@@ -540,7 +540,3 @@ def _judge(queue: WaitingQueue, names: DependencyResolver, ending: list[str]) ->
         watch.touch(name)
         watch.unresolved |= watch.dependents(name) & watch.resolved.keys()
     queue.open_dependency(name for name in satisfied if name in queue)
-
-
-def _is_held(job: Waiting, held_arrays: Mapping[str, State]) -> bool:
-    return job.spec.task is not None and job.spec.task.array in held_arrays

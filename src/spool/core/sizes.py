@@ -63,16 +63,8 @@ class _Peaks:
         self.gpu_size: int | None = None
 
     def sizes(self) -> tuple[int | None, int | None]:
-        size, gpu_size = _size(self.peaks), _size(self.gpu_peaks)
-        if self.killed:
-            size = max(size or 0, self.enough)
-        return size, gpu_size
-
-
-def _size(peaks: deque[int]) -> int | None:
-    if not peaks:
-        return None
-    return _and_margin(_high(peaks))
+        size, gpu_size = (_and_margin(_high(peaks)) if peaks else None for peaks in (self.peaks, self.gpu_peaks))
+        return max(size or 0, self.enough) if self.killed else size, gpu_size
 
 
 def _and_margin(peak: int) -> int:

@@ -75,7 +75,7 @@ class Arrays(Component):
         self._stops = stops
         self.store = ArrayStore(context.spool)
         self.expander = Expander(context, self.store, scanner, why_no_room)
-        self.files = ArrayFiles(context, self.cancel)
+        self._timer = context.timers.timer("arrays")  # when a missing file counts as deleted
         self.has_left = True  # whether something may be left of former arrays
 
     # One pass.
@@ -91,7 +91,7 @@ class Arrays(Component):
         return more
 
     def _work_on_all(self, until_ns: int, now_ns: int, *, paused: bool) -> bool:
-        self.files.see(now_ns)
+        self._see_files(now_ns)
         self._see_left()
         more = not paused and self.expander.work(until_ns, now_ns)
         for array in list(self._state.arrays.values()):
@@ -219,7 +219,6 @@ class Arrays(Component):
                 array.cancel_recorded()
 
     def _cancel_some(self, array: Array, until_ns: int, now_ns: int) -> bool:
-        """End the waiting tasks and stop the running ones."""
         reason = f"array {array.name} was {array.cancelled}"
         self._record_cancel(array)
         if self._each(array.to_cancel, until_ns, lambda name: self._cancel_task(array, name, reason, now_ns)):
@@ -303,48 +302,19 @@ class Arrays(Component):
             else:
                 array.unknown.append(name)
         # A stop without a move of the file is none: only the move counts.
-        self.files.see_one(array, now_ns)
+        self._see_file(array, now_ns)
 
+    # Changes of its file.
 
-def _result(array: Array, now_ns: int) -> Result:
-    """Return the result of an array: it ends with the last of its tasks, whenever that is noticed."""
-    spec, counts = array.spec, array.counts()
-    ended_at_ns = min(array.ended_at_ns, now_ns) if array.ended_at_ns is not None else now_ns
-    return Result(
-        job=array.name,
-        run=array.run,
-        attempt=1,
-        outcome=array.outcome,
-        reason=f"{array.cancelled}: {counts}" if array.cancelled is not None else counts,
-        submitted_at_ns=array.arrived_at_ns,
-        started_at_ns=array.expanded_at_ns,
-        ended_at_ns=max(ended_at_ns, array.expanded_at_ns),
-        user=array.user,
-        project=spec.project,
-        group=spec.group,
-        tags=spec.tags,
-        request=spec.request,
-        host=identity.host(),
-    )
-
-
-class ArrayFiles(Component):
-    """Carries out the changes of arrays' files. *cancel* cancels an array."""
-
-    def __init__(self, context: Context, cancel: Callable[[Array, Stop], None]) -> None:
-        super().__init__(context)
-        self._timer = context.timers.timer("arrays")  # when a missing file counts as deleted
-        self._cancel = cancel
-
-    def see(self, now_ns: int) -> None:
+    def _see_files(self, now_ns: int) -> None:
         """Process every array in progress of whose name a file may have changed."""
         moved = set(self._changes.arrays.take())
         self._timer.set(None)
         for array in list(self._state.arrays.values()):
             if array.name in moved or array.missing_ns is not None:
-                self.see_one(array, now_ns)
+                self._see_file(array, now_ns)
 
-    def see_one(self, array: Array, now_ns: int) -> None:
+    def _see_file(self, array: Array, now_ns: int) -> None:
         """Find the file of *array*, carry out what its place means, and find others of its name; retried on failure."""
         if not self._confinement.attempt(Thing("array", array.name), _SEE, self._see_all, array, now_ns):
             self._changes.arrays.add(array.name)
@@ -382,7 +352,7 @@ class ArrayFiles(Component):
                 return
             by = mover(spool.root, self._place(array))
             stop = Stop(StopKind.CANCEL, by, now_ns, f"its file was deleted from {self._place(array)}/")
-        self._cancel(array, stop or Stop(StopKind.CANCEL, mover(spool.root, self._place(array)), now_ns))
+        self.cancel(array, stop or Stop(StopKind.CANCEL, mover(spool.root, self._place(array)), now_ns))
 
     def _see_others(self, array: Array) -> None:
         """Tell what other files of its name wait for its end; they are looked at for a start after it."""
@@ -433,6 +403,28 @@ class ArrayFiles(Component):
     def _changed(self, array: Array, what: str) -> None:
         log.info("array %s run %d: %s", array.name, array.run, what)
         self._state.changed()
+
+
+def _result(array: Array, now_ns: int) -> Result:
+    """Return the result of an array: it ends with the last of its tasks, whenever that is noticed."""
+    spec, counts = array.spec, array.counts()
+    ended_at_ns = min(array.ended_at_ns, now_ns) if array.ended_at_ns is not None else now_ns
+    return Result(
+        job=array.name,
+        run=array.run,
+        attempt=1,
+        outcome=array.outcome,
+        reason=f"{array.cancelled}: {counts}" if array.cancelled is not None else counts,
+        submitted_at_ns=array.arrived_at_ns,
+        started_at_ns=array.expanded_at_ns,
+        ended_at_ns=max(ended_at_ns, array.expanded_at_ns),
+        user=array.user,
+        project=spec.project,
+        group=spec.group,
+        tags=spec.tags,
+        request=spec.request,
+        host=identity.host(),
+    )
 
 
 class _Staged(Struct):

@@ -75,11 +75,9 @@ class Concluder(Component):
         return Ended(proof.outcome, f"{self._reason(live, proof, code)}{doubt}", self._end_of(live, at_ns), code)
 
     def _unstarted(self, live: ActiveRun, why: str) -> Ended:
-        """Return the end of a run that could not be started."""
         return Ended(State.FAILED, f"{COULD_NOT_START}{why}", self._end_of(live), unstarted=True)
 
     def _end_of(self, live: ActiveRun, exit_at_ns: int | None = None) -> RunEnd:
-        """Return when a run ended."""
         here, seen_ns = live.elsewhere is None, live.handle.alive_at_ns if live.handle is not None else None
         served_ns = live.origin.served_until_ns if live.origin is not None else None
         signs = LastSigns(

@@ -215,7 +215,8 @@ class Finalizer(Component):
         result = self._cut_off(name, live.wait)
         filed = spool.holds(live.inode, name, DONE)
         if result is None:
-            result = self._never_ran(live, State.CANCELLED, self._why_taken_back(live, filed=filed), now_ns)
+            why = self._why_taken_back(live, filed=filed)
+            result = _record(live, spool.next_run(name), State.CANCELLED, why, now_ns)
         self._put_unstarted(job, result, text, live.spec)
         if not filed:
             spool.archive(name, RUNNING, text)
@@ -386,13 +387,8 @@ class Finalizer(Component):
         return JobFileVersion(*seen, spec_of(text, name, defaults)), text
 
     def _unstarted(self, job: JobEntry, file: JobFileVersion, outcome: State, reason: str, now_ns: int) -> Result:
-        """Return the end of a waiting submission whose file is *file*."""
         ended = Unstarted(job.name, file.spec, name_of(file.uid), job.wait, job.attempts)
-        return self._never_ran(ended, outcome, reason, now_ns)
-
-    def _never_ran(self, ended: Unstarted | ActiveRun, outcome: State, reason: str, now_ns: int) -> Result:
-        """Return the end of a submission that never ran, with the requests of its job file."""
-        return _record(ended, self._spool.next_run(ended.name), outcome, reason, now_ns)
+        return _record(ended, self._spool.next_run(job.name), outcome, reason, now_ns)
 
 
 def _record(ended: Unstarted | ActiveRun, run: int, outcome: State, reason: str, at_ns: int) -> Result:

@@ -162,7 +162,6 @@ class Launcher(Component):
                 blocked.append(Blocked(start.name, why or self._confinement.why(start.name), told=piece.failed))
 
     def _remember(self, prepared: Iterable[ActiveRun], now_ns: int) -> None:
-        """Record runs in the journal before they are launched."""
         boot_id, lines = identity.boot_id(), list[journal.Line]()
         for live in prepared:
             self._events.run(EventName.SUBMITTED, live, now_ns)
@@ -239,11 +238,11 @@ class Launcher(Component):
         try:
             claimed = spool.claim(name, *file.version)
         except OSError:
-            spool.withdraw(name, run)
+            spool.take_jid(name, run)
             _remove(group)
             raise
         if not claimed:
-            spool.withdraw(name, run)
+            spool.take_jid(name, run)
             _remove(group)
             return {}
         self._put(live)
@@ -467,7 +466,6 @@ class WrapperWriter:
         return wrapper.render(written)
 
     def _environment(self, live: ActiveRun, metadir: str) -> dict[str, str]:
-        """Return the variables of a run."""
         spec = live.spec
         environment = wrapper.job_environment(
             spec,

@@ -128,7 +128,6 @@ class LimitEnforcer(Component):
         return False
 
     def _enforce(self, live: ActiveRun, *, warning: bool) -> None:
-        """Warn a run of its time limit, or stop it."""
         signal = live.spec.signal
         if live.submitted is not None:
             allowed = show_duration(live.spec.scheduling_timeout_ns or 0)
@@ -143,7 +142,6 @@ class LimitEnforcer(Component):
             self._order(live, Stop(StopKind.TIMEOUT, "spool", time.time_ns(), f"limit {format_duration(limit)}"))
 
     def _check_memory(self) -> None:
-        """Stop runs that exceed their memory limit."""
         runs: dict[Any, ActiveRun] = {}  # all of this machine: elsewhere the engine enforces the limit
         for key in self.with_memory:
             live = self._state.live.get(key)

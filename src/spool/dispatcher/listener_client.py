@@ -188,7 +188,6 @@ class ListenerClient:
                 pass
 
     def _gone(self, *, kill: bool = False) -> None:
-        """Handle the end of the process."""
         self._child.give_up(kill=kill)
         self._is_ready = False
         log.error("the listeners' process has ended; starting another one")

@@ -337,7 +337,8 @@ class Scanner(Component):
             wait = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
             self._recheck[place, name] = (time.monotonic_ns() + wait, wait)
             self._timer.advance(self._recheck[place, name][0])
-            self._hide(place, name)
+            if (job := self._state.jobs.get(name)) is not None:  # keep its place, and do not start its old version
+                self._state.refuse_file(job, place, "being written")
             return
         self._recheck.pop((place, name), None)
         status = status_of(self._layout.job_file(place, name))
@@ -355,11 +356,6 @@ class Scanner(Component):
         """Mark a file that could be read as invalid after all; *text* says why."""
         if job.file(place) is not None:
             self._state.refuse_file(job, place, self._texts.complain(place, job.name, text), invalid=True)
-
-    def _hide(self, place: str, name: str) -> None:
-        """While a file is being written, do not start its old version, and keep its place."""
-        if (job := self._state.jobs.get(name)) is not None:
-            self._state.refuse_file(job, place, "being written")
 
     def _set(self, place: str, name: str, file: JobFileVersion | None) -> None:
         job = self._state.job(name)

@@ -14,7 +14,6 @@ from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.terminator import Terminator
 from spool.dispatcher.wakeup import Wakeup, boot_clock
-from spool.executors import RunHandle
 from spool.state.run import ActiveRun
 
 POLL_NS = SECOND_NS  # where no event reports an end, or a change of the files
@@ -137,7 +136,10 @@ class Supervisor(Component):
         """Whether nothing of the run is left; processes that outlived its wrapper receive the order to end."""
         handle, left = live.handle, None
         if handle is not None and isinstance(live.phase, Active | Outlived):
-            found = self._liveness(live, handle)
+            found = handle.liveness()
+            if found is Liveness.ABSENT and (jid := self.concluder.jid(live)) is not None:
+                handle.identified(jid)
+                found = handle.liveness()
             if found is Liveness.ALIVE and live.elsewhere is None:  # elsewhere it is only presumed
                 live.seen_alive()
                 if self._has_leftovers(live):
@@ -195,10 +197,3 @@ class Supervisor(Component):
         if live.heard():
             self._news.append((News.WAITS, live))
             self._state.recount(live)
-
-    def _liveness(self, live: ActiveRun, handle: RunHandle) -> Liveness:
-        found = handle.liveness()
-        if found is Liveness.ABSENT and (jid := self.concluder.jid(live)) is not None:
-            handle.identified(jid)
-            found = handle.liveness()
-        return found

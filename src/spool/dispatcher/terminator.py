@@ -369,7 +369,6 @@ class Suspender(Component):
                 self._spool.withdraw_suspend_order(live.name)
 
     def _remove_stray(self, name: str) -> None:
-        """Remove a file that suspends no run."""
         if name in self._state.unsettled or self._spool.suspend_order(name) is None:
             return
         if name in self._state.arrays:

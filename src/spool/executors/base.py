@@ -123,7 +123,8 @@ class Family:
         if to == "shell":
             return set(self._first)
         if to == "all":
-            return {pid for pid in self._all if not self._is_spared(pid)}
+            spared = {pid for pid in self._children if pid in self._all and _is_shell(pid) and not self._handles(pid)}
+            return set(self._all - spared)
         shells = {pid for pid in self._all if _is_shell(pid) and (to or pid in self._children)}
         programs = self._topmost(self._first, lambda pid: pid not in shells)
         with_trap = () if to == "main" else filter(self._handles, shells)
@@ -135,9 +136,6 @@ class Family:
         for pid in pids:
             found += [pid] if counts(pid) else self._topmost(self._children.get(pid, ()), counts)
         return found
-
-    def _is_spared(self, pid: int) -> bool:
-        return pid in self._children and _is_shell(pid) and not self._handles(pid)
 
     def _handles(self, pid: int) -> bool:
         return identity.handles(pid, self._number)

@@ -239,7 +239,7 @@ class LocalRun:
             certain=(certain or self._lasts(self._searched_since_ns, SEARCH_NS, now))
                     and not (self._group is not None and self._group.populated()),
             grace_over=kill,
-            frozen=frozen or self._is_frozen(),
+            frozen=frozen or (self._group is not None and self._group.frozen()),
             tired=self._lasts(self._killing_since_ns, _FREEZE_NS, now),
             # A wrapper that has another child whenever one was killed would go on for ever.
             wrapper_grace_over=self._lasts(self._killing_since_ns if others else self._alone_since_ns,
@@ -284,9 +284,6 @@ class LocalRun:
         if why and why != self.resists:
             log.warning("job %s run %d: it cannot be ended yet: %s", *self.key, why)
         self.resists = why
-
-    def _is_frozen(self) -> bool:
-        return self._group is not None and self._group.frozen()
 
     def _go_on(self, *, all_of_it: bool = False) -> None:
         """Continue its control group, if it was frozen; or end it, *all_of_it*."""

@@ -132,7 +132,8 @@ class ProcessExecutor:
 
         Raises StartRefused.
         """
-        request = os.fsencode("\0".join((os.fspath(launch.script), *_pairs(launch.inherited()), "")))
+        inherited = (f"{key}={value}" for key, value in launch.inherited().items())
+        request = os.fsencode("\0".join((os.fspath(launch.script), *inherited, "")))
         for _ in range(2):  # a server that was killed, and then a new one
             if (server := self._server_of(program)) is None:
                 return None
@@ -198,10 +199,6 @@ def _spawn_on(cpus: str, spawn: Callable[[], int]) -> int:
 
 def _not_pinned(cpus: str, error: OSError) -> StartRefused:
     return StartRefused(f"CPUs {cpus} cannot be given to it: {error.strerror}")
-
-
-def _pairs(environment: Mapping[str, str]) -> Iterable[str]:
-    return (f"{key}={value}" for key, value in environment.items())
 
 
 def _not_started(launch: Launch, program: str, error: OSError) -> SpoolError:
