@@ -237,11 +237,11 @@ class Launcher(Component):
         try:
             claimed = spool.claim(name, *file.version)
         except OSError:
-            spool.withdraw(name, run)
+            spool.take_jid(name, run)
             _remove(group)
             raise
         if not claimed:
-            spool.withdraw(name, run)
+            spool.take_jid(name, run)
             _remove(group)
             return {}
         self._put(live)

@@ -14,13 +14,13 @@ from spool.core.events import EventName
 from spool.core.gpus import stranger
 from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, Gpu, Jid, Machine, Running, Stop, StopKind
-from spool.core.names import engine_title
 from spool.core.reservations import is_active
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.events import ConditionKind, OngoingCondition, conditions
 from spool.dispatcher.reservations import Reservations
 from spool.formats import journal
+from spool.formats.capabilities import engine_title
 from spool.state.run import ActiveRun
 from spool.state.world import MachineMonitor
 

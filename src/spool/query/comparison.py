@@ -13,7 +13,8 @@ from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, 
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
 from spool.core.lifecycle import Verdict, shown
 from spool.core.model import FIRST_BYTES, Jid, Result, Spec, State
-from spool.core.names import LOCAL_EXECUTORS
+from spool.core.names import LOCAL_EXECUTORS, engine_of
+from spool.formats.capabilities import engine_title
 from spool.formats.run_records import ArrayRecord
 from spool.machine import processes
 from spool.machine.marks import MachineProber
@@ -76,6 +77,7 @@ def _run_of(result: Result, spec: Spec | None) -> MeasuredRun:
         time_limit_ns=spec.time_limit_ns if spec is not None else None,
         run_time_ns=ran_ns if ran_ns is None or ran_ns >= 0 else None,  # the clock was set
         started=result.started_at_ns is not None,
+        measured_by=engine_title(engine) if (engine := engine_of(result.executor)) is not None else "",
     )
 
 

@@ -27,9 +27,9 @@ from spool.core.gpuuse import GpuWatch
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended_words
 from spool.core.model import NOT_SUSPENDED, SECOND_NS, JobDefaults, Result, State, Suspension
-from spool.core.names import LOCAL_EXECUTORS, engine_title, is_pattern
+from spool.core.names import LOCAL_EXECUTORS, is_pattern
 from spool.core.reasons import instant
-from spool.formats.capabilities import running_words
+from spool.formats.capabilities import engine_title, running_words
 from spool.formats.history import job_of_line, parse_history_line
 from spool.formats.run_records import GrantRecord
 from spool.formats.state import JobView, StateView
@@ -587,7 +587,7 @@ class JobLister:
         if said is not None and (said.run != run or (begun_ns is not None and said.state == State.SUBMITTED)):
             said = None  # from before that
         known = self._spool.engine(name, run)
-        words = f"in {title} as job {known[2]}" if known is not None else handed_to(record.executor)
+        words = f"in {title} as job {known[2]}" if known is not None else handed_to(title)
         if self.dispatcher:
             return words if said is None else in_words(said.reason, self._now_ns)
         if said is not None:

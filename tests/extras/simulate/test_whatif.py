@@ -49,18 +49,13 @@ def test_jobs_of_one_user_or_of_nobody_known_are_drawn_one_by_one(user: str) -> 
     assert 70 < len(stating(stating_limits(jobs, 0.5))) < 130
 
 
-def test_jobs_without_their_limits_still_share_one_spec() -> None:
-    """What differs in the limit alone is one shape once nobody states it."""
-    jobs = [job("a"), SimulatedJob("b", Spec("true", request=Request(1), time_limit_ns=9 * S), 0, S)]
-    assert len({id(each.spec) for each in stating_limits(jobs, 0.0)}) == 1
-
-
-def test_memory_that_is_not_counted_makes_no_shapes() -> None:
-    """Jobs that differ in memory alone share one spec, and a job that asks for too much of it fits."""
-    jobs = tuple(
-        SimulatedJob(str(size), Spec("true", request=Request(1, memory_bytes=size << 40)), 0, S) for size in (0, 1, 2)
-    )
-    assert len({id(each.spec) for each in prepare(Workload("t", jobs), BOX, Policy(), Scenario()).coming}) == 1
+def test_what_is_changed_makes_no_shapes() -> None:
+    """Jobs that differ in memory or limits alone share one spec once that does not count, and all of them fit."""
+    asked = (Request(1, memory_bytes=size << 40) for size in (0, 1, 2))
+    specs = [Spec("true", request=request, time_limit_ns=request.memory_bytes) for request in asked]
+    jobs = tuple(SimulatedJob(str(at), spec, 0, S) for at, spec in enumerate(specs))
+    found = prepare(Workload("t", jobs), BOX, Policy(), Scenario(limits=0.0))
+    assert len({id(each.spec) for each in found.coming}) == 1
     assert prepare(Workload("t", jobs), BOX, Policy(), Scenario(count_memory=True)).never_fit == 1
 
 

@@ -535,18 +535,11 @@ def _in_order(watcher: Watcher, futures: list[Future[Any]], until: float | None,
     try:
         while waiting:
             left = None if until is None else max(until - time.monotonic(), 0)
-            if is_list:
-                values = _next(waiting, left)[::-1]
-                while values:
-                    yield values.pop()
-            else:
-                yield _next(waiting, left)
+            result = waiting[-1].result(left)
+            waiting.pop()
+            values = result[::-1] if is_list else [result]
+            del result
+            while values:
+                yield values.pop()
     finally:
         watcher.withdraw_all(waiting)
-
-
-def _next(waiting: list[Future[Any]], left: float | None) -> Any:
-    """Return the result of the last future, and remove that."""
-    result = waiting[-1].result(left)
-    waiting.pop()
-    return result

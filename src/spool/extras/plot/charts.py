@@ -90,15 +90,8 @@ def _seconds(span_ns: int, room: int) -> str:
     seconds = span_ns / SECOND_NS
     step = next((each for each in (1, 2, 5, 10, 30, 60, 300, 600, 3600) if room / max(seconds / each, 1) >= 8), 3600)
     line, mark = "─┴" if can_draw() else "-+"
-    cells = [line] * room
-    at = 0
-    while at <= seconds:
-        place = int(at / seconds * room) if seconds else 0
-        label = f"{at}s"
-        if place + len(label) < room:
-            cells[place : place + len(label) + 1] = [mark, *label]
-        at += step
-    return "".join(cells)
+    marks = range(0, int(seconds) + 1, step)
+    return axis(((int(at / seconds * room) if seconds else 0, f"{mark}{at}s") for at in marks), room, line)
 
 
 _HOUR_NS = 3600 * SECOND_NS
@@ -142,22 +135,16 @@ def timeline(lines: Sequence[Line], now_ns: int, width: int) -> list[str]:
                 if row[at] == " " or bar.mark not in MARKS:
                     row[at] = mark
         found.append(f"{line.label.ljust(margin)}{''.join(row)}".rstrip())
-    found.append(" " * margin + _dates(start, step, columns).rstrip())
+    ticks = time_ticks(start, start + step * columns, step * _TICK, _SCALES_NS)  # days if the hours would not fit
+    scale = axis((((at_ns - start) // step, label) for at_ns, label in ticks), columns)
+    found.append(f"{'':{margin}}{scale.rstrip()}")
     return found
 
 
-def _dates(start_ns: int, step_ns: int, columns: int) -> str:
-    """Return the labels below the columns: hours, or days if the columns of an hour are too few for a label."""
-    return axis(
-        time_ticks(start_ns, start_ns + step_ns * columns, step_ns * _TICK, _SCALES_NS), start_ns, step_ns, columns
-    )
-
-
-def axis(ticks: Iterable[tuple[int, str]], start_ns: int, step_ns: int, columns: int) -> str:
-    """Return labels below columns of *step_ns* each, as far as there is room."""
-    row = [" "] * columns
-    for at_ns, label in ticks:
-        at = (at_ns - start_ns) // step_ns
+def axis(places: Iterable[tuple[int, str]], columns: int, line: str = " ") -> str:
+    """Return a row with a label from each of *places* on, as far as there is room."""
+    row = [line] * columns
+    for at, label in places:
         if at + len(label) <= columns:
             row[at : at + len(label)] = label
     return "".join(row)

@@ -20,10 +20,10 @@ from spool.cli.charts import TICKS, Tick
 from spool.core.accounting import By
 from spool.core.errors import shown
 from spool.core.model import SECOND_NS
-from spool.core.names import engine_title
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
 from spool.extras.plot import charts, svg
+from spool.formats.capabilities import engine_title
 from spool.query.timeline import OTHERS, LaneBar, Timeline, TimelineRow, UsageCurve
 
 PANELS = ("gpus", "cpus", "use", "waits", "memory")
@@ -210,7 +210,8 @@ class TerminalPicture:
             if apart < _MINUTE_NS:  # the marks have seconds
                 apart = found.step_ns * _WIDE_TICK
             ticks = charts.time_ticks(found.since_at_ns, found.until_at_ns, apart)
-            drawn.append(_labelled("", charts.axis(ticks, found.since_at_ns, found.step_ns, len(found.waits))))
+            places = [((at_ns - found.since_at_ns) // found.step_ns, label) for at_ns, label in ticks]
+            drawn.append(_labelled("", charts.axis(places, len(found.waits))))
         return ["", *self._wrapped(shows.heading), *drawn]
 
     def _rows(self, found: Timeline, rows: Sequence[TimelineRow]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from spool.core.reasons import count_of
 from spool.extras.plot.pictures import FILE_SIZE, PANELS, TerminalPicture, checked, document
 from spool.extras.plot.svg import save
 from spool.formats.timestamps import render_instant
-from spool.query.timeline import GROUPINGS, Frame, Timeline, timeline
+from spool.query.timeline import GROUPINGS, Frame, timeline
 
 JSON_SIZE = (240, 64)
 """The columns and the CPU rows of the JSON values, whatever the terminal is."""
@@ -105,13 +105,8 @@ def command(
     else:
         for line in screen.lines(found, panels):
             render.say(drawn=line)
-    _remark(found)
-    return 0
-
-
-def _remark(found: Timeline) -> None:
-    """Report on stderr what is not shown."""
     if found.unreadable:
         tell(f"{count_of(found.unreadable, 'line')} of the history could not be read")
     for problem in found.problems:
         tell(problem)
+    return 0

@@ -316,13 +316,13 @@ class SubjectReader:
                 break
             if isinstance(piece, OutputPiece):
                 self._text.feed(piece.data)
-        return self._text.lines() or self._without_output(row)
+        if lines := self._text.lines():
+            return lines
+        if not row.state.ended:
+            return ["no output yet"]
+        return [why_never_begun(Spool(self._root), row.name, row.run) or "no output"]
 
     def _reasons(self, row: JobRow) -> list[str]:
         if not self.subject.fully or row.state is State.INVALID:
             return list(map(shown, row.reason.split("\n")))
         return list(map(shown, sentences(why(Spool(self._root), row.name))))
-
-    def _without_output(self, row: JobRow) -> list[str]:
-        said = why_never_begun(Spool(self._root), row.name, row.run) if row.state.ended else ""
-        return [said or ("no output" if row.state.ended else "no output yet")]
