@@ -118,7 +118,7 @@ BUDGET = {
     "cli": 7300,
     "client": 2950,
     "core": 8900,
-    "dispatcher": 8350,
+    "dispatcher": 8300,
     "doctor": 700,
     "executors": 2250,
     "extras": 200,
