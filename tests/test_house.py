@@ -140,7 +140,7 @@ BUDGET = {
     "listeners": 1450,
     "machine": 3250,
     "python": 1000,
-    "query": 4650,
+    "query": 4600,
     "state": 2200,
     "store": 4000,
     "testing": 1150,
