@@ -24,8 +24,9 @@ from spool.core.errors import ExitCode, InvalidFile, SpoolError, UsageError, can
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid, SignalTo, State
-from spool.core.names import LOCAL_EXECUTORS, engine_title, is_pattern
+from spool.core.names import LOCAL_EXECUTORS, is_pattern
 from spool.core.reasons import some_of
+from spool.formats.capabilities import engine_title
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 

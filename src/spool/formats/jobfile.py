@@ -29,10 +29,10 @@ from spool.core.model import (
     Retry,
     Spec,
 )
-from spool.core.names import ANY_GPU_TYPE, LIMITS, LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of, engine_title
+from spool.core.names import ANY_GPU_TYPE, LIMITS, LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of
 from spool.core.units import parse_duration
 from spool.formats import keys, toml, values
-from spool.formats.capabilities import contributed, engine_offer, loaded, parts
+from spool.formats.capabilities import contributed, engine_offer, engine_title, loaded, parts
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import MAX_TASKS, Matrix, Names, Rows, Text
