@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from calling import Command, put_job, spawned
+from calling import Command, Said, put_job, spawned
 from spool import Client
 from spool.cli import fastsubmit, joboptions, main, scripts, submit
 from spool.cli.fastsubmit import UnclearError
@@ -178,13 +178,21 @@ def test_a_script_brings_its_own_options_and_the_command_line_wins(
     assert (keys["gpus"], keys["time_limit"], keys["tags"]) == (1, "2h", ["night"])
 
 
-def test_a_script_on_stdin_becomes_the_command(
-    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def piped(spool: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
+    """Give what submits a text on stdin, with these words."""
+
+    def submit(text: bytes, *words: str) -> Said:
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
+        return spool("submit", *words)
+
+    return submit
+
+
+def test_a_script_on_stdin_becomes_the_command(piped: Callable[..., Said], spool_root: Path) -> None:
     """`submit -` takes the whole text as the command for the shell, its `#SPOOL` lines as options."""
     text = b"#SPOOL --cpus 2 --name piped\necho one\necho two\n"
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
-    assert spool("submit", "-").out == "piped\n"
+    assert piped(text, "-").out == "piped\n"
     assert queued(spool_root, "piped")["command"] == text.decode()
     assert queued(spool_root, "piped")["cpus"] == 2
 
@@ -200,24 +208,22 @@ def test_a_script_on_stdin_becomes_the_command(
     ],
 )
 def test_a_script_on_stdin_is_run_by_the_shell_that_it_names(
-    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, line: str, more: tuple[str, ...], shell: str
+    piped: Callable[..., Said], spool_root: Path, line: str, more: tuple[str, ...], shell: str
 ) -> None:
     """As it would be if it were a file, unless an option says otherwise."""
     text = f"#!{line}\n[[ 1 == 1 ]] && echo ok\n".encode()
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
-    assert spool("submit", "--name", "piped", *more, "-").code == 0
+    assert piped(text, "--name", "piped", *more, "-").code == 0
     keys = queued(spool_root, "piped")
     assert (keys["command"], keys["shell"]) == (text.decode(), shell)
 
 
 @pytest.mark.parametrize("line", ["/usr/bin/python3", "/usr/bin/env python3", "/bin/bash -x", "/usr/bin/env nosh"])
 def test_a_script_on_stdin_for_another_program_is_captured(
-    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, line: str
+    piped: Callable[..., Said], spool_root: Path, line: str
 ) -> None:
     """Another program, or a shell with options, reads it from the copy in the metadir, with its arguments."""
     text = f"#!{line}\necho hi\n"
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
-    assert spool("submit", "--name", "piped", "-", "--epochs", "3").code == 0
+    assert piped(text.encode(), "--name", "piped", "-", "--epochs", "3").code == 0
     keys = queued(spool_root, "piped")
     assert (keys["command"], keys["script"]) == (["stdin", "--epochs", "3"], text)
 
@@ -234,11 +240,10 @@ def test_a_script_on_stdin_for_another_program_is_captured(
     ],
 )
 def test_a_script_on_stdin_that_nothing_can_run_is_refused(
-    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, words: tuple[str, ...], why: str
+    piped: Callable[..., Said], spool_root: Path, text: bytes, words: tuple[str, ...], why: str
 ) -> None:
     """Nothing is submitted of it, and the error says why."""
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
-    said = spool("submit", "-", *words)
+    said = piped(text, "-", *words)
     assert (said.code, why in said.err) == (2, True), said.err
     assert os.listdir(spool_root / "queued") == []
 

@@ -24,8 +24,9 @@ from spool.core.errors import ExitCode, InvalidFile, SpoolError, UsageError, can
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid, SignalTo, State
-from spool.core.names import LOCAL_EXECUTORS, engine_title, is_pattern
+from spool.core.names import LOCAL_EXECUTORS, is_pattern
 from spool.core.reasons import some_of
+from spool.formats.capabilities import engine_title
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
@@ -96,7 +97,7 @@ class JobVerb(Struct, frozen=True):
 
         names, code = picked_names(spool, places, picks)
         by_name = {name for name in picks["names"] if not is_pattern(name)} if not picks["states"] else ()
-        by_name, orders = set(named(spool, by_name)), set(spool.suspend_orders())
+        by_name, orders = set(named(spool, by_name)), set(spool.running_files()[1])
         found = [name for name in running_tasks(spool, names) if name in by_name or (name in orders) is self.suspended]
         if not found and names:
             state = "suspended" if self.suspended else "running and not suspended"

@@ -9,11 +9,10 @@ from spool.cli.common import json_option, viewed
 from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.core.gpus import stranger
-from spool.core.names import engine_title
 from spool.core.quotas import in_words
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
-from spool.formats.capabilities import contributed
+from spool.formats.capabilities import contributed, engine_title
 from spool.query import machine
 from spool.query.machine import GpuHolder, GpuList, GpuState, GpuStatus, MachineStatus, RunHere, machine_status
 from spool.query.shared import lease_words

@@ -71,7 +71,8 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     except FileNotFoundError:
         why = "the current directory no longer exists; give --workdir an absolute path"
         raise UsageError(f"cannot submit a job: {why}") from None
-    _tell_remarks(exported)
+    for why in exported.remarks:
+        tell(why)
     if stderr_apart and not {"stdout", "stderr", "executor"} & keys.keys():
         jobs = layout.Layout(os.path.realpath(root)).at(layout.JOBS)
         keys["stderr"] = f"{submitting.literal(jobs).replace('%', '%%')}/%n/%r/{layout.JOB_STDERR}"
@@ -163,11 +164,6 @@ def checked_name(name: str) -> str:
     return name
 
 
-def _tell_remarks(exported: Exports) -> None:
-    for why in exported.remarks:
-        tell(why)
-
-
 def file_draft(path: str, name: str | None, root: str, export: Sequence[str] = ()) -> Draft:
     """Return the job in the file *path*, byte for byte, if it is valid; *export* adds to its `env`.
 
@@ -191,7 +187,8 @@ def file_draft(path: str, name: str | None, root: str, export: Sequence[str] = (
             raise UsageError(cannot("use", "the job file", "it is a script", where=path, remedy=remedy)) from error
         raise
     exported = exports(root, export) if export else Exports()
-    _tell_remarks(exported)
+    for why in exported.remarks:
+        tell(why)
     before = dict(spec.env)
     own = {key: value for key, value in before.items() if key not in exported.assigned}
     after = exported.env(own, Tasks(name, spec).keys if spec.is_array else ())

@@ -9,9 +9,9 @@ import click
 from spool.cli import publicjson, render
 from spool.cli.common import for_each, json_option, one_job, viewed
 from spool.cli.group import JobArgument, Verb
-from spool.core.names import engine_title
 from spool.core.reasons import count_of, some_of
 from spool.core.units import show_duration
+from spool.formats.capabilities import engine_title
 from spool.query.explain import Explanation, why
 
 _MOST = 8  # names in one line

@@ -18,9 +18,9 @@ from spool.core import layout
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Stop, StopKind
-from spool.core.names import LOCAL_EXECUTORS, engine_title
+from spool.core.names import LOCAL_EXECUTORS
 from spool.formats import run_records
-from spool.formats.capabilities import one_run_keys
+from spool.formats.capabilities import engine_title, one_run_keys
 from spool.store.disk import Disk, status_of
 from spool.store.ownership import check_owner
 from spool.store.reading import is_too_long, read_bytes

@@ -15,7 +15,7 @@ from msgspec import Struct
 from spool.core.accounting import nearest_rank
 from spool.core.gpuuse import energy_mj, mean_part, peak_memory_bytes, unused
 from spool.core.model import SECOND_NS, Grant, Result, State
-from spool.core.names import engine_of, engine_title
+from spool.core.names import engine_of
 from spool.core.sizes import round_up, rounded_size
 from spool.core.units import show_duration, show_size
 
@@ -37,6 +37,7 @@ class MeasuredRun(Struct, frozen=True):
     time_limit_ns: int | None = None
     run_time_ns: int | None = None  # so far, if it is still running
     started: bool = True
+    measured_by: str = ""  # the title of the engine that ran it on another machine, and alone measures it
 
     @property
     def state(self) -> State:
@@ -136,7 +137,7 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
         return Advice(notes=("it never started",))
     if run.state not in (State.FINISHED, State.TIMEOUT, State.OUT_OF_MEMORY):
         return Advice(notes=(f"did not run to the end ({run.state}), so the needs are unknown",))
-    by = f": only {engine_title(run.engine)} measures it" if run.engine is not None else ""
+    by = f": only {run.measured_by} measures it" if run.measured_by else ""
     memory_bytes, on_memory = _memory(run, by)
     time_limit_ns, on_time = _time_limit(run)
     cpus, on_cpus = _cpus(run, busy, by)

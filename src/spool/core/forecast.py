@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from spool.core.dependencies import dependencies_of
 from spool.core.gpus import NEW_RUN
-from spool.core.model import Running, State, Waiting
-from spool.core.names import engine_title
+from spool.core.model import Machine, Running, State, Waiting
 from spool.core.playback import Playback
 from spool.core.queue import ShapeKey, shape_key
 from spool.core.reasons import some_of
@@ -142,7 +141,7 @@ class _Forecast:
     def _start_of(self, job: Waiting, room: FreeResources | None, now_ns: int) -> StartForecast:
         """Return the start of *job*, for which there is *room* now; with None, no run has ended yet."""
         if job.elsewhere is not None and job.name not in self._at_once:
-            return StartForecast(unknown=_only_known_to(job.elsewhere))
+            return StartForecast(unknown=self._only_known_to(job.elsewhere))
         must_end, starts_after = self._in_its_way(job, room) if room is not None else ((), ())
         return StartForecast(
             at_ns=now_ns,
@@ -205,21 +204,24 @@ class _Forecast:
 
     # Reasons for an unknown time.
 
+    def _only_known_to(self, engine: str) -> str:
+        return f"{_title(engine, self._view.elsewhere)} alone knows when it starts"
+
     def _why_never(self, name: str, plan: Plan) -> str:
         """Return why *name* keeps waiting after *plan*, the last one: nothing more is expected to happen."""
         job, reason = self._spool.queue[name], plan.reason(name)
         if reason is None:
             return ""
         if job.elsewhere is not None:
-            return _only_known_to(job.elsewhere)
+            return self._only_known_to(job.elsewhere)
         endless = list(self._spool.running.values())
         if endless and reason.code in ("dependency", "running"):
             first = self._first_names(job)
-            said = _without_end([run for run in endless if run.name in first])
+            said = _without_end([run for run in endless if run.name in first], self._view.elsewhere)
         elif endless and reason.code not in _NOT_FOR_ROOM:
             key = shape_key(job)
             if key not in self._known:
-                self._known[key] = _without_end(self._blocking(job, endless, plan.now_ns))
+                self._known[key] = _without_end(self._blocking(job, endless, plan.now_ns), self._view.elsewhere)
             said = self._known[key]
         else:
             said = ""
@@ -244,17 +246,17 @@ class _Forecast:
         return found
 
 
+def _title(engine: str, elsewhere: Mapping[str, Machine]) -> str:
+    return (elsewhere[engine].title if engine in elsewhere else "") or engine
+
+
 _NOT_FOR_ROOM = frozenset(
     {"held", "paused", "scheduling_timeout", "refused", "machine", "begins", "retry", "never_fits", "disk", "executor"}
 )
 """Reasons that the end of a run does not change."""
 
 
-def _only_known_to(engine: str) -> str:
-    return f"{engine_title(engine)} alone knows when it starts"
-
-
-def _without_end(runs: list[Running]) -> str:
+def _without_end(runs: list[Running], titles: Mapping[str, Machine]) -> str:
     """Return why the end of these runs is unknown; "" without any."""
     suspended = [run.name for run in runs if run.suspended]
     said = []
@@ -262,5 +264,5 @@ def _without_end(runs: list[Running]) -> str:
         said.append(f"{some_of(suspended)} {'is' if len(suspended) == 1 else 'are'} suspended")
     for engine in dict.fromkeys(run.elsewhere for run in runs if run.elsewhere is not None and not run.suspended):
         there = [run.name for run in runs if run.elsewhere == engine and not run.suspended]
-        said.append(f"{some_of(there)} {'is' if len(there) == 1 else 'are'} in {engine_title(engine)}")
+        said.append(f"{some_of(there)} {'is' if len(there) == 1 else 'are'} in {_title(engine, titles)}")
     return "; ".join(said)

@@ -14,7 +14,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core.model import SECOND_NS, Jid, Result, Retry, Spec, State, Stop, StopKind, Suspension
-from spool.core.names import engine_title
 
 MAX_REQUEUES = 3
 """How many times a submission is repeated after a lost run. Counted separately from its retries."""
@@ -317,9 +316,9 @@ def stop_words(stop: Stop) -> str:
     return f"{stop.kind} by {stop.by}"
 
 
-def handed_to(engine: str) -> str:
+def handed_to(title: str) -> str:
     """Return the reason of a `submitted` run whose engine has not given one; it may not have the run yet."""
-    return f"on its way to {engine_title(engine)}"
+    return f"on its way to {title}"
 
 
 def suspended_words(suspension: Suspension, by: str) -> str:

@@ -455,6 +455,7 @@ class Machine(Struct, frozen=True):
     refusal: str = ""  # why it refuses to start anything now; "" if it does not
     resources: tuple[Pool, ...] = ()
     most_runs: int | None = None  # for an engine that finds the room itself: the maximum number of runs there
+    title: str = ""  # the usual name of that engine
     most_pending: int | None = None  # of these, the jobs and arrays that wait there for room
     limits_arrays: bool = False  # it keeps the limits of running tasks itself
     no_leases: NoLeases | None = None  # why no run may start on a shared machine now

@@ -15,9 +15,6 @@ _GLOB = frozenset("*?[")
 LOCAL_EXECUTORS = ("process", "tmux")
 """The executors whose runs are on this machine, and use its resources."""
 
-ENGINE_TITLES: dict[str, str] = {}
-"""The usual names of engines, by their names in job files. The capabilities that offer them state these."""
-
 ANY_GPU_TYPE = "auto"
 """The GPU type that every GPU has."""
 
@@ -67,11 +64,6 @@ def without_here(environment: Mapping[str, str]) -> dict[str, str]:
         if name in found:
             found[name] = ":".join(entry for entry in found[name].split(":") if entry.startswith("/"))
     return found
-
-
-def engine_title(executor: str) -> str:
-    """Return the usual name of an engine; an unknown one, such as one that is not installed, keeps its own word."""
-    return ENGINE_TITLES.get(executor, executor)
 
 
 def engine_of(executor: str | None) -> str | None:

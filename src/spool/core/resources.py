@@ -15,7 +15,6 @@ from spool.core import pinning
 from spool.core import reservations as reserved
 from spool.core.gpus import NONE_NAMED, GpuSlot, GpuSlots, Kind
 from spool.core.model import Grant, Machine, Policy, Pool, Request, Reservation, Running, Waiting
-from spool.core.names import engine_title
 from spool.core.quotas import Quotas, SharedLimits, count, why_never
 from spool.core.reasons import Reason, count_of
 from spool.core.runs import Runs, pending_unit
@@ -320,7 +319,7 @@ class FreeResources:
                 yield reason
         room = self if job.elsewhere is None else self.of(job.elsewhere)
         if job.elsewhere is not None and room.machine.most_runs is not None:
-            where = engine_title(job.elsewhere)
+            where = room.machine.title or job.elsewhere
             if room.lacks(job.request):
                 count = f"{room.in_flight} of {room.machine.most_runs}"
                 yield Reason("max_in_flight", f"max_in_flight: {count} are in {where}")

@@ -10,12 +10,14 @@ from contextlib import contextmanager, suppress
 from importlib import invalidate_caches
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.model import Jid, Machine, Spec
 from spool.core.names import LOCAL_EXECUTORS
 from spool.executors.base import Engine, EngineEnd, Executor, Home, Launch, RunHandle, Usage
 from spool.executors.local import LocalProcesses
-from spool.formats.capabilities import engine_offer, executors, is_of_a_package, loaded, used_by
+from spool.formats.capabilities import engine_offer, engine_title, executors, is_of_a_package, loaded, used_by
 from spool.formats.config import Config
 from spool.formats.jobfile import why_not_there
 from spool.machine.cgroups import RunGroups
@@ -188,7 +190,7 @@ class Executors:
     def machines(self) -> dict[str, Machine]:
         """Return the resources of other machines, as far as their executors have been asked."""
         there = self._of_each(lambda engine: engine.machine())
-        return {name: machine for name, machine in there.items() if machine is not None}
+        return {name: replace(each, title=engine_title(name)) for name, each in there.items() if each is not None}
 
     def ask_again(self) -> bool:
         """Clear the cached answers, so that the executors are asked again; return whether an answer has changed."""

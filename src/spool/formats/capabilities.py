@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sys
 
-from spool.core.names import ENGINE_TITLES, LOCAL_EXECUTORS
+from spool.core.names import LOCAL_EXECUTORS
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from typing import Any
 
     from spool.core.capability import Capability, EngineOffer
@@ -39,13 +39,7 @@ def capabilities() -> tuple[Capability, ...]:
         folder = os.path.dirname(getattr(extras, "__file__", None) or "")
         table = getattr(extras, "TABLE", ())  # all of it may be deleted
         _here = tuple([each for each in table if os.path.isfile(f"{folder}/{each.name}/__init__.py")])
-        _learn_titles(_here)
     return _here + (_outside or ())
-
-
-def _learn_titles(found: Iterable[Capability]) -> None:
-    for capability in found:
-        ENGINE_TITLES.update({name: offer.title for name, offer in capability.engines.items()})
 
 
 def search(*, again: bool = False) -> bool:
@@ -66,7 +60,6 @@ def search(*, again: bool = False) -> bool:
         except (ImportError, OSError, ValueError):  # the packages cannot be searched now
             return bool(_outside)
         _outside = tuple(found)
-        _learn_titles(_outside)
     return bool(_outside)
 
 
@@ -103,6 +96,12 @@ def engines() -> dict[str, EngineOffer]:
 def engine_offer(name: str) -> EngineOffer | None:
     """Return the engine of that name, which may be of an installed package; None: there is none."""
     return engines().get(name) or (engines().get(name) if search(again=True) else None)
+
+
+def engine_title(executor: str) -> str:
+    """Return the usual name of an engine; an unknown one, such as one that is not installed, keeps its own word."""
+    offer = engines().get(executor)
+    return offer.title if offer is not None else executor
 
 
 def is_of_a_package(name: str) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 from spool.core.events import Event
 from spool.core.model import Grant, Request
 from spool.formats.history import HISTORY
-from spool.formats.state import escaped
+from spool.formats.state import decoded, escaped
 from spool.formats.wire import Form, Table, said
 from spool.formats.wrapper import resource_variables
 
@@ -46,10 +46,7 @@ def render_event(event: Event) -> bytes:
 
 def parse_event(line: bytes) -> Event | None:
     """Return the event of a line; None if it cannot be read (a power cut may leave half of one)."""
-    try:
-        return _decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    return decoded(_decoder, line)
 
 
 def render_base(position: int) -> bytes:
@@ -59,10 +56,8 @@ def render_base(position: int) -> bytes:
 
 def parse_base(data: bytes) -> int | None:
     """Return the position in the first line of *data*; None if it has none."""
-    try:
-        return _base.decode(data.partition(b"\n")[0]).base
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    found = decoded(_base, data.partition(b"\n")[0])
+    return None if found is None else found.base
 
 
 def render_cursor(position: int, tries: int) -> bytes:

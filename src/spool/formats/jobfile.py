@@ -29,10 +29,10 @@ from spool.core.model import (
     Retry,
     Spec,
 )
-from spool.core.names import ANY_GPU_TYPE, LIMITS, LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of, engine_title
+from spool.core.names import ANY_GPU_TYPE, LIMITS, LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of
 from spool.core.units import parse_duration
 from spool.formats import keys, toml, values
-from spool.formats.capabilities import contributed, engine_offer, loaded, parts
+from spool.formats.capabilities import contributed, engine_offer, engine_title, loaded, parts
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import MAX_TASKS, Matrix, Names, Rows, Text
@@ -254,7 +254,10 @@ def _spec(reading: Reading, defaults: JobDefaults, parts: Parts) -> Spec:
     if "request" in found:
         spec["request"] = _shared(Request(**_sizes(found["request"])))
     if "retry" in found:
-        spec["retry"] = _shared(_retry(Retry(**found["retry"])))
+        retry = Retry(**found["retry"])
+        if retry.memory_factor is not None:
+            retry = replace(retry, on=retry.on | {"out_of_memory"})
+        spec["retry"] = _shared(retry)
     if "depends_on" in found:
         spec["depends_on"] = Dependencies(**found["depends_on"])
     if "task" in found:
@@ -277,10 +280,6 @@ def _sizes(stated: dict[str, Any]) -> dict[str, Any]:
             stated[f"{part}_bytes"] = first if size.first_bytes is None else size.first_bytes
             stated[f"{part}_auto"] = True
     return stated
-
-
-def _retry(retry: Retry) -> Retry:
-    return retry if retry.memory_factor is None else replace(retry, on=retry.on | {"out_of_memory"})
 
 
 @lru_cache(maxsize=4096)

@@ -17,6 +17,7 @@ import msgspec
 from spool.core import layout
 from spool.core.model import JobDefaults, Stop, StopKind
 from spool.formats import jobfile
+from spool.formats.state import decoded
 
 
 class Waits(msgspec.Struct, frozen=True, array_like=True, tag="waits", gc=False):
@@ -87,7 +88,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told", gc=False):
 
 
 Line = Waits | Left | Added | Started | Stopping | Over | Told
-_decoder = msgspec.json.Decoder(Line)
+_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 _encoder = msgspec.json.Encoder()
 
 
@@ -100,11 +101,8 @@ def parse(data: bytes) -> Iterator[Line]:
     """Yield the lines of *data* in their order, without those that cannot be read."""
     for text in data.split(b"\n"):
         if text:
-            try:
-                line = _decoder.decode(text)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
-            if isinstance(line, Told) or _is_of_a_job(line):
+            line = decoded(_decoder, text)
+            if isinstance(line, Told) or (line is not None and _is_of_a_job(line)):
                 yield line
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from spool.core.events import Answer, Event
+from spool.formats.state import decoded
 
 _encoder = msgspec.json.Encoder()
 
@@ -90,15 +91,9 @@ def render(message: ToListeners | ToDispatcher) -> bytes:
 
 def read_by_listeners(line: bytes) -> ToListeners | None:
     """Return the message of the dispatcher; None if it cannot be read."""
-    try:
-        return _to_listeners.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    return decoded(_to_listeners, line)
 
 
 def read_by_dispatcher(line: bytes) -> ToDispatcher | None:
     """Return the message of the process; None if it cannot be read."""
-    try:
-        return _to_dispatcher.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+    return decoded(_to_dispatcher, line)

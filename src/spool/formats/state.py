@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from msgspec import DecodeError, Raw, Struct, convert, field, json, to_builtins
 from msgspec.structs import asdict, replace
@@ -15,6 +15,8 @@ from msgspec.structs import asdict, replace
 from spool.core.gpuuse import GpuWatch
 from spool.core.model import NVIDIA, ForeignProcess, Gpu, GpuUse, Pool
 from spool.core.recent import RecentUse
+
+T = TypeVar("T")
 
 
 class GpuUseView(Struct, frozen=True, kw_only=True):
@@ -261,26 +263,27 @@ class _Parts(Struct, frozen=True):
     recent: RecentUse = RecentUse()
 
 
-def _parts(data: bytes) -> _Parts:
+_parts_decoder = json.Decoder(_Parts)
+
+
+def decoded(decoder: json.Decoder[T], data: bytes) -> T | None:
+    """Return the value of *data*, None if it cannot be decoded: it may be torn, or of a later version."""
     try:
-        return json.decode(data, type=_Parts)
+        return decoder.decode(data)
     except (DecodeError, UnicodeDecodeError):
-        return _Parts()
+        return None
 
 
 def parse_machine(data: bytes) -> MachineView | None:
     """Return the machine in `state.json`, None if it is missing or cannot be parsed."""
-    return _parts(data).machine
+    return (decoded(_parts_decoder, data) or _Parts()).machine
 
 
 def parse_recent(data: bytes) -> RecentUse:
     """Return the last half hour in `state.json`, an empty one if it is missing or cannot be parsed."""
-    return _parts(data).recent
+    return (decoded(_parts_decoder, data) or _Parts()).recent
 
 
 def parse_state(data: bytes) -> StateView | None:
     """Return the view in `state.json`, None if it cannot be parsed; it may be rewritten at any moment."""
-    try:
-        return _decoder.decode(data)
-    except (DecodeError, UnicodeDecodeError):
-        return None
+    return decoded(_decoder, data)

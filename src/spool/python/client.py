@@ -66,7 +66,8 @@ class Client:
             raise InvalidValue(cannot("find", f"a job {name!r}", why_not))
         if not spool.places(name) and not spool.runs(name):
             array, _, _ = name.rpartition("_")  # a task that was not issued yet has no file of its own
-            if not array or not spool.places(array) or name not in _task_names(spool, array):
+            tasks = tasks_in(spool, array) if array and spool.places(array) else None
+            if tasks is None or name not in tasks.names():
                 raise spool.no_such_job("find", f"job {name}", name)
         return Job(spool, name)
 
@@ -304,11 +305,6 @@ def _command_of(command: object) -> str | list[str]:
     if callable(command):
         remedy += "; docs/PYTHON.md has what runs a function"
     raise InvalidValue(cannot("submit", "a job", f"its command is {type(command).__name__}", remedy=remedy))
-
-
-def _task_names(spool: Spool, array: str) -> tuple[str, ...]:
-    tasks = tasks_in(spool, array)
-    return tasks.names() if tasks is not None else ()
 
 
 def job(name: str, root: str | os.PathLike[str] | None = None) -> Job:

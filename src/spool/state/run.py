@@ -21,9 +21,9 @@ from spool.core.model import (
     granted_request,
     in_force,
 )
-from spool.core.names import LOCAL_EXECUTORS, engine_title
+from spool.core.names import LOCAL_EXECUTORS
 from spool.executors import RunHandle, Usage
-from spool.formats.capabilities import capabilities
+from spool.formats.capabilities import capabilities, engine_title
 from spool.formats.run_records import GrantRecord, WrittenUsage
 from spool.state.submission import NO_BACKOFF, Attempts, QueueTime, StartBackoff
 from spool.store.ownership import this_user
@@ -181,7 +181,7 @@ class ActiveRun(Struct, eq=False):
         """Return the reason for its wait at its engine; None if it has begun, or runs on this machine."""
         if self.elsewhere is None or self.begun_at_ns is not None:
             return None
-        return (self.handle.waits if self.handle is not None else None) or handed_to(self.elsewhere)
+        return (self.handle.waits if self.handle is not None else None) or handed_to(engine_title(self.elsewhere))
 
     @property
     def gives_up_boot_ns(self) -> int | None:

@@ -65,7 +65,7 @@ class ArrayStore:
 
     def withdraw(self, name: str, run: int) -> None:
         """Take back a metadir whose file could not be claimed; its number is not used again."""
-        self._spool.withdraw(name, run)
+        self._spool.take_jid(name, run)
         self.drop(name, run)
 
     def abandon(self, staged: str) -> None:
@@ -84,14 +84,12 @@ class ArrayStore:
                 task = layout.job_of(entry.name)
                 if task is None:
                     continue
-                if entry.stat(follow_symlinks=False).st_nlink > 1 and self._is_issued(entry.path, task):
+                is_linked = entry.stat(follow_symlinks=False).st_nlink > 1
+                if is_linked and any(same_file(entry.path, self._layout.job_file(place, task)) for place in PLACES):
                     self._disk.discard(entry.path)
                 else:
                     found.add(task)
         return found
-
-    def _is_issued(self, path: str, task: str) -> bool:
-        return any(same_file(path, self._layout.job_file(place, task)) for place in PLACES)
 
     def issue(self, name: str, run: int, task: str) -> Issue:
         """Move a task to `queued/`, unless a job of its name waits, is held or runs."""

@@ -618,17 +618,13 @@ _renameat2s: list[Callable[[int, bytes, int, bytes, int], int] | None] = []  # f
 def _renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
     """Return renameat2(2), which the standard library lacks; None if the C library lacks it, too."""
     if not _renameat2s:
-        _renameat2s.append(_look_for_renameat2())
+        import ctypes  # imported here: a submission renames nothing
+
+        try:
+            function = ctypes.CDLL(None, use_errno=True).renameat2
+            function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+            function.restype = ctypes.c_int
+        except (OSError, AttributeError):  # another C library, or an old one
+            function = None
+        _renameat2s.append(function)
     return _renameat2s[0]
-
-
-def _look_for_renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
-    import ctypes  # imported here: a submission renames nothing
-
-    try:
-        function = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):  # another C library, or an old one
-        return None
-    function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
-    function.restype = ctypes.c_int
-    return function

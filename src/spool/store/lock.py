@@ -61,7 +61,10 @@ class Lock:
         self._root = os.open(os.path.dirname(path), _DIRECTORY)
         try:
             status = os.fstat(self._root)
-            _check_ours(status, os.path.dirname(path))  # checked before any file is created there
+            if status.st_uid != os.geteuid():  # FORMAT 16; checked before any file is created there
+                from spool.store.ownership import not_ours
+
+                raise not_ours(os.path.dirname(path), status.st_uid)
             self._guarded = _may_be_guarded(status)
             if self._guarded:
                 _lock(self._root, path, deadline)
@@ -160,14 +163,6 @@ def _locked_file(path: str, deadline: float) -> int:
             os.close(fd)
             raise
         os.close(fd)  # deleted or replaced meanwhile
-
-
-def _check_ours(status: os.stat_result, root: str) -> None:
-    """Raise SpoolUnusable unless this user owns the spool, whose open directory has that *status* (FORMAT 16)."""
-    if status.st_uid != os.geteuid():
-        from spool.store.ownership import not_ours
-
-        raise not_ours(root, status.st_uid)
 
 
 def _check(status: os.stat_result, path: str) -> None:

@@ -285,10 +285,6 @@ class LockedSpool(Spool):
             return False
         return True
 
-    def withdraw(self, name: str, run: int) -> None:
-        """Take back a metadir whose job could not be claimed; its number is not used again."""
-        self.take_jid(name, run)
-
     def take_jid(self, name: str, run: int) -> bool:
         """Settle a run whose wrapper has not reported: take its `jid`. True: it never started and never will.
 

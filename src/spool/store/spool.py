@@ -467,10 +467,6 @@ class Spool:
             return None
         return one_line(read_record(path, MOST_READ) or b"")
 
-    def suspend_orders(self) -> list[str]:
-        """Return the jobs in `running/` that a user suspends."""
-        return self.running_files()[1]
-
     def mark_of(self, place: str) -> tuple[int, int] | None:
         """Return a value that changes when a file enters or leaves a state directory; None if there is no directory."""
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -16,6 +17,9 @@ from served import Served
 from spool.extras.capture import CONFIG, CaptureConfig, wanted
 from spool.formats import config, toml
 from support import wait_for
+from test_examples import configure as configure_example
+from test_examples import folder
+from test_examples import served as example_spool
 
 __all__ = ["pytestmark"]
 
@@ -261,19 +265,6 @@ def test_an_exact_rerun_leads_all_its_texts_to_the_new_tree(ran: Served, tree: P
 
 
 @pytest.mark.executors("process")
-def test_an_exact_rerun_leaves_paths_beside_the_tree(ran: Served, tree: Path) -> None:
-    """A path that leads out of the old tree would lead to nothing, or to another job's, from the new one."""
-    (tree.parent / "beside").write_text("beside\n")
-    ran.drop("job", f"cat {tree}/../beside {tree}/sub/../../beside {tree}/sub/../a", workdir=str(tree))
-    (tree / "sub").mkdir()
-    ran.wait_done("job")
-    text = ran.spool("rerun", "job", "--exact", "--dry-run").stdout
-    command = tomllib.loads(text)["command"]
-    new = f"{ran.root}/worktrees/job-2"
-    assert command == f"cat {tree}/../beside {tree}/sub/../../beside {new}/sub/../a"
-
-
-@pytest.mark.executors("process")
 def test_an_exact_rerun_does_not_leave_its_tree_by_a_link(ran: Served, tree: Path) -> None:
     """Where the commit has a link instead of the directory of the run, nothing is made where it leads."""
     (tree.parent / "elsewhere").mkdir()
@@ -372,10 +363,14 @@ def test_an_exact_rerun_leaves_the_work_tree_of_another_job_alone(ran: Served, t
 
 @pytest.mark.executors("process")
 def test_an_exact_rerun_finds_the_old_tree_by_each_of_its_names(ran: Served, tree: Path) -> None:
-    """From the home directory, after an option, in a URL; and a working directory that git does not track is made."""
+    """From the home directory, after an option, in a URL; and a working directory that git does not track is made.
+
+    A path that leads out of the old tree would lead to nothing, or to another job's, from the new one.
+    """
     work = tree / "runs" / "1"
     work.mkdir(parents=True)
-    command = f"ls ~/tree/a $HOME/tree/a -I{tree}/x file://{tree}/x /mnt{tree}/x {tree}s"
+    beside = f"{tree}/../beside {tree}/sub/../../beside"
+    command = f"ls ~/tree/a $HOME/tree/a -I{tree}/x file://{tree}/x {tree}/sub/../a /mnt{tree}/x {tree}s {beside}"
     ran.completes("job", f"true; exit 0; {command}", workdir=str(work))
     ran.environment["HOME"] = str(tree.parent)
     assert ran.spool("rerun", "job", "--exact").returncode == 0
@@ -383,7 +378,8 @@ def test_an_exact_rerun_finds_the_old_tree_by_each_of_its_names(ran: Served, tre
     new = f"{ran.root}/worktrees/job-2"
     keys = tomllib.loads(ran.record("job-2", "job.toml") or "")
     assert keys["workdir"] == f"{new}/runs/1"
-    assert keys["command"].endswith(f"ls {new}/a {new}/a -I{new}/x file://{new}/x /mnt{tree}/x {tree}s")
+    there = f"ls {new}/a {new}/a -I{new}/x file://{new}/x {new}/sub/../a"
+    assert keys["command"].endswith(f"{there} /mnt{tree}/x {tree}s {beside}")
 
 
 @pytest.mark.executors("process")
@@ -421,3 +417,13 @@ def test_what_could_not_be_the_same_is_refused_and_leaves_nothing(ran: Served, t
     refused("train/2", "was not captured")
     refused("train/9", "no such run")
     assert git(tree, "worktree", "list").count("\n") == 0
+
+
+def test_an_earlier_run_is_run_again_as_it_was(tmp_path: Path) -> None:
+    """With the configuration of the page, `diff` names what has changed, and the first run's code runs again."""
+    with example_spool(tmp_path / "home") as home:
+        example = folder(home, "capture")
+        configure_example(home, example / "README.md")
+        output = home.run("/bin/sh", "again.sh", cwd=example).stdout
+        assert re.search(r"loss +0\.5 +0\.4", output)
+        assert output.endswith("the loss is 0.5\n")

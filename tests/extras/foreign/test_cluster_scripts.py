@@ -15,7 +15,6 @@ from plugins.fake_nvml import FakeNvml
 from served import Served
 
 _MODULE = '() {  [ "$1" = load ] && export LOADED="${LOADED-}${LOADED:+:}$2"\n}'
-_CONDA = '() {  [ "$1" = activate ] && export CONDA_DEFAULT_ENV="$2"\n}'
 _PROGRAMS = {
     "Rscript": 'echo "R runs $1 with ${2-}" && cat "$1"',
     "mpirun": '[ "$1" = -n ] && for rank in $(seq "$2"); do shift_="$3"; "$shift_"; done',
@@ -89,17 +88,6 @@ Rscript analysis.R "$OMP_NUM_THREADS $LOADED"
 """,
         ("R runs analysis.R with 2 R/4.3.1\n", "print(parallel::detectCores())"),
         variables={"BASH_FUNC_module%%": _MODULE},
-    ),
-    "conda-job": Case(
-        """#!/bin/bash
-#SBATCH --job-name=conda-job
-#SBATCH --export=ALL
-#SBATCH --no-requeue
-conda activate torch
-echo "in $CONDA_DEFAULT_ENV with $OF_THE_CALLER"
-""",
-        ("in torch with kept\n",),
-        variables={"BASH_FUNC_conda%%": _CONDA, "OF_THE_CALLER": "kept"},
     ),
     "ddp": Case(
         """#!/bin/bash

@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from served import Served
 from spool.core.errors import InvalidConfig
 from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS, ForeignProcess, Grant, Result, State
@@ -27,7 +28,7 @@ from spool.formats.config import Config
 from spool.formats.run_records import render_jid
 from spool.formats.state import GpuView, JobView, MachineView, PassesView, PoolView, SharedView, StateView, render_state
 from spool.machine import identity
-from support import PATIENCE_S, ROOT
+from support import PATIENCE_S, ROOT, wait_for
 
 G = 1 << 30
 VIEW = StateView(
@@ -212,7 +213,7 @@ def test_the_use_of_runs_is_read_off_their_processes(
     spool_root: Path, out: Path, listener: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory and CPUs of the wrapper of a run and its descendants, and of no others."""
-    view = replace_jobs(VIEW, {"x": JobView(state="running", run=1)})
+    view = replace(VIEW, jobs={"x": JobView(state="running", run=1)})
     (spool_root / "state.json").write_bytes(render_state(view))
     marks = {**os.environ, "SPOOL_DIR": str(spool_root), "SPOOL_JOB": "x", "SPOOL_RUN": "1"}
     script = "data = bytearray(50_000_000)\nprint(flush=True)\nwhile True: pass"
@@ -234,11 +235,6 @@ def test_the_use_of_runs_is_read_off_their_processes(
             assert 0.05 <= value(samples(out), "spool_cpus_used") < 4
         finally:
             process.kill()
-
-
-def replace_jobs(view: StateView, jobs: dict[str, JobView]) -> StateView:
-    """Return *view* with other jobs."""
-    return StateView(**{name: getattr(view, name) for name in view.__struct_fields__} | {"jobs": jobs})
 
 
 def test_a_file_that_cannot_be_written_is_reported_once(
@@ -324,3 +320,25 @@ def test_the_doctor_looks_at_the_directory_of_the_file(spool_root: Path, tmp_pat
     assert found("cpus = 1") == []
     assert found(f'metrics = "{tmp_path}/spool.prom"')[0][0] is Level.OK
     assert "does not exist" in found(f'metrics = "{tmp_path}/nowhere/spool.prom"')[0][1]
+
+
+def test_metrics_follow_the_spool(served: Served, tmp_path: Path) -> None:
+    """The file is there soon after the dispatcher, and says at its end what has happened, and that nobody serves."""
+    out = tmp_path / "spool.prom"
+    (served.root / "config.toml").write_text(f'cpus = 4\nlook_every = "1h"\nmetrics = "{out}"\n')
+    served.start()
+    wait_for(lambda: out.exists() and "spool_dispatcher_up" in out.read_text())
+    assert out.stat().st_mode & 0o777 == 0o644
+    served.drop("good", "true")
+    served.drop("bad", "exit 1", retry={"max": 1})
+    wait_for(lambda: served.places("good") == ["done"] and served.places("bad") == ["done"])
+    assert served.stop() == 0
+    wait_for(lambda: f'spool_dispatcher_up{{spool="{served.root}"}} 0.0' in out.read_text())
+    found = samples(out)
+    assert value(found, "spool_submissions_total") == value(found, "spool_job_wait_seconds_count") == 2
+    assert [value(found, "spool_job_outcomes_total", outcome=word) for word in ("finished", "failed")] == [1, 1]
+    assert value(found, "spool_retries_total", kind="retry") == 1
+    assert value(found, "spool_run_duration_seconds_count", outcome="failed") == 2
+    assert value(found, "spool_errors_total") == 0
+    passes = json.loads((served.root / "state.json").read_text())["passes"]
+    assert passes["count"] == sum(passes["counts"]) > 0

@@ -20,7 +20,7 @@ from spool.cli.telling import tell
 from spool.client.draft import Draft, escaped, next_name, placeholders
 from spool.client.submit import literal
 from spool.core import layout
-from spool.core.errors import InvalidJob, NoSuchJob, SpoolError, cannot
+from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.extras.capture.code import GitError, git, interpreter_of, sources_in
 from spool.extras.capture.diff import run_named
 from spool.extras.capture.record import CUT, DIFF, NONE, Capture, Code, capture_of
@@ -68,7 +68,7 @@ def command(root: str, /, name: str, exact: bool, new_name: str | None, hold: bo
     new = checked_name(new_name or next_name(root, job))
     if bound := one_run_keys(text):
         keys = toml.read(text, "a job file")
-        text = _text(new, {key: value for key, value in keys.items() if key not in bound})
+        text = jobfile.dump({key: value for key, value in keys.items() if key not in bound})
         tell(f"{new} is without {', '.join(bound)}, which only one run can have")
     if not exact:
         _submit(root, new, text, hold=hold, dry_run=dry_run)
@@ -83,7 +83,7 @@ def command(root: str, /, name: str, exact: bool, new_name: str | None, hold: bo
         _make(spool, job, run, code, tree)
     try:
         moved = _with_packages(moved, capture, code, tree, make=not dry_run)
-        _submit(root, new, _text(new, moved), hold=hold, dry_run=dry_run)
+        _submit(root, new, jobfile.dump(moved), hold=hold, dry_run=dry_run)
     except BaseException:
         if not dry_run:
             _remove(code, tree)
@@ -260,13 +260,6 @@ def _with_packages(keys: dict[str, Any], capture: Capture, code: Code, tree: str
         env["PYTHONPATH"] = ":".join(filter(None, (*sources, env.get("PYTHONPATH", ""))))
         keys["env"] = env
     return keys
-
-
-def _text(name: str, keys: dict[str, Any]) -> bytes:
-    try:
-        return jobfile.dump(keys)
-    except ValueError as error:
-        raise InvalidJob(f"job {name}", []) from error
 
 
 def _tell_doubts(capture: Capture, code: Code) -> None:

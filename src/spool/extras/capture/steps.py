@@ -31,7 +31,6 @@ from spool.state.run import ActiveRun
 from spool.state.table import JobEntry
 from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
-from spool.store.ownership import name_of
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +55,10 @@ class _Capturing(Struct, eq=False):
         if end.status != 0:
             self.problem = one_line("; ".join(end.err.split("\n")[-2:])) or "the process that captures was ended"
             log.warning("cannot capture the code of a job: %s", self.problem)
+
+    def is_stale(self, now_ns: int) -> bool:
+        """Whether it was made too long ago for another start."""
+        return self.is_done and now_ns - self.at_ns > _GOOD_FOR_NS
 
 
 class Captures(Steps):
@@ -96,7 +99,7 @@ class Captures(Steps):
             job = self._state.jobs.get(start.name)
             if job is None or job.queued is None or job.queued.spec is None or job.live is not None:
                 found.append(start)  # the launcher reports why it cannot be started
-            elif self._is_ready(job, job.queued.spec, name_of(job.queued.uid)):
+            elif self._is_ready(job, job.queued.spec):
                 found.append(start)
         self._tidy()
         return found
@@ -132,7 +135,7 @@ class Captures(Steps):
         except OSError as error:
             log.warning("cannot keep the captured code of job %s run %d: %s", live.name, live.run, error)
 
-    def _is_ready(self, job: JobEntry, spec: Spec, user: str) -> bool:
+    def _is_ready(self, job: JobEntry, spec: Spec) -> bool:
         array = self._array_of(job.name, spec)
         if array is not None and job.name not in self._of and (shared := _record_in(array)) is not None:
             if not self._had(job.name, shared):
@@ -141,7 +144,7 @@ class Captures(Steps):
         version = (job.queued.version if job.queued is not None else None, job.attempts)
         known, order = self._of.get(job.name, (None, None))
         now_ns = time.monotonic_ns()
-        if order is None or known != version or (order.is_done and now_ns - order.at_ns > _GOOD_FOR_NS):
+        if order is None or known != version or order.is_stale(now_ns):
             order = self._of_tree(spec, array, now_ns)
             self._of[job.name] = version, order
         if not order.is_done:
@@ -193,14 +196,12 @@ class Captures(Steps):
     def _tidy(self) -> None:
         """Remove captures that no start wants any more, and set when there is work without an answer."""
         now_ns = time.monotonic_ns()
-        for name, (_, order) in list(self._of.items()):
-            if order.is_done and now_ns - order.at_ns > _GOOD_FOR_NS:
-                del self._of[name]
-        wanted = {id(order) for _, order in self._of.values()}
-        over = [order for order in self._orders if order.is_done and id(order) not in wanted]
-        self._orders = [order for order in self._orders if not order.is_done or id(order) in wanted]
-        for order in over:
-            _discard(self._spool, order)
+        self._of = {name: known for name, known in self._of.items() if not known[1].is_stale(now_ns)}
+        wanted = {order.number for _, order in self._of.values()}
+        for order in self._orders:
+            if order.is_done and order.number not in wanted:
+                _discard(self._spool, order)
+        self._orders = [order for order in self._orders if not order.is_done or order.number in wanted]
         due_ns = self._runner.due_ns()
         if any(order.is_done for order in self._orders):  # their starts are next, or never come
             due_ns = min(due_ns or now_ns + SECOND_NS, now_ns + SECOND_NS)
@@ -227,9 +228,7 @@ def _link(spool: LockedSpool, source: str, target: str) -> None:
     for name in FILES:
         try:
             spool.disk.link(f"{source}/{name}", f"{target}/{name}")
-        except FileNotFoundError:
-            continue  # there is no diff, or no lock file
-        except FileExistsError:
+        except (FileNotFoundError, FileExistsError):  # there is no diff, or no lock file
             continue
         except OSError:
             with open(f"{source}/{name}", "rb") as file:

@@ -29,9 +29,10 @@ from spool.core import layout
 from spool.core.errors import SpoolError, UsageError, cannot
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, Grant, State
-from spool.core.names import LOCAL_EXECUTORS, UMASK, engine_title
+from spool.core.names import LOCAL_EXECUTORS, UMASK
 from spool.extras.here.launching import own_terminal
 from spool.formats import jobfile, wrapper
+from spool.formats.capabilities import engine_title
 from spool.formats.run_records import parse_rc
 from spool.machine.children import become_subreaper
 from spool.machine.host import login_environment, pinned

@@ -18,7 +18,7 @@ from spool.core.errors import InvalidValue
 from spool.core.events import Event, EventName
 from spool.core.gpuuse import mean_part
 from spool.core.model import SECOND_NS, Grant, Result
-from spool.core.names import engine_of, engine_title
+from spool.core.names import engine_of
 from spool.core.quotas import in_words
 from spool.core.units import show_duration, show_percent, show_size
 from spool.extras.notify.sending import (
@@ -32,6 +32,7 @@ from spool.extras.notify.sending import (
     transport_for,
 )
 from spool.extras.notify.settings import addressees, expanded, settings_of
+from spool.formats.capabilities import engine_title
 from spool.formats.config import Config
 from spool.formats.events import facts
 from spool.listeners.base import MESSAGES, Listener

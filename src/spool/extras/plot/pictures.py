@@ -20,10 +20,10 @@ from spool.cli.charts import TICKS, Tick
 from spool.core.accounting import By
 from spool.core.errors import shown
 from spool.core.model import SECOND_NS
-from spool.core.names import engine_title
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
 from spool.extras.plot import charts, svg
+from spool.formats.capabilities import engine_title
 from spool.query.timeline import OTHERS, LaneBar, Timeline, TimelineRow, UsageCurve
 
 PANELS = ("gpus", "cpus", "use", "waits", "memory")

@@ -124,7 +124,7 @@ class _Begun(Struct):
 
 
 class Simulation:
-    """A simulated spool. Iterate over `run` for the outcomes, in the order of their events."""
+    """A simulated spool."""
 
     def __init__(
         self,
@@ -149,12 +149,11 @@ class Simulation:
         running = Runs(run_times=past.run_times)
         self._spool = Playback(View(machine, running=running, arrays=arrays, reservations=kept, past=past), policy)
 
-    def run(self) -> Iterator[Outcome]:
-        """Simulate until no waiting job can start any more, yielding each outcome."""
-        return (each for each in self.steps() if isinstance(each, Outcome))
-
     def steps(self) -> Iterator[Outcome | Pass]:
-        """Yield the outcomes as `run` does, and each pass, before it is performed."""
+        """Simulate until no waiting job can start any more.
+
+        Yield each outcome, in the order of the events, and each pass, before it is performed.
+        """
         spool, now_ns = self._spool, self._coming[-1].submit_at_ns if self._coming else 0
         while True:
             yield from self._over(now_ns)
@@ -237,7 +236,8 @@ def simulate(
     reservations: Sequence[Reservation] = (),
 ) -> Iterator[Outcome]:
     """Yield the outcome of each job on that machine, in the order of events."""
-    return Simulation(coming, machine, under(discipline, policy), reservations=reservations).run()
+    steps = Simulation(coming, machine, under(discipline, policy), reservations=reservations).steps()
+    return (each for each in steps if isinstance(each, Outcome))
 
 
 class WaitSummary(Struct, frozen=True):

@@ -13,7 +13,7 @@ import click
 from msgspec.structs import replace
 
 from spool.cli import publicjson, render
-from spool.cli.charts import TICKS, CurvePanel, Tick, charts
+from spool.cli.charts import TICKS, CurvePanel, charts
 from spool.cli.common import json_option, opened, value_of
 from spool.cli.group import Verb
 from spool.cli.telling import tell
@@ -163,27 +163,31 @@ def command(root: str, /, trace: str | None, history: bool, plot: str | None, as
     return 0
 
 
+def _levels(
+    found: Mapping[SimulatedPolicy, Curve],
+) -> Iterator[tuple[str, bool, Mapping[SimulatedPolicy, Sequence[float]]]]:
+    """Yield what is drawn over time: what it is, whether it is a share of the machine, and the levels by policy."""
+    yield "processors in use", True, {policy: each.utilisation for policy, each in found.items()}
+    if any(each.gpu_utilisation is not None for each in found.values()):
+        yield "GPUs in use", True, {policy: each.gpu_utilisation or () for policy, each in found.items()}
+    yield "jobs that wait", False, {policy: each.queue for policy, each in found.items()}
+
+
 def _over_time(found: Mapping[SimulatedPolicy, Curve]) -> Iterator[CurvePanel]:
     length = max((each.step_ns * len(each.queue) for each in found.values()), default=0) / SECOND_NS
     unit, factor = next((each for each in _UNITS if length >= 2 * each[1]), _UNITS[-1])
-    ends = length / factor or 1
-    apart = next((each for each in _STEPS if ends / each <= 10), _STEPS[-1])
-    across = [(at * apart / ends, str(at * apart)) for at in range(int(ends / apart) + 1)]
-
-    def panel(what: str, levels: Mapping[SimulatedPolicy, Sequence[float]], up: Sequence[Tick]) -> CurvePanel:
+    end = length / factor or 1
+    apart = next((each for each in _STEPS if end / each <= 10), _STEPS[-1])
+    across = [(at * apart / end, str(at * apart)) for at in range(int(end / apart) + 1)]
+    for what, is_share, levels in _levels(found):
+        highest = 1.0 if is_share else max(map(max, levels.values())) or 1.0
         lines = {}
         for policy, values in levels.items():
             step = found[policy].step_ns / SECOND_NS / length if length else 0.0
-            ends = ((at * step, value, (at + 1) * step) for at, value in enumerate(values))
+            ends = ((at * step, value / highest, (at + 1) * step) for at, value in enumerate(values))
             lines[policy.value] = [point for left, high, right in ends for point in ((left, high), (right, high))]
-        return CurvePanel(f"{what}, {unit} since the first submission", across, up, lines)
-
-    yield panel("processors in use", {policy: each.utilisation for policy, each in found.items()}, _SHARES)
-    if any(each.gpu_utilisation is not None for each in found.values()):
-        yield panel("GPUs in use", {policy: each.gpu_utilisation or () for policy, each in found.items()}, _SHARES)
-    highest = max((max(each.queue, default=0) for each in found.values()), default=0) or 1
-    queues = {policy: [number / highest for number in each.queue] for policy, each in found.items()}
-    yield panel("waiting jobs", queues, [(0.0, "0"), (1.0, f"{highest:.0f}")])
+        up = _SHARES if is_share else [(0.0, "0"), (1.0, f"{highest:.0f}")]
+        yield CurvePanel(f"{what}, {unit} since the first submission", across, up, lines)
 
 
 def _of_waits(done: Sequence[PolicyResult]) -> CurvePanel:
@@ -318,16 +322,12 @@ def _picture(machine: Machine, done: Sequence[PolicyResult]) -> None:
         return
     width = max(20, min(shutil.get_terminal_size((80, 24)).columns, 120) - _MARGIN)
     found = curves(done, machine, width)
-    rows: list[tuple[str, Callable[[Curve], Sequence[float]]]] = [("processors in use", lambda each: each.utilisation)]
-    if machine.gpus:
-        rows.append(("GPUs in use", lambda each: each.gpu_utilisation or ()))
-    for what, levels in (*rows, ("jobs that wait", lambda each: each.queue)):
+    for what, is_share, levels in _levels(found):
         render.say(what)
-        for policy, each in found.items():
-            is_queue = what == "jobs that wait"
-            highest = max(each.queue, default=0.0) if is_queue else 1.0
-            top = f"{highest:6.0f}" if is_queue else f"{'100%':>6}"
-            render.say(f"{policy.value:6}{top}  {drawing.curve(levels(each), highest)}".rstrip())
+        for policy, values in levels.items():
+            highest = 1.0 if is_share else max(values, default=0.0)
+            top = f"{'100%':>6}" if is_share else f"{highest:6.0f}"
+            render.say(f"{policy.value:6}{top}  {drawing.curve(values, highest)}".rstrip())
     length = max((each.step_ns * len(each.queue) for each in found.values()), default=0)
     render.say(f"{'':{_MARGIN}}0{render.duration(length):>{width - 1}}")
 
