@@ -210,13 +210,14 @@ def test_a_job_that_has_gone_meanwhile_is_told_of(spool: Command, spool_root: Pa
             ("h", "cannot hold job ghost: the spool has no job of that name"),
             ("r", "cannot release job ghost"),
             ("R", "cannot requeue job ghost"),
-            ("a", "cannot attach to job ghost"),
+            ("a", "cannot show the output of job ghost"),
         ):
             (spool_root / "queued/ghost.toml").unlink(missing_ok=True)
-            while words not in screen.told:  # a refresh may take the row away before the key is seen
-                screen.app.query_one("#queue", RowList).show_rows([row], "")
-                await screen.press(key)
-                await screen.pilot.pause()
+            async with asyncio.timeout(PATIENCE_S):
+                while words not in screen.told:  # a refresh may take the row away before the key is seen
+                    screen.app.query_one("#queue", RowList).show_rows([row], "")
+                    await screen.press(key)
+                    await screen.pilot.pause()
         await screen.sees("no active jobs")
         for key in ("h", "r", "c", "p", "R", "e", "a", "enter"):
             await screen.press(key)
