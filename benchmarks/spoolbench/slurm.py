@@ -139,7 +139,7 @@ def _cluster(*, own: bool) -> Iterator[int | None]:
         yield None
         return
     sys.path.insert(0, str(HERE.parent / "tests"))
-    from slurm import cluster
+    from long.slurm import cluster
 
     if (reason := cluster.unavailable()) is not None:
         raise MissingError(reason)
