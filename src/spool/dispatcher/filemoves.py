@@ -236,13 +236,10 @@ class FileMoves(Component):
         for job in list(self._state.jobs.values()):
             if job.wait is None or job.queued is not None or job.held is not None:
                 continue
-            if job.name not in self._state.unsettled and not self._waits_unread(job.name):
+            waiting = (self._spool.layout.job_file(place, job.name) for place in (QUEUED, HELD))
+            if job.name not in self._state.unsettled and not any(map(os.path.lexists, waiting)):  # else it is unread
                 with self._confinement.of(Thing.of_job(job.name), "end"):
                     self._settle_place(job)
-
-    def _waits_unread(self, name: str) -> bool:
-        """Whether a job's file waits, and could not be read yet."""
-        return any(os.path.lexists(self._spool.layout.job_file(place, name)) for place in (QUEUED, HELD))
 
     def _was_filed_away(self, job: JobEntry) -> bool:
         """Whether the file in `done/` is that of the job that waited, and not the record of an earlier one."""

@@ -28,7 +28,6 @@ from spool.dispatcher.planner import Shortage
 from spool.executors import Executor, Launch
 from spool.formats import journal, run_records, wrapper
 from spool.formats.capabilities import loaded, used_by
-from spool.formats.config import Config
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
 from spool.machine.host import expanded, vendors_here
@@ -37,7 +36,7 @@ from spool.state.submission import JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble, status_of
-from spool.store.locked_spool import LockedSpool, Staged
+from spool.store.locked_spool import Staged
 from spool.store.ownership import name_of
 from spool.store.spool import Spool
 
@@ -67,7 +66,7 @@ class Launcher(Component):
         self._shortage = shortage
         self._load_timer = context.timers.timer("files")
         self._scripts = WrapperWriter(context.spool, context.settings)
-        self._ahead = Preparation(context.spool, context.settings, self._scripts)
+        self._ahead = Preparation(context, self._scripts)
 
     def close(self) -> None:
         """Release everything prepared."""
@@ -234,7 +233,7 @@ class Launcher(Component):
                 return {}
             script, group = self._write(live, texts)
             files |= _texts(live, text, script)
-        spool.publish_metadir(name, run, files, ready.staged if ready is not None else None)
+        spool.publish_metadir(name, run, files, ready)
         try:
             claimed = spool.claim(name, *file.version)
         except OSError:
@@ -282,18 +281,14 @@ class Launcher(Component):
             unregistered_until_ns=time.monotonic_ns() + SILENT_NS,
         )
 
-    def _at_once(self, spec: Spec) -> int | None:
-        """Return how many tasks of the array of *spec* may run at once now."""
-        if spec.task is None:
-            return None
-        array = self._state.arrays.get(spec.task.array)
-        return array.max_running if array is not None else spec.task.max_running
-
     def _launch(self, live: ActiveRun, group: RunGroup | None, now_ns: int) -> bool:
         """Start the wrapper of a run; return whether the machine refuses to."""
         if is_unstartable(live):
             return False
-        metadir = self._spool.layout.metadir(live.name, live.run)
+        metadir, task, at_once = self._spool.layout.metadir(live.name, live.run), live.spec.task, None
+        if task is not None:
+            array = self._state.arrays.get(task.array)
+            at_once = array.max_running if array is not None else task.max_running
         launch = Launch(
             job=live.name,
             run=live.run,
@@ -304,7 +299,7 @@ class Launcher(Component):
             group=group,
             cpus=live.grant.cpu_list,
             spec=live.requested,
-            at_once=self._at_once(live.spec),
+            at_once=at_once,
         )
         try:
             if starts := _starts(live.spec):
@@ -347,24 +342,18 @@ def is_on_its_way(live: ActiveRun) -> bool:
 
 
 class PreparedStart(Struct, frozen=True):
-    """The prepared part of a metadir, and its start."""
+    """The prepared part of a metadir, and what it was made of."""
 
-    start: tuple[object, ...]
-    config: Config
+    made_of: tuple[object, ...]
     staged: Staged
     changed_ns: int  # when a record came or went last
 
-    def serves(self, live: ActiveRun, file: JobFileVersion, config: Config) -> bool:
-        """Whether it equals the preparation that would be made for *live* now."""
-        return self.config is config and self.start == _essence(live, file)
 
-
-class Preparation:
+class Preparation(Component):
     """Keeps at most one start ready."""
 
-    def __init__(self, spool: LockedSpool, settings: Settings, scripts: WrapperWriter) -> None:
-        self._spool = spool
-        self._settings = settings
+    def __init__(self, context: Context, scripts: WrapperWriter) -> None:
+        super().__init__(context)
         self._scripts = scripts
         self._ready: PreparedStart | None = None
 
@@ -373,7 +362,7 @@ class Preparation:
 
         Raises OSError, and SpoolError for arguments that no process can have.
         """
-        if self._ready is not None and not self._ready.serves(live, file, self._settings.config):
+        if self._ready is not None and self._ready.made_of != self._essence(live, file):
             self.drop()
         if self._ready is None:
             text = file.text if file.text is not None else self._spool.waiting_text(live.name, file.version)
@@ -382,25 +371,31 @@ class Preparation:
             script = self._scripts.render(live, executor)
             staged = self._spool.stage(_texts(live, text, script), blank=(layout.GRANT,), with_job=live.run == 1)
             changed_ns = os.lstat(staged.metadir).st_mtime_ns
-            self._ready = PreparedStart(_essence(live, file), self._settings.config, staged, changed_ns)
+            self._ready = PreparedStart(self._essence(live, file), staged, changed_ns)
         return True
 
-    def take(self, live: ActiveRun, file: JobFileVersion) -> PreparedStart | None:
+    def take(self, live: ActiveRun, file: JobFileVersion) -> Staged | None:
         """Return the preparation for the start of *live*; the caller owns it from now on."""
-        if self._ready is None or not self._ready.serves(live, file, self._settings.config):
+        ready = self._ready
+        if ready is None or ready.made_of != self._essence(live, file):
             return None
-        metadir = status_of(self._ready.staged.metadir)
-        if metadir is None or metadir.st_mtime_ns != self._ready.changed_ns:  # the staging directory was swept
+        metadir = status_of(ready.staged.metadir)
+        if metadir is None or metadir.st_mtime_ns != ready.changed_ns:  # the staging directory was swept
             self.drop()
             return None
-        ready, self._ready = self._ready, None
-        return ready
+        self._ready = None
+        return ready.staged
 
     def drop(self) -> None:
         """Discard the preparation."""
         if self._ready is not None:
             self._spool.unstage(self._ready.staged)
             self._ready = None
+
+    def _essence(self, live: ActiveRun, file: JobFileVersion) -> tuple[object, ...]:
+        """Return everything that a start's records depend on, except the moment."""
+        of_run = live.name, live.run, live.spec, live.grant, live.attempts, live.executor
+        return (*of_run, file.version, self._settings.config)
 
 
 def _texts(live: ActiveRun, spec_copy: bytes, wrapper_text: bytes) -> dict[str, bytes]:
@@ -411,11 +406,6 @@ def _texts(live: ActiveRun, spec_copy: bytes, wrapper_text: bytes) -> dict[str, 
     if live.spec.script is not None:
         files[layout.SCRIPT] = live.spec.script.encode()
     return files
-
-
-def _essence(live: ActiveRun, file: JobFileVersion) -> tuple[object, ...]:
-    """Return everything that a start's records depend on, except the moment and the configuration."""
-    return (live.name, live.run, file.version, live.spec, live.grant, live.attempts, live.executor)
 
 
 class WrapperWriter:

@@ -14,7 +14,6 @@ from spool.core.events import EventName
 from spool.core.gpus import stranger
 from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, Gpu, Jid, Machine, Running, Stop, StopKind
-from spool.core.phases import Ended
 from spool.core.reservations import is_active
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
@@ -164,16 +163,13 @@ class Monitor(Component):
             return
         for live in lives:
             silent = self.silent.pop(live.key, None) is not None
-            if silent and live.ended is not None and self._has_begun(live, live.ended):  # a void one may have begun
+            ended = live.ended if silent else None  # None: a void one, too, which may have begun
+            spoke = ended is not None and (live.jid is not None or ended.exit_code is not None)
+            if spoke or (ended is not None and isinstance(self._jid(live), Jid)):
                 self._events.run(EventName.STARTED, live, self._clock())
         for live in lives:
             for name in _OF_RUNS:
                 self._forget(_key(live, name))
-
-    def _has_begun(self, live: ActiveRun, ended: Ended) -> bool:
-        if live.jid is not None or ended.exit_code is not None:
-            return True
-        return isinstance(self._jid(live), Jid)
 
     def _jid(self, live: ActiveRun) -> Jid | Liveness:
         """Return the wrapper's identity; an unreadable one counts as missing for now."""

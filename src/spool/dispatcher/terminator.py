@@ -16,7 +16,7 @@ from spool.core import layout
 from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS, State, Stop, StopKind, Suspension
 from spool.core.phases import Outlived, Unread
-from spool.core.preemption import Preemption, preempt
+from spool.core.preemption import preempt
 from spool.core.scheduler import Plan
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.confinement import Thing
@@ -312,17 +312,13 @@ class Preempter(Component):
             begun_ns = time.monotonic_ns()
             plan = self._plan(self._clock())
             found = preempt(plan) if plan is not None else None
-            if found is not None:
-                self._order(found)
+            job = self._state.jobs.get(found.victim) if found is not None else None
+            if found is not None and job is not None and job.live is not None and job.live.order is None:
+                self._stops.order(job.live, Stop(StopKind.PREEMPT, "spool", self._clock(), found.winner))
             now_ns = time.monotonic_ns()
             pause_ns = _SOON_NS if found is not None else _LOOK_EVERY_NS
             self._look_at_ns = now_ns + max(pause_ns, _LOOK_SHARE * (now_ns - begun_ns))
         self._timer.set(self._look_at_ns)
-
-    def _order(self, found: Preemption) -> None:
-        job = self._state.jobs.get(found.victim)
-        if job is not None and job.live is not None and job.live.order is None:
-            self._stops.order(job.live, Stop(StopKind.PREEMPT, "spool", self._clock(), found.winner))
 
 
 class _Changing(Struct, eq=False):

@@ -64,6 +64,16 @@ def read_bytes(path: str) -> bytes:
     return descriptors.certainly(lambda: _read(path))
 
 
+def read_of(pid: int, name: str, proc: str = PROC) -> bytes | None:
+    """Return the content of /proc/PID/NAME; None if the process is gone or hides it. Raises OSError: a shortage."""
+    try:
+        return read_bytes(f"{proc}/{pid}/{name}")
+    except OSError as error:
+        if descriptors.is_shortage(error):
+            raise
+        return None
+
+
 def _read(path: str) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -126,12 +136,7 @@ def handles(pid: int, number: int) -> bool:
 
 
 def _has_signal(masks: re.Pattern[bytes], pid: int, number: int, proc: str) -> bool:
-    try:
-        found = masks.findall(read_bytes(f"{proc}/{pid}/status"))
-    except OSError as error:
-        if descriptors.is_shortage(error):
-            raise
-        return False
+    found = masks.findall(read_of(pid, "status", proc) or b"")
     return any(int(mask, 16) >> (number - 1) & 1 for mask in found)
 
 
@@ -152,12 +157,7 @@ def _tells_environments(proc: str) -> bool:
 
 def _stat_fields(pid: int, proc: str) -> list[bytes] | None:
     """Return the fields from the third on."""
-    try:
-        text = read_bytes(f"{proc}/{pid}/stat")
-    except OSError as error:  # ENOENT before, ESRCH after the file was opened
-        if descriptors.is_shortage(error):
-            raise
-        return None
+    text = read_of(pid, "stat", proc) or b""
     fields = text[text.rfind(b")") + 2 :].split()
     return fields if len(fields) >= 22 else None
 

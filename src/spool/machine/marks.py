@@ -19,8 +19,7 @@ from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
 from spool.core.names import SERVICE
 from spool.machine import identity
-from spool.machine.descriptors import is_shortage
-from spool.machine.identity import PROC, read_bytes, read_stat
+from spool.machine.identity import PROC, read_bytes, read_of, read_stat
 
 HOOK_MARK = "SPOOL_HOOK"
 """In the environment of a hook, which also has the variables of a run without being part of it."""
@@ -92,7 +91,7 @@ def is_wrapper(pid: int, spool_dir: str, job: str, run: int, *, proc: str = PROC
     where the machine has too little left to tell.
     """
     metadir = Layout(spool_dir).metadir(job, run)
-    arguments = _read_of(pid, "cmdline", proc)
+    arguments = read_of(pid, "cmdline", proc)
     if arguments is None:
         return True  # it has just ended; the next question will show that
     words = arguments.split(b"\0")
@@ -105,13 +104,13 @@ def is_wrapper(pid: int, spool_dir: str, job: str, run: int, *, proc: str = PROC
         return True
     if mark is not None or not (_WAITED in arguments or os.path.basename(words[0]) == _COMPILED):
         return False
-    children = (_read_of(pid, f"task/{pid}/children", proc) or b"").split()
+    children = (read_of(pid, f"task/{pid}/children", proc) or b"").split()
     marks = {mark for child in children if (mark := _mark_of(int(child), spools, proc)) is not None}
     return not marks or wanted in marks
 
 
 def _mark_of(pid: int, spools: RealPaths, proc: str) -> tuple[str, str, str] | None:
-    return mark_in(_read_of(pid, "environ", proc) or b"", spools)
+    return mark_in(read_of(pid, "environ", proc) or b"", spools)
 
 
 def _holds(pid: int, directory: str, proc: str) -> bool:
@@ -124,16 +123,6 @@ def _holds(pid: int, directory: str, proc: str) -> bool:
             if os.path.dirname(os.readlink(f"{proc}/{pid}/fd/{number}")) == directory:
                 return True
     return False
-
-
-def _read_of(pid: int, name: str, proc: str) -> bytes | None:
-    """Return the content of /proc/PID/NAME; None if the process is gone or hides it. Raises OSError: a shortage."""
-    try:
-        return read_bytes(f"{proc}/{pid}/{name}")
-    except OSError as error:
-        if is_shortage(error):
-            raise
-        return None
 
 
 def runs_with_processes(spool_dir: str, *, proc: str = PROC) -> frozenset[tuple[str, int]]:

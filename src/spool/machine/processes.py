@@ -37,7 +37,7 @@ from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
 from spool.machine import identity
 from spool.machine.descriptors import certainly, is_shortage
-from spool.machine.identity import PROC, TICK_NS, Stat, read_bytes, read_stat
+from spool.machine.identity import PROC, TICK_NS, Stat, read_bytes, read_of, read_stat
 from spool.machine.marks import SERVES, RealPaths, mark_in
 
 _INIT = 1
@@ -122,14 +122,7 @@ def _children_of(pid: int, threads: int, proc: str) -> list[int]:
         if is_shortage(error):
             raise
         return []
-    found: list[int] = []
-    for task in tasks:
-        try:
-            found += map(int, read_bytes(f"{proc}/{pid}/task/{task}/children").split())
-        except OSError as error:
-            if is_shortage(error):
-                raise
-    return found
+    return [int(child) for task in tasks for child in (read_of(pid, f"task/{task}/children", proc) or b"").split()]
 
 
 @cache
@@ -151,12 +144,7 @@ def _children(proc: str) -> Callable[[int, int, str], list[int]]:
 
 def _is_strange(pid: int, mark: tuple[str, str, str], real: RealPaths, proc: str) -> bool:
     """Whether a process says that it belongs to another run, or to none."""
-    try:
-        environment = read_bytes(f"{proc}/{pid}/environ")
-    except OSError as error:
-        if is_shortage(error):
-            raise
-        return False  # another user's, or it has just ended
+    environment = read_of(pid, "environ", proc) or b""  # another user's, or it has just ended
     said = mark_in(environment, real)
     return SERVES in environment or (said is not None and said[0] == mark[0] and said != mark)
 

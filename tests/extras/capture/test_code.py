@@ -53,24 +53,30 @@ def test_a_clean_tree_is_its_commit(tree: Path) -> None:
     assert asked(tree)[0].branch is None
 
 
-def test_the_diff_makes_the_tree_again(tree: Path, tmp_path: Path) -> None:
+def applied(tree: Path) -> Path:
+    """Return a clone of the tree with its changes, as the worker sees them."""
+    patch, clone = tree.parent / "patch", tree.parent / "clone"
+    patch.write_bytes(asked(tree)[1])
+    git(tree.parent, "clone", "-q", str(tree), str(clone))
+    git(clone, "apply", str(patch))
+    return clone
+
+
+def test_the_diff_makes_the_tree_again(tree: Path) -> None:
     """Changed, staged, removed and binary files come back; untracked ones are named."""
     (tree / "a").write_text("two\n")
     (tree / "sub" / "b").write_bytes(b"\0other\xfe")
     (tree / "staged").write_text("new\n")
     git(tree, "add", "staged")
     (tree / "new file").write_text("x")
-    code, diff = asked(tree)
+    code, _ = asked(tree)
     assert (code.changed, code.diff, code.untracked, code.untracked_count) == (3, WHOLE, ("new file",), 1)
-    patch, clone = tmp_path / "patch", tmp_path / "clone"
-    patch.write_bytes(diff)
-    git(tmp_path, "clone", "-q", str(tree), str(clone))
-    git(clone, "apply", str(patch))
+    clone = applied(tree)
     for name in ("a", "sub/b", "staged"):
         assert (clone / name).read_bytes() == (tree / name).read_bytes()
 
 
-def test_the_diff_can_be_applied_whatever_the_user_likes_to_see(tree: Path, tmp_path: Path) -> None:
+def test_the_diff_can_be_applied_whatever_the_user_likes_to_see(tree: Path) -> None:
     """Settings of the repository, or the user, such as less context and other prefixes, make no other patch."""
     (tree / "a").write_text("".join(f"{number}\n" for number in range(30)))
     git(tree, "commit", "-qam", "two")
@@ -78,11 +84,7 @@ def test_the_diff_can_be_applied_whatever_the_user_likes_to_see(tree: Path, tmp_
     settings = {"diff.context": "0", "diff.noprefix": "true", "color.ui": "always", "diff.interHunkContext": "9"}
     for key, value in settings.items():
         git(tree, "config", key, value)
-    patch, clone = tmp_path / "patch", tmp_path / "clone"
-    patch.write_bytes(asked(tree)[1])
-    git(tmp_path, "clone", "-q", str(tree), str(clone))
-    git(clone, "apply", str(patch))
-    assert (clone / "a").read_bytes() == (tree / "a").read_bytes()
+    assert (applied(tree) / "a").read_bytes() == (tree / "a").read_bytes()
 
 
 def test_a_refusal_of_git_is_its_error_and_not_what_it_was_about_to_do(tree: Path) -> None:

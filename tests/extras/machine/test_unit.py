@@ -10,7 +10,7 @@ import pytest
 
 from contrib.test_systemd import UNITS, read
 from spool.core.errors import ExitCode
-from spool.extras.machine import ACCOUNT, install_steps
+from spool.extras.machine import ACCOUNT, verb
 from spool.machine import shared
 
 MACHINE = "spool-machine.service"
@@ -59,7 +59,7 @@ def test_the_arbiter_serves_where_dispatchers_ask() -> None:
     service = read(MACHINE)["Service"]
     assert f"/run/{service['RuntimeDirectory']}" == shared.DIRECTORY
     assert (service["RuntimeDirectoryMode"], service["RuntimeDirectoryPreserve"]) == ("0755", "yes")
-    assert f"/var/lib/{service['StateDirectory']}" == install_steps.STATE_DIRECTORY
+    assert f"/var/lib/{service['StateDirectory']}" == verb.STATE_DIRECTORY
     assert service["ExecStart"].split()[1:] == ["machine", "serve"]
 
 

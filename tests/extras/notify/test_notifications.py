@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from receivers import HOST, MailServer, WebServer
+from served import Served
 from spool import __version__
 from spool.core.events import Event, EventName
 from spool.core.model import Result, State
@@ -304,3 +305,66 @@ def test_the_end_of_a_log_is_plain_text(tmp_path: Path) -> None:
     (tmp_path / "log").unlink()
     (tmp_path / "log").symlink_to("/etc/passwd")
     assert last_lines(str(tmp_path), 5) == ""
+
+
+def configure(served: Served, text: str) -> None:
+    """Write the configuration as its owner would."""
+    path = served.root / "config.toml"
+    path.write_text(f'cpus = 4\nlook_every = "1h"\n{text}')
+    path.chmod(0o600)
+
+
+def told_of(web: WebServer, job: str) -> list[str]:
+    """Return what was told of a job."""
+    return [document["event"] for document in web.documents if document.get("job") == job]
+
+
+@pytest.mark.usefixtures("no_proxy")
+def test_a_job_tells_a_contact_of_the_configuration(served: Served, web: WebServer) -> None:
+    """`notify = "me"` in the job file is enough; the receiver has the run, its outcome and its reason."""
+    configure(served, f'[contacts]\nme = "http://{HOST}:{web.port}/me?+X-Token=s3cr3t-t0ken"\n')
+    served.start()
+    served.drop("train", "echo bye; exit 3", notify={"to": ["me"], "on": ["started", "ended"], "log_lines": 5})
+    served.drop("quiet", "true")
+    wait_for(lambda: "failed" in told_of(web, "train"))
+    (document,) = [one for one in web.documents if one["event"] == "failed"]
+    assert (document["job"], document["run"], document["outcome"], document["exit_code"]) == ("train", 1, "failed", 3)
+    assert "bye" in document["message"]
+    assert web.requests[0][1]["X-Token"] == "s3cr3t-t0ken"
+    assert set(told_of(web, "train")) == {"started", "failed"}
+    assert told_of(web, "quiet") == []
+    assert "s3cr3t" not in served.said()
+    assert served.stop() == 0
+    for path in served.root.rglob("*"):
+        if path.is_file() and path.name != "config.toml" and b"s3cr3t" in path.read_bytes():
+            pytest.fail(f"{path} has the secret")
+
+
+@pytest.mark.usefixtures("no_proxy")
+def test_a_dead_mail_server_delays_no_job_and_hears_of_all_when_it_is_back(
+    served: Served, mail: MailServer, web: WebServer
+) -> None:
+    """Jobs run and web hooks are told while mails wait; a new dispatcher sends what the old one could not."""
+    mail.mode = "stalls"
+    configure(
+        served,
+        f'[[notify]]\nto = "mailto://{HOST}:{mail.port}?from=spool@example.org&to=bob@example.org"\n'
+        f'on = "failed"\n[[notify]]\nto = "http://{HOST}:{web.port}/"\n',
+    )
+    served.start()
+    for number in range(5):
+        served.drop(f"bad-{number}", "exit 1")
+    wait_for(lambda: len(web.documents) == 5 and mail.tries)
+    assert not mail.mails
+    served.kill()
+    mail.mode = "well"
+    mail.over.set()
+    served.start()
+    wait_for(lambda: all(f"bad-{number}" in texts_of(mail) for number in range(5)))
+    assert {document["job"] for document in web.documents} == {f"bad-{number}" for number in range(5)}
+    assert len({document["id"] for document in web.documents}) == 5
+
+
+def texts_of(mail: MailServer) -> str:
+    """Return all that was mailed."""
+    return "\n".join(f"{one['Subject']}\n{one.get_content()}" for one in mail.mails)

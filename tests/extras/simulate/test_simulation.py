@@ -167,16 +167,6 @@ def test_a_large_job_in_a_stream_of_small_ones_starts(limit_s, wide_s, user, at_
     assert found["big"].waited_ns <= at_most * S
 
 
-def test_fair_share_lets_the_light_pass():
-    """Of a long queue of one user another's job that came later takes the place of one that waited little longer."""
-    jobs = [SimulatedJob(f"a{n}", spec(time_limit_ns=3600 * S), NOW + n * S, 3600 * S, "alice") for n in range(5)]
-    jobs.append(SimulatedJob("b", spec(time_limit_ns=3600 * S), NOW + 1800 * S, 60 * S, "bob"))
-    found = {each.job.name: each for each in simulate(jobs, machine(1), Policy())}
-    assert found["b"].waited_ns == 1800 * S
-    unfair = {each.job.name: each for each in simulate(jobs, machine(1), Policy(fair_share=False))}
-    assert unfair["b"].waited_ns == (5 * 3600 - 1800) * S
-
-
 def test_dependencies_and_instants_hold_in_the_simulator():
     """What a job waits for happens there too, and what never happens leaves it waiting."""
     jobs = [

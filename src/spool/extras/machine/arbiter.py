@@ -114,7 +114,8 @@ class Arbiter:
         self._bound = True
         self._disk.chmod(path, 0o666)
         self._listener.listen(_BACKLOG)
-        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+        for each in (self._listener, self._hardware):
+            self._epoll.register(each.fileno(), select.EPOLLIN)
         self._publish()
         log.info("serving %s: %d leases are known", self._directory, len(self._ledger.leases))
 
@@ -443,12 +444,6 @@ class Arbiter:
             ledger.squat(self._squatters(machine), now_ns)
             if self._hardware.seen_at_ns > self._gpus_left_ns:
                 self._gpus_left_ns = 0
-        fd = self._hardware.fileno()
-        if fd is not None:
-            try:
-                self._epoll.modify(fd, select.EPOLLIN)
-            except FileNotFoundError:  # it is new, though it may have the number of an older one
-                self._epoll.register(fd, select.EPOLLIN)
         return machine
 
     def _squatters(self, machine: Machine) -> dict[str, frozenset[str]]:
@@ -525,7 +520,7 @@ class Arbiter:
     def _publish(self) -> None:
         """Write `machine.json`; if nothing has changed, it has the time of now."""
         path = os.path.join(self._directory, STATUS)
-        if self._published == self._ledger.version and self._hardware.fileno() is None:
+        if self._published == self._ledger.version and not self._hardware.watches_gpus:
             with contextlib.suppress(OSError):  # it is gone
                 os.utime(path)
                 return

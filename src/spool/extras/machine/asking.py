@@ -121,7 +121,6 @@ class ArbiterLeases(Leases):
         self._gpus: dict[str, Gpu] = {}  # as of the last pass
         self._untold: dict[tuple[str, int], ActiveRun] = {}  # runs whose wrappers, or claims, the arbiter does not know
         self._tell_ns = 0  # monotonic: when these are told
-        self._tell_pause_ns = _BEGUN_NS
         self._claimed: dict[int, ActiveRun] = {}  # by the number of the claim, until it is answered
         self._unknown: set[int] = set()  # leases that the arbiter does not know, as just heard
         self._waiting: dict[str, LeaseRequest] = {}  # starts of the plan without a lease
@@ -301,7 +300,6 @@ class ArbiterLeases(Leases):
     def _tell_later(self, live: ActiveRun) -> None:
         at_ns = time.monotonic_ns() + _BEGUN_NS
         self._tell_ns = min(self._tell_ns, at_ns) if self._untold else at_ns
-        self._tell_pause_ns = _BEGUN_NS
         self._untold[live.key] = live
         self._timer.advance(self._tell_ns)
 
@@ -323,8 +321,7 @@ class ArbiterLeases(Leases):
                 self._out.append(claim)
             if jid is not None or not live.holds_room:
                 del self._untold[key]
-        self._tell_pause_ns = min(2 * self._tell_pause_ns, _LONGEST_PAUSE_NS)
-        self._tell_ns = time.monotonic_ns() + self._tell_pause_ns
+        self._tell_ns = time.monotonic_ns() + _LONGEST_PAUSE_NS
 
     def _jid_of(self, live: ActiveRun) -> Jid | None:
         """Return the identity of its wrapper, None while that is unknown."""

@@ -33,9 +33,12 @@ class Hardware:
         self._totals = (0, 0, 0)  # CPUs, memory, when
         self._cores: tuple[Core, ...] = ()  # that runs are pinned to
         self._available = (0, 0)  # bytes, when
-        self._watcher: GpuWatcher | None = None  # None until GPUs matter
+        self.watches_gpus = False  # once they have mattered
+        self.seen_at_ns = 0  # when the query was made that NVML has answered last; 0: the next look asks again
+        self._watcher, gpu = GpuWatcher(), config.gpu
+        self._watcher.ignoring(Ignore(gpu.ignore_names, gpu.ignore_users, gpu.ignore_below_bytes))
+        self._watcher.asking_where(on=config.cpu_pinning)
         self._ours = Ours()
-        self._seen_at_ns: int | None = None
 
     def machine(self, now_ns: int, leases: Iterable[Lease], *, gpus: bool) -> Machine:
         """Return the machine as it is; *gpus*: whether anything concerns its GPUs."""
@@ -61,40 +64,26 @@ class Hardware:
         """Whether NVML has shown the GPUs of *grant* since the last lease has left them; else it is asked again."""
         if not grant.gpu_uuids:
             return True
-        watcher, seen_ns = self._watcher, self._seen_at_ns
-        if watcher is None or seen_ns is None:
-            return False
-        shared = grant.gpu_memory_bytes is not None
-        if now_ns - seen_ns < _FRESH_NS and (shared or not any(map(watcher.was_ours, grant.gpu_uuids))):
+        free = grant.gpu_memory_bytes is not None or not any(map(self._watcher.was_ours, grant.gpu_uuids))
+        if free and now_ns - self.seen_at_ns < _FRESH_NS:
             return True
-        self._seen_at_ns = None  # the next look asks
+        self.seen_at_ns = 0
         return False
 
-    @property
-    def seen_at_ns(self) -> int:
-        """The time of the query that NVML has answered last; 0: the next look asks again."""
-        return self._seen_at_ns or 0
-
-    def fileno(self) -> int | None:
-        """Return the descriptor that is readable when NVML has answered; None while NVML is not asked."""
-        return self._watcher.fileno() if self._watcher is not None else None
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when NVML has answered."""
+        return self._watcher.fileno()
 
     def take_answer(self, now_ns: int) -> None:
         """Read NVML's answer, which is there."""
-        if self._watcher is not None:
-            self._watcher.look(now_ns, self._ours, max_age_ns=self._config.gpu.poll_ns, patience_ns=0)
+        self._watcher.look(now_ns, self._ours, max_age_ns=self._config.gpu.poll_ns, patience_ns=0)
 
     def close(self) -> None:
         """End the process that queries NVML."""
-        if self._watcher is not None:
-            self._watcher.close()
+        self._watcher.close()
 
     def _with_gpus(self, machine: Machine, now_ns: int, leases: Iterable[Lease]) -> Machine:
-        if self._watcher is None:
-            self._watcher = GpuWatcher()
-            gpu = self._config.gpu
-            self._watcher.ignoring(Ignore(gpu.ignore_names, gpu.ignore_users, gpu.ignore_below_bytes))
-            self._watcher.asking_where(on=self._config.cpu_pinning)
+        self.watches_gpus = True
         held: dict[str, list[Lease]] = {}
         users: dict[int, str] = {}
         for lease in leases:
@@ -103,9 +92,9 @@ class Hardware:
                 held.setdefault(uuid, []).append(lease)
         on = {uuid: _granted(each) for uuid, each in held.items()}
         self._ours = Ours(lambda pid: users.get(identity.owner_of(pid)), on)
-        age_ns = self._config.gpu.poll_ns if self._seen_at_ns is not None else 0
+        age_ns = self._config.gpu.poll_ns if self.seen_at_ns else 0
         look = self._watcher.look(now_ns, self._ours, max_age_ns=age_ns, patience_ns=0)
-        self._seen_at_ns = look.seen_at_ns
+        self.seen_at_ns = look.seen_at_ns or 0
         gpus = tuple(
             replace(
                 gpu,

@@ -36,25 +36,21 @@ class Allowance:
     """How much one user may say, over all connections: a user who leaves and comes back has said it all the same."""
 
     def __init__(self) -> None:
-        self._tokens = float(_BURST)
-        self._at = time.monotonic()
+        self._made_up_at = 0.0  # monotonic: when all that was said counts no more
 
     def use(self, tokens: int) -> None:
         """Count something that was said, or done."""
-        self._tokens -= tokens
+        self._made_up_at = max(self._made_up_at, time.monotonic()) + tokens / _PER_SECOND
 
     def pause_s(self) -> float:
         """Return how long the user must be silent because of what was said, 0 if more may be said."""
-        now = time.monotonic()
-        self._tokens = min(_BURST, self._tokens + (now - self._at) * _PER_SECOND)
-        self._at = now
-        return 0.0 if self._tokens > 0 else -self._tokens / _PER_SECOND + 0.001
+        over_s = self._made_up_at - time.monotonic() - _BURST / _PER_SECOND
+        return over_s + 0.001 if over_s >= 0 else 0.0
 
     @property
     def is_full(self) -> bool:
         """Whether a new one would be the same."""
-        self.pause_s()
-        return self._tokens >= _BURST
+        return self._made_up_at <= time.monotonic()
 
 
 class Account(Struct, frozen=True):

@@ -6,8 +6,10 @@ What only `status` needs is imported when it is used: an arbiter keeps what it h
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import time
+from collections.abc import Iterable, Sequence
 
 import click
 
@@ -16,18 +18,31 @@ from spool.cli.common import json_option
 from spool.cli.group import Subverbs, Verb, unfilled
 from spool.cli.telling import tell
 from spool.client import service
-from spool.core.errors import ExitCode, InvalidConfig, SpoolUnusable, UsageError, cannot
+from spool.core.errors import ExitCode, InvalidConfig, SpoolError, SpoolUnusable, UsageError, cannot
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
-from spool.extras.machine import ACCOUNT, install_steps, machinefile
+from spool.extras.machine import ACCOUNT, machinefile
 from spool.extras.machine.machinefile import MachineConfig
 from spool.extras.machine.status import sharing
 from spool.formats import config
 from spool.formats.config import Config
 from spool.machine import shared
-from spool.query.shared import MachineSharing, MachineUse, UserShare, pools_of
+from spool.machine.gpus import LIMIT_NS, GpuWatcher
+from spool.machine.host import Host
+from spool.query.shared import MachineSharing, UserShare, pools_of
 from spool.store.disk import Disk, read_file
 from spool.store.glance import read_config
+
+UNIT = "spool-machine.service"
+STATE_DIRECTORY = "/var/lib/spool-machine"
+
+_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "units")
+_UNITS = "/etc/systemd/system"
+_SYSUSERS = "/etc/sysusers.d/spool-machine.conf"
+_PROGRAM = "/usr/bin/spool"
+_HOMES = ("/home", "/root", "/run/user")  # what ProtectHome= hides
+_FIRST = ("set -e", "umask 022")  # other users must be able to read what root writes
+_BOOTED = "/run/systemd/system"  # sd_booted(3)
 
 _SHARES = (
     render.Column("USER", cut="middle"),
@@ -106,7 +121,7 @@ def serve(directory: str | None) -> int:
             why = f"{shared.MACHINE_FILE} does not exist, so no dispatcher asks there"
             raise SpoolUnusable(cannot("serve", path, why, remedy="`spool machine install` writes one"))
         settings = _configuration(shared.MACHINE_FILE)
-        state = install_steps.STATE_DIRECTORY
+        state = STATE_DIRECTORY
     else:
         _make_directory(path)
         settings = _configuration(f"{path}/machine.toml")
@@ -140,27 +155,122 @@ def install(force: bool, prints: bool) -> int:
       spool machine install --print
       sudo spool machine install
     """
-    program, whole = service.program(), install_steps.whole()
+    program = service.program()
     if prints:
-        render.say_text(install_steps.script(install_steps.steps(program, shared.MACHINE_FILE, whole, force=force)))
+        render.say_text(script(steps(program, force=force)))
         return 0
     try:
-        install_steps.require_manager()
+        require_manager()
     except service.NoServiceManager as error:
-        script = install_steps.by_hand(program, ACCOUNT, shared.DIRECTORY, shared.MACHINE_FILE, whole)
         tell(f"{error}; as root, at every boot:")
-        render.say_text(script)
+        render.say_text(by_hand(program))
         return int(error.exit_code)
     if os.geteuid() != 0:
         raise UsageError(
             cannot("install", "the service", "only root can", remedy="`spool machine install --print` shows the steps")
         )
-    for step in install_steps.steps(program, shared.MACHINE_FILE, whole, force=force):
-        render.say(install_steps.carry_out(step))
+    for step in steps(program, force=force):
+        render.say(carry_out(step))
     render.say(
         f"the machine is shared: {shared.MACHINE_FILE} names the users, and `spool machine status` shows what each has"
     )
     return 0
+
+
+def steps(program: Sequence[str], *, force: bool) -> list[str]:
+    """Return the steps that install the service, which runs *program*.
+
+    Raises SpoolError if the service could not see the program, or a unit that was edited is in the way and not *force*.
+    """
+    hidden = next((path for path in map(os.path.realpath, program) if _is_hidden(path)), None)
+    if hidden is not None:
+        why = f"{hidden} is in a home directory, which the service cannot see, and its owner could change it"
+        remedy = "install spool for all users, as with `sudo pipx install --global spool`, and call that"
+        raise SpoolError(cannot("install", UNIT, why, remedy=remedy))
+    started = f"ExecStart={' '.join(map(service.word, program))} "
+    text = service.shipped(UNIT, _FOLDER).decode().replace(f"ExecStart={_PROGRAM} ", started)
+    unit = service.Unit(UNIT, f"{_UNITS}/{UNIT}", service.marked(text.encode(), service.BY_ROOT), _FOLDER)
+    if not force:
+        service.refuse([unit], service.BY_ROOT)
+    restart = [f"systemctl try-restart {UNIT}"] if unit.state is not service.UnitState.ABSENT else []
+    return [
+        _written(_SYSUSERS, service.shipped("spool-machine.conf", _FOLDER)),
+        f"systemd-sysusers {shlex.quote(_SYSUSERS)}",
+        _written(unit.path, unit.text),
+        _configured(),
+        "systemctl daemon-reload",
+        f"systemctl enable --now {UNIT}",
+        *restart,
+    ]
+
+
+def require_manager() -> None:
+    """Raise NoServiceManager if systemd does not manage this machine."""
+    if not os.path.isdir(_BOOTED):
+        raise service.NoServiceManager(cannot("install", UNIT, "systemd does not run this machine"))
+
+
+def carry_out(step: str) -> str:
+    """Take one step and return its command. Raises SpoolError with what it said if it fails."""
+    command = step.partition(" <<")[0]
+    code, said = service.answer_of(("/bin/sh", "-c", script([step])))
+    if code != 0:
+        raise SpoolError(cannot("run", f"`{command}`", said or f"exit code {code}"))
+    return command
+
+
+def script(wanted: Iterable[str]) -> str:
+    """Return the steps as a shell script for root."""
+    return "\n".join([*_FIRST, *wanted]) + "\n"
+
+
+def by_hand(program: Sequence[str]) -> str:
+    """Return a shell script for root that does without systemd what the service does; for every boot."""
+    name = shlex.quote(ACCOUNT)
+    useradd = ("useradd", "--system", "--home-dir", "/", "--no-create-home", "--shell", "/usr/sbin/nologin", ACCOUNT)
+    bare = ("--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all")
+    serve = ("setpriv", f"--reuid={ACCOUNT}", f"--regid={ACCOUNT}", *bare, *program, "machine", "serve")
+    return script(
+        [
+            _configured(),
+            f"id -u {name} > /dev/null 2>&1 || {shlex.join(useradd)}",
+            f"install -d -o {name} -m 755 {shared.DIRECTORY}",
+            f"install -d -o {name} -m 750 {STATE_DIRECTORY}",
+            f"{shlex.join(serve)} &",
+        ]
+    )
+
+
+def _configured() -> str:
+    """Return the step that writes machine.toml, unless there is one.
+
+    It has quotas by which no user can hold the whole machine. GPUs that cannot be seen now have none.
+    """
+    host, watcher = Host(), GpuWatcher()
+    try:
+        gpus = watcher.look(time.time_ns(), patience_ns=LIMIT_NS).gpus
+    finally:
+        watcher.close()
+    memory = MachineConfig().memory_of(host.memory().total_bytes) >> 20
+    lines = ["", "[quotas.default_user]", f"max_running_cpus = {_part(host.cpus())}"]
+    lines.append(f'max_running_memory = "{_part(memory)}M"')
+    lines += [f"max_running_gpus = {_part(len(gpus))}"] if gpus else []
+    text = service.shipped("machine.toml", _FOLDER) + "\n".join([*lines, ""]).encode()
+    path = shared.MACHINE_FILE
+    return _written(path, text, unless=f"[ -e {shlex.quote(path)} ] || ")
+
+
+def _part(whole: int) -> int:
+    return max(whole * 3 // 4, 1)
+
+
+def _is_hidden(path: str) -> bool:
+    return any(path.startswith(f"{home}/") for home in _HOMES)
+
+
+def _written(path: str, text: bytes, unless: str = "") -> str:
+    place, lines = shlex.quote(os.path.dirname(path)), text.decode().rstrip("\n")
+    return f"{unless}{{ install -d {place}; cat > {shlex.quote(path)}; }} << 'END'\n{lines}\nEND"
 
 
 def _configuration(path: str) -> MachineConfig:
@@ -209,39 +319,15 @@ def _print(found: MachineSharing, now_ns: int) -> None:
     use = found.use
     if found.problem:
         render.prose(f"problem: {found.problem}; {found.remedy}. Until then running jobs continue, and nothing starts")
-    if use is None:
-        return
-    since = f"pid {use.arbiter}, for {show_duration(max(now_ns - use.since_at_ns, 0))}, in {found.directory}"
-    if found.problem and found.written_at_ns is not None:
-        since = f"in {found.directory}; what follows is from {show_duration(max(now_ns - found.written_at_ns, 0))} ago"
-    gpus = f"unknown: {use.gpu_problem}" if use.gpu_problem is not None else "none"
-    if use.gpus:
-        gpus = f"{use.gpus}, {use.gpus_granted} granted, {use.gpus_free} free"
-        without = {user for gpu in use.by_gpu.values() for user in gpu.without_lease}
-        gpus += f"; {', '.join(sorted(without))} on some without a lease" if without else ""
-    memory = [f"{show_size(use.memory_bytes)} after the reserve", f"{show_size(use.memory_granted_bytes)} granted"]
-    render.pairs(
-        [
-            ("arbiter", since),
-            ("CPUs", f"{use.cpus}, {use.cpus_granted} granted, {use.cpus_free} free"),
-            ("memory", ", ".join([*memory, f"{show_size(use.memory_free_bytes)} not granted"])),
-            ("GPUs", gpus),
-            *(
-                (name, f"{pool.total}, {pool.granted} granted, {pool.free} free")
-                for name, pool in use.resources.items()
-            ),
-        ]
-    )
-    render.say()
-    own = use.own if use.own.leases or use.own.asks or use.own.gpus else None
-    if own is None and not use.others:
-        render.say("no user has or waits for a lease")
-    else:
-        _print_users(use, own, " (you)")
+    elif use is not None:
+        served = show_duration(max(now_ns - use.since_at_ns, 0))
+        render.prose(f"arbiter: pid {use.arbiter}, for {served}, in {found.directory}")
+    if use is not None:
+        print_shared(found, now_ns, " (you)")
 
 
-def print_shared(shared: MachineSharing, now_ns: int) -> None:
-    """Print the totals of a shared machine, and a line for each of its users."""
+def print_shared(shared: MachineSharing, now_ns: int, remark: str = " (this spool)") -> None:
+    """Print the totals of a shared machine, and a line for each of its users, first one's own with a *remark*."""
     render.say()
     use = shared.use
     if use is None:
@@ -255,13 +341,9 @@ def print_shared(shared: MachineSharing, now_ns: int) -> None:
     render.prose(f"shared machine ({shared.directory}): {told}: {', '.join(totals)}")
     if use.gpu_problem is not None:
         render.prose(f"its GPUs are unknown: {use.gpu_problem}")
-    _print_users(use, use.own, " (this spool)")
-
-
-def _print_users(use: MachineUse, own: UserShare | None, remark: str) -> None:
-    """Print a line for each user of a shared machine, first *own* with a *remark* on whose it is."""
-    rows = [_share(own, remark)] if own is not None else []
-    rows += [_share(each) for each in use.others[:_MOST_USERS]]
+    if without := sorted({user for gpu in use.by_gpu.values() for user in gpu.without_lease}):
+        render.prose(f"on GPUs without a lease: {', '.join(without)}")
+    rows = [_share(use.own, remark), *map(_share, use.others[:_MOST_USERS])]
     kept = [at for at, column in enumerate(_SHARES) if at < _FIXED or any(row[at] for row in rows)]
     render.table([_SHARES[at] for at in kept], [[row[at] for at in kept] for row in rows])
     if len(use.others) > _MOST_USERS:
