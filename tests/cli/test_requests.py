@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -146,31 +147,23 @@ class _Racing(Disk):
         super().rename(old, new)
 
 
-def test_a_job_that_starts_while_it_is_cancelled_is_stopped(spool_root: Path) -> None:
-    """Lost the race for the file in queued/, cancel ends the run that was started of it."""
+@pytest.mark.parametrize(("claim", "left"), [(os.rename, []), (os.link, ["done"])], ids=["whole", "half"])
+def test_a_job_that_starts_while_it_is_cancelled_is_stopped(
+    spool_root: Path, claim: Callable[[Path, Path], None], left: list[str]
+) -> None:
+    """Lost the race for the file in queued/, cancel ends the run that was started of it.
+
+    Between the two halves of the dispatcher's move the file has two names; cancel takes both away.
+    """
     queued = put_job(spool_root, "a")
 
     def dispatcher() -> None:
         (spool_root / "jobs" / "a" / "1").mkdir(parents=True)
-        os.rename(queued, spool_root / "running" / "a.toml")
+        claim(queued, spool_root / "running" / "a.toml")
 
     requests = Requests(Spool(str(spool_root)), "me", _Racing(str(spool_root / ".tmp"), dispatcher))
     assert [change.kind for change in requests.cancel("a")] == [ChangeKind.STOPPING]
-    assert places(spool_root, "a") == []
-    assert (spool_root / "jobs" / "a" / "1" / "stop").exists()
-
-
-def test_a_job_that_is_being_claimed_while_it_is_cancelled_is_stopped(spool_root: Path) -> None:
-    """Between the two halves of the dispatcher's move the file has two names; cancel takes both away."""
-    queued = put_job(spool_root, "a")
-
-    def dispatcher() -> None:
-        (spool_root / "jobs" / "a" / "1").mkdir(parents=True)
-        os.link(queued, spool_root / "running" / "a.toml")
-
-    requests = Requests(Spool(str(spool_root)), "me", _Racing(str(spool_root / ".tmp"), dispatcher))
-    assert [change.kind for change in requests.cancel("a")] == [ChangeKind.STOPPING]
-    assert places(spool_root, "a") == ["done"]
+    assert places(spool_root, "a") == left
     assert (spool_root / "jobs" / "a" / "1" / "stop").exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -120,14 +121,16 @@ def test_a_clock_that_was_set_gives_no_time(spool: Command, spool_root: Path) ->
 
 
 def test_an_end_that_nobody_has_filed_yet(spool: Command, spool_root: Path) -> None:
-    """With no dispatcher, the exit code says how it ended; when, and what it used, is not known."""
+    """With no dispatcher, the exit code says how it ended, and its file when, as in `show`; its use is not known."""
     metadir = metadir_of(spool_root, "train")
-    grant(metadir, run_records.GrantRecord("train", 1, grant=Grant(4), granted_at_ns=T0))
+    grant(metadir, run_records.GrantRecord("train", 1, grant=Grant(4), granted_at_ns=time.time_ns() - 5 * S))
     (metadir / layout.JID).write_bytes(run_records.render_jid(replace(identity.of_process(os.getpid()), start_ticks=1)))
     (metadir / layout.RC).write_text("0\n")
     found = asked(spool, "seff", "train")
     assert (found["state"], found["so_far"], found["cpu_time_ns"]) == ("finished", False, None)
-    assert "time      unknown" in spool("seff", "train").out
+    [shown] = asked(spool, "show", "train")["runs"]
+    began, ended = (datetime.fromisoformat(shown[key]) for key in ("started_at", "ended_at"))
+    assert found["run_time_ns"] // S == int((ended - began).total_seconds()) >= 5
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,13 @@ from spool.formats.history import render_result
 from spool.store.spool import Spool
 
 JOBS = [f"j{number}" for number in range(30)]
+MOVES = {
+    "begin": ("queued", "running"),
+    "withdraw": ("queued", "done"),
+    "hold": ("queued", "held"),
+    "release": ("held", "queued"),
+    "again": ("done", "queued"),
+}
 
 
 class _Lives:
@@ -27,44 +34,30 @@ class _Lives:
         self._random = random.Random(seed)
         self._runs = dict.fromkeys(JOBS, 0)
         for name in JOBS:
+            (root / "queued" / f"{name}.toml").write_text('command = "true"\n')
             if self._random.random() < 0.3:  # it has ended before
-                (root / "queued" / f"{name}.toml").write_text('command = "true"\n')
                 self._run(name)
                 self._move(name, "done", "queued")
-            else:
-                (root / "queued" / f"{name}.toml").write_text('command = "true"\n')
 
     def step(self) -> None:
         """Do something to one job."""
-        name = self._random.choice(JOBS)
-        match self._random.choice(
-            ["run", "begin", "end", "retry", "remove", "withdraw", "hold", "release", "wrong", "again"]
-        ):
-            case "run" if self._is(name, "queued"):
+        name, what = self._random.choice(JOBS), self._random.choice([*MOVES, "run", "end", "retry", "remove", "wrong"])
+        place, to = MOVES.get(what, ("running" if what in ("end", "retry") else "queued", ""))
+        file = self._root / place / f"{name}.toml"
+        if not file.exists():
+            return
+        match what:
+            case "run":
                 self._run(name)
-            case "begin" if self._is(name, "queued"):
-                self._move(name, "queued", "running")
-            case "end" if self._is(name, "running"):
-                self._end(name)
-                self._move(name, "running", "done")
-            case "retry" if self._is(name, "running"):
-                self._end(name, again="retry")
-                self._move(name, "running", "queued")
-            case "remove" if self._is(name, "queued"):
-                (self._root / "queued" / f"{name}.toml").unlink()
-            case "withdraw" if self._is(name, "queued"):
-                self._move(name, "queued", "done")
-            case "hold" if self._is(name, "queued"):
-                self._move(name, "queued", "held")
-            case "release" if self._is(name, "held"):
-                self._move(name, "held", "queued")
-            case "wrong" if self._is(name, "queued"):
-                (self._root / "queued" / f"{name}.toml.error").write_text("- wrong\n")
-            case "again" if self._is(name, "done"):
-                self._move(name, "done", "queued")
-
-    def _is(self, name: str, place: str) -> bool:
-        return (self._root / place / f"{name}.toml").exists()
+            case "end" | "retry":
+                self._end(name, again=None if what == "end" else "retry")
+                self._move(name, "running", "done" if what == "end" else "queued")
+            case "remove":
+                file.unlink()
+            case "wrong":
+                file.with_name(f"{file.name}.error").write_text("- wrong\n")
+            case _:
+                self._move(name, place, to)
 
     def _move(self, name: str, place: str, to: str) -> None:
         (self._root / place / f"{name}.toml").rename(self._root / to / f"{name}.toml")

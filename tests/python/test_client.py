@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,25 @@ from served import Served
 from spool.store.disk import Disk
 
 
+@pytest.mark.parametrize("by", [str, lambda job: job], ids=["name", "job"])
 def test_a_job_that_waits_is_held_released_listed_explained_and_cancelled(
-    client: spool.Client, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+    client: spool.Client, spool_root: Path, monkeypatch: pytest.MonkeyPatch, by: Callable[[spool.Job], str | spool.Job]
 ) -> None:
-    """Each call does what the command of its name does, and returns what has come of it."""
+    """Each call does what the command of its name does, of a job or its name, and returns what has come of it."""
     monkeypatch.chdir(spool_root)
-    assert str(client.submit(["true"], name="a", cpus=1, tags=["x"])) == "a"
+    job = by(client.submit(["true"], name="a", cpus=1, tags=["x"]))
+    assert str(job) == "a"
     assert (spool_root / "queued" / "a.toml").exists()
-    assert client.hold("a").kind == "held"
-    assert [reason.code for reason in client.why("a").reasons] == ["held"]
-    assert client.release("a").place == "held"
-    assert client.wait("a", timeout_s=0) is None
+    assert client.hold(job).kind == "held"
+    assert [reason.code for reason in client.why(job).reasons] == ["held"]
+    assert client.release(job).place == "held"
+    assert client.wait(job, timeout_s=0) is None
+    with pytest.raises(spool.SpoolError, match="it has not run yet"):
+        client.output(job)
     assert [(row.name, row.state) for row in client.jobs(spool.JobFilter(tag="x")).rows] == [("a", "queued")]
     assert client.jobs().unserved
-    assert [change.kind for change in client.cancel("a", "why")] == ["cancelled"]
-    end = client.wait("a", timeout_s=30)
+    assert [change.kind for change in client.cancel(job, "why")] == ["cancelled"]
+    end = client.wait(job, timeout_s=30)
     assert end.outcome is spool.State.CANCELLED
 
 
@@ -43,14 +48,11 @@ def test_a_name_is_taken_until_its_job_is_replaced(client: spool.Client, spool_r
 
 
 def test_what_can_be_expected_to_fail_is_an_error_of_spool(client: spool.Client, tmp_path: Path) -> None:
-    """No such job, no output yet, a key that there is not, a name that cannot be, no spool, no place for one."""
+    """No such job, a key that there is not, a name that cannot be, no spool, no place for one."""
     with pytest.raises(spool.NoSuchJob):
         client.wait("none")
     with pytest.raises(spool.NoSuchJob):
         client.cancel("none")
-    client.submit("true", name="a")
-    with pytest.raises(spool.SpoolError, match="it has not run yet"):
-        client.output("a")
     with pytest.raises(spool.InvalidJob, match=r'cannot use job b: unknown key "cpuz", did you mean "cpus"\?$'):
         client.submit("true", name="b", cpuz=1)
     with pytest.raises(spool.InvalidValue, match="begins with a letter or a digit"):
@@ -239,18 +241,6 @@ def test_a_job_is_found_by_its_name_in_any_spool(
     assert pickle.loads(pickle.dumps([mine, yours])) == [mine, yours]
     with pytest.raises(spool.InvalidValue):
         spool.job("../a")
-
-
-def test_each_method_takes_a_job_or_its_name(client: spool.Client) -> None:
-    """What `submit` returns can be given to what had a name before."""
-    job = client.submit("true")
-    assert client.hold(job).kind == "held"
-    assert client.release(job).place == "held"
-    assert client.why(job).name == job.name
-    assert client.wait(job, timeout_s=0) is None
-    with pytest.raises(spool.SpoolError, match="has not run yet"):
-        client.output(job)
-    assert client.cancel(job)[0].kind == "cancelled"
 
 
 def test_the_machine_the_plan_and_the_sums_are_those_of_the_commands(client: spool.Client) -> None:

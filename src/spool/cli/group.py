@@ -94,26 +94,23 @@ _COMMANDS = {  # where a verb is the `command` of no module of its own
     "move": "edit:move", "service": "dispatch:keep", "signal": "control:send",
 }  # fmt: skip
 _ELSEWHERE = {
-    "sbatch": "submit", "gbatch": "submit", "add": "submit", "srun": "run", "salloc": "run", "sprio": "why",
-    "squeue": "ls", "gqueue": "ls", "queue": "ls", "list": "ls", "status": "ls", "ps": "ls",
-    "scancel": "cancel", "gcancel": "cancel", "kill": "cancel", "rm": "cancel", "remove": "cancel", "delete": "cancel",
-    "logs": "log", "tail": "log", "cat": "log", "follow": "log -f", "start": "dispatch",
-    "enqueue": "submit", "new": "submit", "create": "submit", "exec": "run", "follow-log": "log -f", "output": "log",
-    "jobs": "ls", "view": "show", "describe": "show", "inspect": "show", "watch": "ls --watch", "monitor": "top",
-    "htop": "top", "dashboard": "top", "stop": "cancel", "abort": "cancel", "terminate": "cancel", "end": "cancel",
-    "del": "cancel", "unhold": "release", "unpause": "resume", "stash": "hold", "park": "hold", "prioritize": "move",
-    "up": "move --first", "urgent": "move --first", "retry": "requeue", "resubmit": "requeue", "again": "requeue",
-    "clear": "gc", "purge": "gc", "prune": "gc", "cleanup": "gc", "validate": "check", "lint": "check",
-    "config": "doctor", "version": "--version", "completions": "completion", "sattach": "attach", "qhold": "hold",
-    "qrls": "release", "qrerun": "requeue", "qalter": "edit", "update": "edit", "modify": "edit", "change": "edit",
-    "cont": "continue", "freeze": "suspend", "thaw": "continue", "unsuspend": "continue",
-    "restart": "requeue", "redo": "requeue", "clean": "gc", "daemon": "dispatch", "set": "edit",
-    "sinfo": "info", "ginfo": "info", "gctl": "reserve", "nvidia-smi": "gpus", "gpu": "gpus",
-    "reservations": "reserve list", "predict": "plan", "gstats": "stats", "sreport": "stats", "history": "stats",
-    "gantt": "plot", "chart": "plot", "timeline": "plot",
-    "sacct": "ls -a", "scontrol": "edit", "nice": "edit --priority", "renice": "edit --priority", "qsub": "submit",
-    "bsub": "submit", "at": "submit --start-after", "batch": "submit", "qstat": "ls", "atq": "ls", "bjobs": "ls",
-    "qdel": "cancel", "atrm": "cancel", "bkill": "cancel", "convert": "import",
+    word: verb
+    for verb, words in {
+        "submit": "sbatch gbatch add enqueue new create qsub bsub batch", "run": "srun salloc exec", "why": "sprio",
+        "ls": "squeue gqueue queue list status ps jobs qstat atq bjobs",
+        "cancel": "scancel gcancel kill rm remove delete stop abort terminate end del qdel atrm bkill",
+        "log": "logs tail cat output", "log -f": "follow follow-log", "dispatch": "start daemon",
+        "show": "view describe inspect", "ls --watch": "watch", "top": "monitor htop dashboard",
+        "release": "unhold qrls", "resume": "unpause", "hold": "stash park qhold", "move": "prioritize",
+        "move --first": "up urgent", "requeue": "retry resubmit again qrerun restart redo",
+        "gc": "clear purge prune cleanup clean", "check": "validate lint", "doctor": "config", "--version": "version",
+        "completion": "completions", "attach": "sattach", "edit": "qalter update modify change set scontrol",
+        "continue": "cont thaw unsuspend", "suspend": "freeze", "info": "sinfo ginfo", "reserve": "gctl",
+        "gpus": "nvidia-smi gpu", "reserve list": "reservations", "plan": "predict",
+        "stats": "gstats sreport history", "plot": "gantt chart timeline", "ls -a": "sacct",
+        "edit --priority": "nice renice", "submit --start-after": "at", "import": "convert",
+    }.items()
+    for word in words.split()
 }  # fmt: skip
 LAST = "@"
 """Stands for the job that the user submitted last. No job can have that name."""

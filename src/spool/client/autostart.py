@@ -37,8 +37,7 @@ def ensure(root: str) -> str | None:
         from spool.store.ownership import name_of
 
         return f"no dispatcher is known to be running; {name_of(owner)}, whose spool it is, can start one"
-    usual = _is_same(root, _usual_root())
-    by_hand = "run `spool dispatch`" if usual else f"start one with `spool --spool {root} dispatch`"
+    by_hand = f"run {_by_hand(root)}"
     wanted, idle_exit = _wishes(root)
     if not wanted:
         return f"no dispatcher is running, and autostart is off: {by_hand}"
@@ -56,12 +55,8 @@ def outlook(root: str) -> str:
     """Return that no dispatcher is running, and how :func:`ensure` would start the next one now."""
     if is_starting(root):
         return "starting"
-    by_hand = "`spool dispatch`" if _is_same(root, _usual_root()) else f"`spool --spool {root} dispatch`"
-    try:
-        owner = os.stat(root).st_uid
-    except OSError:
-        owner = os.geteuid()
-    if owner != os.geteuid():
+    by_hand, owner = _by_hand(root), owner_of(root)
+    if owner not in (None, os.geteuid()):
         return f"not running: no job starts until its owner, uid {owner}, starts one"
     if not _wishes(root)[0]:
         return f"not running, and autostart is off: no job starts until you run {by_hand}"
@@ -150,6 +145,10 @@ def _wishes(root: str) -> tuple[bool, str]:
 
 def _is_same(root: str, other: str) -> bool:
     return os.path.realpath(root) == os.path.realpath(other)
+
+
+def _by_hand(root: str) -> str:
+    return "`spool dispatch`" if _is_same(root, _usual_root()) else f"`spool --spool {root} dispatch`"
 
 
 def _usual_root() -> str:

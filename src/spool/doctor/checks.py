@@ -43,8 +43,7 @@ from spool.machine.host import (
     vendors_here,
 )
 from spool.machine.marks import MachineProber
-from spool.query import ignored
-from spool.query.jobs import JobLister
+from spool.query.jobs import JobLister, ignored_by_kind, ignored_by_name, without_ending
 from spool.query.rows import STALE_NS, in_words
 from spool.query.snapshot import machine_now
 from spool.store.disk import Disk, is_yet_to_be_made, owner_of, remedy_for, status_of
@@ -391,17 +390,17 @@ def _ignored(subject: Subject) -> Generator[Finding, None, bool]:
     any_there = False
     for place in (QUEUED, HELD):
         names, others = subject.spool.names_and_others(place)
-        found = ignored.by_name(place, others)
+        found = ignored_by_name(place, others)
         for name in sorted(names):
             status = status_of(subject.spool.layout.job_file(place, name))
-            other = ignored.by_kind(place, name, status.st_mode) if status is not None else None
+            other = ignored_by_kind(place, name, status.st_mode) if status is not None else None
             found += [other] if other is not None else []
         for each in found[:_MOST_IGNORED]:
             yield warn(f"{each.path} is ignored: {each.why}", each.remedy, about="job files")
         if len(found) > _MOST_IGNORED:
             more = f"{len(found) - _MOST_IGNORED:,} more in {place}/ are ignored for such reasons"
             yield warn(more, f"`ls {subject.spool.layout.at(place)}` lists them", about="job files")
-        rest = ignored.without_ending(place, others)
+        rest = without_ending(place, others)
         if rest:
             text = f"{some_of(rest, _MOST_NAMED)}: ignored, because a job file is called NAME.toml"
             remedy = "rename a job file, remove what is none; `spool submit` takes a script"

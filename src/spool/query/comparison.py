@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 
 from msgspec import Struct
@@ -11,13 +10,12 @@ from msgspec.structs import replace
 from spool.core.arrays import Tasks
 from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, summary
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
-from spool.core.lifecycle import Verdict, shown
+from spool.core.lifecycle import Verdict
 from spool.core.model import FIRST_BYTES, Jid, Result, Spec, State
 from spool.core.names import LOCAL_EXECUTORS, engine_of
 from spool.formats.capabilities import engine_title
 from spool.formats.run_records import ArrayRecord
 from spool.machine import processes
-from spool.machine.marks import MachineProber
 from spool.query.jobs import JobLister
 from spool.query.snapshot import next_request
 from spool.store.spool import Spool
@@ -82,19 +80,22 @@ def _run_of(result: Result, spec: Spec | None) -> MeasuredRun:
 
 
 def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEfficiency:
-    spec, files = spool.spec(name, run), spool.load(name, run, MachineProber())
+    lister = JobLister(spool)
+    spec, files = spool.spec(name, run), lister.files(name, run)
     result = spool.known_end_of(files)
     if isinstance(result, InvalidRecord):
         raise result
     if result is not None:
         return replace(_of_result(result, spec, runs), auto=_as_auto(spool, result) if run == max(runs) else "")
-    grant, proof, began_ns, now_ns = files.grant, files.proof, files.began_ns, time.time_ns()
+    grant, proof, began_ns, now_ns = files.grant, files.proof, files.began_ns, lister.at_ns
     if grant is None or proof.verdict is Verdict.VOID:
         raise NoSuchJob(cannot("compare", f"run {run} of job {name}", "it never started"))
-    submitted = "" if files.is_submitted else None
-    state = proof.outcome or shown(proof, filed=False, stop=files.stop, submitted=submitted)[0] or State.RUNNING
-    record = replace(files.so_far, outcome=state, executor=None)  # its engine's measurements come with its end
-    if grant.grant.gpu_count and (watch := JobLister(spool).gpu_watch(name, run)) is not None:
+    found = lister.shown(files)
+    if found.end is not None:  # not recorded yet
+        return _of_result(replace(found.end, executor=None), spec, runs)
+    # Its engine's measurements come with its end.
+    record = replace(files.so_far, outcome=found.state or State.STARTING, executor=None)
+    if grant.grant.gpu_count and (watch := lister.gpu_watch(name, run)) is not None:
         record = replace(record, gpu_use=watch.known)
     used = MeasuredRun(record, time_limit_ns=spec.time_limit_ns if spec is not None else None)
     if proof.verdict is Verdict.UNREACHABLE and grant.executor not in LOCAL_EXECUTORS and began_ns is not None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,17 +24,17 @@ from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidJob, InvalidRecord
+from spool.core.errors import shown as printable
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended_words
 from spool.core.model import NOT_SUSPENDED, SECOND_NS, JobDefaults, Result, State, Suspension
-from spool.core.names import LOCAL_EXECUTORS, is_pattern
+from spool.core.names import LOCAL_EXECUTORS, is_pattern, why_not_name
 from spool.core.reasons import instant
 from spool.formats.capabilities import engine_title, running_words
 from spool.formats.history import job_of_line, parse_history_line
 from spool.formats.run_records import GrantRecord
 from spool.formats.state import JobView, StateView
-from spool.query import ignored
 from spool.query.parameters import Parameters
 from spool.query.rows import (
     ORDERS,
@@ -73,6 +74,8 @@ _ORDER = {RUNNING: 0, QUEUED: 1, HELD: 2}  # for several files of one name
 _TICK_NS = 20_000_000  # two changes of a directory this close may have the same time
 _LOOKS = 5  # for a file that keeps moving
 _WORDS = {state.value: state for state in State}
+_NO_JOB = (".", "#", "~")  # hidden files, and files of editors
+_KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory"}
 _STATES = {QUEUED: State.QUEUED, HELD: State.HELD, RUNNING: State.RUNNING}
 
 
@@ -209,11 +212,10 @@ class JobLister:
         self.service = spool.service()
         self.dispatcher = self.service is not Service.NONE
         self.state, self.stale_ns = last_view(spool, self._now_ns) if self.dispatcher else (None, None)
-        self._left: tuple[StateView | None, int] | None = None  # the last view of a dispatcher now gone, and when
         self._starting = not self.dispatcher and is_starting(spool.root)
         self._with_runs: Set[str] | None = None  # the jobs that may have runs; None: any
         self._shapes: dict[bytes, dict[str, Any]] = {}
-        self._ignored: list[ignored.Ignored] = []
+        self._ignored: list[Ignored] = []
         self._without_file: dict[str, int] = {}  # runs of jobs without a file in `running/`
         self._complained = set[tuple[str, str]]()  # jobs with an `.error` file, each with its place
         self._begun_ns = 0  # when reading the directories began
@@ -262,7 +264,7 @@ class JobLister:
             self._starting,
             self.stale_ns,
             self._spool.paused,
-            (*(in_words(each, self._now_ns) for each in told), *ignored.in_short(self._ignored)),
+            (*(in_words(each, self._now_ns) for each in told), *_in_short(self._ignored)),
             self._now_ns,
             unserved=goes_on and not self.dispatcher and not self._starting,
         )
@@ -283,7 +285,7 @@ class JobLister:
             marks[place] = mark
             names, others = self._spool.names_and_others(place)
             if place != RUNNING and not again:
-                self._ignored += ignored.by_name(place, others)
+                self._ignored += ignored_by_name(place, others)
                 tail = layout.JOB_SUFFIX + layout.ERROR_SUFFIX
                 self._complained.update((place, file.removesuffix(tail)) for file in others if file.endswith(tail))
             for name in names:
@@ -406,7 +408,7 @@ class JobLister:
         status: os.stat_result | None = None
         try:
             status = seen[0] if seen is not None else os.lstat(path)
-            if (other := ignored.by_kind(place, name, status.st_mode)) is not None:
+            if (other := ignored_by_kind(place, name, status.st_mode)) is not None:
                 if place in (QUEUED, HELD):
                     self._ignored.append(other)
                 return None
@@ -581,7 +583,7 @@ class JobLister:
     def _elsewhere(self, record: GrantRecord) -> str:
         """Return the known state of a run on an engine, with its time if no dispatcher is asking the engine now."""
         name, run, title = record.job, record.run, engine_title(record.executor)
-        view, at_ns = (self.state, self._now_ns) if self.dispatcher else self._left_behind()
+        view, at_ns = (self.state, self._now_ns) if self.dispatcher else self._left_behind
         said = view.jobs.get(name) if view is not None else None
         begun_ns = self._spool.spoke_at_ns(name, run)
         if said is not None and (said.run != run or (begun_ns is not None and said.state == State.SUBMITTED)):
@@ -597,15 +599,14 @@ class JobLister:
             words += f", begun at {instant(begun_ns)}"
         return in_words(f"{words}; {NOBODY[self._starting]}", self._now_ns)
 
+    @cached_property
     def _left_behind(self) -> tuple[StateView | None, int]:
-        """Return the last dispatcher's view, and when that dispatcher was last alive."""
-        if self._left is None:
-            view, _ = last_view(self._spool, self._now_ns)
-            at_ns = view.heartbeat_ns if view is not None else 0
-            with suppress(OSError):
-                at_ns = os.stat(self._spool.layout.at(layout.STATE)).st_mtime_ns
-            self._left = view, at_ns
-        return self._left
+        """The last view of a dispatcher now gone, and when that was last alive."""
+        view, _ = last_view(self._spool, self._now_ns)
+        try:
+            return view, os.stat(self._spool.layout.at(layout.STATE)).st_mtime_ns
+        except OSError:
+            return view, view.heartbeat_ns if view is not None else 0
 
     def _ended(self, names: Collection[str], most: int | None, since_ns: int) -> Iterable[JobRow]:
         """Return the ended jobs among *names*, last ended first; with *most*, at most that many since *since_ns*."""
@@ -708,3 +709,61 @@ def counts(rows: Iterable[JobRow]) -> Counter[State]:
     """Return how many jobs are in each active state, as for every view: tasks count, not their arrays."""
     found = Counter(row.state for row in rows if not row.array and not row.state.ended)
     return Counter({state: found[state] for state in State if found[state]})
+
+
+class Ignored(Struct, frozen=True):
+    """A file in `queued/` or `held/` that looks like a job file and is not (FORMAT 2.1): why, and what to do.
+
+    spool ignores it, and its user would wait for a job that never starts, so the commands report it. `path` is relative
+    to the spool.
+    """
+
+    path: str
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.path} is ignored: {self.why}; {self.remedy}"
+
+
+def ignored_by_name(place: str, filenames: Iterable[str]) -> list[Ignored]:
+    """Return the files among *filenames*, none of them a job's, whose names resemble a job's."""
+    found = []
+    for filename in filenames:
+        if filename[-len(layout.JOB_SUFFIX) :].lower() != layout.JOB_SUFFIX or filename.startswith(_NO_JOB):
+            continue
+        stem, suffix = filename[: -len(layout.JOB_SUFFIX)], filename[-len(layout.JOB_SUFFIX) :]
+        wrong = f"its name ends in {suffix}, not in {layout.JOB_SUFFIX}" if suffix != layout.JOB_SUFFIX else ""
+        why = wrong or why_not_name(stem) or ""
+        found.append(Ignored(_quoted(place, filename), why, "rename it"))
+    return sorted(found, key=lambda each: each.path)
+
+
+def ignored_by_kind(place: str, name: str, mode: int) -> Ignored | None:
+    """Return an entry that has the name of a job file but, by its *mode*, is not a file; None if it is one."""
+    if stat.S_ISREG(mode):
+        return None
+    kind = _KINDS.get(stat.S_IFMT(mode), "not a regular file")
+    remedy = "put a copy of the file there" if stat.S_ISLNK(mode) else "remove it"
+    return Ignored(_quoted(place, layout.file_of(name)), f"it is {kind}", remedy)
+
+
+def _in_short(found: Sequence[Ignored]) -> list[str]:
+    """Return a one-line list of all of them; empty if there are none."""
+    if len(found) < 2:
+        return [str(each) for each in found]
+    first, *others = found
+    return [f"{first.path} and {len(others):,} more are ignored: {first.why}; `spool doctor` lists them"]
+
+
+def without_ending(place: str, filenames: Iterable[str]) -> list[str]:
+    """Return further files among *filenames*, none of them a job's, that a user may have put there."""
+    ours = (layout.ERROR_SUFFIX, layout.REASON_SUFFIX, layout.SUSPENDED_SUFFIX)
+    left = [name for name in filenames if not name.startswith(_NO_JOB) and not name.endswith(("~", ".swp", *ours))]
+    named = [name for name in left if name[-len(layout.JOB_SUFFIX) :].lower() != layout.JOB_SUFFIX]
+    return [_quoted(place, name) for name in sorted(named) if not name.isdecimal()]  # vim creates a file 4913 as a test
+
+
+def _quoted(place: str, filename: str) -> str:
+    path = printable(os.path.join(place, filename))
+    return repr(path) if " " in path else path

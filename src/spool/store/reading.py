@@ -92,15 +92,10 @@ def glimpse(path: str) -> tuple[os.stat_result, bytes] | None:
     Never blocks, follows no link.
     """
     try:
-        fd = open_record(path)
-        try:
-            status = os.fstat(fd)
-            whole = stat.S_ISREG(status.st_mode) and status.st_size < _BLOCK
-            return (status, os.read(fd, _BLOCK)) if whole else None
-        finally:
-            os.close(fd)
+        found = read_with_status(path, _BLOCK)
     except OSError:
         return None
+    return found if found is not None and found[0].st_size < _BLOCK else None
 
 
 def _is_regular(file: str | int) -> bool:

@@ -16,6 +16,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from extras.machine.talk import journal_of
@@ -50,13 +51,22 @@ def _as(uid: int) -> list[str]:
     return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
 
 
+# Where there is no compiled wrapper, a start is a Python of the user's, who must be able to execute it.
+_TRIED = """
+import subprocess, sys
+from spool.executors import compiled
+compiled.find().path or subprocess.run([sys.executable, "-c", ""], check=True)
+"""
+
+
+@cache
 def are_accounts() -> bool:
     """Whether the users are accounts of their own: that takes root, and a Python that they can run."""
     if os.getuid() != 0 or shutil.which("setpriv") is None:
         return False
-    command = [*_as(SERVER), sys.executable, "-c", "import spool"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    return subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 0
+    tried = [*_as(SERVER), sys.executable, "-c", _TRIED]
+    return subprocess.run(tried, env=environment, capture_output=True, check=False).returncode == 0
 
 
 class User(Served):

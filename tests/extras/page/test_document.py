@@ -15,11 +15,13 @@ from msgspec.structs import replace
 from extras.page.pages import EVIL, Page, page_of
 from spool.core.model import OUTCOMES, SECOND_NS, ForeignProcess, State
 from spool.core.recent import RecentUse
+from spool.extras.page import document
 from spool.extras.page.content import ContentReader
 from spool.extras.page.document import render
 from spool.formats.state import JobView, PoolView, SharedView
 from spool.query.shared import UserShare
 from spool.store.ownership import this_user
+from support import WHOLE
 from views import (
     BOB,
     HOUR_NS,
@@ -152,6 +154,19 @@ def test_a_long_queue_is_cut(spool_root: Path) -> None:
     assert "and 9,900 more" in Page(text).text
     assert "job-9999" in text  # has waited longest
     assert "job-9899<" not in text
+
+
+@WHOLE
+def test_the_last_day_is_drawn_where_something_draws(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs on each GPU and on the CPUs, with whose they are; without what draws, the page has the rest."""
+    lay(spool_root, busy_view(NOW_NS), busy_history(NOW_NS))
+    page = the_page(spool_root)
+    for told in ("GPUs: ", "CPUs: ", "in use on average", "train, alice, ", "to now"):
+        assert told in page.text, told
+    monkeypatch.setattr(document, "charts", lambda: None)
+    page = the_page(spool_root)
+    assert "in use on average" not in page.text
+    assert "19 runs have ended" in page.text
 
 
 def test_a_busy_day_has_a_bounded_picture(spool_root: Path) -> None:

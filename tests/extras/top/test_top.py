@@ -137,8 +137,9 @@ def test_the_screen_shows_what_runs_waits_and_has_ended(spool: Command, spool_ro
     assert drive(spool_root, steps) is None
 
 
-def test_hold_release_and_cancel_move_the_file(spool: Command, spool_root: Path) -> None:
-    """The keys do what the verbs do; cancel asks first, and the cursor stays with the job wherever it goes."""
+def test_hold_release_cancel_and_requeue_move_the_file(spool: Command, spool_root: Path) -> None:
+    """The keys do what the verbs do, or say why not; cancel asks first, and the cursor stays with its job."""
+    ended(spool_root, "old", State.FAILED, time.time_ns(), code=3)
     put_job(spool_root, "one")
     put_job(spool_root, "two")
     put_job(spool_root, "zzz")
@@ -164,6 +165,13 @@ def test_hold_release_and_cancel_move_the_file(spool: Command, spool_root: Path)
         await screen.hears("two cancelled")
         assert not (spool_root / "queued/two.toml").exists()
         await screen.until(lambda: screen.current in ("one", "zzz"), "a neighbour")
+        await screen.press("R")
+        await screen.hears("cannot requeue job", "it is waiting in queued/")
+        await screen.press("2")
+        await screen.on("old")
+        await screen.press("R")
+        await screen.hears("old queued again")
+        assert (spool_root / "queued/old.toml").exists()
 
     drive(spool_root, steps)
 
@@ -186,24 +194,6 @@ def test_priority_is_asked_for_and_a_wrong_one_is_told(spool: Command, spool_roo
         await screen.hears("is not a whole number")
         await screen.press("p", "9", "escape")
         assert "priority = 42" in path.read_text()
-
-    drive(spool_root, steps)
-
-
-def test_what_has_ended_runs_again(spool: Command, spool_root: Path) -> None:
-    """R in the history queues the job again; on a job that waits it says why it cannot."""
-    ended(spool_root, "old", State.FAILED, time.time_ns(), code=3)
-    put_job(spool_root, "new")
-
-    async def steps(screen: Screen) -> None:
-        await screen.on("new")
-        await screen.press("R")
-        await screen.hears("cannot requeue job new", "it is waiting in queued/")
-        await screen.press("2")
-        await screen.on("old")
-        await screen.press("R")
-        await screen.hears("old queued again")
-        assert (spool_root / "queued/old.toml").exists()
 
     drive(spool_root, steps)
 

@@ -226,7 +226,8 @@ def _licenses(text: str) -> list[str]:
 
 
 def _exported(text: str) -> list[str]:
-    return [word for part in text.split(",") if part for word in ("--env", part)]
+    parts = (part for part in text.split(",") if part not in ("ALL", "NONE", "NIL", ""))
+    return [word for part in parts for word in ("--env", part)]
 
 
 def _one_node(text: str) -> list[str]:
@@ -266,7 +267,7 @@ def _slots(text: str) -> list[str]:
 
 def _yes(yes: str, no: str) -> Callable[[str], list[str]]:
     """Return a reader of `y` and `n`, which returns the words for each."""
-    return lambda text: (yes if text[:1] in "yYoe" else no).split()
+    return lambda text: (yes if text.startswith(("y", "Y", "oe", "eo")) else no).split()
 
 
 PER_CPU, PER_GPU = "--memory-per-cpu", "--memory-per-gpu"  # until the CPUs and GPUs are known

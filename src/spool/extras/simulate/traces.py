@@ -105,8 +105,8 @@ def _of_numbers(text: str, path: str) -> Workload:
     """
     lines = list(enumerate(text.splitlines(), 1))
     header: dict[str, str] = {}
-    for label in (_LABEL.match(line) for _, line in lines):
-        if label is not None:
+    for _, line in lines:
+        if ";" in line and (label := _LABEL.match(line)) is not None:
             header.setdefault(label[1], label[2].strip())
     machine = [re.match("[0-9]{1,12}", header.get(label, "")) for label in ("MaxProcs", "MaxNodes")]
     cpus = next((int(number[0]) for number in machine if number is not None and int(number[0])), None)
