@@ -125,7 +125,7 @@ BUDGET = {
     "extras/amd": 250,
     "extras/capture": 1350,
     "extras/containers": 350,
-    "extras/engines": 2850,
+    "extras/engines": 2800,
     "extras/foreign": 1450,
     "extras/functions": 1250,
     "extras/here": 500,

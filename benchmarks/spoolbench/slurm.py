@@ -31,6 +31,26 @@ _ASKED = ("REQUEST_JOB_INFO", "REQUEST_JOB_USER_INFO", "REQUEST_JOB_INFO_SINGLE"
 _OPTIONS = ("--parsable", "--cpus-per-task=1", "--mem=20", "--output=/dev/null")
 _LIMIT = 30
 
+# An sbatch that refuses to have more jobs in Slurm, as with MaxSubmitJobs; an array counts with all its elements.
+_LIMITED = rf"""
+number=1
+for word; do
+    case $word in
+    --array=*)
+        number=$(printf '%s' "${{word#--array=}}" | tr , '\n' |
+            awk -F '[-%]' '{{ n += ($2 > $1 ? $2 - $1 : 0) + 1 }} END {{ print n }}')
+        ;;
+    esac
+done
+exec 9> "$0.lock" && flock 9
+if [ $(($(squeue -h -r --me -t PD,R,CG,S,CF | wc -l) + number)) -gt {_LIMIT} ]; then
+    echo "sbatch: error: AssocMaxSubmitJobLimit" >&2
+    echo "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy" >&2
+    exit 1
+fi
+"$real" "$@" 9>&-
+"""
+
 
 class SlurmSpool(SpoolEngine):
     """A spool whose jobs go to Slurm."""
@@ -139,7 +159,7 @@ def _cluster(*, own: bool) -> Iterator[int | None]:
         yield None
         return
     sys.path.insert(0, str(HERE.parent / "tests"))
-    from slurm import cluster
+    from long.slurm import cluster
 
     if (reason := cluster.unavailable()) is not None:
         raise MissingError(reason)
@@ -240,9 +260,9 @@ class Bench:
             print(f"{title:44} {self.controller.measure(self._spool_chain)}", flush=True)
         title = "four wait for a drained node: an urgent one"
         print(f"{title:44} {self.controller.measure(self._urgent)}", flush=True)
-        from slurm.cluster import path_with_limit
+        from long.slurm.cluster import path_with
 
-        limited = path_with_limit(self.scratch.path / "limited", _LIMIT).removesuffix(os.environ["PATH"])
+        limited = path_with(self.scratch.path / "limited", "sbatch", _LIMITED).removesuffix(os.environ["PATH"])
         jobs, self.jobs = self.jobs, 100
         ways: Mapping[str, tuple[Callable[[list[str]], None], str]] = {
             "an array of": (self._drop_array, f"{_NAME}array"),

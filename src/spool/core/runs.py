@@ -118,7 +118,8 @@ class Runs(Mapping[str, Running]):
     def _count_sums(self, run: Running, sign: int) -> None:
         spec, task = run.spec, run.spec.task
         self.counts.add(run, sign)
-        self.group_limits.count(spec.group, spec.group_limit, sign)
+        if spec.group is not None:
+            self.group_limits.count(spec.group, spec.group_limit, sign)
         if task is not None:
             self.array_limits.count(task.array, task.max_running, sign)
         if run.blocked and run.submitted:

@@ -88,9 +88,9 @@ class Confinement:
         self, thing: Thing, verb: str, action: Callable[..., object], *about: object, partly: bool = False
     ) -> bool:
         """Do a piece of work, unless it failed a moment ago; return whether it succeeded."""
-        if self.pauses(thing, verb):
+        if self._troubles and self.pauses(thing, verb):
             return False
-        with self.of(thing, verb, partly=partly) as piece:
+        with Piece(self, thing, verb, partly=partly) as piece:
             action(*about)
         return not piece.failed
 

@@ -225,18 +225,19 @@ def find_lines(text: str, wanted: Iterable[Path]) -> dict[Path, int]:
     A path that is only implied (`a` of `[a.b]`) has the line of its first mention. In a very large source some are
     missing: the search is given up before it takes long.
     """
-    lines, left = text.split("\n"), _MOST_SEARCHED
+    lines, left, usual = text.split("\n"), _MOST_SEARCHED, ""
     found: dict[Path, int] = {}
 
     def beginning(count: int) -> Any:
         """Return the document in the first *count* lines, None if they cannot be read alone."""
-        nonlocal left
+        nonlocal left, usual
         part = "\n".join([*lines[:count], ""])
-        for end in _ENDS:
+        for end in (usual, *_ENDS):
             if (left := left - len(part)) < 0:
                 break
-            with suppress(ValueError, RecursionError):
-                return _loads(part + end)
+            with suppress(ValueError, RecursionError), uncollected():
+                known, usual = _loads(part + end), end
+                return known
         return None
 
     def search(paths: Mapping[Path, Path], before: int, upto: int) -> None:

@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from spool.core.model import SECOND_NS, ArrayTask, Request, Spec
 from spool.executors import Launch
-from spool.extras.engines.handover import HandOver, Portion
 from spool.extras.engines.language import EngineConfig
+from spool.extras.engines.run import HandOver, Portion
 
 FULL = "no more for now"
 
 
 class _Limits:
+    array_tasks = None
+
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
@@ -27,10 +29,6 @@ class _Limits:
     def array_width(self) -> int | None:
         return self._desk.width
 
-    @property
-    def array_tasks(self) -> int | None:
-        return self._desk.tasks
-
 
 class Desk:
     """A hand-over whose clock stands still, with an engine that keeps what it accepts until `end`."""
@@ -39,7 +37,6 @@ class Desk:
         self.now_ns = 1000 * SECOND_NS
         self.policy = EngineConfig(**{"submit_per_second": 1000, "max_in_flight": 1000, **policy})  # type: ignore[arg-type]
         self.width = width
-        self.tasks: int | None = None
         self.there: list[str] = []
         self.running: set[str] = set()
         self.handover = HandOver(_Limits(self), self.siblings, lambda: self.now_ns)
@@ -172,15 +169,6 @@ def test_ten_thousand_tasks_are_at_most_twenty_submissions() -> None:
         ended += len(done)
         plan()
     assert portions <= 20
-
-
-@pytest.mark.parametrize("width", [1000, 100, 10])
-def test_an_element_is_the_index_less_a_multiple_of_the_width(width: int) -> None:
-    """Engines limit the indices of elements, and spool does not limit those of tasks."""
-    desk = Desk(width=width)
-    desk.add_tasks([1001, 1002])
-    array = desk.take().array
-    assert (array.first, list(array.elements)) == (1000, [1, 2])
 
 
 # `max_running`.
@@ -330,11 +318,3 @@ def test_submissions_keep_to_the_rate() -> None:
         burst += len(desk.accept(portion))
     assert burst == 20
     assert desk.handover.due_ns() == desk.now_ns + SECOND_NS // 2
-
-
-def test_no_array_has_more_elements_than_it_may() -> None:
-    """A cluster may limit that apart from the indices."""
-    desk = Desk()
-    desk.tasks = 3
-    desk.add_tasks(range(7))
-    assert [len(desk.accept(portion)) for portion in iter(desk.take, None) if portion is not None] == [3, 3, 1]

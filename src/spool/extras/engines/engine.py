@@ -28,9 +28,8 @@ from spool.executors import why_not_imported
 from spool.executors.base import Home, Launch
 from spool.executors.process import reset_of_ignored_signals
 from spool.extras.engines import GROUP
-from spool.extras.engines.handover import Portion
 from spool.extras.engines.language import LANGUAGES, ArrayRefused, Language, Sighting, printable, settings_of
-from spool.extras.engines.run import QUICK_NS, SPACING_NS, Cluster, ClusterRun, Phase, mark_of
+from spool.extras.engines.run import QUICK_NS, SPACING_NS, Cluster, ClusterRun, Phase, Portion, mark_of
 from spool.formats.capabilities import loaded
 from spool.formats.config import Config
 from spool.formats.wrapper import Surroundings

@@ -302,9 +302,8 @@ class Language(ABC):
 
         StartRefused: refused for now, because there are too many jobs; ArrayRefused: or too many in the array.
         """
-        known = self.submitted_id(done)
-        if known is not None or done.status == 0:
-            return known
+        if done.status == 0:
+            return self.submitted_id(done)
         if self.full.search(done.err) is not None:
             words = f"{self.title} takes no more jobs for now: {self.refusal(done)}"
             return None if done.out.strip() else StartRefused(words)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from msgspec.structs import replace
 
 from spool.core import layout
-from spool.core.errors import InvalidValue
+from spool.core.errors import InvalidValue, SpoolError
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
 from spool.core.units import show_duration
@@ -201,13 +201,14 @@ class SgeLanguage(BuiltInLanguage):
                 self.refuse(name, f"what stands for a {each} is unknown", remedy)
             yield config.gpu_types[each]
 
-    def submitted_id(self, done: CommandEnd) -> str | None:
-        """Return the id on a line of its own.
+    def submitted(self, done: CommandEnd) -> str | SpoolError | None:
+        """Return the id, or the refusal.
 
-        With a warning, qsub prints a sentence instead, and says that it could not run the job, which it has submitted.
+        With a warning, qsub prints a sentence, and says that it could not run the job, which it has submitted.
         """
         found = _SUBMITTED.findall(f"{done.out}\n{done.err}")
-        return super().submitted_id(done) or (found[0] if len(found) == 1 else None)
+        known = self.submitted_id(done) or (found[0] if len(found) == 1 else None)
+        return known or super().submitted(done)
 
     # Looking, and ending.
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from spool.extras.engines.sge import SgeLanguage
+from spool.formats.wrapper import EngineSurroundings
 from spool.machine import identity
 from support import wait_for
 from wrapper_runs import Run, Runs, runs_below, surroundings, words_of
 
-AROUND = SgeLanguage.surroundings
+AROUND = EngineSurroundings("cluster", "HOSTNAME", "JOB_ID", (99, 100), watches=True)
 COMMAND = "for name in USR1 USR2; do trap \"echo $name\" $name; done; trap 'echo TERM; exit 9' TERM; echo up\n"
 COMMAND += "while :; do sleep 0.05; done"
 
@@ -103,7 +103,7 @@ def test_no_file_and_a_pipe_in_its_place_hold_up_nothing(runs: Runs) -> None:
 
 @pytest.mark.parametrize("code", [0, 99, 100])
 def test_a_short_run_ends_at_once_and_leaves_nothing(runs: Runs, code: int) -> None:
-    """Grid Engine would run a job again whose script ends with 99, and keep it after 100: the record has the code."""
+    """An engine may run a job again whose script ends with 99, and keep it after 100: the record has the code."""
     run = watched(runs, f"exit {code}")
     assert run.run() == (code if code < 99 else 1)
     assert (run.rc, session_of(run)) == (code, {})
