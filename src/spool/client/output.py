@@ -147,19 +147,22 @@ def outputs(spool: Spool, name: str, run: int) -> Outputs:
     return Outputs(found.stdout or log, found.stderr)
 
 
-def run_of(spool: Spool, name: str, run: int | None = None) -> int:
-    """Return the selected run: *run*, or the newest. Raises NoSuchJob, SpoolError before the first."""
+def run_of(spool: Spool, name: str, run: int | None = None, *, verb: str = "show the output of") -> int:
+    """Return the selected run: *run*, or the newest. Raises NoSuchJob, SpoolError before the first.
+
+    *verb* says in errors what is wanted of it.
+    """
     runs = spool.runs(name)
     if run is not None:
         if run not in runs:
             has = f"its runs are {', '.join(map(str, runs))}" if runs else "it has not run yet"
-            raise NoSuchJob(cannot("show", f"run {run} of job {name}", has))
+            raise NoSuchJob(cannot(verb, f"run {run} of job {name}", has))
         return run
     newest = spool.latest_run(name)
     if newest is None:
         if not spool.places(name):
-            raise spool.no_such_job("show", f"the output of job {name}", name)
-        raise SpoolError(cannot("show", f"the output of job {name}", "it has not run yet", remedy="-f waits for it"))
+            raise spool.no_such_job(verb, f"job {name}", name)
+        raise SpoolError(cannot(verb, f"job {name}", "it has not run yet", remedy="-f waits for it"))
     return newest
 
 

@@ -210,7 +210,7 @@ def test_a_job_that_has_gone_meanwhile_is_told_of(spool: Command, spool_root: Pa
             ("h", "cannot hold job ghost: the spool has no job of that name"),
             ("r", "cannot release job ghost"),
             ("R", "cannot requeue job ghost"),
-            ("a", "cannot show the output of job ghost"),
+            ("a", "cannot attach to job ghost"),
         ):
             (spool_root / "queued/ghost.toml").unlink(missing_ok=True)
             async with asyncio.timeout(PATIENCE_S):
