@@ -7,11 +7,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from calling import spawned
 from spool.cli import group
 from spool.core.capability import Capability
+from spool.core.model import Grant
 from spool.formats import capabilities
+from spool.formats.history import render_history
+from spool.testing.builders import a_result
 from support import ROOT, wait_for
 
 EXAMPLE = ROOT / "examples" / "capability"
@@ -58,7 +62,9 @@ def installed(tmp_path: Path) -> Path:
 def test_a_package_outside_can_do_what_extras_do(installed: Path, spool_root: Path) -> None:
     """The example's table of config.toml is read, its mistakes are named, and its verb runs and is in the help."""
     (spool_root / "config.toml").write_text("cost = { gpu_hour = 0.4 }\n")
-    assert with_packages(installed, "cost").returncode == 0
+    ended = replace(a_result(ran="5h", user="alice"), grant=Grant(1, gpu_uuids=("GPU-0", "GPU-1")))
+    (spool_root / "history.jsonl").write_bytes(render_history(ended))
+    assert with_packages(installed, "cost").stdout == "alice  4.00\n"
     assert "cost" in with_packages(installed, "--help").stdout
     (spool_root / "config.toml").write_text("cost = { gpu_hours = 0.4 }\n")
     assert "cost.gpu_hour" in with_packages(installed, "doctor").stdout

@@ -36,5 +36,5 @@ def command(root: str) -> int:
     """Show what each user's GPU hours cost."""
     price = (Settings(Spool(root)).config.part("cost") or {}).get("gpu_hour", 0)
     for user, totals in Client(root).stats(by="user").groups:
-        click.echo(f"{user or '-'}  {totals.gpu_ns / 3_600_000_000_000 * price:.2f}")
+        click.echo(f"{user or '-'}  {totals.gpu_hours * price:.2f}")
     return 0
