@@ -286,3 +286,25 @@ def test_a_working_directory_that_is_gone_is_no_obstacle(tmp_path: Path, monkeyp
     watch.start({"here": str(tmp_path)})
     watch.close()
     assert watch.problem is None
+
+
+@pytest.mark.parametrize("opened", [True, False], ids=["opened", "closed"])
+def test_an_editor_that_comes_or_goes_while_a_look_has_given_way_is_seen(session: Session, opened: bool) -> None:
+    """The rest of the look does not take back what the event of the editor's own file has told."""
+    for name in ("edited", "other"):
+        session.users.submit(name, "ok", place=HELD)
+    session.settle()
+    scanner, state = session.now.scanner, session.now.state
+    marks = [session.users.path(HELD, name).with_name(f".{name}.toml.swp") for name in ("edited", "other")]
+    for mark in marks if not opened else ():
+        mark.touch()
+    scanner.everything(0)  # one step, with the editors' files of this moment
+    for mark in marks:
+        mark.touch() if opened else mark.unlink()
+    for name in ("edited", "other"):
+        scanner.examine(HELD, name)
+    told = {name: state.jobs[name].held for name in ("edited", "other")}
+    while scanner.unfinished:
+        scanner.go_on(0)
+    assert {name: state.jobs[name].held for name in ("edited", "other")} == told
+    assert all((file is not None and file.spec is None) == opened for file in told.values())

@@ -164,6 +164,8 @@ class Admission(Component):
 
     def _try(self, thing: Thing, action: Callable[..., None], *about: object) -> bool:
         """Apply the consequence of an answer, unless that failed a moment ago; return whether it succeeded."""
+        if self._confinement.pauses(thing, _ANSWER):
+            return False
         done = self._confinement.attempt(thing, _ANSWER, action, *about)
         if not done and (job := self._state.jobs.get(thing.name)) is not None and job.live is None:
             self._state.block(job, self._confinement.why(thing.name))  # so that it does not keep others waiting

@@ -76,7 +76,7 @@ class Scanner(Component):
 
         Give way at *until_ns*, monotonic; `go_on` does the rest.
         """
-        self._rest = self._all()
+        self._rest = self._all(in_one_go=until_ns is None)
         self.go_on(until_ns)
 
     @property
@@ -105,7 +105,7 @@ class Scanner(Component):
             if until_ns is not None and time.monotonic_ns() >= until_ns:
                 return
 
-    def _all(self) -> Iterator[None]:
+    def _all(self, *, in_one_go: bool) -> Iterator[None]:
         """Look at everything, step by step. Anything may change between two steps, so no state is kept over them."""
         for place in (QUEUED, HELD):
             scanned = None
@@ -117,7 +117,7 @@ class Scanner(Component):
             for name in self._state.with_file[place] - found.keys():
                 self._set(place, name, None)
             for name in found:
-                self.examine(place, name, may_wait=True, marks=marks)
+                self.examine(place, name, may_wait=True, marks=marks if in_one_go else None)
                 yield
         self._look_at_running()
 

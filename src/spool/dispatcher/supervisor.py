@@ -74,7 +74,7 @@ class Supervisor(Component):
                 continue
             self.suspects.add(job.live.key)
             if isinstance(job.live.phase, Active) and self.concluder.lacks_metadir(job.live):
-                self._outlive(job.live)
+                self._confinement.attempt(Thing.of_run(job.live.key), _FIND_OUT, self._outlive, job.live)
         if self._executors.engines:
             with self._confinement.service("ask", "the engines of runs elsewhere"):
                 self.suspects |= {run.key for run in self._executors.work()}

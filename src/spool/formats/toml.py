@@ -5,8 +5,10 @@ than UTF-8, NUL in a text, numbers that are not finite or do not fit 64 bits, an
 malicious. Every refusal is one `InvalidFile` that names the line. Input that could keep the parser busy for long is
 refused before parsing: the rest takes at most half a second, and that only for a file of 1 MiB.
 
-The parser does not report the position of a key, but an error message needs it. So it is asked again: a key stands on
-the first line with which a document, cut off behind it, has that key.
+The parser does not report the position of a key, but an error message needs it. The search for it follows only the
+shape of a source that the parser has accepted, and validates nothing. It takes ten times as long as the parser, so it
+ends when every requested key is found, and after `MAX_TOKENS` in any case. `tomlkit` keeps positions but does not fit:
+it reads a hostile 60 kB in ten seconds, and moves the tables of a list together.
 """
 
 from __future__ import annotations
@@ -14,10 +16,9 @@ from __future__ import annotations
 import gc
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from itertools import product
 from typing import Any
 
 from spool.core.errors import InvalidFile, shown
@@ -25,6 +26,9 @@ from spool.core.model import Problem
 
 Path = tuple[str | int, ...]
 """The place of a value: keys, and positions in lists. `("depends_on", "all", 2)`."""
+
+MAX_KEY_PARTS = 16
+"""The most parts of a key: the parser needs quadratic time for them, and no file of a spool has that many."""
 
 MAX_BYTES = 1 << 20
 """Larger files are refused unread: 8 times the longest command that the kernel accepts, parsed in half a second."""
@@ -40,21 +44,30 @@ _BOM = b"\xef\xbb\xbf"
 _MAY_BE_BAD = re.compile(r"[0-9_](?:[eE]|[0-9A-Fa-f_]{14})")
 _SMALLEST_INT, _LARGEST_INT = -(1 << 63), (1 << 63) - 1
 
-# A key that the parser would need hours for: its time is quadratic in the parts. Compiled on first use.
-_LONG_KEY = r"""(?<![\w"'. \t-])[ \t]*(?:[\w"'-]+[ \t]*\.[ \t]*){1000}"""
-_ENDS = [  # of what a line may leave open, the likely ones first
-    mark + "".join(ends) for depth in range(4) for ends in product("]}", repeat=depth) for mark in ("", '"""', "'''")
-]
-_MOST_SEARCHED = 4 << 20  # characters that are parsed to find lines: about a second
+MAX_TOKENS = 30_000
+"""How far into a source lines are searched: no handwritten file has this many words and marks."""
+
+# Compiled on first use, for mistakes and rarities: compiling takes longer than reading most files. None of them repeats
+# a group, so a search never backtracks or needs memory for each character; and Python 3.11.2, which Debian 12 has,
+# matches possessive groups wrongly.
+_MARKS = "[]{}=,\n"  # no key extends beyond these
+_SYNTAX = r"""[\[\]{}=,.\n]|"(?!"")[^"\\\n]*"|'(?!'')[^'\n]*'|["']|#[^\n]*"""  # of other strings only the begin
+_WORD = r"""[^\s\[\]{}=,.#"']+"""
+_END_OF_STRING = {
+    '"': r'(?s)\\.|["\n]',
+    "'": r"['\n]",
+    '"""': r'(?s)\\.|"""',
+    "'''": r"'''",
+}
 _TOO_DEEP = f"lists and tables are nested more than {MAX_DEPTH} deep"
 
 
 def read(data: bytes, what: str) -> dict[str, Any]:
     """Return the TOML document *data*; *what* names it in errors ("job train"). Raises only InvalidFile."""
     text = decode(data, what)
-    if text.count(".") >= 1000 and (long := re.search(_LONG_KEY, text)) is not None:
-        at = text.count("\n", 0, long.start()) + 1
-        raise InvalidFile(what, [Problem(None, at, f"not readable on line {at}: a key has more than 1,000 parts")])
+    if (line := _line_of_long_key(text)) is not None:
+        why = f"not readable on line {line}: a key has more than {MAX_KEY_PARTS} parts"
+        raise InvalidFile(what, [Problem(None, line, why)])
     suspicious = "\\" in text or "inf" in text or "nan" in text or "0x" in text or _MAY_BE_BAD.search(text) is not None
     try:
         with uncollected(wanted=len(text) >= _LARGE):
@@ -64,12 +77,12 @@ def read(data: bytes, what: str) -> dict[str, Any]:
     except ValueError as error:  # TOMLDecodeError is one, and so is int() of 5,000 digits
         raise InvalidFile(what, [_syntax_problem(text, error)]) from None
     if text.count("[") + text.count("{") + text.count(".") > MAX_DEPTH and (deep := _too_deep(document)) is not None:
-        line = find_lines(text, [deep]).get(deep)
+        line = find_line(text, deep)
         on_line = "" if line is None else f" on line {line}"
         raise InvalidFile(what, [Problem(None, line, f"not readable{on_line}: {_TOO_DEEP}")])
     if suspicious and (bad := _find_bad(document)) is not None:
         path, why = bad
-        line = find_lines(text, [path]).get(path)
+        line = find_line(text, path)
         on_line = "" if line is None else f" on line {line}"
         key = ".".join(str(part) for part in path)
         raise InvalidFile(what, [Problem(key, line, f'"{key}"{on_line}: {why}')])
@@ -219,49 +232,198 @@ def show(value: object) -> str:
     return "a table" if isinstance(value, dict) else str(value)
 
 
-def find_lines(text: str, wanted: Iterable[Path]) -> dict[Path, int]:
-    """Return the line, counted from 1, of each of *wanted* in the valid source *text*, or of its nearest parent there.
-
-    A path that is only implied (`a` of `[a.b]`) has the line of its first mention. In a very large source some are
-    missing: the search is given up before it takes long.
-    """
-    lines, left, usual = text.split("\n"), _MOST_SEARCHED, ""
-    found: dict[Path, int] = {}
-
-    def beginning(count: int) -> Any:
-        """Return the document in the first *count* lines, None if they cannot be read alone."""
-        nonlocal left, usual
-        part = "\n".join([*lines[:count], ""])
-        for end in (usual, *_ENDS):
-            if (left := left - len(part)) < 0:
-                break
-            with suppress(ValueError, RecursionError), uncollected():
-                known, usual = _loads(part + end), end
-                return known
+def _line_of_long_key(text: str) -> int | None:
+    """Return the line of a key with more than `MAX_KEY_PARTS` parts in *text*, valid or not; None if there is none."""
+    if text.count(".") < MAX_KEY_PARTS or all(line.count(".") < MAX_KEY_PARTS for line in text.split("\n")):
         return None
+    dots = 0  # in what may be one key
+    for part, line in _tokens(text, _SYNTAX):
+        if part == ".":
+            dots += 1
+            if dots == MAX_KEY_PARTS:
+                return line
+        elif part in _MARKS:
+            dots = 0
+    return None
 
-    def search(paths: Mapping[Path, Path], before: int, upto: int) -> None:
-        """Find *paths*, none of which is in the first *before* lines, and each in the first *upto*."""
-        for count in range((before + upto) // 2, upto) if paths and upto - before > 1 else ():
-            if (known := beginning(count)) is not None:
-                there = {path: at for path, at in paths.items() if _has(known, at)}
-                search(there, before, count)
-                search({path: at for path, at in paths.items() if path not in there}, count, upto)
+
+def find_line(text: str, path: Path) -> int | None:
+    """Return the line, counted from 1, on which *path* is set in *text*, or None if it is not found.
+
+    A path that is only implied (`a` of `[a.b]`) has the line of its first mention; an element that is not found has the
+    line of its list.
+    """
+    lines = key_lines(text, {path})
+    while path:
+        if path in lines:
+            return lines[path]
+        if isinstance(path[-1], str):
+            return None
+        path = path[:-1]
+    return None
+
+
+def line_of(lines: dict[Path, int], path: Path) -> int | None:
+    """Return the line of *path*, or of its nearest parent, from the result of `key_lines`."""
+    while path:
+        if path in lines:
+            return lines[path]
+        path = path[:-1]
+    return None
+
+
+def key_lines(text: str, wanted: Set[Path] | None = None) -> dict[Path, int]:
+    """Return the line, counted from 1, of each key and each list element of the TOML source *text*.
+
+    With *wanted* the result may have only those, and what is found on the way to them.
+    """
+    scan = _Scan(text, wanted)
+    with suppress(RecursionError, _Enough):  # the lines found so far are right
+        scan.document()
+    return scan.lines
+
+
+class _Enough(Exception):  # noqa: N818  (it is no error)
+    """All wanted keys are found."""
+
+
+class _Scan:
+    """One pass over the tokens of a source."""
+
+    def __init__(self, text: str, wanted: Set[Path] | None) -> None:
+        self.lines: dict[Path, int] = {}
+        self._wanted = set(wanted) if wanted is not None else None
+        self._source = _tokens(text, f"{_SYNTAX}|{_WORD}")
+        self._tokens: list[tuple[str, int]] = []
+        self._next = 0
+        self._last: dict[Path, int] = {}  # for each list of tables, `[[a]]`, the index of the last one
+
+    def _set(self, path: Path, line: int) -> None:
+        if path in self.lines:
+            return
+        self.lines[path] = line
+        if self._wanted is not None:
+            self._wanted.discard(path)
+            if not self._wanted:
+                raise _Enough
+
+    def document(self) -> None:
+        header: Path = ()
+        while (part := self._peek()) is not None:
+            if part == "\n":
+                self._next += 1
+            elif part == "[":
+                self._next += 1
+                many = self._take("[")
+                header = self._keys(())
+                if many:
+                    listed = header[:-1] if header and isinstance(header[-1], int) else header
+                    self._last[listed] = self._last.get(listed, -1) + 1
+                    header = (*listed, self._last[listed])
+                    self._set(header, self._tokens[self._next - 1][1])
+                self._skip_line()
+            else:
+                before = self._next
+                path = self._keys(header)
+                if self._take("="):
+                    self._value(path)
+                if self._next == before:
+                    self._next += 1
+
+    def _peek(self) -> str | None:
+        if self._next == len(self._tokens):
+            token = next(self._source, None) if self._next < MAX_TOKENS else None
+            if token is None:
+                return None
+            self._tokens.append(token)
+        return self._tokens[self._next][0]
+
+    def _take(self, part: str) -> bool:
+        if self._peek() == part:
+            self._next += 1
+            return True
+        return False
+
+    def _skip_line(self) -> None:
+        while self._peek() not in (None, "\n"):
+            self._next += 1
+
+    def _keys(self, path: Path) -> Path:
+        """Read a dotted key below *path*, and record the line of each part. A list of tables means its last one."""
+        while (part := self._peek()) is not None and part not in _MARKS:
+            if part != ".":
+                path = (*path, _plain_key(part))
+                self._set(path, self._tokens[self._next][1])
+                if path in self._last:
+                    path = (*path, self._last[path])
+            self._next += 1
+        return path
+
+    def _value(self, path: Path) -> None:
+        if self._take("["):
+            index = 0
+            while (part := self._peek()) is not None and part != "]":
+                if part in ",\n":
+                    self._next += 1
+                    continue
+                element, before = (*path, index), self._next
+                self._set(element, self._tokens[before][1])
+                self._value(element)
+                if self._next == before:  # not the beginning of a value, such as "}"
+                    self._next += 1
+                index += 1
+            self._take("]")
+        elif self._take("{"):
+            while (part := self._peek()) is not None and part != "}":
+                before = self._next
+                inner = self._keys(path)
+                if self._take("="):
+                    self._value(inner)
+                if self._next == before or self._peek() == ",":
+                    self._next += 1
+            self._take("}")
+        else:
+            while (part := self._peek()) is not None and part not in "[]{},\n":
+                self._next += 1
+
+
+def _tokens(text: str, kinds: str) -> Iterator[tuple[str, int]]:
+    """Yield the matches of *kinds* in *text*, with lines: strings whole, no comments, nothing after an open string."""
+    line, at = 1, 0
+    pattern = re.compile(kinds)
+    while (match := pattern.search(text, at)) is not None:
+        part, at = match.group(), match.end()
+        if part in ('"', "'"):
+            end = _end_of_string(text, match.start())
+            if end is None:
                 return
-        if left >= 0:
-            found.update(dict.fromkeys(paths, before + 1))
-
-    whole, known = beginning(len(lines)), dict[Path, Path]()
-    for path in wanted:
-        known[path] = next((path[:end] for end in range(len(path), 0, -1) if _has(whole, path[:end])), ())
-    search({path: at for path, at in known.items() if at}, 0, len(lines))
-    return found
+            part, at = text[match.start() : end], end
+            yield part, line
+            line += part.count("\n")
+        elif part[0] != "#":
+            yield part, line
+            line += part == "\n"
 
 
-def _has(value: Any, path: Path) -> bool:
-    for part in path:
+def _end_of_string(text: str, start: int) -> int | None:
+    """Return the end of the string that begins at *start* of *text*; None if it has none."""
+    quote = text[start]
+    delimiter = quote * 3 if text.startswith(quote * 3, start) else quote
+    for match in re.compile(_END_OF_STRING[delimiter]).finditer(text, start + len(delimiter)):
+        if match.group() == "\n":
+            return None
+        if match.group() == delimiter:
+            end = match.end()
+            while len(delimiter) == 3 and end < match.end() + 2 and text.startswith(quote, end):
+                end += 1  # one or two quotes before the end belong to the string
+            return end
+    return None
+
+
+def _plain_key(part: str) -> str:
+    if part[0] in "\"'":
         try:
-            value = value[part] if type(value) in (dict, list) else None
-        except (KeyError, IndexError, TypeError):
-            return False
-    return value is not None
+            return str(_loads(f"k={part}")["k"])
+        except ValueError:
+            return part[1:-1]
+    return part

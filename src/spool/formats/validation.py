@@ -22,7 +22,7 @@ from spool.core.units import parse_duration, parse_size
 from spool.formats import toml
 from spool.formats.capabilities import loaded, parts, search, with_parts
 from spool.formats.key import OF_ITS_FIELD, REQUIRED, Key, KeyTable
-from spool.formats.toml import Path, find_lines, show
+from spool.formats.toml import Path, key_lines, line_of, show
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -135,10 +135,10 @@ class Problems:
 
     def listed(self, text: str) -> list[Problem]:
         """Return the problems in the order of their lines in *text*, those without a line first."""
-        lines = find_lines(text, [path for path, _, _ in self._found])
+        lines = key_lines(text, {path for path, _, _ in self._found})
         problems = []
         for path, subject, rest in self._found:
-            line = lines.get(path)
+            line = line_of(lines, path)
             on_line = "" if line is None else f" on line {line}"
             problems.append(Problem(dotted(path), line, f"{subject}{on_line}{rest}"))
         problems.sort(key=lambda problem: problem.line or 0)

@@ -423,10 +423,9 @@ class Spool:
 
     def last_words(self, name: str, run: int) -> bytes:
         """Return the end of a run's log, b"" if it writes to files of its own; at most 256 bytes."""
-        for record in (layout.JOB_STDERR, layout.JOB_LOG):
-            with suppress(OSError):
-                if words := end_of_file(self.own_record(name, run, record), 256):
-                    return words
+        with suppress(OSError):
+            apart = status_of(self.layout.record(name, run, layout.JOB_STDERR)) is not None
+            return end_of_file(self.own_record(name, run, layout.JOB_STDERR if apart else layout.JOB_LOG), 256)
         return b""
 
     def gpu_watch(self, name: str, run: int) -> GpuWatch | None:
