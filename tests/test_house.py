@@ -136,7 +136,7 @@ BUDGET = {
     "extras/plot": 850,
     "extras/simulate": 1500,
     "extras/top": 1550,
-    "formats": 5550,
+    "formats": 5750,
     "listeners": 1450,
     "machine": 3250,
     "python": 1000,

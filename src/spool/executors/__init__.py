@@ -189,8 +189,9 @@ class Executors:
 
     def machines(self) -> dict[str, Machine]:
         """Return the resources of other machines, as far as their executors have been asked."""
+        titles = {name: engine_title(name) for name in self.engines}
         there = self._of_each(lambda engine: engine.machine())
-        return {name: replace(each, title=engine_title(name)) for name, each in there.items() if each is not None}
+        return {name: replace(each, title=titles[name]) for name, each in there.items() if isinstance(each, Machine)}
 
     def ask_again(self) -> bool:
         """Clear the cached answers, so that the executors are asked again; return whether an answer has changed."""
@@ -224,7 +225,7 @@ class Executors:
 
     def work(self) -> list[RunHandle]:
         """Let every engine do its due work; return the runs with news."""
-        return [run for news in self._of_each(lambda engine: engine.work()).values() for run in news]
+        return [run for news in self._of_each(lambda engine: list(engine.work())).values() for run in news]
 
     def turned(self) -> bool:
         """Whether an engine has stopped answering, or answers again, since the last call."""
