@@ -330,7 +330,45 @@ def test_log_follows_several_jobs_and_names_each_line(dispatcher: object, spool:
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (out, process.returncode) == ("one: begun.\none: last\n", 0)
     assert "job two: failed" in err
-    assert spool("log", "one", "two").out == "==> one <==\nbegun.\nlast\n==> two <==\nready\n"
+    assert spool("log", "one", "two").out == "==> one <==\nbegun.\nlast\n\n==> two <==\nready\n"
+
+
+def test_the_last_line_of_a_run_that_is_tried_again_stands_alone(dispatcher: object, spool_root: Path) -> None:
+    """A line without an end is not joined with the first of the next run, beside other jobs too."""
+    flag = spool_root.parent / "go"
+    runs = f"echo run $SPOOL_ATTEMPT; printf end; until [ -e {flag} ]; do sleep 0.02; done; exit 1"
+    put_job(spool_root, "again", f'command = "{runs}"\n[retry]\nmax = 1\ndelay = "0s"\n')
+    put_job(spool_root, "other", 'command = "true"\n')
+    process = start("log", "-f", "again", "other")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "again: run 1\n"
+    flag.touch()
+    out, _ = process.communicate(timeout=PATIENCE_S)
+    assert out == "again: end\nagain: run 2\nagain: end\n"
+
+
+def test_a_glob_that_names_an_array_and_its_tasks_shows_each_output_once(
+    dispatcher: object, spool: Command, spool_root: Path
+) -> None:
+    """An array's output is that of its tasks; a job whose name only looks like one's is another job."""
+    put_job(spool_root, "c", 'command = "printf c{index}"\narray = "0-1"\n')
+    put_job(spool_root, "c_x", 'command = "echo x"\n')
+    assert spool("wait", "c", "c_x").code == 0
+    of_c = "==> c_0 <==\nc0\n==> c_1 <==\nc1\n"
+    assert spool("log", "c*").out == f"==> c <==\n{of_c}\n==> c_x <==\nx\n"
+    assert spool("log", "c").out == of_c
+    assert [Path(line).parts[-3] for line in spool("log", "--path", "c*").out.splitlines()] == ["c_0", "c_1", "c_x"]
+    lines = spool("log", "-f", "c*").out.splitlines()
+    assert sorted(lines) == sorted([*(f"c: {line}" for line in of_c.splitlines()), "c_x: x"])
+
+
+def test_a_job_without_output_keeps_back_none_of_the_others(spool: Command, spool_root: Path) -> None:
+    """It is told of on stderr, and the exit code is its own."""
+    put_job(spool_root, "held", 'command = "true"\n', place="held")
+    (wrapped(spool_root, "a", str(spool_root / "jobs" / "a" / "1")) / "log").write_text("out\n")
+    said = spool("log", "held", "a")
+    assert (said.out.lstrip(), said.code) == ("==> a <==\nout\n", 1)
+    assert "job held" in said.err
 
 
 def test_submit_wait_is_submit_and_wait(dispatcher: object, spool_root: Path) -> None:

@@ -831,6 +831,9 @@ def test_a_workdir_is_refused_only_where_there_is_nowhere_to_stand(
     assert (said.code, "--workdir" in said.err) == (2, True)
     assert spool("submit", "-n", "a", "--workdir", "/tmp", "--", "true").code == 0
     assert queued(spool_root, "a")["workdir"] == "/tmp"
+    for words in (("--spool", "rel", "ls"), ("--spool", "rel", "submit", "--", "true"), ("init", "rel")):
+        said = spool(*words)
+        assert (said.code, "an absolute path" in said.err) == (5, True), words
 
 
 def test_a_submission_is_judged_with_the_defaults(spool: Command, spool_root: Path, tmp_path: Path) -> None:

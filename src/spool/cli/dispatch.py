@@ -13,7 +13,7 @@ from spool.cli.group import Subverbs, Verb, unfilled
 from spool.cli.telling import made, tell
 from spool.client import service
 from spool.client.service import ONCE, RESIDENT
-from spool.client.submit import make_spool, was_spool
+from spool.client.submit import make_spool, root_at, was_spool
 from spool.core.errors import ExitCode, LockHeld, SpoolUnusable, UsageError, cannot
 from spool.core.names import without_here
 from spool.core.units import parse_duration
@@ -34,7 +34,7 @@ def init(root: str, directory: str | None) -> int:
       mkdir -m 700 ~/.spool && cd ~/.spool
       mkdir -m 700 queued held running done jobs reservations .tmp
     """
-    where = os.path.abspath(directory) if directory else root
+    where = root_at(directory) if directory else root
     try:
         new = make_spool(where)
     except OSError as error:

@@ -80,7 +80,11 @@ def submit(arguments: Sequence[str]) -> int | None:
     names = values.pop("name", [])
     name = names[-1] if names else None
     held = values.pop("hold", None) is not None
-    root = os.path.abspath(root) if root else submitting.default_root()
+    try:
+        os.getcwd()
+    except OSError:  # it was removed, and the full way says what to do
+        return None
+    root = submitting.root_at(root) if root else submitting.default_root()
     exported = exports(root, values.pop("export", []))
     if exported.assigned or exported.remarks:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Sequence
 from inspect import cleandoc
 from typing import Any
@@ -300,7 +299,7 @@ Everything here also works with cp, mv, rm and cat:
 @click.pass_context
 def spool(ctx: click.Context, root: str | None) -> None:
     """Run jobs from a directory: a job is a TOML file, and its folder is its state."""
-    ctx.obj = os.path.abspath(root) if root else submit.default_root()
+    ctx.obj = submit.root_at(root) if root else submit.default_root()
 
 
 def run(arguments: Sequence[str]) -> int:

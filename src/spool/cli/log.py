@@ -19,6 +19,7 @@ from spool.cli.telling import tell
 from spool.cli.wait import told
 from spool.client.output import POLL_S, Follower, Stream, output_paths, outputs, read_output, run_of
 from spool.client.waiting import End
+from spool.core.arrays import array_of
 from spool.core.errors import SpoolError, cannot
 from spool.core.lifecycle import Verdict
 from spool.core.model import State
@@ -58,38 +59,60 @@ def command(
     By hand: cat jobs/train/1/log   or   tail -f jobs/train/1/log
     """
     spool = opened(root)
-    jobs = named(spool, names)
+    jobs = _once(spool, named(spool, names))
     stream = Stream.ERR if errors else Stream.OUT
     if follow and not only_path:
         for name in jobs:
             if run is not None or spool.latest_run(name) is not None:
                 _run_of(spool, name, run)
         _follow(Follower(spool, jobs, only=run, lines=lines), jobs, stream)
-    else:
-        for at, name in enumerate(jobs):
+        for name in jobs if not errors else ():
+            _tell_of_errors(spool, name, run)
+        return 0
+    code = 0
+    for at, name in enumerate(jobs):
+        try:
             its_run = _run_of(spool, name, run)
             if only_path:
                 for path in output_paths(spool, name, its_run, stream):
                     render.say(path)
-                continue
-            if at:
-                render.say("")  # also ends a last line without an end
-            if len(jobs) > 1:
-                render.say(f"==> {name} <==")
-            _show(spool, name, its_run, stream, lines)
-    if not (errors or only_path):
-        for name in jobs:
-            _tell_of_errors(spool, name, run)
-    return 0
+            else:
+                head = [""] * (at > 0) + [f"==> {name} <=="] if len(jobs) > 1 else []
+                _show(spool, name, its_run, stream, lines, head)
+                if not errors:
+                    _tell_of_errors(spool, name, run)
+        except SpoolError as error:  # the others have output
+            if len(jobs) == 1:
+                raise
+            sys.stdout.flush()
+            tell(str(error))
+            code = int(error.exit_code)
+    return code
 
 
-def _show(spool: Spool, name: str, run: int, stream: Stream, lines: int | None) -> None:
+def _once(spool: Spool, names: Sequence[str]) -> list[str]:
+    """Return *names* without the tasks of arrays that are among them: an array's output is that of its tasks."""
+    newest = {name: spool.latest_run(name) for name in names} if len(names) > 1 else {}
+    arrays = {name for name, run in newest.items() if run is not None and spool.array(name, run) is not None}
+    return [name for name in names if array_of(name) not in arrays or not name.rpartition("_")[2].isdigit()]
+
+
+def _show(spool: Spool, name: str, run: int, stream: Stream, lines: int | None, head: Sequence[str]) -> None:
+    """Print the output of a run behind *head*; several may follow each other, so a last line always ends."""
     why = why_never_begun(spool, name, run)
     if why and not os.path.exists(outputs(spool, name, run).stdout or ""):
         raise _no_output(name, why, f"`spool show {name}` says more")
+    last = b"\n"
+    pieces = read_output(spool, name, run, stream, lines=lines)
+    data = next(pieces, b"")  # it may have none, which is an error
+    for line in head:
+        render.say(line)
     sys.stdout.flush()
-    for data in read_output(spool, name, run, stream, lines=lines):
+    while data:
         sys.stdout.buffer.write(data)
+        last, data = data, next(pieces, b"")
+    if head and not last.endswith(b"\n"):
+        sys.stdout.buffer.write(b"\n")
 
 
 def _tell_of_errors(spool: Spool, name: str, run: int | None) -> None:
@@ -148,6 +171,8 @@ def _follow(follower: Follower, names: Sequence[str], stream: Stream) -> None:
                     sys.stdout.flush()
                     tell(told(piece))
             elif not piece.data:
+                if unended[piece.job]:  # of the run before
+                    write_lines(piece.job, unended[piece.job] + b"\n")
                 tell(f"job {piece.job}: run {piece.run}")
             elif piece.stream is stream and len(names) == 1:
                 write(piece.data)

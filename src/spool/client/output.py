@@ -255,15 +255,20 @@ class ArrayOutput:
                 yield from self.output(task, run)
 
     def output(self, task: str, run: int) -> Iterator[OutputPiece]:
-        """Yield the whole output of a task after a line with its name; nothing if it has no output."""
+        """Yield the whole output of a task after a line with its name; nothing if it has no output.
+
+        A last line without an end gets one, because the next name follows.
+        """
         where = outputs(self._spool, task, run)
         for stream, path in ((Stream.OUT, where.stdout), (Stream.ERR, where.stderr)):
             if path is None:
                 continue
-            head = f"==> {task} <==\n".encode()
+            head, data = f"==> {task} <==\n".encode(), b"\n"
             for data in _so_far(path, self._lines):
                 yield OutputPiece(self._name, run, stream, head + data)
                 head = b""
+            if not data.endswith(b"\n"):
+                yield OutputPiece(self._name, run, stream, b"\n")
 
     def close(self) -> None:
         """Close the history."""

@@ -44,7 +44,18 @@ NAME.toml.error beside it says what is wrong. `spool --help` lists the commands.
 
 def default_root() -> str:
     """Return the default spool: `$SPOOL_DIR`, or `~/.spool`."""
-    return os.path.abspath(os.environ.get("SPOOL_DIR") or os.path.expanduser("~/.spool"))
+    return root_at(os.environ.get("SPOOL_DIR") or os.path.expanduser("~/.spool"))
+
+
+def root_at(path: str) -> str:
+    """Return *path* as the absolute path of a spool. Raises SpoolUnusable where the current directory was removed."""
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:
+        from spool.core.errors import SpoolUnusable, cannot
+
+        why = "the current directory no longer exists"
+        raise SpoolUnusable(cannot("use", f"the spool {path}", why, remedy="give an absolute path")) from None
 
 
 def literal(path: str) -> str:

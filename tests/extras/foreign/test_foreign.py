@@ -82,6 +82,7 @@ SAME = [
         "#PBS -l nodes=1:ppn=4:gpus=2,walltime=1:30:00,mem=8gb",
         {"cpus": 4, "gpus": 2, "time_limit": "1h30m", "memory": "8G"},
     ),
+    ("#PBS -l walltime=01:00:30:00", {"time_limit": "1d30m"}),
     (
         "#PBS -l select=1:ncpus=8:ngpus=1:mem=500mb\n#PBS -A lab -j oe",
         {"cpus": 8, "gpus": 1, "memory": "500M", "project": "lab"},

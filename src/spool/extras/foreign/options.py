@@ -79,6 +79,8 @@ def _time(text: str, *, alone: int = 60) -> list[str]:
 
 
 def _seconds(text: str) -> list[str]:
+    if text.count(":") == 3:  # D:H:M:S, as Torque takes it
+        text = text.replace(":", "-", 1)
     return _time(text, alone=1)
 
 
