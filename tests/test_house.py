@@ -115,8 +115,8 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7300,
-    "client": 2950,
+    "cli": 7350,
+    "client": 3000,
     "core": 8900,
     "dispatcher": 8300,
     "doctor": 700,

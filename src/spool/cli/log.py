@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 import click
@@ -78,7 +78,7 @@ def command(
                     render.say(path)
             else:
                 head = [""] * (at > 0) + [f"==> {name} <=="] if len(jobs) > 1 else []
-                _show(spool, name, its_run, stream, lines, head)
+                _show(_output(spool, name, its_run, stream, lines), head)
                 if not errors:
                     _tell_of_errors(spool, name, run)
         except SpoolError as error:  # the others have output
@@ -97,14 +97,17 @@ def _once(spool: Spool, names: Sequence[str]) -> list[str]:
     return [name for name in names if array_of(name) not in arrays or not name.rpartition("_")[2].isdigit()]
 
 
-def _show(spool: Spool, name: str, run: int, stream: Stream, lines: int | None, head: Sequence[str]) -> None:
-    """Print the output of a run behind *head*; several may follow each other, so a last line always ends."""
+def _output(spool: Spool, name: str, run: int, stream: Stream, lines: int | None) -> Iterator[bytes]:
+    """Return the output of a run so far. Raises SpoolError with the reason if there can be none."""
     why = why_never_begun(spool, name, run)
     if why and not os.path.exists(outputs(spool, name, run).stdout or ""):
         raise _no_output(name, why, f"`spool show {name}` says more")
-    last = b"\n"
-    pieces = read_output(spool, name, run, stream, lines=lines)
-    data = next(pieces, b"")  # it may have none, which is an error
+    return read_output(spool, name, run, stream, lines=lines)
+
+
+def _show(pieces: Iterator[bytes], head: Sequence[str]) -> None:
+    """Print *pieces* behind the lines of *head*, after which a last line always ends: another job's may follow."""
+    data, last = next(pieces, b""), b"\n"  # first: it may fail
     for line in head:
         render.say(line)
     sys.stdout.flush()
