@@ -8,7 +8,7 @@ from random import Random
 
 from spool.core.model import SECOND_NS, Machine, Policy, Request, Spec
 from spool.extras.simulate.simulation import Outcome, SimulatedJob, SimulatedPolicy, simulate
-from spool.extras.simulate.whatif import gpus_like
+from spool.extras.simulate.whatif import imagined_gpus
 
 GPUS, CPUS, LOAD = 8, 64, 0.85
 DAYS = 60
@@ -96,7 +96,7 @@ def markdown(seed: int) -> Iterator[str]:
 
 
 def _machine(jobs: Sequence[SimulatedJob]) -> Machine:
-    return Machine(CPUS, 1 << 60, gpus=gpus_like(GPUS, tuple(jobs)))
+    return Machine(CPUS, 1 << 60, gpus=imagined_gpus(str(GPUS), tuple(jobs)))
 
 
 class Told:

@@ -15,7 +15,7 @@ from spool.core.errors import SpoolError
 from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.units import show_duration
 from spool.extras.simulate.simulation import Figures, SimulatedPolicy
-from spool.extras.simulate.whatif import Scenario, Workload, gpus_like, of_file, prepare, simulate_policy
+from spool.extras.simulate.whatif import Scenario, Workload, imagined_gpus, of_file, prepare, simulate_policy
 from spoolbench import box
 
 SUFFIXES = (".swf", ".swf.gz", ".csv", ".csv.gz")
@@ -122,7 +122,7 @@ def _machine(trace: Trace) -> Machine:
     cpus = trace.cpus or workload.cpus
     if cpus is None:
         raise SpoolError(f"{trace.name}: the number of processors is unknown; specify {trace.name}=CPUS")
-    return Machine(cpus, _ENDLESS_BYTES, gpus=gpus_like(trace.gpus, workload.coming))
+    return Machine(cpus, _ENDLESS_BYTES, gpus=imagined_gpus(str(trace.gpus), workload.coming))
 
 
 def _simulate(trace: Trace, run: Run) -> Found:

@@ -82,17 +82,11 @@ def test_each_call_for_a_job_has_its_reason(served: Served) -> None:
 
 
 def test_a_job_costs_what_it_does_beside_few_however_many_run(served: Served) -> None:
-    """No child is looked at for the end of another but once a second, though one call would look at all of them."""
-    begun = time.monotonic()
+    """Nothing is asked of the runs that go on: one call looks at all children."""
     found, others = _drain(served, beside=150)
-    lasted_s = time.monotonic() - begun
     unexpected = {call: share for call, share in found.items() if share > SLACK + EXPECTED.get(call, (0, 0, ""))[0]}
     assert unexpected == {}
-    assert sum(others.values()) <= OTHERS + 2 + 6 * 150 / JOBS  # a descriptor for each that runs on, once
-    looks = re.findall(
-        r"^wait4\(-1, .*, WNOHANG\|WSTOPPED, ", (served.root.parent / "strace").read_text(), re.MULTILINE
-    )
-    assert len(looks) <= 2 * lasted_s
+    assert sum(others.values()) <= OTHERS + 2
 
 
 def _drain(served: Served, beside: int = 0) -> tuple[Counter[str], Counter[str]]:
