@@ -234,16 +234,19 @@ class Scanner(Component):
         if self._is_arrays(name):
             return
         with self._confinement.of(Thing.of_job(name), _LOOK_AT) as piece:
-            status = status_of(self._layout.job_file(place, name))
-            if status is None:  # the case after every move of our own
+            path = self._layout.job_file(place, name)
+            first = marks is not None and self._known(place, name) is None  # of many: reading says whether it is there
+            status = None if first else status_of(path)
+            if status is None and not first:  # the case after every move of our own
                 self._take(place, name, ReadFailure.GONE)
             else:
                 edited = is_open_in_editor(self._layout.at(place), name, marks)
-                if anew or self._is_new(place, name, edited, status):
-                    if may_wait and status.st_size > _LARGE:
+                large = may_wait and status is not None and status.st_size > _LARGE
+                if status is None or anew or self._is_new(place, name, edited, status):
+                    seen = None if large else read_stable(path)
+                    if seen is None or (first and isinstance(seen, FileText) and seen.size > _LARGE):
                         self._large.setdefault((place, name), time.monotonic_ns())
                         return
-                    seen = read_stable(self._layout.job_file(place, name))
                     self._take(place, name, self._understood(place, name, seen, edited))
         if piece.failed:
             self._troubled.add((place, name))
