@@ -284,6 +284,7 @@ def test_ctrl_z_stops_it_and_fg_continues_it(desk: Desk) -> None:
     shell.shows("one\r\none\r\n")
     shell.type(_CTRL_Z)
     shell.shows("Stopped")
+    once(lambda: shell.screen().rpartition("Stopped")[2].endswith("ready> "), "the prompt of the shell")
     shell.type("echo in the $((1 + 1))nd shell\r")
     shell.shows("in the 2nd shell")
     shell.type("fg\r")
