@@ -30,8 +30,8 @@ class Row:
         columns = type(self).__annotations__
         named |= zip(columns, given, strict=False)
         missing = [name for name in columns if name not in named and not hasattr(self, name)]
-        if missing or not named.keys() <= columns.keys():
-            unknown = [*(named.keys() - columns.keys())]
+        if missing or len(given) > len(columns) or not named.keys() <= columns.keys():
+            unknown = [*(named.keys() - columns.keys()), *given[len(columns) :]]
             raise TypeError(f"{type(self).__name__}: missing columns {missing}, unknown ones {unknown}")
         self.__dict__.update(named)
 
