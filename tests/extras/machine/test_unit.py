@@ -69,3 +69,17 @@ def test_the_arbiter_comes_back() -> None:
     assert (unit["Service"]["Restart"], unit["Unit"]["StartLimitIntervalSec"]) == ("always", "0")
     mistakes = (ExitCode.USAGE, ExitCode.INVALID_FILE)
     assert unit["Service"]["RestartPreventExitStatus"] == " ".join(str(int(code)) for code in mistakes)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["whole", "disk full"])
+def test_a_file_of_the_installation_is_there_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """A machine.toml that is written in part would be kept by the next installation, which replaces none."""
+    path = tmp_path / "a b" / "machine.toml"
+    monkeypatch.setattr(shared, "MACHINE_FILE", str(path))
+    step = verb.by_hand(["spool"]).split("\nid -u ")[0]
+    cat = "cat() { echo '# part'; return 1; }\n" if fails else ""
+    done = subprocess.run(["/bin/sh", "-c", cat + step], capture_output=True, text=True, check=False)
+    assert (done.returncode != 0, path.exists()) == (fails, not fails)
+    assert fails or "[quotas.default_user]" in path.read_text()

@@ -269,8 +269,10 @@ def _is_hidden(path: str) -> bool:
 
 
 def _written(path: str, text: bytes, unless: str = "") -> str:
-    place, lines = shlex.quote(os.path.dirname(path)), text.decode().rstrip("\n")
-    return f"{unless}{{ install -d {place}; cat > {shlex.quote(path)}; }} << 'END'\n{lines}\nEND"
+    """Return the step that writes a file, whole or not at all."""
+    place, whole, new = (shlex.quote(each) for each in (os.path.dirname(path), path, f"{path}.new"))
+    lines = text.decode().rstrip("\n")
+    return f"{unless}{{ install -d {place} && cat > {new} && mv {new} {whole}; }} << 'END'\n{lines}\nEND"
 
 
 def _configuration(path: str) -> MachineConfig:
