@@ -88,7 +88,7 @@ HOMES = {
     "tomli": "formats/toml.py",
     "tomli_w": "formats/toml.py",
     "tomlkit": "formats",
-    "watchdog": "dispatcher/inotify.py",
+    "watchdog": "dispatcher/wakeup.py",
 }
 VALUES = {"msgspec.Struct", "msgspec.field", "msgspec.structs"}  # what the values of all layers are made of
 ABROAD = {

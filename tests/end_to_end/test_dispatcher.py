@@ -24,11 +24,11 @@ _BOTH = pytest.mark.executors("process", "tmux")
 _BLIND = """
 import sys, errno
 sys.argv = ["spool", *sys.argv[1:]]
-from spool.dispatcher import inotify
+from spool.dispatcher import wakeup
 class Blind:
     def __init__(self, hear):
         raise OSError(errno.EMFILE, "inotify instance limit reached")
-inotify._Emitter = Blind
+wakeup._Emitter = Blind
 from spool.cli.main import main
 main()
 """

@@ -23,25 +23,21 @@ from spool.core.scheduler import Ending, Plan, Start
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.confinement import Confinement, Piece, Thing
-from spool.dispatcher.context import Changes, Context, Journal, all_lines
+from spool.dispatcher.context import Changes, Context, ContributedSteps, Journal, all_lines
 from spool.dispatcher.events import EventRecorder
-from spool.dispatcher.filemoves import FileMoves
 from spool.dispatcher.finalizer import Finalizer
-from spool.dispatcher.inotify import DirectoryWatcher
 from spool.dispatcher.launcher import Launcher, is_on_its_way
 from spool.dispatcher.leases import LeaseGate
 from spool.dispatcher.limits import GpuUseRecorder, LimitEnforcer
 from spool.dispatcher.monitor import Monitor
-from spool.dispatcher.observer import Observer, Pause
+from spool.dispatcher.observer import FileMoves, Observer, Pause
 from spool.dispatcher.planner import Planner
 from spool.dispatcher.recovery import Recovery
-from spool.dispatcher.reservations import Reservations
-from spool.dispatcher.scanner import Scanner
+from spool.dispatcher.scanner import Reservations, Scanner
 from spool.dispatcher.status import StatusWriter
-from spool.dispatcher.steps import ContributedSteps
 from spool.dispatcher.supervisor import News, Supervisor
 from spool.dispatcher.terminator import Halt, Preempter, StopOrders, Suspender, Terminator
-from spool.dispatcher.wakeup import Part, Timers, Wakeup
+from spool.dispatcher.wakeup import DirectoryWatcher, Part, Timers, Wakeup
 from spool.executors import Executors
 from spool.executors.local import LocalProcesses
 from spool.formats import wrapper
@@ -49,7 +45,7 @@ from spool.formats.journal import recall
 from spool.machine import cgroups
 from spool.machine.cgroups import RunGroups
 from spool.machine.marks import MachineProber
-from spool.state.outcomes import OutcomeIndex
+from spool.state.load import OutcomeIndex
 from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor

@@ -30,7 +30,7 @@ from spool.extras.machine.machinefile import MachineConfig
 from spool.extras.machine.peers import MOST_CONNECTIONS, Account, Accounts, Allowance, Connection
 from spool.extras.machine.protocol import Units
 from spool.extras.machine.status import MachineShares, render
-from spool.machine import descriptors, identity
+from spool.machine import identity
 from spool.store.disk import Disk
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class Arbiter:
 
     def serve(self) -> None:
         """Open, and serve until TERM or INT. Both signals work before the status file appears."""
-        descriptors.take_all()
+        identity.take_all()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._leave)
         self.open()
