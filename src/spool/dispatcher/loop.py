@@ -36,6 +36,7 @@ from spool.dispatcher.observer import Observer, Pause
 from spool.dispatcher.planner import Planner
 from spool.dispatcher.recovery import Recovery
 from spool.dispatcher.reservations import Reservations
+from spool.dispatcher.retention import Retention
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.steps import ContributedSteps
@@ -138,6 +139,7 @@ class Dispatcher:
         self.preempter = Preempter(context, self.stops, self._plan_again)
         self.steps = ContributedSteps(context, self.wakeup)
         self.launcher = Launcher(context, self.planner.shortage, self.steps.put)
+        self.retention = Retention(context)
         self.recovery = Recovery(context, self.prober)
         self.status = StatusWriter(context, self.watcher, self.arrays, self.world)
         self._unfiled: list[ActiveRun] = []  # runs that are over, with unfinished paperwork
@@ -298,6 +300,7 @@ class Dispatcher:
             Step("listeners", "serve", "the listeners", events.work,
                  lambda: events.news or client.wanted or client.trouble),
             Step("machine", "speak with", "the arbiter of the machine", self._speak, lambda: self.gate.leases.has_work),
+            Step("old runs", "remove", "old runs", self.retention.work, lambda: self.retention.has_work),
         )  # fmt: skip
 
     def turn(self) -> bool:
