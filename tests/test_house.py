@@ -118,7 +118,7 @@ BUDGET = {
     "cli": 7350,
     "client": 3000,
     "core": 8900,
-    "dispatcher": 8300,
+    "dispatcher": 8350,
     "doctor": 700,
     "executors": 2250,
     "extras": 200,

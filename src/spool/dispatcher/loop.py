@@ -36,10 +36,9 @@ from spool.dispatcher.observer import Observer, Pause
 from spool.dispatcher.planner import Planner
 from spool.dispatcher.recovery import Recovery
 from spool.dispatcher.reservations import Reservations
-from spool.dispatcher.retention import Retention
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.status import StatusWriter
-from spool.dispatcher.steps import ContributedSteps
+from spool.dispatcher.steps import ContributedSteps, Retention
 from spool.dispatcher.supervisor import News, Supervisor
 from spool.dispatcher.terminator import Halt, Preempter, StopOrders, Suspender, Terminator
 from spool.dispatcher.wakeup import Part, Timers, Wakeup
@@ -139,7 +138,6 @@ class Dispatcher:
         self.preempter = Preempter(context, self.stops, self._plan_again)
         self.steps = ContributedSteps(context, self.wakeup)
         self.launcher = Launcher(context, self.planner.shortage, self.steps.put)
-        self.retention = Retention(context)
         self.recovery = Recovery(context, self.prober)
         self.status = StatusWriter(context, self.watcher, self.arrays, self.world)
         self._unfiled: list[ActiveRun] = []  # runs that are over, with unfinished paperwork
@@ -278,7 +276,7 @@ class Dispatcher:
         """Return the other steps of a pass, which follow from what was observed."""
         state, arrays, halt, monitor, events = self.state, self.arrays, self.halt, self.monitor, self.events
         journal, logs, reservations, world = self.journal, self.logs, self.reservations, self.world
-        client = events.client
+        client, retention = events.client, Retention(self.context)
         filing = Step("paperwork", "file", "what has ended", self._file, lambda: self._unfiled, of_spool=True)
         return (
             Step("arrays", "continue", "the arrays", lambda: arrays.work(self.clock(), paused=self.pause.paused),
@@ -300,7 +298,7 @@ class Dispatcher:
             Step("listeners", "serve", "the listeners", events.work,
                  lambda: events.news or client.wanted or client.trouble),
             Step("machine", "speak with", "the arbiter of the machine", self._speak, lambda: self.gate.leases.has_work),
-            Step("old runs", "remove", "old runs", self.retention.work, lambda: self.retention.has_work),
+            Step("old runs", "remove", "old runs", retention.work, lambda: retention.has_work),
         )  # fmt: skip
 
     def turn(self) -> bool:
