@@ -204,7 +204,6 @@ SAYS = {
     "cli/fastsubmit.py": "the name of a job that it has submitted, without importing the rest",
     "cli/completion.py": "a script for a shell",
     "extras/functions/calls.py": "the log of a call, whose process loads little",
-    "extras/functions/worker.py": "likewise",
 }
 
 # Put together here, so that this file does not hold the words that it looks for.
