@@ -127,7 +127,7 @@ BUDGET = {
     "extras/containers": 350,
     "extras/engines": 2800,
     "extras/foreign": 1450,
-    "extras/functions": 1250,
+    "extras/functions": 1100,
     "extras/here": 500,
     "extras/machine": 3200,
     "extras/metrics": 550,
