@@ -170,14 +170,11 @@ TABLE = (
     Capability(
         "functions",
         "Makes each call of a Python function a job.",
-        value="spool.extras.functions.results:result_of",
-        public={
-            **dict.fromkeys(("Executor", "Future"), "spool.extras.functions.executor"),
-            **dict.fromkeys(
-                ("Cancelled", "JobFailed", "Lost", "OutOfMemory", "RemoteError", "TimedOut"),
-                "spool.extras.functions.results",
-            ),
-        },
+        value="spool.extras.functions.executor:result_of",
+        public=dict.fromkeys(
+            ("Executor", "Future", "Cancelled", "JobFailed", "Lost", "OutOfMemory", "RemoteError", "TimedOut"),
+            "spool.extras.functions.executor",
+        ),
     ),
     Capability(
         "foreign",
