@@ -129,7 +129,7 @@ BUDGET = {
     "extras/foreign": 1450,
     "extras/functions": 1100,
     "extras/here": 500,
-    "extras/machine": 3200,
+    "extras/machine": 3050,
     "extras/metrics": 550,
     "extras/notify": 1000,
     "extras/page": 800,
