@@ -39,7 +39,7 @@ Clock = Callable[[], int]
 
 Part = Literal[
     "files", "answers", "recovery", "ends", "suspensions", "limits", "stops", "arrays", "halt", "starts", "preemption",
-    "gpu use", "paperwork", "conditions", "journal", "listeners", "gpus", "status", "machine"
+    "gpu use", "paperwork", "conditions", "journal", "listeners", "gpus", "status", "machine", "old runs"
 ]  # fmt: skip
 """A part of a pass."""
 
