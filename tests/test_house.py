@@ -141,7 +141,7 @@ BUDGET = {
     "machine": 3250,
     "python": 1000,
     "query": 4600,
-    "state": 2200,
+    "state": 2100,
     "store": 4000,
     "testing": 1150,
 }
