@@ -81,7 +81,6 @@ HOMES = {
     "jinja2": "extras/page/document.py",
     "libtmux": "executors/tmux.py",
     "msgspec": "formats",
-    "pluggy": "listeners/plugins.py",
     "psutil": "machine",
     "pynvml": "machine/nvml.py",
     "rich": "cli",
@@ -1021,7 +1020,7 @@ def _command(node: ast.AST) -> list[str]:
 
 
 def test_every_python_that_is_started_imports_nothing_from_the_current_directory() -> None:
-    """Each command that begins with an interpreter says -P or -I, in spool and in its plugins."""
+    """Each command that begins with an interpreter says -P or -I, in spool and in its capabilities."""
     found: dict[str, list[list[str]]] = defaultdict(list)
     for path in sorted([*SOURCE.rglob("*.py"), *(ROOT / "contrib").glob("**/src/**/*.py")]):
         if "testing" not in path.parts:

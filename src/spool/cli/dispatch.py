@@ -9,7 +9,7 @@ import click
 
 from spool.cli import render
 from spool.cli.common import value_of
-from spool.cli.group import Subverbs, Verb, unfilled
+from spool.cli.group import Subverbs, Verb, unreviewed
 from spool.cli.telling import made, tell
 from spool.client import service
 from spool.client.service import ONCE, RESIDENT
@@ -84,7 +84,7 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
         raise LockHeld(f"cannot dispatch {root}: another dispatcher serves it") from None
 
 
-_HELP = unfilled("""
+_HELP = unreviewed("""
 Keep the dispatcher running with systemd.
 
 It uses user units, so you need not be root. The dispatcher starts with your first login, restarts after a crash, and

@@ -128,7 +128,7 @@ class Verb(click.Command):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.help = unfilled(self.help or "")
+        self.help = unreviewed(self.help or "")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line; errors name this verb."""
@@ -215,7 +215,7 @@ def _answered(error: click.NoSuchOption, words: Sequence[str]) -> Exception:
     return error
 
 
-def unfilled(text: str) -> str:
+def unreviewed(text: str) -> str:
     """Return *text* with click's mark before each paragraph that has an indented line."""
     paragraphs = cleandoc(text).split("\n\n")
     return "\n\n".join(f"\b\n{part}" if "\n  " in f"\n{part}" else part for part in paragraphs)
@@ -279,7 +279,7 @@ class Subverbs(click.Group):
         return super().resolve_command(ctx, args)
 
 
-_EPILOG = unfilled("""
+_EPILOG = unreviewed("""
 Everything here also works with cp, mv, rm and cat:
   mv queued/a.toml held/       holds job a        (spool hold a)
   rm running/a.toml            cancels it         (spool cancel a)

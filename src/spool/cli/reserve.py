@@ -13,7 +13,7 @@ import click
 from spool.cli import publicjson, render
 from spool.cli.charts import Bar, Line, charts
 from spool.cli.common import for_each, json_option, own, viewed
-from spool.cli.group import Subverbs, Verb, unfilled
+from spool.cli.group import Subverbs, Verb, unreviewed
 from spool.cli.moments import understood
 from spool.cli.telling import made, tell
 from spool.client.requests import Requests
@@ -40,7 +40,7 @@ _COLUMNS = (
 )
 _STYLES = {"active": "green", "pending": "", "completed": "dim", "cancelled": "dim", "invalid": "red"}
 
-_HELP = unfilled("""\
+_HELP = unreviewed("""\
 Reserve GPUs for a user or project.
 
 While a reservation is active, others cannot start jobs on its GPUs; before it begins, they cannot start jobs that

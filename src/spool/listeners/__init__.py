@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from spool.formats.capabilities import capabilities, loaded
 from spool.formats.config import Config
-from spool.listeners.base import Gate, Listener
+from spool.listeners.base import Listener
 
-__all__ = ["RUNS_FOREIGN_CODE", "Gate", "Listener", "by_kind", "kinds"]
-
-_WHERE = {
-    "hooks": "spool.listeners.hooks:Hooks",
-    "plugins": "spool.listeners.plugins:Plugins",
-}
+__all__ = ["Listener", "by_kind", "kinds"]
 
 
 def _where() -> dict[str, str]:
-    return _WHERE | {each.name: each.listener for each in capabilities() if each.listener}
+    return {"hooks": "spool.listeners.hooks:Hooks"} | {
+        each.name: each.listener for each in capabilities() if each.listener
+    }
 
 
 def kinds() -> tuple[str, ...]:
@@ -26,14 +22,7 @@ def kinds() -> tuple[str, ...]:
     return tuple(_where())
 
 
-RUNS_FOREIGN_CODE = frozenset({"hooks", "plugins"})
-"""Listeners that run foreign code. Each event is noted before its delivery, so that it cannot crash them for ever."""
-
-
-def by_kind(kind: str, root: str, config: Callable[[], Config], **more: Any) -> Listener:
-    """Return a new listener for the spool *root*; its module is imported only now. *more* depends on the kind.
-
-    Raises ImportError, KeyError.
-    """
-    made: Listener = loaded(_where()[kind])(root, config, **more)
+def by_kind(kind: str, root: str, config: Callable[[], Config]) -> Listener:
+    """Return a new listener for the spool *root*; its module is imported only now. Raises ImportError, KeyError."""
+    made: Listener = loaded(_where()[kind])(root, config)
     return made

@@ -1,4 +1,4 @@
-"""The Protocols of listeners: of all that receive events, and of those that also review starts and cancellations.
+"""The protocol of listeners, which receive events.
 
 Listeners live in a process of their own (`python -m spool.listeners SPOOL`), so that they can never block a pass: the
 dispatcher records events, and that process reads them.
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from threading import Lock
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
-from spool.core.events import Answer, Event, EventName
+from spool.core.events import Event, EventName
 
 Begin = Callable[[int], None]
 """Called before each step of a review, with the step's time limit in nanoseconds."""
@@ -39,17 +39,6 @@ class Listener(Protocol):
     def close(self) -> None:
         """Finish soon."""
         return
-
-
-@runtime_checkable
-class Gate(Protocol):
-    """A listener that also reviews each start (`submitting`) and each cancellation (`cancelling`)."""
-
-    def asks(self, name: EventName) -> bool:
-        """Whether it reviews events of that kind."""
-
-    def ask(self, event: Event, begin: Begin) -> Answer:
-        """Return its answer; call *begin* before each step. An exception counts as a no."""
 
 
 class NullSink(Listener):

@@ -15,7 +15,7 @@ import click
 
 from spool.cli import render
 from spool.cli.common import json_option
-from spool.cli.group import Subverbs, Verb, unfilled
+from spool.cli.group import Subverbs, Verb, unreviewed
 from spool.cli.telling import tell
 from spool.client import service
 from spool.core.errors import ExitCode, InvalidConfig, SpoolError, SpoolUnusable, UsageError, cannot
@@ -56,7 +56,7 @@ _FIXED = 3  # columns that are there even if they are empty
 _MOST_USERS = 50
 
 
-_HELP = unfilled("""
+_HELP = unreviewed("""
 Share the machine among several users, each with a spool of their own.
 
 The users' dispatchers ask one arbiter before they start a job, so that CPUs, memory and GPUs are given out once, in a
