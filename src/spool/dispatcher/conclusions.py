@@ -116,7 +116,7 @@ class Concluder(Component):
             return self._never_spoke(live, "the wrapper ended before it could identify itself")
         evidence = replace(evidence, stop=live.stopped_by(evidence.stop))
         if live.jid is None and evidence.liveness not in (Liveness.ABSENT, Liveness.VOID):
-            self._identify(live)
+            self.identify(live)
         proof = prove(
             replace(
                 evidence,
@@ -153,12 +153,12 @@ class Concluder(Component):
             # Taking the jid decides: the engine may start it again, or have it after all.
             spoke = not self._spool.take_jid(live.name, live.run)
             if spoke and self.jid(live) is not None:  # unseen before, so later records may be too
-                self._identify(live)
+                self.identify(live)
                 return self._conclude_elsewhere(live, handle)
             if spoke and end is None and stop is None:
                 raise OSError(errno.ESTALE, "its jid is there and says nothing yet")
         if spoke:
-            self._identify(live)
+            self.identify(live)
         if not spoke and evidence.recorded is None and (end is None or handle.refusal is not None) and stop is None:
             return Void(self._end_of(live), held_because=_refused_for_good(live, handle.refusal))
         proof = prove(
@@ -218,7 +218,8 @@ class Concluder(Component):
         found = self._spool.jid(live.name, live.run)
         return found if isinstance(found, Jid) and live.may_be(found) else None
 
-    def _identify(self, live: ActiveRun) -> None:
+    def identify(self, live: ActiveRun) -> None:
+        """Take the wrapper's identity from its record, if it has registered."""
         jid = self.jid(live)
         if jid is not None and live.handle is not None:
             live.handle.identified(jid)

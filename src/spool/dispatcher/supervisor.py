@@ -84,6 +84,10 @@ class Supervisor(Component):
         gone: list[ActiveRun] = []
         if self._terminator.runs:
             with self._confinement.service("look at", "the processes of runs that are stopped"):
+                for live in (run.live for run in self._terminator.runs.values()):
+                    if live.jid is None and live.elsewhere is None:
+                        with suppress(OSError):  # a search may miss its children, which get their mark late
+                            self.concluder.identify(live)
                 gone = self._terminator.tick()
         for live in gone:
             self._terminator.forget(live)
@@ -137,8 +141,8 @@ class Supervisor(Component):
         handle, left = live.handle, None
         if handle is not None and isinstance(live.phase, Active | Outlived):
             found = handle.liveness()
-            if found is Liveness.ABSENT and (jid := self.concluder.jid(live)) is not None:
-                handle.identified(jid)
+            if found is Liveness.ABSENT:
+                self.concluder.identify(live)
                 found = handle.liveness()
             if found is Liveness.ALIVE and live.elsewhere is None:  # elsewhere it is only presumed
                 live.seen_alive()
@@ -170,7 +174,10 @@ class Supervisor(Component):
                 live.see(GONE)
         if isinstance(live.phase, Gone) and handle is not None:
             live.measured(handle.usage())
-        return self.concluder.conclude(live, left)
+        over = self.concluder.conclude(live, left)
+        if not over and isinstance(live.phase, Gone) and handle is not None and handle.liveness() is Liveness.ALIVE:
+            self._terminator.add(live)  # its wrapper has begun after the look that found nothing of it
+        return over
 
     def _has_leftovers(self, live: ActiveRun) -> bool:
         """Whether the command of a run has ended, and its wrapper waits for what that has left behind."""
