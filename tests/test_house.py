@@ -635,7 +635,7 @@ SPOKEN_OF: dict[str, tuple[str, str]] = {
     ),
     "simulate": (
         "decisions that only a simulation asks for are taken by the same function",
-        "core/model core/playback core/priority core/scheduler",
+        "core/model core/forecast core/priority core/scheduler",
     ),
 }
 

@@ -14,9 +14,8 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 
 from spool.core.errors import InvalidValue
-from spool.core.layout import valid_name
+from spool.core.layout import MAX_NAME_LENGTH, valid_name
 from spool.core.model import SECOND_NS
-from spool.core.names import MAX_NAME_LENGTH
 from spool.core.units import format_duration, parse_size
 from spool.store.ownership import this_user
 
