@@ -88,7 +88,7 @@ HOMES = {
     "tomli": "formats/toml.py",
     "tomli_w": "formats/toml.py",
     "tomlkit": "formats",
-    "watchdog": "dispatcher/inotify.py",
+    "watchdog": "dispatcher/wakeup.py",
 }
 VALUES = {"msgspec.Struct", "msgspec.field", "msgspec.structs"}  # what the values of all layers are made of
 ABROAD = {
@@ -118,7 +118,7 @@ BUDGET = {
     "cli": 7350,
     "client": 3000,
     "core": 8900,
-    "dispatcher": 8300,
+    "dispatcher": 8350,
     "doctor": 700,
     "executors": 2250,
     "extras": 200,
@@ -129,7 +129,7 @@ BUDGET = {
     "extras/foreign": 1450,
     "extras/functions": 1100,
     "extras/here": 500,
-    "extras/machine": 3200,
+    "extras/machine": 3050,
     "extras/metrics": 550,
     "extras/notify": 1000,
     "extras/page": 800,
@@ -141,7 +141,7 @@ BUDGET = {
     "machine": 3250,
     "python": 1000,
     "query": 4600,
-    "state": 2200,
+    "state": 2100,
     "store": 4000,
     "testing": 1150,
 }

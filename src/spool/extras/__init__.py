@@ -68,9 +68,9 @@ TABLE = (
     Capability(
         "machine",
         "Lets users who do not trust each other share the machine: an arbiter gives their spools turns.",
-        files="spool.extras.machine.machinefile:FILES",
+        files="spool.extras.machine:FILES",
         leases="spool.extras.machine.asking:ArbiterLeases",
-        sharing="spool.extras.machine.status:sharing",
+        sharing="spool.extras.machine.protocol:sharing",
         verbs={
             "machine": ContributedVerb(
                 "The machine",
@@ -80,7 +80,6 @@ TABLE = (
             )
         },
         on_info="spool.extras.machine.verb:print_shared",
-        checks="spool.extras.machine.checks:CHECKS",
     ),
     Capability(
         "page",
