@@ -126,7 +126,7 @@ BUDGET = {
     "extras/capture": 1350,
     "extras/containers": 350,
     "extras/engines": 2800,
-    "extras/foreign": 1450,
+    "extras/foreign": 1250,
     "extras/functions": 1100,
     "extras/here": 500,
     "extras/machine": 3050,
