@@ -117,7 +117,7 @@ BUDGET = {
     "": 100,
     "cli": 7350,
     "client": 3000,
-    "core": 8900,
+    "core": 8800,
     "dispatcher": 8350,
     "doctor": 700,
     "executors": 2250,
