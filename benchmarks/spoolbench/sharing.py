@@ -23,8 +23,8 @@ from spool.core.runs import Runs
 from spool.core.runtimes import stem
 from spool.core.scheduler import Plan, Start, View
 from spool.extras.machine.asking import AHEAD
-from spool.extras.machine.ledger import Holder, Lease, LeaseLedger
-from spool.extras.machine.protocol import MOST_ASKS, LeaseRequest
+from spool.extras.machine.ledger import Lease, LeaseLedger
+from spool.extras.machine.protocol import MOST_ASKS, Holder, LeaseRequest
 from spool.extras.simulate.simulation import Outcome, SimulatedJob, figures, simulate
 from spool.extras.simulate.whatif import Scenario, of_file, prepare
 

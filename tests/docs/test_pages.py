@@ -109,16 +109,8 @@ def test_every_block_of_the_first_page_runs() -> None:
         printed = home.sh("\n".join(blocks))
     finally:
         end_dispatcher(home.spool)
-    printed_python = str(home.path / "env/bin/python")
-    promises = (
-        "hello from hello",
-        "hello by hand",
-        printed_python,
-        "lr=0.01 seed=3",
-        "lr 0.3 seed 1",
-        "resumes at step 0",
-    )
-    for promise in (*promises, "done"):
+    first = ("hello from hello", "hello by hand", str(home.path / "env/bin/python"))
+    for promise in (*first, "lr=0.01 seed=3", "lr 0.3 seed 1", "resumes at step 0", "done"):
         assert promise in printed, promise
     attempts = sorted((home.spool / "jobs" / "count").iterdir())
     assert len(attempts) > 1, "the warning came, and another try followed"

@@ -35,7 +35,7 @@ from spool.executors.local import LocalProcesses, LocalRun
 from spool.executors.process import ProcessExecutor
 from spool.formats.config import Config
 from spool.formats.wrapper import Surroundings, outputs_of
-from spool.machine import descriptors, identity
+from spool.machine import identity
 from spool.machine.host import umask
 
 # libtmux asks stdout for its encoding when it is imported, and a dispatcher that was started with `>&-` has none.
@@ -297,7 +297,7 @@ def _cpus(launch: Launch) -> tuple[int, ...]:
 
 def _limits(number: int) -> tuple[int, int]:
     soft, hard = resource.getrlimit(number)
-    given = descriptors.limit_for_jobs() if number == resource.RLIMIT_NOFILE else None
+    given = identity.limit_for_jobs() if number == resource.RLIMIT_NOFILE else None
     return soft if given is None else given, hard
 
 

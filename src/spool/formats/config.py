@@ -99,7 +99,7 @@ _GPU = KeyTable(
 
 _GC = KeyTable(
     "GcTable",
-    "Which ended runs `spool gc` removes. A limit that is not set removes nothing.",
+    "Which ended runs the dispatcher (every hour) and `spool gc` remove. A limit that is not set removes nothing.",
     Key("max_age", "duration", "Remove runs that ended longer ago than this."),
     Key("max_runs", "count", "Keep this many of the newest runs of each job and remove the rest.", least=1),
     Key("max_size", "size", "Remove the oldest runs until all metadirs together fit this size."),
@@ -216,7 +216,7 @@ CONFIG = KeyTable(
         "Job files stay unchanged, and running jobs keep what they started with.", default={}),
     Key("preemption", _PREEMPTION, "Which preemptible runs are stopped for short jobs.", default={}),
     Key("gpu", _GPU, "Which GPUs jobs may use, and how they are chosen.", default={}),
-    Key("gc", _GC, "Which ended runs `spool gc` removes.", default={}),
+    Key("gc", _GC, "Which ended runs the dispatcher (every hour) and `spool gc` remove.", default={}),
     Key("quotas", _QUOTAS, "Limits on what users and projects use at once.", default={}),
 )))
 

@@ -35,12 +35,9 @@ from spool.query.reservations import read_reservations
 from spool.query.rows import gpus_told, in_words, last_view
 from spool.query.shared import MachineSharing, MachineUse, arbiter_view, shared_machine
 from spool.state.array import Array
-from spool.state.load import Loader, load_array
-from spool.state.outcomes import ArrayNames, OutcomeIndex
-from spool.state.past import past_of
-from spool.state.run import ActiveRun
-from spool.state.sizing import Sizing
-from spool.state.submission import JobFileVersion, StartBackoff
+from spool.state.load import ArrayNames, Loader, OutcomeIndex, load_array
+from spool.state.past import Sizing, past_of
+from spool.state.run import ActiveRun, JobFileVersion, StartBackoff
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor, as_if_alone, on_shared
 from spool.store.config import Settings
