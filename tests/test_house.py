@@ -117,7 +117,7 @@ BUDGET = {
     "": 100,
     "cli": 7350,
     "client": 3000,
-    "core": 8900,
+    "core": 8800,
     "dispatcher": 8350,
     "doctor": 700,
     "executors": 2250,
@@ -635,7 +635,7 @@ SPOKEN_OF: dict[str, tuple[str, str]] = {
     ),
     "simulate": (
         "decisions that only a simulation asks for are taken by the same function",
-        "core/model core/playback core/priority core/scheduler",
+        "core/model core/forecast core/priority core/scheduler",
     ),
 }
 

@@ -14,8 +14,8 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from spool.core.errors import InvalidConfig, InvalidValue
+from spool.core.layout import EXPORTED
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Parts, Policy, Pool
-from spool.core.names import EXPORTED
 from spool.core.units import parse_size
 from spool.formats import jobfile, toml
 from spool.formats.capabilities import executors, with_parts

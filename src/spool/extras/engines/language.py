@@ -19,9 +19,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core.errors import InvalidConfig, InvalidValue, SpoolError, StartRefused, cannot
+from spool.core.layout import LOCAL_EXECUTORS
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Request
-from spool.core.names import LOCAL_EXECUTORS
 from spool.core.units import parse_duration, whole_words
 from spool.executors.base import Launch
 from spool.extras.engines import ENGINE

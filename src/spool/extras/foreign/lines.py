@@ -19,9 +19,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core.errors import InvalidValue
-from spool.core.layout import valid_name
+from spool.core.layout import MAX_NAME_LENGTH, valid_name
 from spool.core.model import SECOND_NS
-from spool.core.names import MAX_NAME_LENGTH
 from spool.core.units import format_duration, format_size, parse_size
 from spool.store.ownership import this_user
 

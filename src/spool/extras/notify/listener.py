@@ -17,8 +17,8 @@ from spool.core import layout
 from spool.core.errors import InvalidValue
 from spool.core.events import Event, EventName
 from spool.core.gpuuse import mean_part
+from spool.core.layout import engine_of
 from spool.core.model import SECOND_NS, Grant, Result
-from spool.core.names import engine_of
 from spool.core.quotas import in_words
 from spool.core.units import show_duration, show_percent, show_size
 from spool.extras.notify.sending import (
