@@ -117,7 +117,7 @@ BUDGET = {
     "": 100,
     "cli": 7350,
     "client": 3000,
-    "core": 8900,
+    "core": 8800,
     "dispatcher": 8350,
     "doctor": 700,
     "executors": 2250,
@@ -126,7 +126,7 @@ BUDGET = {
     "extras/capture": 1350,
     "extras/containers": 350,
     "extras/engines": 2800,
-    "extras/foreign": 1450,
+    "extras/foreign": 1250,
     "extras/functions": 1100,
     "extras/here": 500,
     "extras/machine": 3050,
@@ -623,7 +623,7 @@ WORDS = {
 }
 # Capability -> why modules of the core speak of it all the same, and which.
 SPOKEN_OF: dict[str, tuple[str, str]] = {
-    "engines": ("what replaces a key that is gone; variables that a script expects", "formats/config query/foresight"),
+    "engines": ("variables that a script expects", "query/foresight"),
     "foreign": ("variables that a script expects", "query/foresight"),
     "machine": (
         "whether a machine is shared decides every start, so the gate and its view stay",
@@ -633,7 +633,7 @@ SPOKEN_OF: dict[str, tuple[str, str]] = {
     ),
     "simulate": (
         "decisions that only a simulation asks for are taken by the same function",
-        "core/model core/playback core/priority core/scheduler",
+        "core/model core/forecast core/priority core/scheduler",
     ),
 }
 

@@ -16,10 +16,10 @@ from itertools import count
 
 from msgspec.structs import replace
 
+from spool.core.forecast import Playback
 from spool.core.model import Machine, Policy, Result, Running, State, Waiting
-from spool.core.playback import Playback
 from spool.core.priority import Past
-from spool.core.runs import Runs
+from spool.core.resources import Runs
 from spool.core.runtimes import stem
 from spool.core.scheduler import Plan, Start, View
 from spool.extras.machine.asking import AHEAD

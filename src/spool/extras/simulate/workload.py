@@ -25,9 +25,11 @@ from spool.extras.simulate.simulation import SimulatedJob
 from spool.formats.config import Config
 from spool.formats.history import parse_history_line
 from spool.machine.host import Host
+from spool.store.reading import read_whole
 from spool.store.spool import Spool
 
 _KIB, _GIB = 1 << 10, 1 << 30
+_MOST_BYTES = 512 << 20
 NO_LIMIT_BYTES = 1 << 60
 """The memory of a machine whose memory does not count."""
 _LEAST_GPU_BYTES = 80 * _GIB
@@ -69,8 +71,9 @@ class Workload(Struct, frozen=True):
 def of_file(path: str) -> Workload:
     """Return the jobs of a trace; a file named .gz is unpacked. Raises SpoolError."""
     try:
-        with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
-            data = file.read()
+        data = read_whole(path, _MOST_BYTES)
+        if path.endswith(".gz"):
+            data = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SpoolError(cannot("read", "the trace", why, where=path)) from None
