@@ -16,8 +16,8 @@ from unittest import mock
 from msgspec import Struct
 
 from cli.records import end
+from spool.core.gpuuse import STEP_NS, STEPS, RecentUse
 from spool.core.model import SECOND_NS, Grant, Request, Result, State
-from spool.core.recent import STEP_NS, STEPS, RecentUse
 from spool.core.units import parse_duration, parse_size
 from spool.formats import journal, run_records
 from spool.formats.journal import Waits

@@ -50,7 +50,7 @@ from spool.listeners.delivery import Delivery
 from spool.listeners.discovery import loading
 from spool.listeners.hooks import OrphanReaper
 from spool.listeners.logformat import set_up_logging
-from spool.machine.children import become_subreaper
+from spool.machine.processes import become_subreaper
 from spool.store.disk import Disk
 from spool.store.eventlog import EventReader, cursors
 from spool.store.glance import read_config
