@@ -582,7 +582,7 @@ def _gpus(subject: Subject) -> Findings:
 def _hooks(subject: Subject) -> Findings:
     hooks = find_hooks(subject.root)
     for problem in hooks.problems:
-        yield warn(problem, "docs/HOOKS.md says which hooks run")
+        yield warn(problem, "docs/EVENTS.md says which hooks run")
     if hooks.paths and not hooks.problems:
         yield good(f"run for {', '.join(sorted(hooks.paths))}")
 

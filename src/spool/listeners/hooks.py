@@ -1,4 +1,4 @@
-"""The executables in `hooks/` of the spool, run for events and reviews of starts and cancellations (docs/HOOKS.md).
+"""The executables in `hooks/` of the spool, run for events and reviews of starts and cancellations (docs/EVENTS.md).
 
 Each runs in a session of its own, with the facts of the event, a time limit, and a limit on its output. Processes that
 it leaves behind are killed by the mark of the hook, and reaped: they pass to the process of the listeners, their

@@ -1,4 +1,4 @@
-"""Messages to the recipients that a job or the configuration names (docs/NOTIFICATIONS.md).
+"""Messages to the recipients that a job or the configuration names (docs/EVENTS.md).
 
 The listener looks up the addresses for an event, writes the message, with the end of the run's log if requested, and
 puts it into the queue of each address. It warns once if other users can read the addresses.
