@@ -16,7 +16,7 @@ from crash.world import Session, ends_of, history
 from spool.client import waiting
 from spool.client.waiting import Waiter
 from spool.core import layout
-from spool.core.backfill import Holding
+from spool.core.constraints import Holding
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine, State
 from spool.core.scheduler import Plan

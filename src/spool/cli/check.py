@@ -14,8 +14,8 @@ from spool.cli.telling import tell
 from spool.client.submit import is_spool
 from spool.core import layout
 from spool.core.errors import ExitCode, InvalidFile
+from spool.core.layout import why_not_name
 from spool.core.model import JobDefaults, Problem, Spec
-from spool.core.names import why_not_name
 from spool.formats import config, jobfile, reservation
 from spool.formats.capabilities import contributed
 from spool.formats.toml import MAX_BYTES

@@ -15,8 +15,8 @@ from spool.cli.group import LAST, JobArgument
 from spool.cli.telling import tell
 from spool.core import layout
 from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
+from spool.core.layout import is_pattern, natural, why_not_name
 from spool.core.model import State
-from spool.core.names import is_pattern, natural, why_not_name
 from spool.store.disk import is_yet_to_be_made, remedy_for
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from spool.client import service
 from spool.client.service import ONCE, RESIDENT
 from spool.client.submit import make_spool, root_at, was_spool
 from spool.core.errors import ExitCode, LockHeld, SpoolUnusable, UsageError, cannot
-from spool.core.names import without_here
+from spool.core.layout import without_here
 from spool.core.units import parse_duration
 from spool.store.disk import remedy_for
 from spool.store.ownership import check_owner, this_user

@@ -21,9 +21,9 @@ from spool.client.output import POLL_S, Follower, Stream, output_paths, outputs,
 from spool.client.waiting import End
 from spool.core.arrays import array_of
 from spool.core.errors import SpoolError, cannot
+from spool.core.layout import LOCAL_EXECUTORS, without_here
 from spool.core.lifecycle import Verdict
 from spool.core.model import State
-from spool.core.names import LOCAL_EXECUTORS, without_here
 from spool.executors import by_name
 from spool.machine.marks import MachineProber
 from spool.query.details import why_never_begun

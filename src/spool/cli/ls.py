@@ -15,7 +15,7 @@ from spool.cli.common import job_name, json_option, moment_of, states_of, states
 from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.core.errors import ExitCode, shown
-from spool.core.names import is_pattern
+from spool.core.layout import is_pattern
 from spool.core.quotas import in_words
 from spool.core.reasons import some_of
 from spool.core.units import show_duration

@@ -17,7 +17,7 @@ from spool.cli.telling import made
 from spool.client.draft import Draft
 from spool.client.submit import check_submitter, is_spool
 from spool.core.errors import UsageError
-from spool.core.names import EXPORTED
+from spool.core.layout import EXPORTED
 
 _common, _environment = option_in(COMMON_TITLE), option_in("Environment")
 name_option = _common(

@@ -20,9 +20,8 @@ from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.client.waiting import End, Waiter
 from spool.core.errors import ExitCode, SpoolError
-from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.core.layout import HELD, QUEUED, RUNNING, natural
 from spool.core.model import SECOND_NS, State
-from spool.core.names import natural
 from spool.core.units import parse_duration
 from spool.store.spool import Spool
 

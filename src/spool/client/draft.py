@@ -11,7 +11,7 @@ import os
 
 from spool.client.inherited import keys_of_caller
 from spool.client.submit import ever_used, literal
-from spool.core.names import EXPORTED, MAX_NAME_LENGTH
+from spool.core.layout import EXPORTED, MAX_NAME_LENGTH
 from spool.store.glance import config_if
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import

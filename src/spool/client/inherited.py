@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import resource
 
-from spool.core.names import LIMITS, SERVICE, UMASK
+from spool.core.layout import LIMITS, SERVICE, UMASK
 
 _NUMBERS = {name: getattr(resource, f"RLIMIT_{name.upper()}") for name in LIMITS}
 _ALL = {value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}

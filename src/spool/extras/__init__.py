@@ -152,7 +152,6 @@ TABLE = (
                 after="stats",
             )
         },
-        completions={"panels": "spool.extras.plot.pictures:panels"},
         charts="spool.extras.plot:pictures",
     ),
     Capability(
@@ -185,7 +184,7 @@ TABLE = (
         verbs={
             "import": ContributedVerb(
                 "Jobs",
-                "spool.extras.foreign.importing:command",
+                "spool.extras.foreign.scripts:command",
                 "Convert a Slurm, gflow or PBS script to a job file.",
                 after="check",
             )

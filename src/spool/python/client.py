@@ -12,7 +12,7 @@ from spool.client.requests import Change
 from spool.client.submit import check_submitter, default_root, ensure_spool, submit, where_taken
 from spool.client.waiting import End
 from spool.core.errors import InvalidValue, NotAllSubmitted, SpoolError, cannot
-from spool.core.names import why_not_name
+from spool.core.layout import why_not_name
 from spool.formats import jobfile
 from spool.python.job import Job, requests_of, serve, served
 from spool.query.foresight import doubts

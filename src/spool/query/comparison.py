@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from spool.core.arrays import Tasks
 from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, summary
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
+from spool.core.layout import LOCAL_EXECUTORS, engine_of
 from spool.core.lifecycle import Verdict
 from spool.core.model import FIRST_BYTES, Jid, Result, Spec, State
-from spool.core.names import LOCAL_EXECUTORS, engine_of
 from spool.formats.capabilities import engine_title
 from spool.formats.run_records import ArrayRecord
 from spool.machine import processes

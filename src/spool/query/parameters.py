@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.errors import InvalidJob
-from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.core.layout import HELD, QUEUED, RUNNING, natural
 from spool.core.model import State
-from spool.core.names import natural
 from spool.query.rows import JobRow
 from spool.store.spool import Spool
 

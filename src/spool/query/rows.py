@@ -12,8 +12,8 @@ from msgspec.structs import asdict, replace
 
 from spool.core import layout, reasons
 from spool.core.errors import SpoolError, cannot
+from spool.core.layout import NaturalOrder, natural
 from spool.core.model import SECOND_NS, Result, Spec, State
-from spool.core.names import NaturalOrder, natural
 from spool.core.reasons import INSTANT
 from spool.core.runtimes import ExpectedStart, TimeLeft
 from spool.core.units import show_duration, show_size

@@ -16,12 +16,11 @@ from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.arrays import array_of
-from spool.core.backfill import Holding
+from spool.core.constraints import Holding
 from spool.core.errors import InvalidJob
-from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.core.layout import HELD, QUEUED, RUNNING, engine_of
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, JobDefaults, Machine, Policy, Sized, Spec, Waiting
-from spool.core.names import engine_of
 from spool.core.phases import Outlived
 from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors

@@ -13,8 +13,7 @@ from contextlib import suppress
 from itertools import islice
 
 from spool.core.errors import SpoolError
-from spool.core.layout import CONFIG, HELD, QUEUED, RUNNING
-from spool.core.names import natural
+from spool.core.layout import CONFIG, HELD, QUEUED, RUNNING, natural
 from spool.store.spool import Spool
 
 _MOST_FILES = 200

@@ -38,9 +38,8 @@ from spool.client.submit import default_root, ensure_spool, ever_used
 from spool.client.waiting import End, Waiter, task_names
 from spool.core import layout
 from spool.core.errors import SHORTAGES, InvalidValue, SpoolError, cannot
-from spool.core.layout import QUEUED, RUNNING
+from spool.core.layout import QUEUED, RUNNING, why_not_name
 from spool.core.model import State
-from spool.core.names import why_not_name
 from spool.extras.functions import calls
 from spool.python.job import Job
 from spool.query.foresight import doubts

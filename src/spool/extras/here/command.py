@@ -27,9 +27,9 @@ from spool.client.requests import Requests
 from spool.client.waiting import PATIENCE_S, End, Waiter
 from spool.core import layout
 from spool.core.errors import SpoolError, UsageError, cannot
+from spool.core.layout import LOCAL_EXECUTORS, UMASK
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, Grant, State
-from spool.core.names import LOCAL_EXECUTORS, UMASK
 from spool.extras.here.launching import own_terminal
 from spool.formats import jobfile, wrapper
 from spool.formats.capabilities import engine_title
