@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ import pytest
 
 from end_to_end.hooking import hook
 from served import Served
+from support import ROOT
 
 _NOTE = 'echo "$SPOOL_JOB" >> asked\n'
 
@@ -60,6 +62,29 @@ def test_a_run_has_the_keys_that_a_hook_sets_and_the_records_say_so(served: Serv
     text = said(served, "show", "x")
     assert '  hooks/queueing: env.A = "hook"' in text.replace("set by ", "")
     assert "2h" not in text
+
+
+def test_the_example_does_what_it_says(served: Served) -> None:
+    """A job has a time limit, GPUs need a project, and each end is in the ledger, once."""
+    shutil.copytree(ROOT / "examples" / "hooks", served.root / "hooks")
+    (served.root / "hooks").chmod(0o700)
+    served.start()
+    served.completes("x", "true")
+    served.completes("y", "true", time_limit="1h")
+    assert defaults(served, "x")["set_by_hooks"] == {"time_limit": "24h"}
+    assert not (served.root / "jobs" / "y" / "1" / "defaults.toml").exists()
+    ledger = served.root / "ledger"
+    served.until(lambda: ledger.exists() and len(ledger.read_text().split()) == 6, "the ledger")
+    line = ledger.read_text().splitlines()[0].split()
+    again = {**os.environ, "SPOOL_EVENT_ID": line[0], "SPOOL_USER": line[1], "SPOOL_OUTCOME": line[2]}
+    subprocess.run([served.root / "hooks" / "finished"], cwd=served.root, env=again, check=True)
+    assert len(ledger.read_text().splitlines()) == 2
+    for project, code in (("", 1), ("p", 0)):
+        asking = {**os.environ, "SPOOL_GPUS": "1", "SPOOL_PROJECT": project}
+        done = subprocess.run(
+            [served.root / "hooks" / "submitting"], env=asking, check=False, stdout=subprocess.DEVNULL
+        )
+        assert done.returncode == code
 
 
 def test_a_hook_may_put_a_script_around_a_command(served: Served) -> None:

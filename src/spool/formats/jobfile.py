@@ -110,9 +110,13 @@ def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, A
 
 
 def _overridden(document: Mapping[str, Any], winning: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return *document* with keys that win over its own; a command line takes the place of a script."""
+    """Return *document* with keys that win over its own; a command line takes the place of a script.
+
+    Those that mean nothing there are left out.
+    """
     if not winning:
         return document
+    winning = _applicable(JobDefaults(keys=winning), {**document, **winning})
     without = "script" if isinstance(winning.get("command"), str) else None
     own = {key: value for key, value in document.items() if key != without}
     return {**own, **winning, **_variables(document, winning)}
