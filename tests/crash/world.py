@@ -36,7 +36,7 @@ from spool.state import submission
 from spool.store.disk import Disk
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
-from spool.testing.faults import PowerCut
+from spool.testing.fakes import PowerCut
 
 HOST = identity.host()
 NAMESPACE = identity.pid_namespace()

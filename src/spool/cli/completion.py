@@ -2,16 +2,20 @@
 
 The script passes the line up to the cursor, and each line of the answer is a kind (`plain`, `file` or `dir`), a word
 and its meaning, separated by tabs. The words of options and arguments are in one table, by name, so that verbs need not
-specify them.
+specify them. A shell waits for the answer, so this reads only some files and the end of the history, and imports little.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import pwd
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 
 import click
 from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, split_arg_string
@@ -21,11 +25,11 @@ from spool.cli.joboptions import OPTIONS
 from spool.client.submit import default_root
 from spool.core import layout
 from spool.core.errors import SpoolError
-from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.layout import CONFIG, DONE, HELD, QUEUED, RUNNING
 from spool.core.model import State
 from spool.core.names import natural
 from spool.formats.capabilities import capabilities, loaded
-from spool.query import vocabulary
+from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
 
 _MOST = 500  # longer lists of completions are useless
@@ -223,7 +227,7 @@ def _listed(find: _Words) -> _Words:
 
 
 def _labels(key: str) -> _Words:
-    return lambda ctx, spool, typed: vocabulary.labels(spool, key)
+    return lambda ctx, spool, typed: labels(spool, key)
 
 
 _PLACES = {
@@ -307,12 +311,12 @@ _OPTIONS: Mapping[str, _Words | str] = {
     "depends_on": _dependencies,
     "env": _variables,
     "export": _listed(_exports),
-    "gpu_type": _listed(lambda ctx, spool, typed: [*vocabulary.gpu_types(spool), "auto"]),
+    "gpu_type": _listed(lambda ctx, spool, typed: [*gpu_types(spool), "auto"]),
     "group": _labels("group"),
     "keys": _fixed([f"{key}=" for key in (*_KEYS, "command")]),
     "policy": _listed(_fixed(("fifo", "easy", "spool"))),
     "project": _labels("project"),
-    "resources": _listed(lambda ctx, spool, typed: vocabulary.resources(spool)),
+    "resources": _listed(lambda ctx, spool, typed: resources(spool)),
     "retry_on": _listed(_fixed(("failed", "timeout", "out_of_memory"))),
     "signal": _signals,
     "states": _listed(_fixed(State)),
@@ -322,3 +326,78 @@ _OPTIONS: Mapping[str, _Words | str] = {
     "user": _labels("user"),
 }
 """The possible values of an argument or option of that name, in any verb: words, files or directories."""
+
+
+_MOST_FILES = 200
+_MOST_LINES = 500
+
+
+def labels(spool: Spool, key: str) -> list[str]:
+    """Return the values of *key* ("user", "project", "group" or "tags") among the jobs, sorted.
+
+    These include waiting, held and running jobs, and recently ended ones, as far as they can be read.
+    """
+    found: set[str] = set()
+    for table in _tables(spool, key):
+        value = table.get(key)
+        found.update(word for word in (value if isinstance(value, list) else [value]) if isinstance(word, str) and word)
+    quotas = _config(spool, b"quotas").get("quotas")
+    if isinstance(quotas, dict):
+        found.update(_names(quotas.get(f"{key}s")))
+    return sorted(found, key=natural)
+
+
+def resources(spool: Spool) -> list[str]:
+    """Return the resources in the configuration."""
+    return _names(_config(spool, b"resources").get("resources"))
+
+
+def gpu_types(spool: Spool) -> list[str]:
+    """Return the names of the GPUs in the dispatcher's last view."""
+    from spool.query.rows import last_view
+
+    view, _ = last_view(spool, 0)
+    return sorted({gpu.name for gpu in view.machine.gpus if gpu.name}) if view is not None and view.machine else []
+
+
+def _tables(spool: Spool, key: str) -> Iterator[dict[str, object]]:
+    """Yield job files and lines of the history, each as a table."""
+    for place in (QUEUED, RUNNING, HELD):
+        for name in spool.names(place)[:_MOST_FILES]:
+            if key == "user":
+                yield from _owner(spool.layout.job_file(place, name))
+            else:
+                yield _table(spool.job_text(place, name), key.encode())
+    with suppress(OSError):
+        for line in islice(spool.history(), _MOST_LINES):
+            with suppress(ValueError):
+                table = json.loads(line)
+                if isinstance(table, dict):
+                    yield table
+
+
+def _owner(path: str) -> Iterator[dict[str, object]]:
+    with suppress(OSError, KeyError):
+        yield {"user": pwd.getpwuid(os.stat(path).st_uid).pw_name}
+
+
+def _table(text: bytes | None, mentions: bytes) -> dict[str, object]:
+    """Return a TOML file that contains *mentions* as a table; an empty one if it does not, or cannot be read."""
+    if text is None or mentions not in text:
+        return {}
+    from spool.formats import toml
+
+    try:
+        return toml.read(text, "")
+    except SpoolError:
+        return {}
+
+
+def _config(spool: Spool, mentions: bytes) -> dict[str, object]:
+    with suppress(OSError):
+        return _table(spool.file(CONFIG), mentions)
+    return {}
+
+
+def _names(table: object) -> list[str]:
+    return sorted(table) if isinstance(table, dict) else []

@@ -11,14 +11,13 @@ import click
 from msgspec import Struct
 
 from spool.cli import publicjson, render
-from spool.cli.common import json_option, moment_of, viewed
-from spool.cli.group import Verb
-from spool.cli.telling import tell
+from spool.cli.group import Verb, json_option, moment_of, viewed
+from spool.cli.render import tell
 from spool.core.accounting import MJ_PER_KWH, By, RunFilter, Statistics, Totals
 from spool.core.errors import UsageError
 from spool.core.model import OUTCOMES, State
 from spool.core.reasons import count_of
-from spool.query.accounting import AccountingReport, account
+from spool.store.history import AccountingReport, account
 
 _NONE = "-"
 

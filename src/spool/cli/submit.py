@@ -1,23 +1,47 @@
-"""`spool submit`: submit a job to the queue."""
+"""`spool submit`, `spool run`, which then follows the output, and `spool check`, which only looks for errors."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shlex
+import signal
+import stat
+import sys
+import termios
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from inspect import cleandoc
 from typing import Any
 
 import click
 
-from spool.cli.common import option_in, strict_option
-from spool.cli.group import WordsVerb
+from spool.cli import render
+from spool.cli.group import Verb, WordsVerb, json_option, opened, option_in, strict_option
 from spool.cli.joboptions import COMMON_TITLE, key_options, values_of
-from spool.cli.render import say, say_text
-from spool.cli.scripts import Asked
-from spool.cli.submission import draft_of, file_draft, publish, tell_doubts
-from spool.cli.telling import made
+from spool.cli.render import made, say, say_text, tell
+from spool.cli.submission import Asked, draft_of, file_draft, publish, tell_doubts
+from spool.cli.wait import HoldNotices, code_of, told, until_ended
+from spool.client import submit as submitting
 from spool.client.draft import Draft
+from spool.client.output import POLL_S, Follower, Stream
+from spool.client.requests import Requests
 from spool.client.submit import check_submitter, is_spool
-from spool.core.errors import UsageError
-from spool.core.names import EXPORTED
+from spool.client.waiting import End
+from spool.core import layout
+from spool.core.capability import OtherWay
+from spool.core.errors import ExitCode, InvalidFile, SpoolError, SpoolUnusable, UsageError, cannot
+from spool.core.model import JobDefaults, Problem, Spec, State
+from spool.core.names import EXPORTED, why_not_name
+from spool.formats import config, jobfile, reservation
+from spool.formats.capabilities import contributed, loaded
+from spool.formats.toml import MAX_BYTES
+from spool.query.foresight import doubts
+from spool.store.glance import defaults_of
+from spool.store.ownership import this_user
+from spool.store.reading import read_named
+from spool.store.spool import Spool
 
 _common, _environment = option_in(COMMON_TITLE), option_in("Environment")
 name_option = _common(
@@ -141,7 +165,6 @@ def command(
         say(job.name, at_once=True)
     if not wait_for_it:
         return 0
-    from spool.cli.wait import until_ended
 
     return until_ended(root, [job.name for job in jobs])
 
@@ -157,3 +180,263 @@ def _of_files(paths: Sequence[str], request: Asked, root: str) -> list[Draft]:
     if len({job.name for job in jobs}) < len(jobs):
         raise UsageError("cannot submit two job files with the same name at once")
     return jobs
+
+
+_WAYS: tuple[OtherWay, ...] = tuple(way for _, way in contributed("way"))
+
+
+def _other_ways(function: Callable[..., int]) -> Callable[..., int]:
+    """Give the verb the options of its other ways, and their part of the help."""
+    for way in reversed(_WAYS):
+        option = option_in(COMMON_TITLE)(way.option, "runs", default=None, flag_value=way.runs, help=way.help)
+        function = option(function)
+    function.__doc__ = "\n\n".join([cleandoc(function.__doc__ or ""), *(way.text for way in _WAYS)])
+    return function
+
+
+@click.command(cls=WordsVerb, context_settings={"allow_interspersed_args": False})
+@name_option
+@shell_command_option
+@option_in(COMMON_TITLE)("-q", "--quiet", is_flag=True, help="Print only the job's output.")
+@_other_ways
+@partial(key_options, alone=dict(way.alone for way in _WAYS))
+@export_option
+@replace_option
+@strict_option
+@script_options
+@click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    replace: bool,
+    quiet: bool,
+    strict: bool,
+    runs: str | None = None,
+    **_: Any,
+) -> int:
+    """Submit a job, follow its output and exit with its code.
+
+    The job's output goes to stdout and its error output to stderr; if both are the same (a terminal), there is one log.
+    Its stdin is empty, like that of every job, because it may run again when nobody is there.
+
+    Ctrl-C cancels the job; a second Ctrl-C exits at once while the job is being stopped. If the job is held, by a user
+    or by a hook's veto, a message says so, and the command waits until it is released. The exit codes are those of
+    `spool wait`. For an array, each task's output is shown once the task has ended.
+
+      spool run -g 1 -- python train.py
+      spool run -c 'make -j4 && make check' --cpus 4
+    """
+    request = asked(ctx)
+    runs = runs or next((way.runs for way in _WAYS if request.values.get(way.alone[0]) == [""]), None)
+    if runs is not None:
+        code: int = loaded(runs)(ctx.obj, request, quiet=quiet, strict=strict, replaces=replace)
+        return code
+    _check_readable(ctx.obj)
+    draft = draft_of(request, ctx.obj, stderr_apart=not _one_output())
+    job = draft.name
+    spool = made(ctx.obj) if submitting.is_ours(ctx.obj) else opened(ctx.obj)
+    tell_doubts(spool.root, [draft], strict=strict)
+    before = spool.latest_run(job)
+    publish(spool.root, [draft], held=draft.held, replace=replace)
+    if not quiet:
+        tell(f"job {job}")
+    if not quiet and _has_input():
+        tell("the job does not read this stdin: its own is empty; let it read a file, as in -c 'sort < words'")
+    return _followed(spool, job, before, quiet=quiet)
+
+
+def _check_readable(root: str) -> None:
+    """Raise SpoolUnusable if a job cannot be submitted to the spool at *root*, or its output cannot be read there."""
+    submitting.check_submitter(root)
+    jobs = layout.Layout(root).at(layout.JOBS)
+    if not submitting.is_ours(root) and not os.access(jobs, os.R_OK | os.X_OK):
+        why, remedy = "you may not read the output of its jobs", "`spool submit` submits a job without following it"
+        raise SpoolUnusable(cannot("follow", "a job", why, where=jobs, remedy=remedy))
+
+
+def _one_output() -> bool:
+    """Whether stdout and stderr are one and the same file or terminal."""
+    try:
+        return os.path.sameopenfile(1, 2)
+    except OSError:  # one of them is closed
+        return True
+
+
+def _has_input() -> bool:
+    """Whether stdin has input that was probably meant for the job."""
+    try:
+        status = os.fstat(0)
+        if stat.S_ISREG(status.st_mode):
+            return os.lseek(0, 0, os.SEEK_CUR) < status.st_size
+        if not (stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)):
+            return False
+        return fcntl.ioctl(0, termios.FIONREAD, bytes(4)) != bytes(4)
+    except OSError:
+        return False
+
+
+def _followed(spool: Spool, job: str, before: int | None, *, quiet: bool) -> int:
+    """Return the exit code of a job, followed to its end, or INTERRUPTED after a second Ctrl-C."""
+    follower, notices = Follower(spool, (job,), after=before or 0), HoldNotices(spool)
+    interrupts: list[int] = []
+    ends = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.signal(number, lambda number, _: interrupts.append(number)) for number in ends}
+    cancelled = False
+    end: End | None = None
+    try:
+        for piece in follower.pieces():
+            if interrupts and not cancelled:
+                cancelled = True
+                _cancel(spool, job)
+            if len(interrupts) > 1:
+                tell(f"exiting; job {job} is being stopped")
+                return int(ExitCode.INTERRUPTED)
+            if isinstance(piece, End):
+                end = piece
+            elif piece is None:
+                sys.stdout.flush()
+                if not quiet:
+                    notices.see(follower.waiter.held)
+                time.sleep(POLL_S)
+            elif piece.data:
+                out = sys.stderr if piece.stream is Stream.ERR else sys.stdout
+                out.buffer.write(piece.data)
+                out.flush()
+            elif piece.run > 1 and not quiet:
+                tell(f"job {job}: run {piece.run}")
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        follower.close()
+    assert end is not None
+    if end.outcome is not State.FINISHED and not quiet:
+        tell(told(end))
+    return code_of(end.outcome, end.exit_code)
+
+
+def _cancel(spool: Spool, job: str) -> None:
+    tell(f"cancelling job {job} (Ctrl-C again to exit at once)")
+    try:
+        Requests(spool, this_user()).cancel(job, "interrupted")
+    except SpoolUnusable as error:  # the spool of another user who accepts jobs
+        tell(str(error))
+    except SpoolError:
+        return  # it has just ended
+
+
+_Checked = tuple[str, list[Problem], tuple[str, Spec] | None]
+"""A file, its problems, and its job."""
+
+
+def _print_schema(ctx: click.Context, parameter: click.Parameter, kind: str | None) -> None:
+    """Print the schema line for editors, and exit."""
+    if kind is not None:
+        here = os.path.dirname(os.path.abspath(jobfile.__file__))
+        render.say(f"#:schema {os.path.join(here, kind)}.schema.json")
+        ctx.exit()
+
+
+@click.command(cls=Verb)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(allow_dash=True))
+@strict_option
+@json_option
+@click.option(
+    "--schema",
+    type=click.Choice(["job", "config", "reservation", "machine"]),
+    is_eager=True,
+    expose_value=False,
+    callback=_print_schema,
+    help="Print the first line by which an editor completes and checks the keys of such a file.",
+)
+@click.pass_obj
+def check(root: str, /, files: tuple[str, ...], strict: bool, as_json: bool) -> int:
+    """Check job files, and report each error with its line.
+
+    A file named config.toml is read as a configuration, one in a directory named reservations as a reservation, and
+    /etc/spool/machine.toml as the configuration of the shared machine. A directory stands for all .toml files in it.
+    Keys that a job file does not set come from `[defaults]` in the spool's configuration. The exit code is 4 if
+    anything is wrong.
+
+    If there is a spool, valid jobs are also checked against it. A job that can never run here, a notification that
+    cannot be delivered, or a missing dependency gives a warning, or with --strict an error.
+
+      spool check train.toml && cp train.toml ~/.spool/queued/
+      spool check --schema job  # what to write into the first line
+    """
+    defaults = defaults_of(root)
+    found = [(path, *_read(path, defaults)) for path in _listed(files)]
+    warnings = _warnings(root, found)
+    if strict:
+        found = [(path, problems + warnings.pop(path, []), job) for path, problems, job in found]
+    bad = [(path, problems) for path, problems, _ in found if problems]
+    if as_json:
+        files_json = [
+            {"file": path, "valid": not problems, "problems": problems, "warnings": warnings.get(path, [])}
+            for path, problems, _ in found
+        ]
+        render.as_json({"version": 1, "files": files_json})
+    else:
+        for path, problems in bad:
+            for problem in problems:
+                render.say(f"{path}:{problem.line or 1}: {problem.message}")
+        good = len(found) - len(bad)
+        if not found:
+            tell(f"nothing to check: no job files (*.toml) in {', '.join(files)}")
+        elif not bad:
+            render.say(f"{good} file{' is' if good == 1 else 's are'} valid")
+        for path, listed in warnings.items():
+            for problem in listed:
+                tell(f"{path}: warning: {problem.message}")
+    return int(ExitCode.INVALID_FILE) if bad else 0
+
+
+def _warnings(root: str, found: list[_Checked]) -> dict[str, list[Problem]]:
+    """Return the warnings for each valid job file, checked against the spool at *root* if there is one."""
+    if not is_spool(root):
+        return {}
+    jobs = {job[0]: path for path, _, job in found if job is not None}
+    warnings: dict[str, list[Problem]] = {}
+    for name, why in doubts(root, [job for _, _, job in found if job is not None]):
+        warnings.setdefault(jobs[name], []).append(Problem(None, None, f"job {name} {why}"))
+    return warnings
+
+
+def _listed(files: tuple[str, ...]) -> list[str]:
+    found: list[str] = []
+    for path in files:
+        if os.path.isdir(path):
+            found += sorted(f"{path.rstrip('/')}/{name}" for name in os.listdir(path) if layout.job_of(name))
+        else:
+            found.append(path)
+    return found
+
+
+def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, Spec] | None]:
+    """Return the problems of a file, and its job if it is valid."""
+    try:
+        data = read_named(path, MAX_BYTES + 1)
+    except OSError as error:
+        return [Problem(None, None, f"cannot be read: {error.strerror}")], None
+    base = os.path.basename(path)
+    name = base.removesuffix(layout.JOB_SUFFIX) if path != "-" else "stdin"
+    spec = None
+    kinds = (kind for _, kinds in contributed("files") for kind in kinds)
+    try:
+        if base == layout.CONFIG:
+            config.parse(data)
+        elif kind := next((kind for kind in kinds if kind.path == os.path.abspath(path)), None):
+            kind.parse(data)
+        elif os.path.basename(os.path.dirname(os.path.abspath(path))) == layout.RESERVATIONS:
+            reservation.parse(data, name=name, created_at_ns=0)
+        else:
+            spec = jobfile.parse(data, name=name, defaults=defaults)
+    except InvalidFile as error:
+        if data.startswith(b"#!"):
+            remedy = f"`spool import {shlex.quote(path)}` prints the job file that it becomes"
+            return [Problem(None, None, f"it is a script, not a job file; {remedy}")], None
+        return list(error.problems), None
+    why = why_not_name(name)
+    if why is not None:
+        return [Problem(None, None, f"the file's name is not a valid job name: {why}")], None
+    return [], (name, spec) if spec is not None else None

@@ -27,7 +27,7 @@ from spool.dispatcher.wakeup import Timers
 from spool.formats.capabilities import capabilities
 from spool.formats.events import render_event
 from spool.formats.listener_protocol import Ready, Reply
-from spool.listeners.discovery import ASKED_ABOUT, NO_SUBSCRIPTIONS, find_subscriptions, load_again
+from spool.listeners import ASKED_ABOUT, NO_SUBSCRIPTIONS, find_subscriptions, load_again
 from spool.machine import identity
 from spool.state.run import ActiveRun
 from spool.state.submission import JobFileVersion

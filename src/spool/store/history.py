@@ -9,14 +9,19 @@ from __future__ import annotations
 import gzip
 import os
 import stat
+import time
 import zlib
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from io import BufferedIOBase, BufferedReader
 
+from msgspec import Struct
+
 from spool.core import layout
+from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
 from spool.core.model import SECOND_NS, RunAccount
 from spool.formats.history import compacted, read_ended_runs, read_told
+from spool.store.spool import Spool
 
 _SLACK_NS = 3600 * SECOND_NS  # tolerance in the order of lines, for a clock that was set
 _STEP = 1 << 20
@@ -183,3 +188,28 @@ def _place_of(fd: int, since_ns: int) -> int:
         if told is not None and told < since_ns:
             return place + begin
     return 0
+
+
+class AccountingReport(Struct, frozen=True):
+    """The sums, and the lines and files that could not be read."""
+
+    statistics: Statistics
+    unreadable: int
+    problems: tuple[str, ...]
+
+
+def account(spool: Spool, wanted: RunFilter, by: By | None) -> AccountingReport:
+    """Return the sums over the history, rotated files included; days are those of this machine's clock."""
+    history = History(spool.root)
+    ledger = Ledger(wanted, by, local_day)
+    ledger.add(history.since(wanted.since_at_ns))
+    return AccountingReport(ledger.statistics(), history.unreadable, tuple(history.problems))
+
+
+def local_day(at_ns: int) -> Day:
+    """Return the day of an instant by this machine's clock."""
+    now = time.localtime(at_ns // SECOND_NS)
+    start, end = (
+        int(time.mktime((now.tm_year, now.tm_mon, now.tm_mday + later, 0, 0, 0, 0, 0, -1))) for later in (0, 1)
+    )
+    return f"{now.tm_year:04}-{now.tm_mon:02}-{now.tm_mday:02}", start * SECOND_NS, end * SECOND_NS

@@ -7,11 +7,9 @@ import os
 import click
 
 from spool.cli import render
-from spool.cli.common import job_name
-from spool.cli.group import Verb
-from spool.cli.scripts import Asked
-from spool.cli.submission import draft_of
-from spool.cli.telling import tell
+from spool.cli.group import Verb, job_name
+from spool.cli.render import tell
+from spool.cli.submission import Asked, draft_of
 from spool.client.draft import stem_of
 from spool.core.errors import UsageError, cannot
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from spool.cli import fastsubmit, joboptions
-from spool.cli.scripts import MAX_HEAD_BYTES, OPTIONS, SHELLS, Asked, ScriptText, head_lines
-from spool.cli.telling import tell
+from spool.cli.render import tell
+from spool.cli.submission import MAX_HEAD_BYTES, OPTIONS, SHELLS, Asked, ScriptText, head_lines
 from spool.client import submit as submitting
 from spool.client.draft import Exports
 from spool.core.errors import InvalidJob, InvalidValue, UsageError, cannot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from spool.doctor.checks import Check, Findings, Subject, fail, good, warn
+from spool.doctor import Check, Findings, Subject, fail, good, warn
 from spool.extras.machine.status import sharing
 from spool.machine import shared
 from spool.store.disk import owner_of

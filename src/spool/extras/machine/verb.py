@@ -14,9 +14,8 @@ from collections.abc import Iterable, Sequence
 import click
 
 from spool.cli import render
-from spool.cli.common import json_option
-from spool.cli.group import Subverbs, Verb, unfilled
-from spool.cli.telling import tell
+from spool.cli.group import Subverbs, Verb, json_option, unfilled
+from spool.cli.render import tell
 from spool.client import service
 from spool.core.errors import ExitCode, InvalidConfig, SpoolError, SpoolUnusable, UsageError, cannot
 from spool.core.reasons import count_of
@@ -113,7 +112,7 @@ def serve(directory: str | None) -> int:
     Such an arbiter gives turns to users who trust you with turns; it does not protect them from each other.
     """
     from spool.extras.machine.arbiter import Arbiter
-    from spool.listeners.logformat import set_up_logging
+    from spool.listeners import set_up_logging
 
     path = os.path.abspath(directory) if directory is not None else shared.DIRECTORY
     if directory is None:

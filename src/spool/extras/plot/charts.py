@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from spool.cli import render
-from spool.cli.charts import MARKS, Line
+from spool.cli.render import MARKS, Line
 from spool.core.model import SECOND_NS, Result, State
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"

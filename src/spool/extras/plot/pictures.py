@@ -16,7 +16,7 @@ from msgspec import Struct
 from rich.cells import cell_len
 
 from spool.cli import render
-from spool.cli.charts import TICKS, Tick
+from spool.cli.render import TICKS, Tick
 from spool.core.accounting import By
 from spool.core.errors import shown
 from spool.core.model import SECOND_NS
@@ -332,7 +332,7 @@ def _told(bar: LaneBar) -> str:
     return f"{run.job}{'' if bar.alone else ' and others'}, {run.account.user or '?'}, {began} to {ended}"
 
 
-# What other verbs draw (`cli/charts.py`).
+# What other verbs draw (`cli/render.py`).
 gantt, timeline, curve = charts.gantt, charts.timeline, charts.curve
 checked, curves = svg.checked, svg.curves
 

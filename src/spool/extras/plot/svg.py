@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from rich.cells import cell_len
 
 from spool.cli import render
-from spool.cli.charts import CurvePanel, Tick
+from spool.cli.render import CurvePanel, Tick
 from spool.core.errors import SpoolError, UsageError, cannot, shown
 
 _WIDTH, _LEFT, _RIGHT = 1100, 96, 16  # pixels
