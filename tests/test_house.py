@@ -168,7 +168,6 @@ SMALL_MODULES: dict[str, str] = {
     "cli/main.py": "the program, which its script starts",
     "formats/schema.py": "`python -m spool.formats.schema --write` makes the schemas and the tables of keys",
     "python/worker.py": "what job files of spool 0.1 start",
-    "cli/completion.py": "answers while a shell waits, so it stands apart from what is slow to import",
 }
 SAME_NAMES: dict[str, str] = {
     "Executor": "the public one, as `concurrent.futures` calls it, and what a job's `executor` names"
@@ -199,8 +198,7 @@ PRINTS = {
 }
 
 SAYS = {
-    "cli/render.py": "say, tables, JSON",
-    "cli/render.py": "tell",
+    "cli/render.py": "tell, say, tables, JSON",
     "cli/fastsubmit.py": "the name of a job that it has submitted, without importing the rest",
     "cli/completion.py": "a script for a shell",
     "extras/functions/calls.py": "the log of a call, whose process loads little",

@@ -1,8 +1,8 @@
 """`spool completion`: print a shell completion script; and the answers to that script.
 
 The script passes the line up to the cursor, and each line of the answer is a kind (`plain`, `file` or `dir`), a word
-and its meaning, separated by tabs. The words of options and arguments are in one table, by name, so that verbs need not
-specify them. A shell waits for the answer, so this reads only some files and the end of the history, and imports little.
+and its meaning, separated by tabs. The words of options and arguments are in one table, by name, so that verbs need
+not specify them. A shell waits for the answer, so that only some files and the end of the history are read for it.
 """
 
 from __future__ import annotations

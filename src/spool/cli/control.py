@@ -115,7 +115,6 @@ class JobVerb(Struct, frozen=True):
 
     def _suspendable(self, spool: Spool, places: tuple[str, ...], picks: Mapping[str, Any]) -> tuple[list[str], int]:
         """Return the selected runs: those named, and of the other selected ones the suspended, or the rest."""
-
         names, code = picked_names(spool, places, picks)
         by_name = {name for name in picks["names"] if not is_pattern(name)} if not picks["states"] else ()
         by_name, orders = set(named(spool, by_name)), set(spool.running_files()[1])
@@ -340,7 +339,6 @@ def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] 
 
 def _command(text: str) -> str | list[str]:
     """Return a command as a job file has it: a list, or a text for the shell, which can begin with "[" too."""
-
     with suppress(InvalidFile):
         stated = toml.read(f"command = {text}".encode(), "--with").get("command") if text.startswith("[") else None
         if isinstance(stated, list):

@@ -1,8 +1,8 @@
-"""The command line as a whole: the verbs, each imported on use, their help, errors, and what words on it mean.
+"""The command line as a whole: the verbs, each imported on use, their help and errors, and what words on it mean.
 
 Files hold only RFC 3339 and durations; the command line converts other forms of times: "16:00", "tomorrow 8:00",
-"friday", "friday 8:00", "2h", "2026-01-31 16:00". A day without a time is its beginning, so that on a Friday "friday" is
-that of next week. A time without a day is the next such time, or the last one where the past is asked for.
+"friday", "friday 8:00", "2h", "2026-01-31 16:00". A day without a time is its beginning, so that on a Friday "friday"
+is that of next week. A time without a day is the next such time, or the last one where the past is asked for.
 """
 
 from __future__ import annotations
@@ -110,9 +110,15 @@ SECTIONS = tuple(sections().items())
 
 VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
 _COMMANDS = {  # where a verb is the `command` of no module of its own
-    **{verb: f"control:{verb}" for verb in ("cancel", "hold", "release", "requeue", "suspend", "pause", "resume")},
-    "attach": "log:attach", "continue": "control:go_on", "gpus": "info:gpus", "init": "dispatch:init",
-    "move": "edit:move", "service": "dispatch:keep", "signal": "control:send",
+    verb: f"{module}:{verb}"
+    for module, verbs in {
+        "control": "cancel hold release requeue move suspend edit pause resume",
+        "dispatch": "gc init", "info": "gpus reserve", "show": "seff", "submit": "check run", "wait": "attach log",
+        "why": "plan",
+    }.items()
+    for verb in verbs.split()
+} | {
+    "continue": "control:go_on", "service": "dispatch:keep", "signal": "control:send",
 }  # fmt: skip
 _ELSEWHERE = {
     word: verb

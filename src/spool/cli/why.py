@@ -275,8 +275,8 @@ def _print_plan(found: Preview, *, partly: bool) -> None:
         render.table(_COLUMNS, [row for _, row, _ in rows], [style for _, _, style in rows])
     for ended in found.ends:
         render.prose(f"{ended.name}: would end as {ended.outcome}: {ended.reason}")
-    for name, left_out in sorted(found.left_out.items()):
-        render.prose(f"{name}: left out: {why}")
+    for name, reason in sorted(found.left_out.items()):
+        render.prose(f"{name}: left out: {reason}")
     begun = found.running - found.submitted
     others = [f"{found.submitted} submitted" if found.submitted else ""]
     others += [count_of(begun, "run") + " already running" if begun else "", f"{found.held} held"]

@@ -33,7 +33,6 @@ from spool.store.disk import Disk
 from spool.store.ownership import others_write, why_not_obeyed
 from spool.store.reading import read_bytes
 
-__all__ = ["RUNS_FOREIGN_CODE", "Gate", "Listener", "by_kind", "kinds"]
 
 _WHERE = {
     "hooks": "spool.listeners.hooks:Hooks",

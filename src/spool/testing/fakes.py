@@ -1,4 +1,17 @@
-"""Stand-ins for tests: made-up values, an engine without a machine, and a disk that fails or stops where it is told."""
+"""Stand-ins for tests: values, an engine without a machine, and a disk that stops before a chosen change.
+
+**Values** have sensible defaults for everything that a test does not set. Sizes and durations are written as in a job
+file (`"16G"`, `"2h"`) or given as integers of bytes and nanoseconds. GPU number i has the UUID `GPU-i`, and a run that
+requests GPUs has the first ones by default.
+
+**The engine**'s runs elsewhere begin, end and stop under control of a test.
+
+**The disk** loses power, or runs out of space: :class:`FaultyDisk` is a :class:`spool.store.disk.Disk` that performs
+every change for real and counts them. Run a piece of the program over it once to count its changes, then once for each
+of them with the power cut there: the disk is then as a successor would find it. :func:`every_cut` does this. A cut
+stands for the sudden end of the process (`kill -9`, a reset): earlier changes have happened. When the machine itself
+loses power, written data may be lost as well; for that, `recorded` shows whether the syncs are in the right places.
+"""
 
 from __future__ import annotations
 
