@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,7 +14,6 @@ from spool.cli import render
 from spool.cli.group import Subverbs, Verb, json_option, own, unfilled, value_of
 from spool.cli.render import made, tell
 from spool.client import service
-from spool.client.gc import Removal, plan_removal, remove_planned
 from spool.client.service import ONCE, RESIDENT
 from spool.client.submit import make_spool, root_at, was_spool
 from spool.core.errors import ExitCode, LockHeld, SpoolError, SpoolUnusable, UsageError, cannot
@@ -21,12 +21,12 @@ from spool.core.layout import GONE_RESERVATIONS
 from spool.core.names import without_here
 from spool.core.reasons import count_of
 from spool.core.units import parse_duration, parse_size, show_size
-from spool.executors import by_name
-from spool.formats.config import RetentionPolicy
-from spool.store.config import Settings
 from spool.store.disk import remedy_for
 from spool.store.ownership import check_owner, this_user
-from spool.store.spool import Spool
+
+if TYPE_CHECKING:
+    from spool.client.gc import Removal
+    from spool.store.spool import Spool  # imported when needed: other commands here need no runs
 
 
 @click.command("init", cls=Verb)
@@ -191,6 +191,10 @@ def gc(
 
     By hand: rm -r jobs/train/1
     """
+    from spool.client.gc import plan_removal, remove_planned
+    from spool.formats.config import RetentionPolicy
+    from spool.store.config import Settings
+
     spool = own(root)
     configured = Settings(spool).config.gc
     keep = RetentionPolicy(
@@ -224,6 +228,8 @@ def _executors(spool: Spool, removal: Removal) -> dict[tuple[str, int], str]:
 
 def _close_sessions(spool: Spool, removed: Removal, started: dict[tuple[str, int], str]) -> None:
     """Close the terminals kept for the removed runs."""
+    from spool.executors import by_name
+
     gone: dict[str, list[tuple[str, int]]] = {}
     for old in removed.runs:
         if (executor := started.get((old.name, old.run))) is not None:

@@ -30,7 +30,6 @@ from spool.core.names import is_pattern, natural, why_not_name
 from spool.core.units import parse_duration
 from spool.formats.capabilities import capabilities, contributed, loaded, search
 from spool.formats.toml import show
-from spool.formats.values import moment_or_delay, with_offset
 from spool.store.disk import is_yet_to_be_made, remedy_for
 from spool.version import __version__
 
@@ -112,9 +111,9 @@ VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
 _COMMANDS = {  # where a verb is the `command` of no module of its own
     verb: f"{module}:{verb}"
     for module, verbs in {
-        "control": "cancel hold release requeue move suspend edit pause resume",
-        "dispatch": "gc init", "info": "gpus reserve", "show": "seff", "submit": "check run", "wait": "attach log",
-        "why": "plan",
+        "control": "cancel hold release requeue suspend pause resume",
+        "dispatch": "gc init", "info": "gpus reserve", "show": "seff", "submit": "check edit move run",
+        "wait": "attach log", "why": "plan",
     }.items()
     for verb in verbs.split()
 } | {
@@ -595,6 +594,8 @@ def understood(text: str, now_ns: int, *, past: bool = False) -> str:
 
     With *past* the last such moment is meant, not the next. Raises InvalidValue.
     """
+    from spool.formats.values import with_offset  # most commands are given no time
+
     words = " ".join(text.lower().split())
     if _DATE.match(words):
         return str(with_offset(f"{words}T00:00" if _DATE.fullmatch(words) else text.strip()))
@@ -615,6 +616,8 @@ def understood(text: str, now_ns: int, *, past: bool = False) -> str:
 
 def moment(text: str, now_ns: int) -> int:
     """Return the past instant that *text* means; a duration such as "7d" is that long ago. Raises InvalidValue."""
+    from spool.formats.values import moment_or_delay
+
     at_ns, ago_ns = moment_or_delay(understood(text, now_ns, past=True))
     return at_ns if at_ns is not None else now_ns - (ago_ns or 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -18,17 +19,16 @@ from spool.cli import render
 from spool.cli.group import JobArgument, Verb, name_argument, named, names_argument, one_job, opened, own, value_of
 from spool.cli.render import tell
 from spool.client.output import POLL_S, Follower, Stream, output_paths, outputs, read_output, run_of
+from spool.client.requests import Requests
 from spool.client.waiting import End, Waiter
 from spool.core.arrays import array_of
-from spool.core.errors import ExitCode, SpoolError, cannot
+from spool.core.errors import ExitCode, SpoolError, SpoolUnusable, cannot
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, State
 from spool.core.names import LOCAL_EXECUTORS, natural, without_here
 from spool.core.units import parse_duration
-from spool.executors import by_name
-from spool.machine.marks import MachineProber
-from spool.query.details import why_never_begun
+from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
 if TYPE_CHECKING:
@@ -186,6 +186,55 @@ def _told(end: End, say: Callable[[str], None]) -> int:
     return code_of(end.outcome, end.exit_code)
 
 
+def followed(spool: Spool, job: str, before: int | None, *, quiet: bool) -> int:
+    """Return the exit code of a job, followed to its end, or INTERRUPTED after a second Ctrl-C."""
+    follower, notices = Follower(spool, (job,), after=before or 0), HoldNotices(spool)
+    interrupts: list[int] = []
+    ends = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.signal(number, lambda number, _: interrupts.append(number)) for number in ends}
+    cancelled = False
+    end: End | None = None
+    try:
+        for piece in follower.pieces():
+            if interrupts and not cancelled:
+                cancelled = True
+                _cancel(spool, job)
+            if len(interrupts) > 1:
+                tell(f"exiting; job {job} is being stopped")
+                return int(ExitCode.INTERRUPTED)
+            if isinstance(piece, End):
+                end = piece
+            elif piece is None:
+                sys.stdout.flush()
+                if not quiet:
+                    notices.see(follower.waiter.held)
+                time.sleep(POLL_S)
+            elif piece.data:
+                out = sys.stderr if piece.stream is Stream.ERR else sys.stdout
+                out.buffer.write(piece.data)
+                out.flush()
+            elif piece.run > 1 and not quiet:
+                tell(f"job {job}: run {piece.run}")
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        follower.close()
+    assert end is not None
+    if end.outcome is not State.FINISHED and not quiet:
+        tell(told(end))
+    return code_of(end.outcome, end.exit_code)
+
+
+def _cancel(spool: Spool, job: str) -> None:
+    tell(f"cancelling job {job} (Ctrl-C again to exit at once)")
+    try:
+        Requests(spool, this_user()).cancel(job, "interrupted")
+    except SpoolUnusable as error:  # the spool of another user who accepts jobs
+        tell(str(error))
+    except SpoolError:
+        return  # it has just ended
+
+
 @click.command(cls=Verb)
 @names_argument
 @click.option(
@@ -296,6 +345,8 @@ def _once(spool: Spool, names: Sequence[str]) -> list[str]:
 
 def _output(spool: Spool, name: str, run: int, stream: Stream, lines: int | None) -> Iterator[bytes]:
     """Return the output of a run so far. Raises SpoolError with the reason if there can be none."""
+    from spool.query.details import why_never_begun  # takes as long to import as all else here
+
     why = why_never_begun(spool, name, run)
     if why and not os.path.exists(outputs(spool, name, run).stdout or ""):
         raise _no_output(name, why, f"`spool show {name}` says more")
@@ -341,6 +392,8 @@ def _has_text(path: str | None) -> bool:
 
 def _run_of(spool: Spool, name: str, run: int | None) -> int:
     """Return the selected run. Raises SpoolError, with the reason for a job that has not started."""
+    from spool.query.details import why_never_begun
+
     if run is None and spool.latest_run(name) is None and (why := why_never_begun(spool, name)):
         raise _no_output(name, why, f"`spool why {name}` says more, -f waits for it")
     return run_of(spool, name, run)
@@ -417,6 +470,8 @@ def attach(root: str, name: str, read_only: bool, run: int | None, dry_run: bool
 
 def attach_command(spool: Spool, name: str, run: int | None = None, *, read_only: bool = False) -> tuple[str, ...]:
     """Return the command to execute, for the newest run if none is given. Raises SpoolError if there is no terminal."""
+    from spool.executors import by_name
+
     if run is None and spool.places(name) and spool.latest_run(name) is None:
         raise SpoolError(cannot("attach to", f"job {name}", "it has not run yet", remedy=f"`spool why {name}`"))
     run = run_of(spool, name, run, verb="attach to")
@@ -436,6 +491,8 @@ def attach_command(spool: Spool, name: str, run: int | None = None, *, read_only
 
 
 def _check_lives(spool: Spool, name: str, run: int) -> None:
+    from spool.machine.marks import MachineProber
+
     proof = spool.load(name, run, MachineProber()).proof
     if proof.verdict is Verdict.ENDED:
         why, remedy = f"run {run} has ended ({proof.outcome})", f"`spool log {name}` shows its output"

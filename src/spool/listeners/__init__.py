@@ -33,7 +33,6 @@ from spool.store.disk import Disk
 from spool.store.ownership import others_write, why_not_obeyed
 from spool.store.reading import read_bytes
 
-
 _WHERE = {
     "hooks": "spool.listeners.hooks:Hooks",
     "plugins": "spool.listeners.plugins:Plugins",

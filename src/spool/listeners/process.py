@@ -1,8 +1,8 @@
 """The process of the listeners: a thread for each, one for messages of the dispatcher, some for its reviews.
 
-An event is delivered at least once: a listener's cursor, on disk, passes it when the listener is done with it. Listeners
-that run foreign code get careful delivery: each try is recorded before, and an event that has crashed the process too
-often is skipped.
+An event is delivered at least once: a listener's cursor, on disk, passes it when the listener is done with it.
+Listeners that run foreign code get careful delivery: each try is recorded before, and an event that has crashed the
+process too often is skipped.
 
 Whatever a listener does, the dispatcher goes on. If this process ends, another one is started and continues from the
 cursors. While the process of an earlier dispatcher still delivers the last events, this one delays its deliveries, but

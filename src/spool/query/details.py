@@ -36,11 +36,9 @@ from spool.core.runtimes import Expected
 from spool.formats import jobfile
 from spool.formats.capabilities import contributed, engine_title
 from spool.formats.run_records import ArrayRecord
-from spool.machine import processes
 from spool.query.jobs import JobLister, with_parameters
 from spool.query.listing import ArrayTasks, tasks_of, with_outlook
 from spool.query.rows import JobRow, with_metrics
-from spool.query.snapshot import next_request
 from spool.state.past import past_of
 from spool.store.config import Settings
 from spool.store.reading import is_too_long
@@ -381,6 +379,8 @@ def _of_run(spool: Spool, name: str, run: int, runs: tuple[int, ...]) -> RunEffi
     if proof.verdict in (Verdict.ENDED, Verdict.UNREACHABLE) or began_ns is None:
         # To be filed by a dispatcher, which determines its end; or far away.
         return RunEfficiency(used, efficiency(used), runs)
+    from spool.machine import processes  # few jobs need it
+
     jid = files.jid if isinstance(files.jid, Jid) else None
     family = processes.family(processes.Sought(name, run, spool.root, jid))
     used = replace(
@@ -396,6 +396,8 @@ def _as_auto(spool: Spool, result: Result) -> str:
 
     "" if no run has shown that.
     """
+    from spool.query.snapshot import next_request  # `show` needs it for few jobs
+
     request = result.request
     if not request.memory_auto:
         request = replace(request, memory_bytes=FIRST_BYTES, memory_auto=True)

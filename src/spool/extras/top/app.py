@@ -25,7 +25,7 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
 from spool.cli import control, group, ls, render
-from spool.cli.control import change_keys
+from spool.cli.submit import change_keys
 from spool.cli.wait import attach_command
 from spool.client import autostart
 from spool.client.requests import Change, Requests, told
