@@ -11,23 +11,21 @@ import time
 from collections.abc import Iterator
 
 import click
-from msgspec import Struct
 
 from spool.cli import render
 from spool.cli.group import Verb
 from spool.cli.render import charts, tell
 from spool.client import autostart
+from spool.client.output import last_line_of
 from spool.client.requests import Requests
 from spool.client.submit import make_spool, submit
 from spool.core import layout
-from spool.core.errors import ExitCode, InvalidRecord
+from spool.core.errors import ExitCode
 from spool.core.layout import QUEUED, RUNNING
 from spool.core.model import SECOND_NS, Result, State
 from spool.formats import toml
-from spool.formats.history import parse_history_line
 from spool.store.disk import Disk
 from spool.store.ownership import this_user
-from spool.store.reading import history_lines
 from spool.store.spool import Spool
 
 _CONFIGURATION = b"# four jobs at once, however many processors there are: most of them only wait\ncpus = 4\n"
@@ -87,34 +85,22 @@ def job_files(workdir: str) -> dict[str, bytes]:
     return {name: toml.write({**keys, "workdir": workdir}) for name, keys in jobs.items()}
 
 
-class DemoEvent(Struct, frozen=True):
-    """One event: a run began (`result` is None) or ended."""
-
-    at_ns: int
-    name: str
-    result: Result | None = None
-
-
 class Demonstration:
     """The study in its own spool below *directory*, with a dispatcher that leaves when all is done."""
 
     def __init__(self, directory: str) -> None:
-        self.root = os.path.join(directory, "spool")
-        self.workdir = os.path.join(directory, "study")
-        self.begun_at_ns = 0
-        self._dispatcher: subprocess.Popen[bytes] | None = None
-
-    def begin(self) -> list[str]:
-        """Create the spool, submit the jobs, start the dispatcher; return the names in the order of submission."""
-        os.mkdir(self.workdir, 0o700)
+        self.root, workdir = f"{directory}/spool", f"{directory}/study"
+        os.mkdir(workdir, 0o700)
         make_spool(self.root)
-        disk = Disk(f"{self.root}/{layout.STAGING}")
-        disk.put(f"{self.root}/{layout.CONFIG}", _CONFIGURATION)
-        self.begun_at_ns = time.time_ns()
-        jobs = job_files(self.workdir)
+        self.spool = Spool(self.root)
+        disk = Disk(self.spool.layout.at(layout.STAGING))
+        disk.put(self.spool.layout.at(layout.CONFIG), _CONFIGURATION)
+        self._begun_at_ns = time.time_ns()
+        jobs = job_files(workdir)
+        self.names = list(jobs)
         submit(self.root, jobs.items())
-        disk.put(f"{self.root}/{layout.LOG}", b"")
-        with open(f"{self.root}/{layout.LOG}", "ab") as log:
+        disk.put(self.spool.layout.at(layout.LOG), b"")
+        with open(self.spool.layout.at(layout.LOG), "ab") as log:
             self._dispatcher = subprocess.Popen(
                 autostart.command(self.root, "--until-idle"),
                 env=autostart.environment(),
@@ -122,68 +108,62 @@ class Demonstration:
                 stdout=log,
                 stderr=log,
             )
-        return list(jobs)
 
-    def happenings(self) -> Iterator[DemoEvent]:
-        """Yield the events, as they happen, until the dispatcher has left."""
-        assert self._dispatcher is not None
-        spool = Spool(self.root)
+    def told(self) -> Iterator[str]:
+        """Yield a line for each run that begins or ends, as it happens, until the dispatcher has left."""
         began: set[tuple[str, int]] = set()
         ended = 0
         while True:
             over = self._dispatcher.poll() is not None
-            for name in spool.names(RUNNING):
-                run = spool.latest_run(name)
+            for name in self.spool.names(RUNNING):
+                run = self.spool.latest_run(name)
                 if run is not None and (name, run) not in began:
                     began.add((name, run))
-                    yield DemoEvent(time.time_ns(), name)
+                    yield self._line(time.time_ns(), name, "starts")
             results = self.results()
             for result in results[ended:]:
-                yield DemoEvent(result.ended_at_ns or time.time_ns(), result.job, result)
+                yield self._line(result.ended_at_ns or time.time_ns(), result.job, _how(result))
             ended = len(results)
             if over:
                 return
             time.sleep(_POLL_S)
 
+    def _line(self, at_ns: int, name: str, words: str) -> str:
+        return f"{max(0, at_ns - self._begun_at_ns) / SECOND_NS:5.1f}s  {name:8} {words}"
+
     def results(self) -> list[Result]:
         """Return the results of all ended runs, in the order of the history."""
-        found = []
-        for line in history_lines(self.root):
-            try:
-                found.append(parse_history_line(line))
-            except InvalidRecord:
-                continue
-        return found[::-1]
-
-    def last_line(self, name: str) -> str:
-        """Return the last line of a job's newest output."""
-        spool = Spool(self.root)
-        run = spool.latest_run(name)
-        text = spool.record(name, run, layout.JOB_LOG) if run is not None else None
-        lines = (text or b"").decode("utf-8", "replace").strip().splitlines()
-        return lines[-1].strip() if lines else ""
+        return [*self.spool.accounts_since(None)][::-1]
 
     @property
     def failed(self) -> str | None:
         """Return the dispatcher's message, if it has failed."""
-        if self._dispatcher is None or self._dispatcher.returncode in (None, ExitCode.DONE, ExitCode.JOBS_FAILED):
+        if self._dispatcher.returncode in (None, ExitCode.DONE, ExitCode.JOBS_FAILED):
             return None
-        with open(f"{self.root}/{layout.LOG}", encoding="utf-8", errors="replace") as log:
+        with open(self.spool.layout.at(layout.LOG), encoding="utf-8", errors="replace") as log:
             return log.read()
 
     def end(self) -> None:
         """End the remaining runs, and the dispatcher."""
-        if self._dispatcher is None or self._dispatcher.poll() is not None:
+        if self._dispatcher.poll() is not None:
             return
-        spool = Spool(self.root)
-        requests = Requests(spool, this_user())
-        for name in {*spool.names(QUEUED), *spool.names(RUNNING)}:
+        requests = Requests(self.spool, this_user())
+        for name in {*self.spool.names(QUEUED), *self.spool.names(RUNNING)}:
             requests.cancel(name, "the demo has ended")
         try:
             self._dispatcher.wait(timeout=15)
         except subprocess.TimeoutExpired:
             self._dispatcher.kill()
             self._dispatcher.wait()
+
+
+def _how(result: Result) -> str:
+    """Return how a run ended."""
+    if result.outcome is not State.FINISHED:
+        return f"{result.outcome}: {result.reason}"
+    if result.started_at_ns is None or result.ended_at_ns is None:
+        return result.outcome.value
+    return f"{result.outcome} after {(result.ended_at_ns - result.started_at_ns) / SECOND_NS:.2f}s"
 
 
 def went_well(results: list[Result]) -> bool:
@@ -211,60 +191,49 @@ def command(keep: bool, quiet: bool) -> int:
     behind.
     """
     directory = tempfile.mkdtemp(prefix="spool-demo-")
-    demonstration = Demonstration(directory)
+    study: Demonstration | None = None
     try:
-        names = demonstration.begin()
+        study = Demonstration(directory)
         if not quiet:
-            render.say(f"{len(names)} jobs in {demonstration.root}/queued")
+            render.say(f"{len(study.names)} jobs in {study.root}/queued")
             render.say()
-        for happened in demonstration.happenings():
+        for line in study.told():
             if not quiet:
-                render.say(_line(happened, demonstration.begun_at_ns), at_once=True)
-        if demonstration.failed is not None:
-            for line in ("the dispatcher failed:", *demonstration.failed.splitlines()):
+                render.say(line, at_once=True)
+        if study.failed is not None:
+            for line in ("the dispatcher failed:", *study.failed.splitlines()):
                 tell(line)
             return 1
-        results = demonstration.results()
-        _picture(demonstration, names, results)
+        _picture(study)
         if not quiet:
             render.say()
-            for name in names:
-                if line := demonstration.last_line(name):
+            for name in study.names:
+                run = study.spool.latest_run(name)
+                if run is not None and (line := last_line_of(study.spool, name, run)):
                     render.say(f"{name:8}  {line}")
             render.say()
             program = "spool" if shutil.which("spool") is not None else sys.argv[0]  # `.venv/bin/spool demo`
             render.pairs((f"{program} {words}", why) for words, why in _NEXT)
-        return 0 if went_well(results) else 1
+        return 0 if went_well(study.results()) else 1
     finally:
-        demonstration.end()
+        if study is not None:
+            study.end()
         if keep:
             render.say()
-            render.say(f"kept: {directory}; look at it with `spool --spool {demonstration.root} ls`")
+            render.say(f"kept: {directory}; look at it with `spool --spool {directory}/spool ls`")
         else:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _line(happened: DemoEvent, begun_at_ns: int) -> str:
-    seconds = max(0, happened.at_ns - begun_at_ns) / SECOND_NS
-    result = happened.result
-    if result is None:
-        return f"{seconds:5.1f}s  {happened.name:8} starts"
-    words = result.outcome.value
-    if result.outcome is not State.FINISHED:
-        words += f": {result.reason}"
-    elif result.started_at_ns is not None and result.ended_at_ns is not None:
-        words += f" after {(result.ended_at_ns - result.started_at_ns) / SECOND_NS:.2f}s"
-    return f"{seconds:5.1f}s  {happened.name:8} {words}"
-
-
-def _picture(demonstration: Demonstration, names: list[str], results: list[Result]) -> None:
-    runs: dict[str, list[Result]] = {name: [] for name in names}
+def _picture(study: Demonstration) -> None:
+    if (drawing := charts()) is None:
+        return
+    runs: dict[str, list[Result]] = {name: [] for name in study.names}
+    results = study.results()
     for result in results:
         runs.setdefault(result.job, []).append(result)
     begin_ns = min((result.submitted_at_ns for result in results if result.submitted_at_ns), default=0)
     end_ns = max((result.ended_at_ns for result in results if result.ended_at_ns), default=begin_ns)
-    if (drawing := charts()) is None:
-        return
     render.say()
     for line in drawing.gantt(runs, begin_ns, end_ns, min(120, shutil.get_terminal_size().columns)):
         render.say(drawn=line)

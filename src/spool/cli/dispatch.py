@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spool.cli import render
-from spool.cli.group import Subverbs, Verb, json_option, own, unfilled, value_of
+from spool.cli.group import Subverbs, Verb, json_option, own, value_of
 from spool.cli.render import made, tell
 from spool.client import service
 from spool.client.service import ONCE, RESIDENT
@@ -92,24 +92,20 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
         raise LockHeld(f"cannot dispatch {root}: another dispatcher serves it") from None
 
 
-_HELP = unfilled("""
-Keep the dispatcher running with systemd.
-
-It uses user units, so you need not be root. The dispatcher starts with your first login, restarts after a crash, and
-`spool submit` uses it. Enable lingering, or your jobs end when you log out: `loginctl enable-linger`.
-
-  spool service install
-  spool service remove
-  systemctl --user status spool.service      whether it is running
-  journalctl --user -u spool.service         its log
-
-By hand: cp the units of contrib/systemd to ~/.config/systemd/user/
-""")
-
-
-@click.group("service", cls=Subverbs, help=_HELP, short_help="Keep the dispatcher running with systemd.")
+@click.group("service", cls=Subverbs, short_help="Keep the dispatcher running with systemd.")
 def keep() -> None:
-    """Do nothing: the subcommands do the work."""
+    """Keep the dispatcher running with systemd.
+
+    It uses user units, so you need not be root. The dispatcher starts with your first login, restarts after a crash,
+    and `spool submit` uses it. Enable lingering, or your jobs end when you log out: `loginctl enable-linger`.
+
+      spool service install
+      spool service remove
+      systemctl --user status spool.service      whether it is running
+      journalctl --user -u spool.service         its log
+
+    By hand: cp the units of contrib/systemd to ~/.config/systemd/user/
+    """
 
 
 @keep.command("install", cls=Verb, short_help="Write, enable and start the units.")

@@ -296,6 +296,10 @@ class Verbs(click.Group):
 class Subverbs(click.Group):
     """A verb with verbs of its own."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.help = unfilled(self.help or "")
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

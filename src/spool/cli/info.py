@@ -11,7 +11,7 @@ from datetime import datetime
 import click
 
 from spool.cli import publicjson, render
-from spool.cli.group import Subverbs, Verb, for_each, json_option, own, understood, unfilled, viewed
+from spool.cli.group import Subverbs, Verb, for_each, json_option, own, understood, viewed
 from spool.cli.render import Bar, Line, charts, made, tell
 from spool.client.requests import Requests
 from spool.core import layout
@@ -253,16 +253,11 @@ def _gpu_row(each: GpuStatus) -> list[str]:
         gpu.name,
         render.size(gpu.memory_free_bytes) or "?",
         render.size(gpu.memory_total_bytes) or "?",
-        _percent(gpu.utilisation_percent),
-        _percent(gpu.memory_utilisation_percent),
+        *("" if part is None else f"{part}%" for part in (gpu.utilisation_percent, gpu.memory_utilisation_percent)),
         each.state,
         "; ".join(who),
         gpu.uuid,
     ]
-
-
-def _percent(part: int | None) -> str:
-    return "" if part is None else f"{part}%"
 
 
 def _holder(holder: GpuHolder) -> str:
@@ -284,23 +279,20 @@ _RESERVATION_COLUMNS = (
 )
 _STYLES = {"active": "green", "pending": "", "completed": "dim", "cancelled": "dim", "invalid": "red"}
 
-_HELP = unfilled("""\
-Reserve GPUs for a user or project.
 
-While a reservation is active, others cannot start jobs on its GPUs; before it begins, they cannot start jobs that
-would run into it. Reservations never stop running jobs.
-
-  spool reserve create demo --gpus 2 --duration 2h
-  spool reserve list
-  spool reserve cancel demo
-
-By hand: a file in reservations/; rm cancels it
-""")
-
-
-@click.group(cls=Subverbs, help=_HELP, short_help="Reserve GPUs for a user or project.")
+@click.group(cls=Subverbs, short_help="Reserve GPUs for a user or project.")
 def reserve() -> None:
-    """Do nothing: the subcommands do the work."""
+    """Reserve GPUs for a user or project.
+
+    While a reservation is active, others cannot start jobs on its GPUs; before it begins, they cannot start jobs that
+    would run into it. Reservations never stop running jobs.
+
+      spool reserve create demo --gpus 2 --duration 2h
+      spool reserve list
+      spool reserve cancel demo
+
+    By hand: a file in reservations/; rm cancels it
+    """
 
 
 @reserve.command("create", cls=Verb, short_help="Create a reservation.")
@@ -393,7 +385,12 @@ def list_(root: str, everything: bool, as_json: bool) -> int:
     machine = machine_now(spool, now_ns) if spool.names(layout.RESERVATIONS) else Machine(0, 0)
     found = list_reservations(spool, machine, now_ns, everything=everything)
     if as_json:
-        rows = [{"name": one.name, "state": one.state, **_values(one)} for one in found.rows]
+        rows = [
+            {"name": one.name, "state": one.state}
+            | (publicjson.plain(one.reservation) if one.reservation is not None else {})
+            | {"problem": one.problem or None, "removed_at_ns": one.removed_at_ns}
+            for one in found.rows
+        ]
         render.as_json({"version": 1, "gpus": found.gpus, "gpu_problem": found.gpu_problem, "reservations": rows})
         return 0
     if not found.rows:
@@ -459,12 +456,6 @@ def _what(one: Reservation) -> str:
     if one.gpu_indices:
         return f"GPU{'s' if len(one.gpu_indices) > 1 else ''} {', '.join(map(str, one.gpu_indices))}"
     return count_of(one.gpu_count or 0, "GPU")
-
-
-def _values(one: ReservationStatus) -> dict[str, object]:
-    values = publicjson.plain(one.reservation) if one.reservation is not None else {}
-    more = {"problem": one.problem or None, "removed_at_ns": one.removed_at_ns}
-    return {key: value for key, value in values.items() if key != "name"} | more
 
 
 def _reservation_row(one: ReservationStatus) -> list[str]:

@@ -574,6 +574,11 @@ def energy(energy_mj: int) -> str:
     return f"{fine(hours)} Wh" if hours < 1000 else f"{ratio(hours / 1000)} kWh"
 
 
+def ended(name: str, outcome: str, reason: str) -> str:
+    """Return how a job ended as one line; a reason such as "cancelled by alice" says the outcome itself."""
+    return f"{name}: {reason if reason.startswith(outcome) else f'{outcome}: {reason}' if reason else outcome}"
+
+
 def moment(at_ns: int | None, now_ns: int | None = None) -> str:
     """Return an instant in local time, and how long ago it was."""
     if at_ns is None:

@@ -62,11 +62,7 @@ def code_of(outcome: State, exit_code: int | None) -> int:
 
 def told(end: End) -> str:
     """Return how a job ended as one line."""
-    if end.outcome is State.INVALID:
-        return end.reason
-    if end.reason.startswith(end.outcome):  # "cancelled by alice"
-        return f"job {end.name}: {end.reason}"
-    return f"job {end.name}: {end.outcome}{f': {end.reason}' if end.reason else ''}"
+    return end.reason if end.outcome is State.INVALID else render.ended(f"job {end.name}", end.outcome, end.reason)
 
 
 class HoldNotices:
@@ -81,15 +77,10 @@ class HoldNotices:
         """Report on stderr that the jobs *held* are held, each that the last call did not have."""
         new, self._told = held - self._told, set(held)
         for name in sorted(new, key=natural):
-            why = self._why(name)
+            why = ""
+            with suppress(OSError):  # it has just been released
+                why = self._spool.hold_reason(name, os.stat(self._spool.layout.job_file(HELD, name)).st_mtime_ns)
             self._say(f"job {name} is held{f': {why}' if why else ''}; `spool release {name}` lets it start")
-
-    def _why(self, name: str) -> str:
-        try:
-            status = os.stat(self._spool.layout.job_file(HELD, name))
-        except OSError:  # it has just been released
-            return ""
-        return self._spool.hold_reason(name, status.st_mtime_ns)
 
 
 class _Bar:
@@ -143,40 +134,36 @@ def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout
     spool = Spool.open(root)
     bar = _Bar(spool, names)
     try:
-        return _until_ended(spool, names, bar, first=first, timeout_ns=timeout_ns)
+        waiter = Waiter(spool)
+        codes: dict[str, int] = {}
+        for name, error in waiter.add(names).items():
+            tell(str(error))
+            codes[name] = int(ExitCode.NO_SUCH_JOB)
+        notices = HoldNotices(spool, bar.tell)
+        until = math.inf if timeout_ns is None else time.monotonic() + timeout_ns / SECOND_NS
+        warned = False
+        turn_s = 0.0  # holds are told and the bar is drawn before the first wait
+        while waiter and not (first and codes):
+            left_s = max(0.0, until - time.monotonic())
+            for end in sorted(waiter.wait(min(left_s, turn_s)), key=lambda end: names.index(end.name)):
+                codes[end.name] = _told(end, bar.tell)
+                if first:
+                    return codes[end.name]
+            notices.see(waiter.held)
+            if waiter and left_s == 0:
+                bar.tell(f"timed out waiting for {', '.join(sorted(waiter.names, key=names.index)[:5])}")
+                return TIMED_OUT
+            if not warned and waiter.is_unserved:
+                warned = True
+                bar.tell("no dispatcher is running, so no job starts: run `spool dispatch`")
+            bar.step()
+            turn_s = _TURN_S
+        return next((codes[name] for name in names if codes.get(name)), 0)
     except KeyboardInterrupt:
         bar.tell("interrupted: no job was cancelled; `spool cancel` does that")
         raise
     finally:
         bar.close()
-
-
-def _until_ended(spool: Spool, names: Sequence[str], bar: _Bar, *, first: bool, timeout_ns: int | None) -> int:
-    waiter = Waiter(spool)
-    codes: dict[str, int] = {}
-    for name, error in waiter.add(names).items():
-        tell(str(error))
-        codes[name] = int(ExitCode.NO_SUCH_JOB)
-    notices = HoldNotices(spool, bar.tell)
-    until = math.inf if timeout_ns is None else time.monotonic() + timeout_ns / SECOND_NS
-    warned = False
-    turn_s = 0.0  # holds are told and the bar is drawn before the first wait
-    while waiter and not (first and codes):
-        left_s = max(0.0, until - time.monotonic())
-        for end in sorted(waiter.wait(min(left_s, turn_s)), key=lambda end: names.index(end.name)):
-            codes[end.name] = _told(end, bar.tell)
-            if first:
-                return codes[end.name]
-        notices.see(waiter.held)
-        if waiter and left_s == 0:
-            bar.tell(f"timed out waiting for {', '.join(sorted(waiter.names, key=names.index)[:5])}")
-            return TIMED_OUT
-        if not warned and waiter.is_unserved:
-            warned = True
-            bar.tell("no dispatcher is running, so no job starts: run `spool dispatch`")
-        bar.step()
-        turn_s = _TURN_S
-    return next((codes[name] for name in names if codes.get(name)), 0)
 
 
 def _told(end: End, say: Callable[[str], None]) -> int:
@@ -220,9 +207,7 @@ def followed(spool: Spool, job: str, before: int | None, *, quiet: bool) -> int:
             signal.signal(number, handler)
         follower.close()
     assert end is not None
-    if end.outcome is not State.FINISHED and not quiet:
-        tell(told(end))
-    return code_of(end.outcome, end.exit_code)
+    return _told(end, tell if not quiet else lambda _: None)
 
 
 def _cancel(spool: Spool, job: str) -> None:

@@ -119,7 +119,7 @@ def _print(answer: Explanation) -> None:
 def sentences(answer: Explanation) -> Iterator[str]:
     """Yield the sentences and lists that explain why a job waits, what it does, or how it ended; first the answer."""
     if answer.outcome is not None:
-        yield _ended(answer)
+        yield render.ended(answer.name, answer.outcome, answer.reasons[0].text if answer.reasons else "")
         return
     if answer.doing:
         yield from _doing(answer)
@@ -163,13 +163,6 @@ def sentences(answer: Explanation) -> Iterator[str]:
         yield f"the dispatcher last reported: {answer.last_said}"
     if not answer.dispatcher and answer.engine is None:
         yield "no dispatcher is running: `spool dispatch` starts one"
-
-
-def _ended(answer: Explanation) -> str:
-    reason = answer.reasons[0].text if answer.reasons else ""
-    if answer.outcome is not None and reason.startswith(answer.outcome):  # "cancelled by alice"
-        return f"{answer.name}: {reason}"
-    return f"{answer.name}: {answer.outcome}{f': {reason}' if reason else ''}"
 
 
 def _doing(answer: Explanation) -> Iterator[str]:
@@ -295,10 +288,10 @@ def _print_plan(found: Preview, *, partly: bool) -> None:
         render.prose("no dispatcher is running: `spool dispatch` starts one")
 
 
-def _row(each: PlannedJob, start: str, left_out: str) -> list[str]:
+def _row(each: PlannedJob, start: str, reason: str) -> list[str]:
     job, expected = each.job, each.standing.expected
     runs = f"{'~' if expected.is_guess else ''}{show_duration(expected.ns)}"
-    return [str(each.place), job.name, job.user, str(job.spec.priority), start, runs, left_out]
+    return [str(each.place), job.name, job.user, str(job.spec.priority), start, runs, reason]
 
 
 def _planned_start(each: WaitingJob, found: Preview) -> str:

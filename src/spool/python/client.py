@@ -252,14 +252,14 @@ class Client:
         InvalidValue for another word.
         """
         from spool.core.accounting import By, RunFilter
-        from spool.store.history import account
+        from spool.store.history import History
 
         try:
             key = By(by) if by is not None else None
         except ValueError:
             why = f"the groups are {', '.join(By)}"
             raise InvalidValue(cannot("count", f"runs by {by!r}", why)) from None
-        return account(self._spool, wanted or RunFilter(), key).statistics
+        return History(self._spool.root).sums(wanted or RunFilter(), key)
 
     def _drafts(
         self,

@@ -15,13 +15,10 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from io import BufferedIOBase, BufferedReader
 
-from msgspec import Struct
-
 from spool.core import layout
 from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
 from spool.core.model import SECOND_NS, RunAccount
 from spool.formats.history import compacted, read_ended_runs, read_told
-from spool.store.spool import Spool
 
 _SLACK_NS = 3600 * SECOND_NS  # tolerance in the order of lines, for a clock that was set
 _STEP = 1 << 20
@@ -41,6 +38,12 @@ class History:
         self._current = f"{root}/{layout.HISTORY}"
         self.unreadable = 0  # lines so far that could not be parsed
         self.problems: list[str] = []  # files so far that could not be read completely
+
+    def sums(self, wanted: RunFilter, by: By | None) -> Statistics:
+        """Return the sums over the runs that *wanted* selects; days are those of this machine's clock."""
+        ledger = Ledger(wanted, by, local_day)
+        ledger.add(self.since(wanted.since_at_ns))
+        return ledger.statistics()
 
     def since(self, since_ns: int | None) -> Iterator[RunAccount]:
         """Yield the runs that ended from *since_ns* on, and some before, in recorded order. Reads no older part."""
@@ -188,22 +191,6 @@ def _place_of(fd: int, since_ns: int) -> int:
         if told is not None and told < since_ns:
             return place + begin
     return 0
-
-
-class AccountingReport(Struct, frozen=True):
-    """The sums, and the lines and files that could not be read."""
-
-    statistics: Statistics
-    unreadable: int
-    problems: tuple[str, ...]
-
-
-def account(spool: Spool, wanted: RunFilter, by: By | None) -> AccountingReport:
-    """Return the sums over the history, rotated files included; days are those of this machine's clock."""
-    history = History(spool.root)
-    ledger = Ledger(wanted, by, local_day)
-    ledger.add(history.since(wanted.since_at_ns))
-    return AccountingReport(ledger.statistics(), history.unreadable, tuple(history.problems))
 
 
 def local_day(at_ns: int) -> Day:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import click
 
 from spool.cli import render
-from spool.cli.group import Subverbs, Verb, json_option, unfilled
+from spool.cli.group import Subverbs, Verb, json_option
 from spool.cli.render import tell
 from spool.client import service
 from spool.core.errors import ExitCode, InvalidConfig, SpoolError, SpoolUnusable, UsageError, cannot
@@ -56,20 +56,16 @@ _FIXED = 3  # columns that are there even if they are empty
 _MOST_USERS = 50
 
 
-_HELP = unfilled("""
-Share the machine among several users, each with a spool of their own.
-
-The users' dispatchers ask one arbiter before they start a job, so that CPUs, memory and GPUs are given out once, in a
-fair order. The arbiter needs no privilege: it opens no file of a user, and starts and ends nothing.
-
-  sudo spool machine install
-  spool machine status
-""")
-
-
-@click.group(cls=Subverbs, help=_HELP, short_help="Share the machine among several users.")
+@click.group(cls=Subverbs, short_help="Share the machine among several users.")
 def command() -> None:
-    """Do nothing: the subcommands do the work."""
+    """Share the machine among several users, each with a spool of their own.
+
+    The users' dispatchers ask one arbiter before they start a job, so that CPUs, memory and GPUs are given out once, in
+    a fair order. The arbiter needs no privilege: it opens no file of a user, and starts and ends nothing.
+
+      sudo spool machine install
+      spool machine status
+    """
 
 
 @command.command("status", cls=Verb, short_help="Show what each user has, and whether the arbiter answers.")
