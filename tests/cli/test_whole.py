@@ -18,7 +18,7 @@ from support import ROOT
 
 VERBS = [verb for _, verbs in group.SECTIONS for verb in verbs]
 FISH = shutil.which("fish")
-PARTS = [f"reserve {part}" for part in info.command.commands]
+PARTS = [f"reserve {part}" for part in info.reserve.commands]
 
 
 @pytest.mark.parametrize("verb", [*VERBS, *PARTS])
