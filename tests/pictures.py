@@ -32,8 +32,8 @@ from rich.style import Style
 
 from long.browser import Browser
 from spool.cli import main
+from spool.core.gpuuse import STEP_NS, STEPS, RecentUse
 from spool.core.model import SECOND_NS, Grant, Request, Result, State
-from spool.core.recent import STEP_NS, STEPS, RecentUse
 from spool.core.units import parse_duration, parse_size
 from spool.extras.page.content import ContentReader
 from spool.extras.page.document import render

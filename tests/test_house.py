@@ -88,7 +88,7 @@ HOMES = {
     "tomli": "formats/toml.py",
     "tomli_w": "formats/toml.py",
     "tomlkit": "formats",
-    "watchdog": "dispatcher/inotify.py",
+    "watchdog": "dispatcher/wakeup.py",
 }
 VALUES = {"msgspec.Struct", "msgspec.field", "msgspec.structs"}  # what the values of all layers are made of
 ABROAD = {
@@ -117,8 +117,8 @@ BUDGET = {
     "": 100,
     "cli": 7350,
     "client": 2850,
-    "core": 8900,
-    "dispatcher": 8300,
+    "core": 8800,
+    "dispatcher": 8350,
     "doctor": 650,
     "executors": 2250,
     "extras": 200,
@@ -126,10 +126,10 @@ BUDGET = {
     "extras/capture": 1350,
     "extras/containers": 350,
     "extras/engines": 2800,
-    "extras/foreign": 1450,
-    "extras/functions": 1250,
+    "extras/foreign": 1250,
+    "extras/functions": 1100,
     "extras/here": 500,
-    "extras/machine": 3200,
+    "extras/machine": 3050,
     "extras/metrics": 550,
     "extras/notify": 1000,
     "extras/page": 800,
@@ -141,7 +141,7 @@ BUDGET = {
     "machine": 3250,
     "python": 1000,
     "query": 4350,
-    "state": 2200,
+    "state": 2100,
     "store": 4000,
     "testing": 1100,
 }
@@ -202,7 +202,6 @@ SAYS = {
     "cli/fastsubmit.py": "the name of a job that it has submitted, without importing the rest",
     "cli/completion.py": "a script for a shell",
     "extras/functions/calls.py": "the log of a call, whose process loads little",
-    "extras/functions/worker.py": "likewise",
 }
 
 # Put together here, so that this file does not hold the words that it looks for.
@@ -624,7 +623,7 @@ WORDS = {
 }
 # Capability -> why modules of the core speak of it all the same, and which.
 SPOKEN_OF: dict[str, tuple[str, str]] = {
-    "engines": ("what replaces a key that is gone; variables that a script expects", "formats/config query/foresight"),
+    "engines": ("variables that a script expects", "query/foresight"),
     "foreign": ("variables that a script expects", "query/foresight"),
     "machine": (
         "whether a machine is shared decides every start, so the gate and its view stay",
@@ -634,7 +633,7 @@ SPOKEN_OF: dict[str, tuple[str, str]] = {
     ),
     "simulate": (
         "decisions that only a simulation asks for are taken by the same function",
-        "core/model core/playback core/priority core/scheduler",
+        "core/model core/forecast core/priority core/scheduler",
     ),
 }
 

@@ -24,7 +24,7 @@ def planner(size: Size) -> Samples:
 def _passes(count: int, times: int) -> Samples:
     from spool.core.model import Policy, Running
     from spool.core.queue import WaitingQueue
-    from spool.core.runs import Runs
+    from spool.core.resources import Runs
     from spool.core.scheduler import View, decide
     from spool.testing.fakes import NOW_NS, a_machine
 

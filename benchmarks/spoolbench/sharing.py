@@ -16,15 +16,15 @@ from itertools import count
 
 from msgspec.structs import replace
 
+from spool.core.forecast import Playback
 from spool.core.model import Machine, Policy, Result, Running, State, Waiting
-from spool.core.playback import Playback
 from spool.core.priority import Past
-from spool.core.runs import Runs
+from spool.core.resources import Runs
 from spool.core.runtimes import stem
 from spool.core.scheduler import Plan, Start, View
 from spool.extras.machine.asking import AHEAD
-from spool.extras.machine.ledger import Holder, Lease, LeaseLedger
-from spool.extras.machine.protocol import MOST_ASKS, LeaseRequest
+from spool.extras.machine.ledger import Lease, LeaseLedger
+from spool.extras.machine.protocol import MOST_ASKS, Holder, LeaseRequest
 from spool.extras.simulate.simulation import Outcome, SimulatedJob, figures, simulate
 from spool.extras.simulate.whatif import Scenario, of_file, prepare
 

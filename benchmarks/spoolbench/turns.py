@@ -104,8 +104,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _decisions(times: int, kinds: int = 4, *, full: bool = False) -> list[float]:
     """Return the milliseconds of decisions over asks of many users, of *kinds* each; *full*: with too little free."""
     from spool.core.model import SECOND_NS, Machine, Policy
-    from spool.extras.machine.ledger import Holder, LeaseLedger
-    from spool.extras.machine.protocol import LeaseRequest
+    from spool.extras.machine.ledger import LeaseLedger
+    from spool.extras.machine.protocol import Holder, LeaseRequest
 
     random, numbers, now_ns = Random(1), count(1), 1_700_000_000 * SECOND_NS
     ledger = LeaseLedger(Policy(), (), 1)

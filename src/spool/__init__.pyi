@@ -14,14 +14,14 @@ from spool.core.errors import SpoolError as SpoolError
 from spool.core.errors import SpoolUnusable as SpoolUnusable
 from spool.core.errors import UsageError as UsageError
 from spool.core.model import State as State
+from spool.extras.functions.executor import Cancelled as Cancelled  # type: ignore[import-not-found, unused-ignore]
 from spool.extras.functions.executor import Executor as Executor  # type: ignore[import-not-found, unused-ignore]
 from spool.extras.functions.executor import Future as Future  # type: ignore[import-not-found, unused-ignore]
-from spool.extras.functions.results import Cancelled as Cancelled  # type: ignore[import-not-found, unused-ignore]
-from spool.extras.functions.results import JobFailed as JobFailed  # type: ignore[import-not-found, unused-ignore]
-from spool.extras.functions.results import Lost as Lost  # type: ignore[import-not-found, unused-ignore]
-from spool.extras.functions.results import OutOfMemory as OutOfMemory  # type: ignore[import-not-found, unused-ignore]
-from spool.extras.functions.results import RemoteError as RemoteError  # type: ignore[import-not-found, unused-ignore]
-from spool.extras.functions.results import TimedOut as TimedOut  # type: ignore[import-not-found, unused-ignore]
+from spool.extras.functions.executor import JobFailed as JobFailed  # type: ignore[import-not-found, unused-ignore]
+from spool.extras.functions.executor import Lost as Lost  # type: ignore[import-not-found, unused-ignore]
+from spool.extras.functions.executor import OutOfMemory as OutOfMemory  # type: ignore[import-not-found, unused-ignore]
+from spool.extras.functions.executor import RemoteError as RemoteError  # type: ignore[import-not-found, unused-ignore]
+from spool.extras.functions.executor import TimedOut as TimedOut  # type: ignore[import-not-found, unused-ignore]
 from spool.python.asynchronous import AsyncClient as AsyncClient
 from spool.python.client import Client as Client
 from spool.python.client import Job as Job

@@ -412,13 +412,13 @@ SMALL = {"__future__", "errno", "fcntl", "gc", "resource", "time"}
 
 
 def test_the_plain_case_imports_next_to_nothing(spool_root: Path) -> None:
-    """`spool submit -- CMD` imports ten modules of ours, and of the standard library only what is small."""
+    """`spool submit -- CMD` imports nine modules of ours, and of the standard library only what is small."""
     found = imported_by(["submit", "--name", "a", "--export", "PATH", "--", "true"], spool_root)
     ours = {name for name in found if name.partition(".")[0] == "spool"}
     assert found - ours <= SMALL
     assert {name for name in ours if name.count(".") == 2} == {
         "spool.cli.main", "spool.cli.fastsubmit", "spool.client.submit", "spool.client.draft",
-        "spool.client.autostart", "spool.core.layout", "spool.core.names", "spool.store.disk", "spool.store.glance",
+        "spool.client.autostart", "spool.core.layout", "spool.store.disk", "spool.store.glance",
         "spool.store.lock",
     }  # fmt: skip
 

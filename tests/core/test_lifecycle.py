@@ -34,7 +34,7 @@ from spool.core.lifecycle import (
     prove,
 )
 from spool.core.model import OUTCOMES, Result, Retry, State, Stop, StopKind
-from spool.state.submission import Attempts, attempts_after
+from spool.state.run import Attempts, attempts_after
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "STATES.md"
 CODES = (None, 0, 1, 137)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crash.world import Session, World, world_at
-from spool.dispatcher import filemoves
+from spool.dispatcher import observer
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def thin() -> int:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """Give a world with an empty spool, in which a missing file is taken for deleted at once."""
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
+    monkeypatch.setattr(observer, "MISSING_NS", 0)
     with world_at(tmp_path / "spool", monkeypatch) as made:
         yield made
 

@@ -10,7 +10,7 @@ from crash.world import World
 from spool.core.capability import Capability
 from spool.core.events import Event, EventName
 from spool.dispatcher import launcher, monitor, recovery
-from spool.dispatcher.listener_client import ListenerClient
+from spool.dispatcher.events import ListenerClient
 from spool.formats import capabilities
 from spool.formats.config import Config
 from spool.store.disk import Disk

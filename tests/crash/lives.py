@@ -12,7 +12,7 @@ import pytest
 
 from crash.world import Session, World, check, history
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
-from spool.dispatcher import filemoves, launcher, recovery
+from spool.dispatcher import launcher, observer, recovery
 from spool.store import locked_spool
 from spool.store.disk import Disk
 from spool.testing.fakes import FaultyDisk
@@ -27,7 +27,7 @@ COMMANDS = ("ok", "ok", "fail", "hang", "hang until 2", "fail until 2", "fail un
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a dispatcher wait for nothing that may still come."""
     for module, name in (
-        (filemoves, "MISSING_NS"),
+        (observer, "MISSING_NS"),
         (recovery, "SILENT_NS"),
         (launcher, "SILENT_NS"),
         (locked_spool, "CUT_OFF_NS"),

@@ -24,7 +24,7 @@ from spool.client.requests import ChangeKind, Requests
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import SECOND_NS
-from spool.dispatcher import arrays, confinement, filemoves, loop, scanner
+from spool.dispatcher import arrays, confinement, loop, observer, scanner
 from spool.dispatcher.loop import Dispatcher
 from spool.store import lock
 from spool.store.disk import SpoolTrouble
@@ -130,7 +130,7 @@ SCENES = {
 def _stage(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Session, PathFaults]]:
     """Give a session whose dispatchers meet the faults, and its users do not."""
     nobody_reads(monkeypatch)
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
+    monkeypatch.setattr(observer, "MISSING_NS", 0)
     monkeypatch.setattr(scanner, "RECHECK_NS", 0)
     monkeypatch.setattr(arrays, "_TRY_AGAIN_NS", 0)
     with world_at(root, monkeypatch) as world, PathFaults(_concerns(world)) as faults:

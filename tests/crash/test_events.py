@@ -20,7 +20,7 @@ from spool.core import layout
 from spool.core.events import Answer, EventName
 from spool.core.layout import HELD as HELD_PLACE
 from spool.core.layout import RUNNING
-from spool.dispatcher import filemoves, launcher
+from spool.dispatcher import launcher, observer
 from spool.dispatcher.events import ConditionKind, OngoingCondition, conditions
 from spool.formats.listener_protocol import Reply
 from spool.listeners import HookFiles
@@ -203,7 +203,7 @@ def test_what_lasts_is_read_as_it_was_written_and_is_never_a_runs(
 def test_who_waits_for_an_answer_sleeps(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a cancel is asked about nothing is due, the run goes on, and the question is asked once."""
     monkeypatch.setattr(listeners, "find_hooks", lambda _: HookFiles({"cancelling": ("/hook",)}))
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
+    monkeypatch.setattr(observer, "MISSING_NS", 0)
     monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
     session.users.submit("long", "hang")
     session.turns(4)
@@ -227,7 +227,7 @@ def test_who_waits_for_an_answer_sleeps(session: Session, monkeypatch: pytest.Mo
 def test_no_answer_is_lost_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What an answer leads to is done once there is room, and so is what those behind it lead to."""
     monkeypatch.setattr(listeners, "find_hooks", lambda _: HookFiles({name: ("/hook",)}))
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
+    monkeypatch.setattr(observer, "MISSING_NS", 0)
     monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
     with world_at(tmp_path / "world", monkeypatch) as world:
         disk = FaultyDisk(world.staging)

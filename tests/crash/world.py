@@ -32,7 +32,6 @@ from spool.executors.process import ProcessExecutor
 from spool.formats import jobfile, run_records
 from spool.formats.wrapper import Surroundings
 from spool.machine import identity
-from spool.state import submission
 from spool.store.disk import Disk
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
@@ -491,7 +490,7 @@ def world_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(confinement, "FIRST_PAUSE_NS", 0)
     monkeypatch.setattr(confinement, "LONGEST_PAUSE_NS", 0)
     monkeypatch.setattr(confinement, "_FORGET_NS", 1 << 60)
-    monkeypatch.setattr(submission, "LONGEST_PAUSE_NS", 0)  # after a start that was refused
+    monkeypatch.setattr("spool.state.run.LONGEST_PAUSE_NS", 0)  # after a start that was refused
     monkeypatch.setattr(identity, "boot_id", lambda **_: world.boot)
     # Meant for a process that has one dispatcher in its life: here it would keep every one that there ever was.
     monkeypatch.setattr(gc, "freeze", lambda: None)

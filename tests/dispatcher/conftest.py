@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crash.world import Session, world_at
-from spool.dispatcher import filemoves, observer
+from spool.dispatcher import observer
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
 
     Its looks give way to nothing, however slow the machine is, so that a pass is a pass.
     """
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
+    monkeypatch.setattr(observer, "MISSING_NS", 0)
     monkeypatch.setattr(observer, "BUDGET_NS", 1 << 60)
     with world_at(tmp_path / "spool", monkeypatch) as world:
         made = Session(world)

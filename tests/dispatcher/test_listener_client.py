@@ -21,7 +21,7 @@ from end_to_end.plugging import MARKER, install
 from spool.core import layout
 from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS
-from spool.dispatcher.listener_client import ListenerClient
+from spool.dispatcher.events import ListenerClient
 from spool.formats.events import render_event
 from spool.formats.listener_protocol import AT_ONCE, Ready, Reply
 from spool.store.disk import Disk

@@ -29,8 +29,7 @@ from spool.dispatcher.wakeup import Timer, Timers
 from spool.executors import Executors, local
 from spool.executors.local import LocalProcesses
 from spool.formats.state import JobView, parse_state, render_state
-from spool.state.run import ActiveRun
-from spool.state.submission import FIRST_ATTEMPT, QueueTime
+from spool.state.run import FIRST_ATTEMPT, ActiveRun, QueueTime
 from spool.state.table import SchedulerState
 from spool.store.spool import Spool
 

@@ -12,8 +12,8 @@ import pytest
 from crash.world import HOST, NAMESPACE, Session, World, ends_of
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import SECOND_NS, Jid
-from spool.dispatcher import arrays, reservations, scanner
-from spool.dispatcher.inotify import Hint
+from spool.dispatcher import arrays, scanner
+from spool.dispatcher.wakeup import Hint
 from spool.executors.base import Launch
 from spool.executors.local import LocalRun
 from spool.store.disk import Disk
@@ -148,8 +148,8 @@ def test_the_end_of_a_child_that_no_signal_told_of_is_found_by_a_look_at_everyth
 def test_a_reservation_that_is_being_written_is_read_again(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the file system has no leases nothing else tells that the file is whole: no event follows the last one."""
     wholeness: list[ReadFailure] = [ReadFailure.WRITING]
-    monkeypatch.setattr(reservations, "read_stable", lambda path: next(iter(wholeness), None) or read_stable(path))
-    monkeypatch.setattr(reservations, "RECHECK_NS", 0)
+    monkeypatch.setattr(scanner, "read_stable", lambda path: next(iter(wholeness), None) or read_stable(path))
+    monkeypatch.setattr(scanner, "RECHECK_NS", 0)
     session.looks_at_everything = False
     session.settle()
     now = session.now

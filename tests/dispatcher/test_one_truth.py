@@ -17,14 +17,14 @@ from spool import doctor
 from spool.client import waiting
 from spool.client.waiting import Waiter
 from spool.core import layout
-from spool.core.backfill import Holding
+from spool.core.constraints import Holding
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine, State
 from spool.core.scheduler import Plan
-from spool.dispatcher import inotify, limits
+from spool.dispatcher import limits, wakeup
 from spool.dispatcher.context import all_lines
-from spool.dispatcher.inotify import DirectoryWatcher
 from spool.dispatcher.loop import Dispatcher
+from spool.dispatcher.wakeup import DirectoryWatcher
 from spool.doctor import Level
 from spool.formats.journal import recall
 from spool.formats.state import parse_state, render_state
@@ -358,7 +358,7 @@ def test_a_dispatcher_without_jobs_for_gpus_judges_reservations_too(session: Ses
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.sshfs", "ext4"])
 def test_whoever_asks_is_told_the_same_of_a_disk(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dispatcher looks without events, and `doctor` says so, on the same file systems."""
-    for module in (inotify, doctor):
+    for module in (wakeup, doctor):
         monkeypatch.setattr(module, "file_system_of", lambda _: kind)
     made = DirectoryWatcher()
     made.start({QUEUED: str(tmp_path)})

@@ -14,7 +14,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import StopKind
 from spool.core.scheduler import Plan
 from spool.dispatcher import loop, planner
-from spool.dispatcher.inotify import DirectoryWatcher
+from spool.dispatcher.wakeup import DirectoryWatcher
 from spool.state.run import ActiveRun
 from support import wait_for
 

@@ -13,8 +13,8 @@ from crash.world import Session, ends_of
 from spool.core.layout import DONE, HELD, QUEUED
 from spool.core.model import Spec
 from spool.dispatcher import observer
-from spool.dispatcher.inotify import DirectoryWatcher, Hint, NameChange
 from spool.dispatcher.scanner import JobFileReader
+from spool.dispatcher.wakeup import DirectoryWatcher, Hint, NameChange
 from spool.formats import jobfile
 from spool.formats.journal import Added
 from spool.query import snapshot

@@ -30,9 +30,7 @@ from spool.formats import run_records, wrapper
 from spool.formats.wrapper import NO_JID, REFUSED
 from spool.query.explain import why
 from spool.query.rows import in_words
-from spool.state import submission
-from spool.state.run import ActiveRun
-from spool.state.submission import NO_BACKOFF
+from spool.state.run import NO_BACKOFF, ActiveRun
 from spool.store.spool import Spool
 
 
@@ -46,8 +44,8 @@ def session(session: Session) -> Session:
 @pytest.fixture
 def lasting(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the pauses last longer than any test, as soon as there is one."""
-    monkeypatch.setattr(submission, "LONGEST_PAUSE_NS", 1 << 60)
-    monkeypatch.setattr(submission, "SECOND_NS", 3600 * SECOND_NS)
+    monkeypatch.setattr("spool.state.run.LONGEST_PAUSE_NS", 1 << 60)
+    monkeypatch.setattr("spool.state.run.SECOND_NS", 3600 * SECOND_NS)
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, refuses: Callable[[Launch], bool]) -> list[str]:

@@ -19,8 +19,7 @@ from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.wakeup import Pace, Wakeup
 from spool.executors.local import LocalProcesses
 from spool.machine import identity
-from spool.state.run import ActiveRun
-from spool.state.submission import FIRST_ATTEMPT, QueueTime
+from spool.state.run import FIRST_ATTEMPT, ActiveRun, QueueTime
 from spool.store.locked_spool import LockedSpool
 from support import make_spool
 

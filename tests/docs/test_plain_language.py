@@ -97,7 +97,7 @@ NOT_YET = {
     "src/spool/cli/submit.py",
     "src/spool/cli/surroundings.py",
     "src/spool/extras/machine/arbiter.py",
-    "src/spool/extras/machine/peers.py",
+    "src/spool/extras/machine/protocol.py",
     "src/spool/query/foresight.py",
     "src/spool/query/shared.py",
 }

@@ -24,11 +24,11 @@ _BOTH = pytest.mark.executors("process", "tmux")
 _BLIND = """
 import sys, errno
 sys.argv = ["spool", *sys.argv[1:]]
-from spool.dispatcher import inotify
+from spool.dispatcher import wakeup
 class Blind:
     def __init__(self, hear):
         raise OSError(errno.EMFILE, "inotify instance limit reached")
-inotify._Emitter = Blind
+wakeup._Emitter = Blind
 from spool.cli.main import main
 main()
 """
@@ -109,6 +109,26 @@ def test_the_wrapper_that_is_configured_carries_out_the_next_start(live: Served,
         assert (ran == installed) == expected, ran
     codes = {line["job"]: line["exit_code"] for line in live.history()}
     assert [codes[f"job-{at}"] for at in range(3)] == [0, 1, 2]
+
+
+def test_old_runs_go_by_themselves_where_the_configuration_has_a_limit(served: Served) -> None:
+    """A limit that is set while the dispatcher runs counts at once, and so does one that it finds when it begins."""
+    served.start()
+    for name in ("a", "b"):
+        served.completes(name, "true")
+    for name in ("a", "b"):
+        served.spool("requeue", name)
+        served.wait_outcome(name, 2)
+    first = [served.root / "jobs" / name / "1" for name in ("a", "b")]
+    assert all(run.exists() for run in first)
+    _configure(served, "[gc]\nmax_runs = 1\n")
+    served.until(lambda: not any(run.exists() for run in first), "the removal")
+    assert all((served.root / "jobs" / name / "2" / "result.toml").exists() for name in ("a", "b"))
+    served.stop()
+    _configure(served, "[gc]\nmax_age = '0s'\n")
+    served.start()
+    served.until(lambda: not (served.runs("a") or served.runs("b")), "the removal")
+    assert len(served.history()) == 4
 
 
 _BROKEN = [b"cpus = ", b"cpu = 4\n", b"\xff\xfe", b"cpus = 1" + b"0" * 5000, b"[" * 30_000, b"cpus = true\n"]

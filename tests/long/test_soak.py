@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from crash.world import Session, World, world_at
-from spool.core import fairness, layout, runtimes
-from spool.dispatcher import filemoves, scanner
-from spool.state import outcomes
+from spool.core import layout, priority, runtimes
+from spool.dispatcher import observer, scanner
+from spool.state import load
 
 ROUND = 60  # jobs of each kind between two countings, far more than anything is let to keep
 KEPT = 20
@@ -54,12 +54,12 @@ def sizes(root: object) -> Counter[str]:
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """Give a dispatcher in a world of its own, which keeps little of what it may forget."""
-    monkeypatch.setattr(filemoves, "MISSING_NS", 0)
-    monkeypatch.setattr(outcomes, "FEW", KEPT)
-    monkeypatch.setattr(fairness, "_FOLD", 5)
+    monkeypatch.setattr(observer, "MISSING_NS", 0)
+    monkeypatch.setattr(load, "FEW", KEPT)
+    monkeypatch.setattr(priority, "_FOLD", 5)
     monkeypatch.setattr(scanner, "_SAME_TEXT", KEPT)
-    monkeypatch.setattr(fairness, "_RECENT", 5)
-    monkeypatch.setattr(fairness, "_POINTS", KEPT)
+    monkeypatch.setattr(priority, "_RECENT", 5)
+    monkeypatch.setattr(priority, "_POINTS", KEPT)
     monkeypatch.setattr(runtimes, "_KINDS", KEPT)
     with world_at(tmp_path / "spool", monkeypatch) as world:
         made = Session(world)

@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 
-from spool.machine.children import Children
+from spool.machine.processes import Children
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from spool.core.lifecycle import Liveness
-from spool.machine import descriptors, identity, processes
+from spool.machine import identity, processes
 from spool.machine.processes import Process, Sought
 
 
@@ -21,12 +21,12 @@ from spool.machine.processes import Process, Sought
 def put_by() -> Iterator[None]:
     """Have this process be one that took all that it may have, and give that back."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    descriptors.take_all()
+    identity.take_all()
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    descriptors._before.clear()
-    while descriptors._reserve:
-        os.close(descriptors._reserve.pop())
+    identity._before.clear()
+    while identity._reserve:
+        os.close(identity._reserve.pop())
 
 
 @pytest.fixture
@@ -97,8 +97,8 @@ def test_a_signal_needs_no_pidfd(monkeypatch: pytest.MonkeyPatch, child: subproc
 @pytest.mark.usefixtures("put_by")
 def test_this_process_has_all_and_its_children_what_it_was_given(child: subprocess.Popen[bytes]) -> None:
     """The soft limit is raised to the hard one here alone."""
-    soft, hard = descriptors._before[0]
+    soft, hard = identity._before[0]
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-    assert descriptors.limit_for_jobs() == soft
-    descriptors.give_limit_to(child.pid)
+    assert identity.limit_for_jobs() == soft
+    identity.give_limit_to(child.pid)
     assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE) == (soft, hard)

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from machine.fake_proc import FakeProc
+from spool.core.layout import SERVICE
 from spool.core.model import Jid
-from spool.core.names import SERVICE
-from spool.machine import children, identity, marks, processes
+from spool.machine import identity, marks, processes
 from spool.machine.processes import Process, Sought
 from support import PATIENCE_S, wait_for
 
@@ -86,8 +86,8 @@ def test_what_belongs_elsewhere_is_not_of_the_family(proc: FakeProc, strange: di
 # In a process of its own: the children of a thread that goes on, of an orphan that came back, and the order.
 _FAMILY = """
 import ctypes, json, os, sys, threading, time
-from spool.machine import children, identity, processes
-children.become_subreaper()
+from spool.machine import identity, processes
+processes.become_subreaper()
 def start(text):
     return os.posix_spawn("/bin/sh", ["sh", "-c", text], {}, setsid=True)
 threading.Thread(target=lambda: (start("exec sleep 60"), time.sleep(60)), daemon=True).start()
@@ -103,10 +103,10 @@ for pid in pids:
     os.kill(pid, 9)
 ended = {}
 while len(ended) < len(pids) and time.monotonic() < until:
-    ended |= children.reap(pids)
+    ended |= processes.reap(pids)
     time.sleep(0.002)
 codes = sorted({one.exit_code for one in ended.values()})
-print(json.dumps([len(most), ordered, len(ended), codes, list(children.children_of_self())]), flush=True)
+print(json.dumps([len(most), ordered, len(ended), codes, list(processes.children_of_self())]), flush=True)
 os._exit(0)
 """
 
@@ -362,16 +362,16 @@ def test_a_signal_goes_to_the_process_that_was_meant_or_to_none() -> None:
 
 def test_our_children_are_listed_until_they_are_reaped() -> None:
     """A child is one from its start until somebody has asked how it ended; others are left alone."""
-    before = children.children_of_self()
+    before = processes.children_of_self()
     pid = os.posix_spawn("/bin/sh", ["sh", "-c", "kill -KILL $$"], {})
-    assert children.children_of_self() - before == {pid}
-    ended = wait_for(lambda: children.reap([pid]))
+    assert processes.children_of_self() - before == {pid}
+    ended = wait_for(lambda: processes.reap([pid]))
     assert (ended[pid].pid, ended[pid].exit_code) == (pid, 128 + signal.SIGKILL)
     assert ended[pid].peak_memory_bytes > 0
-    assert children.children_of_self() == before
+    assert processes.children_of_self() == before
     with subprocess.Popen(["sh", "-c", "exit 3"]) as unnamed, subprocess.Popen(["sleep", "60"]) as living:
         os.waitid(os.P_PID, unnamed.pid, os.WEXITED | os.WNOWAIT)
-        assert children.reap([living.pid, 1]) == {}
+        assert processes.reap([living.pid, 1]) == {}
         living.kill()
         assert unnamed.wait() == 3
 
@@ -380,7 +380,7 @@ def test_what_a_child_has_used_includes_what_it_waited_for() -> None:
     """CPU time and peak memory are those of the child and of the children that it waited for."""
     burn = "import time; x = bytearray(30_000_000)\nwhile time.process_time() < 0.1: pass"
     pid = os.posix_spawn("/bin/sh", ["sh", "-c", '"$1" -c "$2"; exit 0', "sh", sys.executable, burn], dict(os.environ))
-    used = wait_for(lambda: children.reap([pid]))[pid]
+    used = wait_for(lambda: processes.reap([pid]))[pid]
     assert used.cpu_time_ns >= 50_000_000
     assert used.peak_memory_bytes >= 30_000_000
 

@@ -8,8 +8,8 @@ import pytest
 
 from spool.core.model import Dependencies, Result, Spec, State, Waiting
 from spool.formats.history import render_history, render_result
-from spool.state import outcomes
-from spool.state.outcomes import OutcomeIndex
+from spool.state import load
+from spool.state.load import OutcomeIndex
 from spool.state.table import SchedulerState
 from spool.store.spool import Spool
 from support import make_spool
@@ -31,7 +31,7 @@ def spool(tmp_path: Path) -> Spool:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let little be remembered that does not matter."""
-    monkeypatch.setattr(outcomes, "FEW", 10)
+    monkeypatch.setattr(load, "FEW", 10)
 
 
 @pytest.mark.usefixtures("few")

@@ -7,7 +7,7 @@ import pytest
 from spool.core.model import FIRST_BYTES, Gpu, GpuUse, Grant, Machine, Policy, Request, Result, Spec, State, Waiting
 from spool.core.priority import Past
 from spool.core.sizes import Sizes
-from spool.state.sizing import Sizing
+from spool.state.past import Sizing
 
 GIB = 1 << 30
 

@@ -25,9 +25,8 @@ from spool.cli.joboptions import OPTIONS
 from spool.client.submit import default_root
 from spool.core import layout
 from spool.core.errors import SpoolError
-from spool.core.layout import CONFIG, DONE, HELD, QUEUED, RUNNING
+from spool.core.layout import CONFIG, DONE, HELD, QUEUED, RUNNING, natural
 from spool.core.model import State
-from spool.core.names import natural
 from spool.formats.capabilities import capabilities, loaded
 from spool.store.tolerant import TolerantSpool
 

@@ -17,8 +17,7 @@ from spool.client import service
 from spool.client.service import ONCE, RESIDENT
 from spool.client.submit import make_spool, root_at, was_spool
 from spool.core.errors import ExitCode, LockHeld, SpoolError, SpoolUnusable, UsageError, cannot
-from spool.core.layout import GONE_RESERVATIONS
-from spool.core.names import without_here
+from spool.core.layout import GONE_RESERVATIONS, without_here
 from spool.core.reasons import count_of
 from spool.core.units import parse_duration, parse_size, show_size
 from spool.store.disk import remedy_for
@@ -71,12 +70,12 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
     from spool.client.draft import begin_as_after_login
     from spool.dispatcher.service import serve
     from spool.listeners import set_up_logging
-    from spool.machine import descriptors
+    from spool.machine import identity
 
     kept = begin_as_after_login()
     os.environ.update(without_here(os.environ))  # for all programs that it starts; jobs have their own environment
-    descriptors.keep()
-    descriptors.take_all()
+    identity.keep()
+    identity.take_all()
     idle_ns = (value_of("--idle-exit", idle_exit, parse_duration) or None) if idle_exit is not None else None
     set_up_logging("info", journald="JOURNAL_STREAM" in os.environ)
     if kept:

@@ -25,8 +25,8 @@ from spool.client import submit
 from spool.core import layout
 from spool.core.capability import ContributedVerb
 from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
+from spool.core.layout import is_pattern, natural, why_not_name
 from spool.core.model import State
-from spool.core.names import is_pattern, natural, why_not_name
 from spool.core.units import parse_duration
 from spool.formats.capabilities import capabilities, contributed, loaded, search
 from spool.formats.toml import show

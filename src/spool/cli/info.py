@@ -17,8 +17,8 @@ from spool.client.requests import Requests
 from spool.core import layout
 from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.gpus import stranger
+from spool.core.layout import is_pattern, natural, why_not_name
 from spool.core.model import Machine, Reservation
-from spool.core.names import is_pattern, natural, why_not_name
 from spool.core.quotas import in_words
 from spool.core.reasons import count_of
 from spool.core.reservations import NOBODY

@@ -14,7 +14,7 @@ from spool.cli import render
 from spool.cli.group import Verb, job_name, json_option, moment_of, states_of, states_option, viewed
 from spool.cli.render import tell
 from spool.core.errors import ExitCode, shown
-from spool.core.names import is_pattern
+from spool.core.layout import is_pattern
 from spool.core.quotas import in_words
 from spool.core.reasons import some_of
 from spool.core.units import show_duration

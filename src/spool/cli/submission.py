@@ -26,8 +26,8 @@ from spool.client.draft import Draft, Exports, exports, fresh_name, job_keys, ne
 from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.errors import InvalidJob, InvalidValue, SpoolError, UsageError, cannot
+from spool.core.layout import why_not_name
 from spool.core.model import Spec
-from spool.core.names import why_not_name
 from spool.formats import jobfile
 from spool.formats.capabilities import contributed
 from spool.formats.toml import MAX_BYTES

@@ -40,9 +40,8 @@ from spool.client.submit import check_submitter, is_spool
 from spool.core import layout
 from spool.core.capability import OtherWay
 from spool.core.errors import ExitCode, InvalidFile, InvalidJob, SpoolError, SpoolUnusable, UsageError, cannot
-from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.layout import DONE, EXPORTED, HELD, QUEUED, RUNNING, why_not_name
 from spool.core.model import JobDefaults, Problem, Spec, in_force
-from spool.core.names import EXPORTED, why_not_name
 from spool.formats import jobfile
 from spool.formats.capabilities import contributed, engine_offer, loaded
 from spool.formats.jobfile import edited

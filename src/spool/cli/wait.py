@@ -23,10 +23,9 @@ from spool.client.requests import Requests
 from spool.client.waiting import End, Waiter
 from spool.core.arrays import array_of
 from spool.core.errors import ExitCode, SpoolError, SpoolUnusable, cannot
-from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.core.layout import HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, natural, without_here
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, State
-from spool.core.names import LOCAL_EXECUTORS, natural, without_here
 from spool.core.units import parse_duration
 from spool.store.ownership import this_user
 from spool.store.spool import Spool

@@ -11,7 +11,7 @@ import os
 import resource
 
 from spool.client.submit import ever_used, literal
-from spool.core.names import EXPORTED, LIMITS, MAX_NAME_LENGTH, SERVICE, UMASK
+from spool.core.layout import EXPORTED, LIMITS, MAX_NAME_LENGTH, SERVICE, UMASK
 from spool.store.glance import config_if, defaults_of
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import

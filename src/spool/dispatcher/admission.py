@@ -28,8 +28,7 @@ from spool.dispatcher.scanner import Scanner
 from spool.formats import jobfile, journal, toml
 from spool.formats.listener_protocol import Reply
 from spool.machine.host import why_not_expanded
-from spool.state.run import ActiveRun
-from spool.state.submission import UNFILLED, JobFileVersion
+from spool.state.run import UNFILLED, ActiveRun, JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.disk import status_of
 

@@ -24,8 +24,8 @@ from spool.core.model import SECOND_NS, Problem, Result, Spec, State, Stop, Stop
 from spool.core.units import show_size
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
-from spool.dispatcher.filemoves import MISSING_NS
 from spool.dispatcher.finalizer import Finalizer
+from spool.dispatcher.observer import MISSING_NS
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.terminator import StopOrders
 from spool.formats import jobfile, journal, run_records
@@ -35,7 +35,7 @@ from spool.formats.run_records import ArrayRecord, render_array
 from spool.machine import identity
 from spool.machine.host import why_not_expanded
 from spool.state.array import Array, new_array
-from spool.state.submission import JobFileVersion
+from spool.state.run import JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.arrays import ArrayStore, Issue
 from spool.store.disk import status_of

@@ -20,17 +20,16 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import continued
 from spool.core.model import Jid, Result, Spec, State, StopKind
 from spool.core.phases import Ended, Filed, Recorded, Void
-from spool.dispatcher.conclusions import COULD_NOT_START
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.scanner import Scanner
+from spool.dispatcher.supervisor import COULD_NOT_START
 from spool.formats import jobfile, journal, run_records
 from spool.formats.freetext import metrics_in, one_line
 from spool.formats.history import render_history, render_result
 from spool.machine import identity
-from spool.state.outcomes import OutcomeIndex
-from spool.state.run import ActiveRun
-from spool.state.submission import Attempts, JobFileVersion, QueueTime, attempts_after
+from spool.state.load import OutcomeIndex
+from spool.state.run import ActiveRun, Attempts, JobFileVersion, QueueTime, attempts_after
 from spool.state.table import JobEntry
 from spool.store.disk import status_of
 from spool.store.ownership import cancelled_by_mover, name_of

@@ -31,8 +31,7 @@ from spool.formats.capabilities import loaded, used_by
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
 from spool.machine.host import expanded, vendors_here
-from spool.state.run import ActiveRun
-from spool.state.submission import JobFileVersion
+from spool.state.run import ActiveRun, JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble, status_of

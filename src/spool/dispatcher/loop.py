@@ -25,23 +25,20 @@ from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.confinement import Confinement, Piece, Thing
 from spool.dispatcher.context import Changes, Context, Journal, all_lines
 from spool.dispatcher.events import EventRecorder
-from spool.dispatcher.filemoves import FileMoves
 from spool.dispatcher.finalizer import Finalizer
-from spool.dispatcher.inotify import DirectoryWatcher
 from spool.dispatcher.launcher import Launcher, is_on_its_way
 from spool.dispatcher.leases import LeaseGate
 from spool.dispatcher.limits import GpuUseRecorder, LimitEnforcer
 from spool.dispatcher.monitor import Monitor
-from spool.dispatcher.observer import Observer, Pause
+from spool.dispatcher.observer import FileMoves, Observer, Pause
 from spool.dispatcher.planner import Planner
 from spool.dispatcher.recovery import Recovery
-from spool.dispatcher.reservations import Reservations
-from spool.dispatcher.scanner import Scanner
+from spool.dispatcher.scanner import Reservations, Scanner
 from spool.dispatcher.status import StatusWriter
-from spool.dispatcher.steps import ContributedSteps
+from spool.dispatcher.steps import ContributedSteps, Retention
 from spool.dispatcher.supervisor import News, Supervisor
 from spool.dispatcher.terminator import Halt, Preempter, StopOrders, Suspender, Terminator
-from spool.dispatcher.wakeup import Part, Timers, Wakeup
+from spool.dispatcher.wakeup import DirectoryWatcher, Part, Timers, Wakeup
 from spool.executors import Executors
 from spool.executors.local import LocalProcesses
 from spool.formats import wrapper
@@ -49,7 +46,7 @@ from spool.formats.journal import recall
 from spool.machine import cgroups
 from spool.machine.cgroups import RunGroups
 from spool.machine.marks import MachineProber
-from spool.state.outcomes import OutcomeIndex
+from spool.state.load import OutcomeIndex
 from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
@@ -276,7 +273,7 @@ class Dispatcher:
         """Return the other steps of a pass, which follow from what was observed."""
         state, arrays, halt, monitor, events = self.state, self.arrays, self.halt, self.monitor, self.events
         journal, logs, reservations, world = self.journal, self.logs, self.reservations, self.world
-        client = events.client
+        client, retention = events.client, Retention(self.context)
         filing = Step("paperwork", "file", "what has ended", self._file, lambda: self._unfiled, of_spool=True)
         return (
             Step("arrays", "continue", "the arrays", lambda: arrays.work(self.clock(), paused=self.pause.paused),
@@ -298,6 +295,7 @@ class Dispatcher:
             Step("listeners", "serve", "the listeners", events.work,
                  lambda: events.news or client.wanted or client.trouble),
             Step("machine", "speak with", "the arbiter of the machine", self._speak, lambda: self.gate.leases.has_work),
+            Step("old runs", "remove", "old runs", retention.work, lambda: retention.has_work),
         )  # fmt: skip
 
     def turn(self) -> bool:

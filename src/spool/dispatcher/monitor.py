@@ -18,7 +18,7 @@ from spool.core.reservations import is_active
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.events import ConditionKind, OngoingCondition, conditions
-from spool.dispatcher.reservations import Reservations
+from spool.dispatcher.scanner import Reservations
 from spool.formats import journal
 from spool.formats.capabilities import engine_title
 from spool.state.run import ActiveRun

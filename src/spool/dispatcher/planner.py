@@ -9,22 +9,23 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core import layout
-from spool.core.backfill import Holding
-from spool.core.model import SECOND_NS, Machine, State
+from spool.core.constraints import Holding
+from spool.core.model import SECOND_NS, Machine, Policy, State
 from spool.core.phases import Void
+from spool.core.priority import Past
 from spool.core.reasons import instant
 from spool.core.scheduler import Plan, Start, View, decide
 from spool.dispatcher.context import Component, Context
-from spool.dispatcher.reservations import Reservations
+from spool.dispatcher.scanner import Reservations
 from spool.dispatcher.wakeup import Timer
 from spool.formats import run_records
-from spool.state.outcomes import OutcomeIndex
-from spool.state.past import Remembered
-from spool.state.run import ActiveRun
-from spool.state.submission import NO_BACKOFF
+from spool.state.load import OutcomeIndex
+from spool.state.past import past_of
+from spool.state.run import NO_BACKOFF, ActiveRun
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.locked_spool import LockedSpool
+from spool.store.spool import Spool
 
 _FEW_HELD = 64  # held jobs: every decision looks at their dependencies
 _GONE_BACK = run_records.render_status(State.QUEUED)  # the status of a wrapper that was refused something
@@ -54,6 +55,36 @@ class ForeseenPlan(Struct, frozen=True):
             and 0 <= now_ns - self.at_ns < _FORESEEN_FOR_NS
             and (next_at_ns is None or now_ns < next_at_ns)
         )
+
+
+class Remembered:
+    """The past of one spool, kept up to date from its first use on."""
+
+    def __init__(self, spool: Spool, table: SchedulerState) -> None:
+        self._spool = spool
+        self._table = table
+        self._made_for: tuple[object, ...] | None = None
+
+    def see_to(self, now_ns: int, policy: Policy) -> Past:
+        """Return the past; empty until there are waiting jobs to put in order."""
+        table = self._table
+        made_for = (
+            policy.half_life_ns,
+            policy.cpu_weight,
+            policy.fair_share_by,
+            policy.learn_run_times,
+            policy.max_running is None,
+            sizes := table.sizing is not None,
+        )
+        if made_for != self._made_for and table.queue and (len(table.queue) + len(table.runs) > 1 or sizes):
+            table.remember(past_of(self._spool, now_ns, policy, table.arrivals, sizes=sizes))
+            self._made_for = made_for
+        return table.past
+
+    def learn(self, live: ActiveRun) -> None:
+        """Add the lessons of a run that is over and filed."""
+        if live.result is not None and self._made_for is not None:
+            self._table.learn(live, live.result)
 
 
 class Planner(Component):

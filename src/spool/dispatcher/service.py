@@ -25,7 +25,7 @@ PRELOADED = (
     # ours
     "spool.executors.process",
     "spool.formats.jobfile",
-    "spool.state.sizing",
+    "spool.state.past",
     # third-party
     "filelock",
     "psutil",

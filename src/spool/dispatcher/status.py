@@ -16,8 +16,7 @@ from spool.core.model import SECOND_NS, Jid, Machine, Request, Spec, State
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.context import Component, Context
-from spool.dispatcher.inotify import DirectoryWatcher
-from spool.dispatcher.wakeup import Pace
+from spool.dispatcher.wakeup import DirectoryWatcher, Pace
 from spool.formats.capabilities import running_words
 from spool.formats.state import (
     GpuUseView,
@@ -34,8 +33,7 @@ from spool.formats.state import (
     rendered,
 )
 from spool.machine import identity
-from spool.state.run import ActiveRun
-from spool.state.submission import JobFileVersion
+from spool.state.run import ActiveRun, JobFileVersion
 from spool.state.table import JobEntry, SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.glance import machine_line

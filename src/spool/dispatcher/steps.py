@@ -1,18 +1,30 @@
-"""The steps of capabilities in a pass: each capability's are made once the configuration asks for them."""
+"""The steps of a pass that the loop does not need: those of capabilities, and the removal of old runs.
+
+Each is made once the configuration asks for it.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from spool.core.model import SECOND_NS
 from spool.core.scheduler import Start
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.wakeup import Wakeup
 from spool.formats.capabilities import capabilities, loaded
+from spool.formats.config import RetentionPolicy
+from spool.machine.child_process import import_path
 from spool.state.run import ActiveRun
 
 log = logging.getLogger(__name__)
+
+_GC_EVERY_NS = 3600 * SECOND_NS
 
 
 class Steps(Protocol):
@@ -86,3 +98,43 @@ class ContributedSteps(Component):
         """Release everything."""
         for steps in self._made.values():
             steps.close()
+
+
+class Retention(Component):
+    """Removes the runs beyond the limits: as soon as a limit is set or changed, then every hour.
+
+    A removal can take minutes, so that a process of its own does it. What it cannot remove is told on the standard
+    error of the dispatcher. It goes on if the dispatcher leaves.
+    """
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._timer = context.timers.timer("old runs")
+        self._limits = RetentionPolicy()  # of the last removal
+        self._removal: subprocess.Popen[bytes] | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a removal is going on, or the limits are new."""
+        return self._removal is not None or self._settings.config.gc != self._limits
+
+    def work(self) -> None:
+        """Begin a removal if one is due and none is going on."""
+        if self._removal is not None and self._removal.poll() is None:
+            return
+        self._removal, limits = None, self._settings.config.gc
+        if limits == self._limits and (self._timer.at_ns is None or self._timer.at_ns > time.monotonic_ns()):
+            return
+        self._limits = limits
+        if limits == RetentionPolicy():
+            self._timer.set(None)
+            return
+        self._timer.set(time.monotonic_ns() + _GC_EVERY_NS)
+        arguments = (sys.executable, "-P", "-m", "spool", "--spool", self._spool.root, "gc")
+        environment = {**os.environ, "PYTHONPATH": import_path()}
+        try:
+            self._removal = subprocess.Popen(
+                arguments, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            log.warning("cannot remove old runs: %s; trying again in an hour", error.strerror or error)

@@ -1,20 +1,291 @@
-"""Notice the ends of runs, and when one has begun elsewhere."""
+"""Notice the ends of runs, and when one has begun elsewhere; conclude from the evidence left how a run has ended."""
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import time
 from contextlib import suppress
 from enum import Enum
 
-from spool.core.lifecycle import Liveness, Prober
-from spool.core.model import SECOND_NS
-from spool.core.phases import GONE, Active, Gone, Outlived, Unread
-from spool.dispatcher.conclusions import Concluder
+from msgspec.structs import replace
+
+from spool.core import layout
+from spool.core.lifecycle import (
+    EngineWord,
+    Evidence,
+    Exit,
+    LastSigns,
+    Liveness,
+    Prober,
+    Proof,
+    RunEnd,
+    Verdict,
+    ends_unspoken,
+    exit_words,
+    prove,
+    stop_words,
+)
+from spool.core.model import SECOND_NS, Jid, State, StopKind
+from spool.core.phases import GONE, Active, Ended, Gone, Outlived, TakenBack, Unread, Unstartable, Void
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.terminator import Terminator
 from spool.dispatcher.wakeup import Wakeup, boot_clock
+from spool.executors import RunHandle
+from spool.formats.freetext import peak_in
+from spool.formats.wrapper import ALREADY_STARTED, NO_JID, REFUSED
 from spool.state.run import ActiveRun
+from spool.store.disk import status_of
+
+_MOST_FAILURES = 3  # of an engine to start a job, in a row
+_NOT_BY_CHANCE = frozenset(
+    {EngineWord.FAILED, EngineWord.FORGOTTEN, EngineWord.NOT_STARTED}
+)  # of a run that ends before it begins
+COULD_NOT_START = "could not start: "
+_NO_FORK = frozenset({2, 254})  # exit codes of dash and busybox, and of bash after its tries, if they cannot fork
+_CANNOT_FORK = re.compile(rb": (?:Cannot fork|can't fork: [^\n]*|fork: Resource temporarily unavailable)\n\Z")
+
+
+class Concluder(Component):
+    """Looks at the evidence of runs. Unreadable evidence raises OSError, and nothing is concluded from it."""
+
+    def __init__(self, context: Context, prober: Prober) -> None:
+        super().__init__(context)
+        self._prober = prober
+
+    def conclude(self, live: ActiveRun, left: Exit | None = None) -> bool:
+        """Look at the evidence of *live* and return whether it is over; its phase then says how, and when.
+
+        *left* is its exit code, if that has been read.
+        """
+        if (found := self._conclude(live, left)) is None:
+            return False
+        live.see(found)
+        if live.adopted or None in (live.usage.cpu_time_ns, live.usage.peak_memory_bytes):
+            with suppress(OSError):  # nothing depends on it
+                live.used(self._spool.usage(live.name, live.run))
+        return True
+
+    def lacks_metadir(self, live: ActiveRun) -> bool:
+        """Whether the metadir of a run was removed, so that its wrapper can leave no record."""
+        return status_of(self._spool.layout.metadir(*live.key)) is None
+
+    def _ended(self, live: ActiveRun, proof: Proof, code: int | None = None, at_ns: int | None = None) -> Ended:
+        """Return the end of a run with *proof*; its wrapper has recorded the exit code *code* at *at_ns*."""
+        assert proof.outcome is not None
+        doubt = "; processes of it may be left" if live.handle is not None and live.handle.doubtful else ""
+        return Ended(proof.outcome, f"{self._reason(live, proof, code)}{doubt}", self._end_of(live, at_ns), code)
+
+    def _unstarted(self, live: ActiveRun, why: str) -> Ended:
+        return Ended(State.FAILED, f"{COULD_NOT_START}{why}", self._end_of(live), unstarted=True)
+
+    def _end_of(self, live: ActiveRun, exit_at_ns: int | None = None) -> RunEnd:
+        here, seen_ns = live.elsewhere is None, live.handle.alive_at_ns if live.handle is not None else None
+        served_ns = live.origin.served_until_ns if live.origin is not None else None
+        signs = LastSigns(
+            live.started_at_ns,
+            live.ran_from_ns,
+            exit_at_ns=exit_at_ns,
+            outlived_ns=seen_ns if here else None,
+            served_ns=served_ns if here else seen_ns,
+            watched=here and not live.may_be_recorded,
+        )
+        return self._spool.end(live.name, live.run, signs, self._clock())
+
+    def _conclude(self, live: ActiveRun, left: Exit | None = None) -> Ended | Void | None:
+        if isinstance(live.phase, Unstartable):
+            return self._unstarted(live, live.phase.why)
+        if not live.adopted and live.exit_status is not None and live.stop is None:
+            # A child of this process has ended and was not stopped: an exit code is the only evidence to read.
+            left = left or self._spool.exit(live.name, live.run)
+            stop = None if live.asking else self._spool.stop(live.name, live.run)
+            if stop is not None:  # ordered by a user at this very moment
+                live.stop_on_record(stop)
+            if left is not None:
+                ended = Evidence(Liveness.GONE, rc=left.code, stop=live.stop_kind, oom_killed=live.usage.oom_killed)
+                return self._ended(live, prove(ended), left.code, left.at_ns)
+        if live.elsewhere is not None and live.handle is not None:
+            return self._conclude_elsewhere(live, live.handle)
+        evidence = self._spool.evidence(live.name, live.run, self._prober)
+        if evidence.liveness is Liveness.ABSENT and self.lacks_metadir(live):
+            evidence = self._without_metadir(live)
+        if evidence.liveness is Liveness.ABSENT and live.exit_status is not None:
+            # A child of this process, and it is gone without a jid: no other process can create one.
+            code = os.waitstatus_to_exitcode(live.exit_status)
+            why = f"the wrapper ended with {_words(code)} before it could identify itself"
+            return self._never_spoke(live, why, refused=code in (NO_JID, REFUSED))
+        if evidence.liveness is Liveness.ABSENT and not live.adopted and self._known_and_gone(live):
+            return self._never_spoke(live, "the wrapper ended before it could identify itself")
+        evidence = replace(evidence, stop=live.stopped_by(evidence.stop))
+        if live.jid is None and evidence.liveness not in (Liveness.ABSENT, Liveness.VOID):
+            self._identify(live)
+        proof = prove(
+            replace(
+                evidence,
+                grace=time.monotonic_ns() < live.unregistered_until_ns,
+                leftovers=live.is_outlived,
+                oom_killed=live.usage.oom_killed,
+            )
+        )
+        if proof.verdict is Verdict.SILENT and not self._spool.take_jid(live.name, live.run):
+            if isinstance(self._spool.jid(live.name, live.run), Jid):
+                return self._conclude(live)  # the wrapper has registered at this very moment
+            # The record was removed, or is truncated and empty of meaning; its writer has had enough time.
+            liveness = Liveness.GONE if evidence.liveness is Liveness.ABSENT else evidence.liveness
+            proof = prove(replace(evidence, liveness=liveness, grace=False, leftovers=live.is_outlived))
+        elif proof.verdict is Verdict.SILENT:
+            proof = Proof(Verdict.VOID)
+        if proof.verdict is Verdict.VOID:
+            known = live.phase.refusal if isinstance(live.phase, TakenBack) else None
+            return Void(self._end_of(live), known or self._spool.refusal(live.name, live.run))
+        if proof.verdict is not Verdict.ENDED:
+            return None
+        return self._ended(live, proof, evidence.rc, evidence.rc_at_ns)
+
+    def _conclude_elsewhere(self, live: ActiveRun, handle: RunHandle) -> Ended | Void | None:
+        """Look at the evidence of a run whose processes only its engine sees: the engine's word stands for them."""
+        if self.was_given_up(live):
+            return Void(self._end_of(live))
+        if handle.liveness() in (Liveness.ALIVE, Liveness.ELSEWHERE):  # elsewhere: its engine is not there to be asked
+            return None
+        end, evidence = handle.ending, self._spool.evidence(live.name, live.run, self._prober)
+        stop = live.stopped_by(evidence.stop)
+        spoke = evidence.liveness not in (Liveness.ABSENT, Liveness.VOID)
+        if evidence.liveness is Liveness.ABSENT and evidence.recorded is None:
+            # Taking the jid decides: the engine may start it again, or have it after all.
+            spoke = not self._spool.take_jid(live.name, live.run)
+            if spoke and self.jid(live) is not None:  # unseen before, so later records may be too
+                self._identify(live)
+                return self._conclude_elsewhere(live, handle)
+            if spoke and end is None and stop is None:
+                raise OSError(errno.ESTALE, "its jid is there and says nothing yet")
+        if spoke:
+            self._identify(live)
+        if not spoke and evidence.recorded is None and (end is None or handle.refusal is not None) and stop is None:
+            return Void(self._end_of(live), held_because=_refused_for_good(live, handle.refusal))
+        proof = prove(
+            replace(
+                evidence,
+                liveness=Liveness.GONE if spoke or end is None else Liveness.ABSENT,
+                stop=stop,
+                oom_killed=live.usage.oom_killed,
+                engine=end.word if end is not None else None,
+                said=end.said if end is not None else "",
+            )
+        )
+        if proof.verdict is Verdict.VOID:
+            failure = end.said if end is not None and end.word in _NOT_BY_CHANCE else ""
+            return Void(self._end_of(live), failure or None, _failed_too_often(live, failure))
+        if proof.outcome is State.OUT_OF_MEMORY and end is not None and (peak := peak_in(end.said)) is not None:
+            live.used_memory(peak)  # what was measured may be a sample from before
+        return self._ended(live, proof, evidence.rc, evidence.rc_at_ns)
+
+    def was_recorded(self, live: ActiveRun) -> bool:
+        """Whether an earlier dispatcher has recorded how a run ended, and was killed before its file was moved."""
+        result = self._spool.result(live.name, live.run) if live.adopted else None
+        if result is not None:
+            proof = prove(Evidence(Liveness.GONE, recorded=result.outcome))
+            live.see(Ended(result.outcome, proof.reason, RunEnd(self._clock()), result.exit_code))
+        return result is not None
+
+    def was_given_up(self, live: ActiveRun) -> bool:
+        """Whether an earlier dispatcher took the jid of a run, and was killed before recording that.
+
+        Its job waits again, and its file was not moved for that; unless its engine had ended it.
+        """
+        end = live.handle.ending if live.handle is not None else None
+        if not live.adopted or live.stop is not None or (end is not None and ends_unspoken(end.word)):
+            return False
+        return self._spool.is_void(*live.key)
+
+    def _never_spoke(self, live: ActiveRun, why: str, *, refused: bool = False) -> Ended | Void:
+        """Settle a run without a jid whose wrapper is gone: it was stopped, refused or could not start.
+
+        *refused*: the wrapper's exit code says that the machine refused it something. A job that removes its own jid
+        has begun all the same, and its jid is never taken: that would start the job again.
+        """
+        if self._has_begun(live):
+            ended = Evidence(Liveness.GONE, stop=live.stop_kind, oom_killed=live.usage.oom_killed)
+            return self._ended(live, prove(ended))
+        self._spool.take_jid(live.name, live.run)
+        if live.stop is not None:
+            return self._ended(live, prove(Evidence(Liveness.GONE, stop=live.stop_kind)))
+        refusal = self._spool.refusal(live.name, live.run) or (why if refused else None)
+        if refusal is not None:
+            return Void(self._end_of(live), refusal)
+        return self._unstarted(live, why)
+
+    def jid(self, live: ActiveRun) -> Jid | None:
+        """Return the wrapper's identity from its record; None if it has not registered, or that is another process."""
+        found = self._spool.jid(live.name, live.run)
+        return found if isinstance(found, Jid) and live.may_be(found) else None
+
+    def _identify(self, live: ActiveRun) -> None:
+        jid = self.jid(live)
+        if jid is not None and live.handle is not None:
+            live.handle.identified(jid)
+
+    def _known_and_gone(self, live: ActiveRun) -> bool:
+        """Whether the one process that can be the wrapper, according to its executor, has ended."""
+        return live.handle is not None and live.handle.liveness() is Liveness.GONE
+
+    def _has_begun(self, live: ActiveRun) -> bool:
+        """Whether a run without a jid has had one: it was seen, or has left traces, or spool's records are gone."""
+        seen = live.handle is not None and live.handle.is_child and live.jid is not None
+        if seen or self._spool.has_begun(live.name, live.run):
+            return True
+        return not live.adopted and status_of(self._spool.layout.record(*live.key, layout.GRANT)) is None
+
+    def _without_metadir(self, live: ActiveRun) -> Evidence:
+        """Return the evidence of a run whose metadir was removed; the wrapper ends with the command's code."""
+        if live.exit_status is not None:
+            code = os.waitstatus_to_exitcode(live.exit_status)
+            return Evidence(Liveness.GONE, rc=code if code >= 0 else None, stop=live.stop_kind)
+        found = live.handle.liveness() if live.handle is not None else Liveness.ABSENT
+        return Evidence(Liveness.GONE if found is Liveness.ABSENT else found, stop=live.stop_kind)
+
+    def _reason(self, live: ActiveRun, proof: Proof, code: int | None) -> str:
+        """Return the reason of a run's end: that of *proof*, with details from its records and the order to stop it."""
+        stop = live.stop
+        if proof.outcome is State.FAILED:
+            failure = self._spool.failure(live.name, live.run)
+            if failure:
+                return f"{COULD_NOT_START}{failure}"
+            if code in _NO_FORK and _CANNOT_FORK.search(self._spool.last_words(live.name, live.run)):
+                # The command may have done anything before, so it has failed; its `retry` decides whether it runs
+                # again.
+                return f"{proof.reason}: its shell says that the machine refused it a process"
+        elif proof.outcome is State.LOST:
+            if live.elsewhere is None and self._spool.record(live.name, live.run, layout.RC) is not None:
+                return "its processes are gone, and rc does not contain an exit code"
+        elif stop is not None:
+            if stop.kind is StopKind.PREEMPT:
+                return stop_words(stop)
+            why = f": {stop.reason}" if stop.reason else ""
+            by = f" by {stop.by}" if stop.kind in (StopKind.CANCEL, StopKind.REQUEUE, StopKind.HOLD) else ""
+            return f"{proof.reason}{by}{why}"
+        return proof.reason
+
+
+def _refused_for_good(live: ActiveRun, refusal: str | None) -> str:
+    """Return why a job must be held that its engine has refused for good; "" if it has not."""
+    return f"{refusal}; `spool edit {live.name}`, then `spool release {live.name}`" if refusal else ""
+
+
+def _failed_too_often(live: ActiveRun, failure: str) -> str:
+    """Return why a job must be held that never began at its engine; *failure* is "" if that was by chance."""
+    if not failure or live.refused.times + 1 < _MOST_FAILURES:
+        return ""
+    again = f"`spool release {live.name}` tries again"
+    return f"it has failed {_MOST_FAILURES} times before it began: {failure}; {again}"
+
+
+def _words(code: int) -> str:
+    known = {ALREADY_STARTED: "finding another wrapper's jid", NO_JID: "being unable to write its jid"}
+    return known.get(code, f"signal {-code}" if code < 0 else exit_words(code))
+
 
 POLL_NS = SECOND_NS  # where no event reports an end, or a change of the files
 _FIND_OUT = "find out the end of"

@@ -19,10 +19,9 @@ from spool.client.service import answer_of
 from spool.client.submit import make_spool
 from spool.core import layout
 from spool.core.errors import InvalidConfig
-from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, State
-from spool.core.names import LOCAL_EXECUTORS
 from spool.core.reasons import count_of, some_of
 from spool.core.units import show_duration, show_size
 from spool.executors import Executors, compiled
@@ -580,7 +579,7 @@ def _gpus(subject: Subject) -> Findings:
 def _hooks(subject: Subject) -> Findings:
     hooks = find_hooks(subject.root)
     for problem in hooks.problems:
-        yield warn(problem, "docs/HOOKS.md says which hooks run")
+        yield warn(problem, "docs/EVENTS.md says which hooks run")
     if hooks.paths and not hooks.problems:
         yield good(f"run for {', '.join(sorted(hooks.paths))}")
 

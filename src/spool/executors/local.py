@@ -27,9 +27,8 @@ from spool.core.model import SECOND_NS, Jid, SignalTo
 from spool.executors.base import Family, Usage
 from spool.machine import identity, marks, processes
 from spool.machine.cgroups import RunGroup, RunGroups
-from spool.machine.children import Children
 from spool.machine.identity import Stat
-from spool.machine.processes import STANDS_STILL, Process, Sought, pss_bytes, rss_bytes, send
+from spool.machine.processes import STANDS_STILL, Children, Process, Sought, pss_bytes, rss_bytes, send
 
 log = logging.getLogger(__name__)
 

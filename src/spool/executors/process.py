@@ -25,7 +25,7 @@ from spool.executors.base import Launch, refused
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.config import Config
 from spool.formats.wrapper import TOLD, Surroundings
-from spool.machine import descriptors, identity
+from spool.machine import identity
 from spool.machine.host import pin, pinned, unpin
 
 SHELL = "/bin/sh"
@@ -82,7 +82,7 @@ class ProcessExecutor:
             env_program=program,
             reset=reset,
             become=self.program() or "",
-            open_files=descriptors.limit_for_jobs(),
+            open_files=identity.limit_for_jobs(),
         )
 
     def start(self, launch: Launch) -> LocalRun:

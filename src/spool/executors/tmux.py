@@ -27,15 +27,16 @@ from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
+from spool.core.layout import SERVICE
 from spool.core.model import Jid
-from spool.core.names import SERVICE
+from spool.core.units import cpus_in
 from spool.executors import first_program
 from spool.executors.base import Launch, refused, sounds_refused
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.executors.process import ProcessExecutor
 from spool.formats.config import Config
 from spool.formats.wrapper import Surroundings, outputs_of
-from spool.machine import descriptors, identity
+from spool.machine import identity
 from spool.machine.host import umask
 
 # libtmux asks stdout for its encoding when it is imported, and a dispatcher that was started with `>&-` has none.
@@ -282,22 +283,14 @@ def _inheritance(launch: Launch) -> dict[str, object]:
         "environment": launch.inherited(),
         "umask": umask(),
         "limits": {number: _limits(number) for number in _LIMITS},
-        "cpus": _cpus(launch),
+        "cpus": cpus_in(launch.cpus),
         "outputs": [path for path in (outputs.stdout, outputs.stderr) if path] if outputs is not None else [],
     }
 
 
-def _cpus(launch: Launch) -> tuple[int, ...]:
-    if not launch.cpus:
-        return ()
-    from spool.core.pinning import cpus_in  # only a spool with `cpu_pinning` needs it
-
-    return cpus_in(launch.cpus)
-
-
 def _limits(number: int) -> tuple[int, int]:
     soft, hard = resource.getrlimit(number)
-    given = descriptors.limit_for_jobs() if number == resource.RLIMIT_NOFILE else None
+    given = identity.limit_for_jobs() if number == resource.RLIMIT_NOFILE else None
     return soft if given is None else given, hard
 
 

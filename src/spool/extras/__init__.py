@@ -68,9 +68,9 @@ TABLE = (
     Capability(
         "machine",
         "Lets users who do not trust each other share the machine: an arbiter gives their spools turns.",
-        files="spool.extras.machine.machinefile:FILES",
+        files="spool.extras.machine:FILES",
         leases="spool.extras.machine.asking:ArbiterLeases",
-        sharing="spool.extras.machine.status:sharing",
+        sharing="spool.extras.machine.protocol:sharing",
         verbs={
             "machine": ContributedVerb(
                 "The machine",
@@ -80,7 +80,6 @@ TABLE = (
             )
         },
         on_info="spool.extras.machine.verb:print_shared",
-        checks="spool.extras.machine.checks:CHECKS",
     ),
     Capability(
         "page",
@@ -171,14 +170,11 @@ TABLE = (
     Capability(
         "functions",
         "Makes each call of a Python function a job.",
-        value="spool.extras.functions.results:result_of",
-        public={
-            **dict.fromkeys(("Executor", "Future"), "spool.extras.functions.executor"),
-            **dict.fromkeys(
-                ("Cancelled", "JobFailed", "Lost", "OutOfMemory", "RemoteError", "TimedOut"),
-                "spool.extras.functions.results",
-            ),
-        },
+        value="spool.extras.functions.executor:result_of",
+        public=dict.fromkeys(
+            ("Executor", "Future", "Cancelled", "JobFailed", "Lost", "OutOfMemory", "RemoteError", "TimedOut"),
+            "spool.extras.functions.executor",
+        ),
     ),
     Capability(
         "foreign",
@@ -189,7 +185,7 @@ TABLE = (
         verbs={
             "import": ContributedVerb(
                 "Jobs",
-                "spool.extras.foreign.importing:command",
+                "spool.extras.foreign.scripts:command",
                 "Convert a Slurm, gflow or PBS script to a job file.",
                 after="check",
             )

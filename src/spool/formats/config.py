@@ -14,8 +14,8 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from spool.core.errors import InvalidConfig, InvalidValue
+from spool.core.layout import EXPORTED
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Parts, Policy, Pool
-from spool.core.names import EXPORTED
 from spool.core.units import parse_size
 from spool.formats import jobfile, toml
 from spool.formats.capabilities import executors, with_parts
@@ -99,7 +99,7 @@ _GPU = KeyTable(
 
 _GC = KeyTable(
     "GcTable",
-    "Which ended runs `spool gc` removes. A limit that is not set removes nothing.",
+    "Which ended runs the dispatcher (every hour) and `spool gc` remove. A limit that is not set removes nothing.",
     Key("max_age", "duration", "Remove runs that ended longer ago than this."),
     Key("max_runs", "count", "Keep this many of the newest runs of each job and remove the rest.", least=1),
     Key("max_size", "size", "Remove the oldest runs until all metadirs together fit this size."),
@@ -216,7 +216,7 @@ CONFIG = KeyTable(
         "Job files stay unchanged, and running jobs keep what they started with.", default={}),
     Key("preemption", _PREEMPTION, "Which preemptible runs are stopped for short jobs.", default={}),
     Key("gpu", _GPU, "Which GPUs jobs may use, and how they are chosen.", default={}),
-    Key("gc", _GC, "Which ended runs `spool gc` removes.", default={}),
+    Key("gc", _GC, "Which ended runs the dispatcher (every hour) and `spool gc` remove.", default={}),
     Key("quotas", _QUOTAS, "Limits on what users and projects use at once.", default={}),
 )))
 
@@ -308,7 +308,7 @@ _GONE = {
     "starvation_after": 'jobs no longer starve, with any value; remove it, or set order = "arrival" for first come, '
     "first served",
     "time_bonus": 'shorter jobs go first anyway; remove it, or set order = "arrival" for first come, first served',
-    "hq": "spool hands no jobs to HyperQueue any more; remove it (docs/SLURM.md has how a package of yours can)",
+    "hq": "spool hands no jobs to HyperQueue any more; remove it",
     "tariff": "multiply the hours and kWh of `spool stats --json` by your prices; remove it",
 }
 

@@ -1,4 +1,4 @@
-"""The executables in `hooks/` of the spool, run for events and reviews of starts and cancellations (docs/HOOKS.md).
+"""The executables in `hooks/` of the spool, run for events and reviews of starts and cancellations (docs/EVENTS.md).
 
 Each runs in a session of its own, with the facts of the event, a time limit, and a limit on its output. Processes that
 it leaves behind are killed by the mark of the hook, and reaped: they pass to the process of the listeners, their
@@ -28,7 +28,7 @@ from spool.formats.config import Config
 from spool.formats.events import facts, render_facts, variables
 from spool.formats.wrapper import added_variables
 from spool.listeners import CAN_BE_REFUSED, Begin, Listener, find_hooks
-from spool.machine import children, identity, marks, processes
+from spool.machine import identity, marks, processes
 from spool.machine.marks import HOOK_MARK
 from spool.machine.processes import Process, Sought, send
 
@@ -275,9 +275,9 @@ class OrphanReaper:
         now = time.monotonic()
         dead = {
             pid
-            for pid in children.children_of_self() or ()
+            for pid in processes.children_of_self() or ()
             if (stat := identity.read_stat(pid)) is not None and stat.dead
         }
         self._dead = {pid: self._dead.get(pid, now) for pid in dead}
         with _mutex:
-            children.reap(pid for pid, since in self._dead.items() if pid not in _running and now - since > _ORPHAN_S)
+            processes.reap(pid for pid, since in self._dead.items() if pid not in _running and now - since > _ORPHAN_S)

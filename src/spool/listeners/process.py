@@ -61,7 +61,7 @@ from spool.listeners import (
     set_up_logging,
 )
 from spool.listeners.hooks import OrphanReaper
-from spool.machine.children import become_subreaper
+from spool.machine.processes import become_subreaper
 from spool.store.disk import Disk
 from spool.store.eventlog import EventLine, EventReader, cursors
 from spool.store.glance import read_config

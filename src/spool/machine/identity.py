@@ -1,23 +1,100 @@
-"""The identity of a process: its pid, start time, boot, pid namespace and host.
+"""The identity of a process: its pid, start time, boot, pid namespace and host; descriptors to read it with.
 
 A pid alone proves nothing: on a machine with 32,768 of them the same one is reused within a minute. Everything is read
 from /proc directly; every function accepts another root for it, so that tests can simulate any machine.
+
+A dispatcher that cannot read /proc can neither end a run nor tell whether one is over. So it holds a few descriptors in
+reserve, and closes them for the moment of a look that finds no others.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
+import resource
 import signal
 import time
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from functools import cache
+from typing import TypeVar
 
 from msgspec import Struct
 
+from spool.core.errors import TOO_LITTLE
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
-from spool.machine import descriptors
+
+T = TypeVar("T")
+
+_RESERVE = 4  # no step needs more at once
+_reserve: list[int] = []
+_before: list[tuple[int, int]] = []  # the original limits of this process, once it has changed them
+
+
+def keep() -> None:
+    """Close inherited descriptors beyond the first three on exec, so that no child inherits them.
+
+    The starter may have left a pipe or a lock open, which would be held while any child lives.
+    """
+    try:
+        names = os.listdir("/proc/self/fd")
+    except OSError:  # no /proc: then nothing can be started either
+        return
+    for fd in map(int, names):
+        if fd > 2:
+            with contextlib.suppress(OSError):  # the descriptor of the listing is closed by now
+                os.set_inheritable(fd, False)
+
+
+def take_all() -> None:
+    """Raise the limit of this process to the maximum, and reserve some descriptors. Jobs get the original limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if not _before:
+        _before.append((soft, hard))
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    _put_by()
+
+
+def limit_for_jobs() -> int | None:
+    """Return the descriptor limit for jobs, None if it is that of this process."""
+    return _before[0][0] if _before else None
+
+
+def give_limit_to(pid: int) -> None:
+    """Give a child of this process, which starts foreign programs, the original limit."""
+    if _before:
+        with contextlib.suppress(OSError, ValueError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, _before[0])
+
+
+def certainly(step: Callable[[], T]) -> T:
+    """Return *step*(), which opens and closes a few descriptors, using the reserve if no others are left."""
+    try:
+        return step()
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE) or not _reserve:
+            raise
+    while _reserve:
+        os.close(_reserve.pop())
+    try:
+        return step()
+    finally:
+        _put_by()
+
+
+def is_shortage(error: OSError) -> bool:
+    """Whether *error* means a shortage of this process or the machine, and says nothing about the file."""
+    return error.errno in TOO_LITTLE
+
+
+def _put_by() -> None:
+    with contextlib.suppress(OSError):
+        while len(_reserve) < _RESERVE:
+            _reserve.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
 
 PROC = "/proc"
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -59,9 +136,9 @@ def read_bytes(path: str) -> bytes:
     try:
         return _read(path)
     except OSError as error:
-        if not descriptors.is_shortage(error):
+        if not is_shortage(error):
             raise
-    return descriptors.certainly(lambda: _read(path))
+    return certainly(lambda: _read(path))
 
 
 def read_of(pid: int, name: str, proc: str = PROC) -> bytes | None:
@@ -69,7 +146,7 @@ def read_of(pid: int, name: str, proc: str = PROC) -> bytes | None:
     try:
         return read_bytes(f"{proc}/{pid}/{name}")
     except OSError as error:
-        if descriptors.is_shortage(error):
+        if is_shortage(error):
             raise
         return None
 
@@ -242,7 +319,7 @@ def owner_of(pid: int, *, proc: str = PROC) -> int:
     try:
         return os.stat(f"{proc}/{pid}").st_uid
     except OSError as error:
-        if descriptors.is_shortage(error):
+        if is_shortage(error):
             raise
         return -1
 

@@ -20,9 +20,8 @@ from spool.client.submit import check_submitter, default_root, ensure_spool, sub
 from spool.client.waiting import End, Waiter, wait_for_ends
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidValue, NoSuchJob, NotAllSubmitted, SpoolError, cannot
-from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.core.layout import HELD, QUEUED, RUNNING, why_not_name
 from spool.core.model import Result, State
-from spool.core.names import why_not_name
 from spool.formats import jobfile
 from spool.formats.capabilities import contributed
 from spool.query.foresight import doubts

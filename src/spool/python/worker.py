@@ -7,4 +7,4 @@ import sys
 from spool.formats.capabilities import loaded
 
 if __name__ == "__main__":
-    sys.exit(loaded("spool.extras.functions.worker:main")(sys.argv[1:]))
+    sys.exit(loaded("spool.extras.functions.calls:main")(sys.argv[1:]))

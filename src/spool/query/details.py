@@ -17,6 +17,7 @@ from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, summary
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
+from spool.core.layout import LOCAL_EXECUTORS, engine_of
 from spool.core.lifecycle import Verdict
 from spool.core.model import (
     FIRST_BYTES,
@@ -31,7 +32,6 @@ from spool.core.model import (
     Stop,
     Suspension,
 )
-from spool.core.names import LOCAL_EXECUTORS, engine_of
 from spool.core.runtimes import Expected
 from spool.formats import jobfile
 from spool.formats.capabilities import contributed, engine_title

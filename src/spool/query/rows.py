@@ -13,9 +13,8 @@ from msgspec.structs import asdict, replace
 from spool.core import layout, reasons
 from spool.core.arrays import Tasks
 from spool.core.errors import InvalidJob, SpoolError, cannot
-from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.core.layout import HELD, QUEUED, RUNNING, NaturalOrder, natural
 from spool.core.model import SECOND_NS, Result, Spec, State
-from spool.core.names import NaturalOrder, natural
 from spool.core.reasons import INSTANT
 from spool.core.runtimes import ExpectedStart, TimeLeft
 from spool.core.units import show_duration, show_size

@@ -18,12 +18,11 @@ from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.arrays import array_of
-from spool.core.backfill import Holding
+from spool.core.constraints import Holding
 from spool.core.errors import InvalidJob, InvalidReservation, SpoolError, cannot
-from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.core.layout import HELD, QUEUED, RUNNING, engine_of
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, JobDefaults, Machine, Policy, Reservation, Sized, Spec, Waiting
-from spool.core.names import engine_of
 from spool.core.phases import Outlived
 from spool.core.reservations import NOBODY, conflict, is_active, known_gpus, settle
 from spool.core.scheduler import Plan, View, decide
@@ -37,12 +36,9 @@ from spool.machine.marks import MachineProber
 from spool.query.rows import gpus_told, in_words, last_view
 from spool.query.shared import MachineSharing, MachineUse, arbiter_view, shared_machine
 from spool.state.array import Array
-from spool.state.load import Loader, load_array
-from spool.state.outcomes import ArrayNames, OutcomeIndex
-from spool.state.past import past_of
-from spool.state.run import ActiveRun
-from spool.state.sizing import Sizing
-from spool.state.submission import JobFileVersion, StartBackoff
+from spool.state.load import ArrayNames, Loader, OutcomeIndex, load_array
+from spool.state.past import Sizing, past_of
+from spool.state.run import ActiveRun, JobFileVersion, StartBackoff
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor, as_if_alone, on_shared
 from spool.store.config import Settings

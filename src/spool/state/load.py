@@ -1,4 +1,6 @@
-"""Runs and arrays in progress, from their files: as a dispatcher that begins finds them, and a command too.
+"""What the files say: runs and arrays in progress, and the outcomes of ended jobs that others depend on.
+
+A dispatcher that begins reads it, and a command too.
 
 `Spool.load` reads and proves a run. What its files lack comes from the journal, or is presumed.
 """
@@ -6,24 +8,204 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import AbstractContextManager, suppress
 
 from msgspec.structs import replace
 
-from spool.core import phases
-from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.model import Grant, Jid, Spec
-from spool.core.names import LOCAL_EXECUTORS
+from spool.core import layout, phases
+from spool.core.arrays import Tasks, array_of, outcome_of
+from spool.core.errors import InvalidRecord
+from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING
+from spool.core.model import SECOND_NS, Grant, Jid, Spec, State
+from spool.formats.history import parse_history_line
 from spool.formats.journal import Memory, Started, Waits
 from spool.formats.run_records import ArrayRecord, GrantRecord
 from spool.state.array import Array, new_array
-from spool.state.run import ActiveRun
-from spool.state.submission import Attempts, attempts_so_far
+from spool.state.run import ActiveRun, Attempts, attempts_so_far
 from spool.state.table import JobEntry, SchedulerState
 from spool.store.config import Settings
 from spool.store.runfiles import RunFiles, why_copied
 from spool.store.spool import Spool
+
+FEW = 4096
+"""The number of cached names that no job depends on."""
+
+
+_BEGIN = b'{"job":"'  # of each line of the history
+
+
+class ArrayNames(Mapping[str, tuple[str, ...]]):
+    """The tasks of every expanded array. Those of an ended array are read on demand.
+
+    A cancelled array stands for itself alone: its unissued tasks have no records.
+    """
+
+    def __init__(self, spool: Spool, table: SchedulerState) -> None:
+        self._spool = spool
+        self._table = table
+        self._known: dict[str, tuple[str, ...]] = {}  # () for a job that is not an array
+
+    def __getitem__(self, name: str) -> tuple[str, ...]:
+        array = self._table.arrays.get(name)
+        if array is not None:
+            return array.names
+        if name in self._table.jobs:  # it waits, is held or runs, and is not an array in progress
+            raise KeyError(name)
+        known = self._known.get(name)
+        if known is None:
+            if len(self._known) >= FEW + 2 * len(self._table.queue.watch.names()):
+                self._known.clear()  # names that still matter are read again
+            known = self._known[name] = self._read(name)
+        if not known:
+            raise KeyError(name)
+        return known
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the arrays in progress; the rules only call `get`."""
+        return iter(self._table.arrays)
+
+    def __len__(self) -> int:
+        return len(self._table.arrays)
+
+    def forget(self, name: str) -> None:
+        """Forget the tasks of a name that has begun again."""
+        self._known.pop(name, None)
+
+    def _read(self, name: str) -> tuple[str, ...]:
+        try:
+            return self._recorded(name)
+        except OSError:
+            return ()  # its outcome cannot be read either, which is reported
+
+    def _recorded(self, name: str) -> tuple[str, ...]:
+        spool, record = self._spool, self._spool.newest_array(name)
+        if record is None:
+            return ()
+        result = spool.result(name, record.run)
+        if result is not None and result.outcome is State.CANCELLED:
+            return ()
+        spec = spool.spec(name, record.run)
+        return Tasks(name, spec).names() if spec is not None else ()
+
+
+class OutcomeIndex(Mapping[str, State]):
+    """The newest outcome of each ended job, read on demand from its records, or from the history once they are gone.
+
+    `arrays` has the tasks of arrays. It forgets each name that begins or ends: what was an array may now be one job.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        table: SchedulerState | None = None,
+        reading: Callable[[str], AbstractContextManager[object]] = lambda _: suppress(OSError),
+        matters: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """*table* has the state of arrays that have not ended though no queue has them.
+
+        An unreadable record counts as missing for now. The records of a job are read inside `with reading(name)`, which
+        ends that work on an error, and may report it. *matters* tells whether a waiting job depends on a name; outcomes
+        of other names are not kept for ever.
+        """
+        self._spool = spool
+        self._reading = reading
+        table = table if table is not None else SchedulerState()
+        self._standing = table.array_state
+        self._watched = table.queue.watch.names
+        self._matters = matters
+        self.arrays = ArrayNames(spool, table)
+        self._known: dict[str, State] = {}
+        self._missing: dict[str, int] = {}
+        self._told: dict[str, State | None] = {}  # by the history; None: it does not tell of that name
+        self.failures = 0  # final outcomes recorded that are neither success nor a user's wish
+        self._most = FEW  # names kept before those that matter are known
+
+    def __getitem__(self, name: str) -> State:
+        if (state := self._standing(name)) is not None:
+            return state
+        state = self._known.get(name)
+        if state is None:
+            # The rules ask for an unknown name at every pass; the disk is not read as often.
+            if self._missing.get(name, 0) > time.monotonic_ns():
+                raise KeyError(name)
+            self._forget_some()
+            state = self._read(name)
+            if state is None:
+                self._missing[name] = time.monotonic_ns() + 5 * SECOND_NS
+                raise KeyError(name)
+            self._known[name] = state
+        return state
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        """Iterate over the known names; the rules only call `get`."""
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def record(self, name: str, state: State) -> None:
+        """Record the final outcome of a job."""
+        self.failures += state not in (State.FINISHED, State.CANCELLED)
+        self._forget_some()
+        self._known[name] = state
+        self._missing.pop(name, None)
+        if not self._told.keys().isdisjoint((name, array_of(name))):
+            self._told[name] = state
+        self.arrays.forget(name)
+
+    def _forget_some(self) -> None:
+        """Forget the names that no waiting job depends on, once there are many: their records have the same."""
+        if len(self._known) + len(self._missing) < self._most:
+            return
+        matters = self._matters
+        self._known = {name: state for name, state in self._known.items() if matters(name)}
+        self._missing = {name: at_ns for name, at_ns in self._missing.items() if matters(name)}
+        self._told.clear()
+        self._most = FEW + 2 * (len(self._known) + len(self._missing))
+
+    def forget(self, name: str) -> None:
+        """Forget the outcome of a job that waits or runs again."""
+        self._known.pop(name, None)
+        self.arrays.forget(name)
+
+    def _read(self, name: str) -> State | None:
+        result = None
+        with self._reading(name):
+            run = self._spool.latest_run(name)
+            if run is None:
+                return self._of_history(name)
+            result = self._spool.result(name, run)
+        return result.outcome if result is not None and result.again is None else None
+
+    def _of_history(self, name: str) -> State | None:
+        """Return the outcome of a job without records; one reading serves all names that jobs depend on."""
+        if self._told.keys().isdisjoint((name, array_of(name))):
+            names = {name, *self._watched()}
+            self._told |= dict.fromkeys(names) | _ends_in_history(self._spool, names)
+        return self._told.get(name)
+
+
+def _ends_in_history(spool: Spool, names: Set[str]) -> dict[str, State]:
+    """Return how *names*, and the tasks of those that are arrays, ended for good by their newest lines.
+
+    An array has no line. One that `spool gc` removed ended as its tasks did.
+    """
+    newest: dict[str, State | None] = {}
+    wanted = {name.encode() for name in names}
+    for line in spool.history():
+        job = line[len(_BEGIN) : line.find(b'"', len(_BEGIN))]
+        if job in wanted or job.rpartition(b"_")[0] in wanted:
+            with suppress(InvalidRecord):
+                result = parse_history_line(line)
+                newest.setdefault(result.job, result.outcome if result.again is None else None)
+    ended = {name: state for name, state in newest.items() if state is not None}
+    removed = spool.file(layout.LAST_RUNS) or b""
+    for name in names - newest.keys():
+        tasks = [task for task in newest if array_of(task) == name]
+        if tasks and ended.keys() >= set(tasks) and f'"{name}":'.encode() in removed:
+            ended[name] = outcome_of([ended[task] for task in tasks], len(tasks))
+    return ended
 
 
 class Loader:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from spool.core.arrays import Tasks, array_of
-from spool.core.backfill import Holding
+from spool.core.constraints import Holding
+from spool.core.gpuuse import RecentRecorder
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import (
     Machine,
@@ -27,26 +27,23 @@ from spool.core.model import (
 )
 from spool.core.priority import Past
 from spool.core.queue import WaitingQueue
-from spool.core.recent import RecentRecorder
-from spool.core.runs import Runs
+from spool.core.resources import Runs
 from spool.core.scheduler import View
 from spool.executors import Executors
 from spool.formats import journal
 from spool.state.array import Array
-from spool.state.run import ActiveRun
-from spool.state.submission import (
+from spool.state.past import Sizing
+from spool.state.run import (
     FIRST_ATTEMPT,
     NO_BACKOFF,
     UNFILLED,
+    ActiveRun,
     Attempts,
     JobFileVersion,
     QueueTime,
     StartBackoff,
 )
 from spool.store.ownership import name_of, this_user
-
-if TYPE_CHECKING:
-    from spool.state.sizing import Sizing
 
 
 class JobEntry(Struct, eq=False):
@@ -182,8 +179,6 @@ class SchedulerState(Struct):
 
     def _sizing(self) -> Sizing:
         if self.sizing is None:
-            from spool.state.sizing import Sizing  # most spools never need it
-
             self.sizing = Sizing(self.newest_result)
             if self.fits is not None:
                 self.sizing.fit(*self.fits)

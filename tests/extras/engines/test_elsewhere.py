@@ -38,7 +38,6 @@ from spool.query.explain import preview, why
 from spool.query.jobs import JobFilter, list_jobs
 from spool.query.listing import WaitWatch
 from spool.query.rows import JobRow
-from spool.state import submission
 from spool.state.run import ActiveRun
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
@@ -499,7 +498,7 @@ def test_a_job_that_fails_there_before_it_begins_is_held_after_the_third_time(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing counts, no result is written, and the file in held/ has the engine's words beside it."""
-    monkeypatch.setattr(submission, "LONGEST_PAUSE_NS", 0)
+    monkeypatch.setattr("spool.state.run.LONGEST_PAUSE_NS", 0)
     session.users.submit("x", "true", THERE)
     session.turns(3)
     for run in (1, 2):

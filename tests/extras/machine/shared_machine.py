@@ -21,8 +21,8 @@ from pathlib import Path
 
 from extras.machine.talk import journal_of
 from served import Served, marked
-from spool.extras.machine import status
-from spool.extras.machine.status import MachineShares
+from spool.extras.machine import protocol
+from spool.extras.machine.protocol import MachineShares
 from support import ROOT, wait_for
 
 USERS = {"alina": 23451, "bob": 23452, "carol": 23453}
@@ -172,7 +172,7 @@ class SharedMachine:
     def shares(self) -> MachineShares | None:
         """Return what the arbiter says of the machine."""
         with contextlib.suppress(FileNotFoundError):
-            return status.parse((self.directory / "machine.json").read_bytes())
+            return protocol.parse_status((self.directory / "machine.json").read_bytes())
         return None
 
     @property

@@ -18,11 +18,10 @@ from typing import TypeVar
 
 import pytest
 
-from spool.extras.machine import journal, machinefile, protocol, status
+from spool.extras.machine import ledger, parse, protocol
 from spool.extras.machine.arbiter import Arbiter
-from spool.extras.machine.journal import EndLine, LeaseLine
-from spool.extras.machine.protocol import Drop, LeaseRequest, Use
-from spool.extras.machine.status import MachineShares
+from spool.extras.machine.ledger import EndLine, LeaseLine
+from spool.extras.machine.protocol import Drop, LeaseRequest, MachineShares, Use
 from spool.machine import identity
 from support import wait_for
 
@@ -206,7 +205,7 @@ def journal_of(directory: Path) -> dict[int, LeaseLine]:
     """Return the leases that the journal has: those that another arbiter would begin with."""
     left: dict[int, LeaseLine] = {}
     for text in (directory / "leases.jsonl").read_bytes().splitlines():
-        line = journal.parse_line(text)
+        line = ledger.parse_line(text)
         if isinstance(line, LeaseLine):
             assert line.lease not in left
             left[line.lease] = line
@@ -226,7 +225,7 @@ class Driven:
         self.speakers: list[Speaker] = []
 
     def _new(self) -> Arbiter:
-        arbiter = Arbiter(str(self.directory), machinefile.parse(self.text.encode()), **self.clocks)  # type: ignore[arg-type]
+        arbiter = Arbiter(str(self.directory), parse(self.text.encode()), **self.clocks)  # type: ignore[arg-type]
         try:
             arbiter.open()
         except BaseException:
@@ -274,7 +273,7 @@ class Driven:
 
     def status(self) -> MachineShares:
         """Return what everyone can read."""
-        found = status.parse((self.directory / "machine.json").read_bytes())
+        found = protocol.parse_status((self.directory / "machine.json").read_bytes())
         assert found is not None
         return found
 

@@ -36,9 +36,9 @@ from extras.machine.talk import (
 )
 from spool.core.errors import LockHeld, SpoolUnusable
 from spool.core.model import Core, Request
-from spool.core.pinning import cpus_in
+from spool.core.units import cpus_in
 from spool.extras.machine import arbiter as server
-from spool.extras.machine import journal, protocol, status
+from spool.extras.machine import ledger, protocol
 from spool.extras.machine.protocol import Drop, EndLease, LeaseRequest, NotAMessage, Units, Use, read_replies
 from spool.machine import identity
 from spool.machine.host import Host
@@ -181,7 +181,7 @@ def test_a_restart_counts_no_use_twice(place: Path, ended: bool) -> None:
 
     def kept() -> float:
         [line] = (place / "usage.jsonl").read_bytes().splitlines()
-        return journal.parse_line(line).used
+        return ledger.parse_line(line).used
 
     with driven(place, f'{USERS}cpus = 4\ncpu_weight = 1\nhalf_life = "1000d"\n', clock=clock) as machine:
         [bob] = machine.users(BOB)
@@ -408,7 +408,7 @@ def test_the_arbiter_opens_nothing_of_a_user(place: Path) -> None:
     calls = "trace=%file,%process,kill,tkill,tgkill,connect,listen"
     with serving(place, ["strace", "-f", "-qq", "-y", "-o", str(trace), "-e", calls]) as process:
         converse(place)
-        found = status.parse((place / "machine.json").read_bytes())
+        found = protocol.parse_status((place / "machine.json").read_bytes())
         os.kill(found.pid, signal.SIGTERM)
         process.wait(PATIENCE_S)
     lines = trace.read_text().splitlines()

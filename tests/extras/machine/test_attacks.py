@@ -42,7 +42,7 @@ from extras.machine.talk import (
 )
 from plugins.fake_nvml import FakeNvml
 from spool.extras.machine import arbiter as server
-from spool.extras.machine import journal, peers, protocol
+from spool.extras.machine import ledger, protocol
 from spool.extras.machine.protocol import Ask, Claim, Drop, EndLease, LeaseRequest, Units, Use
 from spool.machine import identity
 from spool.machine.host import Host, HostMemory
@@ -220,7 +220,7 @@ def test_a_claim_takes_a_process_of_its_user(machine: Driven) -> None:
 @with_setpriv
 @pytest.mark.usefixtures("nvml")
 def test_a_claim_has_its_gpus_and_no_others(place: Path) -> None:
-    """A GPU of a run from before is not granted, whether it computes or not; one that does not exist counts nowhere."""
+    """A GPU of a run from before is not granted, whether it computes or not; one that does not exist is no other's."""
     with process_of(ALICE) as process, driven(place, MACHINE) as machine:
         units = Units(("GPU-a", "GPU-z", "GPU-y"))
         assert claims(machine.speaker(ALICE), (LeaseRequest(1, gpus=3), units, process)) != [0]
@@ -229,7 +229,7 @@ def test_a_claim_has_its_gpus_and_no_others(place: Path) -> None:
         late = bob.ask(1, gpus=1)
         machine.until(lambda: name_of(ALICE) in bob.why(late))
         machine.until(lambda: bool(machine.status().gpus))
-        assert {each.user: each.gpus for each in machine.status().users} == {name_of(ALICE): 1, name_of(BOB): 1}
+        assert {each.user: each.gpus for each in machine.status().users} == {name_of(ALICE): 3, name_of(BOB): 1}
 
 
 # Processes of others.
@@ -305,12 +305,12 @@ NONSENSE = {
 
 @pytest.mark.parametrize("nonsense", NONSENSE.values(), ids=NONSENSE.keys())
 def test_nonsense_cuts_off(machine: Driven, nonsense: str | bytes) -> None:
-    """Whatever does not parse cuts off its sender with all it has said; the others are answered as before."""
+    """Whatever does not parse cuts off its sender, who hears that alone; the others are answered as before."""
     alice, mallory = machine.dispatcher("alice", ALICE), machine.speaker(MALLORY)
     mallory.say_bytes(nonsense if isinstance(nonsense, bytes) else nonsense.encode())
     assert alice.is_answered()
     assert machine.turns(PASSES, lambda: not mallory.listen()) <= PASSES
-    assert mallory.heard == []
+    assert all(isinstance(each, protocol.Refused) for each in mallory.heard)
     alice.takes(4, **LICENCES)
 
 
@@ -365,8 +365,8 @@ def test_a_flood_of_asks_delays_nobody(machine: Driven, monkeypatch: pytest.Monk
 
     She is not read, and not cut off. On a new connection she has said it all the same.
     """
-    monkeypatch.setattr(peers, "_PER_SECOND", 1)  # so that she has said too much however slow this machine is
-    bob, *flood = machine.users(BOB, *[MALLORY] * peers.MOST_CONNECTIONS)
+    monkeypatch.setattr(protocol, "_PER_SECOND", 1)  # so that she has said too much however slow this machine is
+    bob, *flood = machine.users(BOB, *[MALLORY] * protocol.MOST_CONNECTIONS)
     numbers = count(1)
     for _ in range(30):
         for mallory in flood:
@@ -435,10 +435,10 @@ def test_a_flood_of_connections_keeps_nobody_out(machine: Driven) -> None:
         number, most = bob.ask(1), 200 // server._AT_ONCE + 1 + PASSES
         assert machine.turns(most, lambda: bob.grant(number) is not None) <= most
         served = [mallory for mallory in flood if mallory.listen()]
-        assert len(served) == peers.MOST_CONNECTIONS
+        assert len(served) == protocol.MOST_CONNECTIONS
         assert descriptors() <= before + len(flood) + len(served) + 2
         refused = {each.reason for mallory in flood for each in mallory.all(protocol.Refused)}
-        assert refused == {f"{name_of(MALLORY)} has {peers.MOST_CONNECTIONS} dispatchers here already"}
+        assert refused == {f"{name_of(MALLORY)} has {protocol.MOST_CONNECTIONS} dispatchers here already"}
     machine.turns(PASSES)
     assert descriptors() <= before + 2
 
@@ -527,7 +527,7 @@ def test_without_descriptors_those_who_are_there_are_served(
 
 def test_a_long_talk_keeps_the_journals_short(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changing what uses a lease, and taking and ending leases without end, does not fill the disk."""
-    monkeypatch.setattr(journal, "_COMPACT_AFTER", 100)
+    monkeypatch.setattr(ledger, "_COMPACT_AFTER", 100)
     with driven(place, MACHINE) as machine:
         [mallory] = machine.users(MALLORY)
         lease = mallory.takes()
@@ -600,7 +600,7 @@ def test_who_sits_on_a_gpu_is_named_and_counted(place: Path, nvml: FakeNvml) -> 
         machine.until(lambda: bob.grant(late) is not None)
         machine.until(lambda: not any(gpu.without_lease for gpu in machine.status().gpus))
         machine.restart()
-        lines = map(journal.parse_line, (place / "usage.jsonl").read_bytes().splitlines())
+        lines = map(ledger.parse_line, (place / "usage.jsonl").read_bytes().splitlines())
         assert {line.user: line.used for line in lines}[name_of(MALLORY)] == pytest.approx(36_000, rel=0.05)
 
 
@@ -697,10 +697,7 @@ def test_a_users_text_reaches_nobody(machine: Driven, caplog: pytest.LogCaptureF
     shown = (machine.directory / "machine.json").read_text() + alice.why(number)
     assert name_of(MALLORY) in shown
     assert not re.search(r"evilword|deadbeef|lease\d", shown)
-    assert caplog.text.isascii()
-    assert "\x1b" not in caplog.text
-    assert max(map(len, caplog.messages)) < 400
-    assert caplog.text.count("was cut off") == 1  # a flood of it fills no journal
+    assert caplog.text == ""  # a flood of it fills no journal
 
 
 @several_users
@@ -724,7 +721,7 @@ class Accounts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names = {ALICE: "alice", BOB: "bob", MALLORY: "mallory"}
         self.members = ["alice", "bob", "mallory"]
-        monkeypatch.setattr(peers, "_KNOWN_FOR_S", 0.0)
+        monkeypatch.setattr(protocol, "_KNOWN_FOR_S", 0.0)
         monkeypatch.setattr(pwd, "getpwuid", self._entry)
         monkeypatch.setattr(grp, "getgrnam", lambda name: grp.struct_group((name, "x", 4000, self.members)))
 

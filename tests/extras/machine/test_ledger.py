@@ -29,8 +29,8 @@ from extras.machine.talk import (
 from spool.core.model import Gpu, Grant, Machine, Policy, Pool
 from spool.extras.machine import arbiter as server
 from spool.extras.machine import protocol
-from spool.extras.machine.ledger import Holder, Lease, LeaseLedger
-from spool.extras.machine.protocol import Drop, EndLease, LeaseRequest, Use
+from spool.extras.machine.ledger import Lease, LeaseLedger
+from spool.extras.machine.protocol import Drop, EndLease, Holder, LeaseRequest, Use
 
 CPUS, MEMORY, LICENCES = 4, 4 << 30, 2  # as in MACHINE
 

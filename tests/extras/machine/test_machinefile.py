@@ -14,9 +14,9 @@ from cli.test_fuzz import MANY, SEED, variant
 from docs.test_format_page import clause
 from spool.core.errors import InvalidConfig, SpoolError
 from spool.core.model import Limits, Policy, Pool, Reservation
-from spool.extras.machine import journal, machinefile
-from spool.extras.machine.machinefile import MachineConfig
-from spool.extras.machine.status import MachineShares
+from spool.extras import machine
+from spool.extras.machine import MachineConfig, ledger
+from spool.extras.machine.protocol import MachineShares
 from spool.formats import config, reservation
 from spool.formats.config import Reserve
 from spool.formats.key import Key, KeyTable
@@ -64,15 +64,15 @@ end = 2026-01-31T12:00:00Z
 
 LEASE = b'["grant",1,1000,"ann","spool",[1,2,0,0,"",[["licence",1]]],["GPU-1"],[0],[["licence",[7]]],1,2,3]'
 SHARED = {
-    machinefile.MACHINE: config.CONFIG,
-    machinefile.MACHINE.keys[-2].table: config.CONFIG.keys[-1].table,
-    machinefile.MACHINE.keys[-1].table: reservation.RESERVATION,
+    machine.MACHINE: config.CONFIG,
+    machine.MACHINE.keys[-2].table: config.CONFIG.keys[-1].table,
+    machine.MACHINE.keys[-1].table: reservation.RESERVATION,
 }
 
 
 def test_an_empty_file_serves_every_user() -> None:
     """A file without a word shares the whole machine among all users, without quotas."""
-    assert machinefile.parse(b"") == MachineConfig()
+    assert machine.parse(b"") == MachineConfig()
     assert MachineConfig().users == ()
     assert MachineConfig().memory_of(100 * GIB) == 95 * GIB
     assert MachineConfig(memory_bytes=GIB).memory_of(100 * GIB) == GIB
@@ -81,7 +81,7 @@ def test_an_empty_file_serves_every_user() -> None:
 def test_its_own_keys_are_read() -> None:
     """What is not as in config.toml arrives in its field, and some of the rest; reservations rank as they stand."""
     hour = 3600 * S
-    assert machinefile.parse(EVERYTHING.encode()) == MachineConfig(
+    assert machine.parse(EVERYTHING.encode()) == MachineConfig(
         users=("alice", "bob@lab.example", "@lab", 1005, 1006, 0),
         cpus=60,
         memory_bytes=100 * GIB,
@@ -162,21 +162,21 @@ ONE = '[[reservations]]\nname = "x"\nuser = "a"\n'
 def test_a_mistake_is_refused_with_the_reason(text: str, why: str) -> None:
     """Each problem names the key and the line."""
     with pytest.raises(InvalidConfig) as caught:
-        machinefile.parse(text.encode())
+        machine.parse(text.encode())
     assert why in str(caught.value)
 
 
 def test_every_problem_is_told_at_once() -> None:
     """An administrator need not restart the service once for each mistake."""
     with pytest.raises(InvalidConfig) as caught:
-        machinefile.parse(b"cpus = 'x'\nhalf_life = '0s'\n[gpu]\nstrategy = 'best'\n")
+        machine.parse(b"cpus = 'x'\nhalf_life = '0s'\n[gpu]\nstrategy = 'best'\n")
     assert [problem.key for problem in caught.value.problems] == ["cpus", "half_life", "gpu.strategy"]
 
 
 def test_the_arbiter_s_lines_are_the_page_s() -> None:
     """Clauses 17.5 and 17.6 have each kind of line with as many words as the arbiter writes."""
     found = {word: rest.count(",") for word, rest in re.findall(r'`\["(\w+)"(.*?)\]`', clause("17.5") + clause("17.6"))}
-    kinds = get_args(journal.Line)
+    kinds = get_args(ledger.Line)
     assert found == {str(kind.__struct_config__.tag): len(kind.__struct_fields__) for kind in kinds}
 
 
@@ -192,5 +192,5 @@ def test_no_text_of_a_shared_machine_ends_in_a_traceback() -> None:
     dice, told = random.Random(f"{SEED} machine"), (ROOT / "examples" / "machine.toml").read_bytes()
     for _ in range(MANY):
         with suppress(SpoolError):
-            machinefile.parse(variant(told, dice)[0])
-        journal.parse_line(variant(LEASE, dice)[0])
+            machine.parse(variant(told, dice)[0])
+        ledger.parse_line(variant(LEASE, dice)[0])

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from core.planning import NOW, S, grant_of, job, machine, spec
 from core.test_gpus import mixed
 from core.worlds import BOX, POLICIES, SPECS, over_committed
-from spool.core.backfill import as_run
+from spool.core.constraints import as_run
 from spool.core.forecast import forecast
 from spool.core.model import Dependencies, Grant, Machine, Policy, Pool, Request, Spec, State
 from spool.core.resources import could_run

@@ -1,10 +1,10 @@
-"""The two files of a call of a Python function: what is called, and what came back (FORMAT 18).
+"""The two files of a call of a Python function: what is called, and what came back (FORMAT 18); and what its job runs.
 
 Each has a line of JSON and then pickles. Loading a pickle can run any program, so a file is read only if this user
 alone can have written it: the spool, its directories down to the file and the file itself are this user's, none is a
 link, and no other user can write to them. Each is complete before it has its name.
 
-The worker of every call imports this module, so it imports little.
+The job of a call is `python -m spool.extras.functions.calls NAME`. Each call waits for the imports of this module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 
 from spool.core.errors import InvalidRecord, SpoolError, SpoolUnusable, cannot
-from spool.core.layout import CALLS, FUNCTION, JOBS, RETURN, Layout
+from spool.core.layout import CALL, CALLS, FUNCTION, JOBS, RETURN, Layout
 from spool.store.disk import Disk, SpoolTrouble, disk_is_full
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
@@ -29,39 +29,11 @@ if TYPE_CHECKING:
 VERSION = 1
 _MOST_HEADER = 64 << 20
 _MOST_INSIDE = 1 << 20  # bytes of a function; a longer one is a file that several calls share
-_IN_CALL = {"python": list, "packages": dict, "path": list, "list": bool, "sizes": list}  # what each header has
-_IN_RETURN = {"error": (dict, type(None)), "differs": list, "size": int}
+_IN_CALL = {"python": list, "path": list, "list": bool, "sizes": list}  # what each header has
+_IN_RETURN = {"error": (dict, type(None)), "size": int}
 _LIBRARY = os.path.dirname(os.__file__)
 _PAUSE_S = 1.0  # between attempts to write on a full disk: the wrapper's (FORMAT 12.3)
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-
-
-class WithShared:
-    """A function with the arguments that all of its calls share, by their place."""
-
-    __slots__ = ("func", "shared")
-
-    def __init__(self, func: Callable[..., Any], shared: dict[int, Any]) -> None:
-        self.func = func
-        self.shared = shared
-
-    def __call__(self, *rest: Any) -> Any:
-        """Call the function with the shared arguments between the *rest*."""
-        left = iter(rest)
-        return self.func(
-            *(self.shared[at] if at in self.shared else next(left) for at in range(len(rest) + len(self.shared)))
-        )
-
-
-def shared(
-    function: Callable[..., Any], rows: list[tuple[Any, ...]]
-) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
-    """Take out of *rows* the arguments that are one object in all of them; return the function that has them."""
-    first = rows[0] if len(rows) > 1 else ()
-    same = {at: each for at, each in enumerate(first) if all(row[at] is each for row in rows)}
-    if not same:
-        return function, rows
-    return WithShared(function, same), [tuple(each for at, each in enumerate(row) if at not in same) for row in rows]
 
 
 # The call.
@@ -80,7 +52,6 @@ def render(function: Callable[..., Any], parts: Sequence[Any], *, is_list: bool 
         "version": VERSION,
         "function": name_of(function),
         "python": list(sys.version_info[:3]),
-        "packages": versions(),
         "path": [os.path.abspath(entry) for entry in sys.path],
         "own": _own_for_standard(),
         "list": is_list,
@@ -89,32 +60,6 @@ def render(function: Callable[..., Any], parts: Sequence[Any], *, is_list: bool 
     }
     apart = body.pop(0) if header["apart"] else b""
     return b"".join((json.dumps(header).encode(), b"\n", *body)), apart
-
-
-def captured(function: Callable[..., Any]) -> list[str]:
-    """Return the large values of its module and its surroundings that a function takes along: names and sizes."""
-    from spool.core.units import show_size
-
-    dumps, found, seen, todo = _pickler(), dict[str, int](), set[int](), [function]
-    while todo:
-        each: Any = todo.pop()
-        each = getattr(each, "func", each)
-        if id(each) in seen or (code := getattr(each, "__code__", None)) is None:
-            continue
-        seen.add(id(each))
-        cells = zip(code.co_freevars, each.__closure__ or (), strict=False)
-        values = {name: cell.cell_contents for name, cell in cells if cell != type(cell)()}
-        values |= {name: each.__globals__[name] for name in _names(code) if name in each.__globals__}
-        for name, value in values.items():
-            if hasattr(value, "__code__"):
-                todo.append(value)
-            elif not isinstance(value, (type, type(os))):
-                found[name] = len(dumps(value))
-    return [f"{name} ({show_size(size)})" for name, size in found.items() if size > _MOST_INSIDE]
-
-
-def _names(code: Any) -> set[str]:
-    return set(code.co_names).union(*(_names(each) for each in code.co_consts if isinstance(each, type(code))))
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -152,8 +97,8 @@ def check_spool(root: str) -> None:
             os.close(_open_own(root, parts, "use", "the spool", stat.S_ISDIR))
 
 
-def load(root: str, name: str, index: int) -> tuple[Callable[[], Any], dict[str, str]]:
-    """Return the call of a job, or of the task number *index* of an array, and the versions of the caller's packages.
+def load(root: str, name: str, index: int) -> Callable[[], Any]:
+    """Return the call of a job, or of the task number *index* of an array.
 
     A task that makes several calls returns a list. Raises SpoolError: there is none, it is not this user's, another
     version of Python wrote it. What its pickles raise goes through.
@@ -186,7 +131,7 @@ def load(root: str, name: str, index: int) -> tuple[Callable[[], Any], dict[str,
         done = [function(*args, **kwargs) for args, kwargs in (part if header["list"] else [part])]
         return done if header["list"] else done[0]
 
-    return call, header["packages"]
+    return call
 
 
 def is_list(root: str, name: str) -> bool:
@@ -196,29 +141,10 @@ def is_list(root: str, name: str) -> bool:
     return bool(header["list"])
 
 
-def versions() -> dict[str, str]:
-    """Return the version of each imported package that has one written down; none is computed for this."""
-    found = {}
-    for name, module in list(sys.modules.items()):
-        if "." not in name and isinstance(version := getattr(module, "__dict__", {}).get("__version__"), str):
-            found[name] = version
-    return found
-
-
-def differences(there: dict[str, str]) -> list[str]:
-    """Return the packages imported here whose version is not the one *there*: "numpy 2.1 (caller: 1.26)"."""
-    here = versions()
-    return [
-        f"{name} {here[name]} (caller: {there[name]})"
-        for name in sorted(here.keys() & there.keys())
-        if here[name] != there[name]
-    ]
-
-
 # The return.
 
 
-def leave_value(metadir: str, value: Any, differs: Sequence[str] = ()) -> None:
+def leave_value(metadir: str, value: Any) -> None:
     """Leave what a call has returned in its metadir. Raises SpoolError if it cannot be pickled, and OSError.
 
     Computing it may have taken days: on a full disk it waits until there is room.
@@ -229,10 +155,10 @@ def leave_value(metadir: str, value: Any, differs: Sequence[str] = ()) -> None:
         raise SpoolError(
             cannot("return", f"a {type(value).__name__}", f"it cannot be pickled: {_told(error)}")
         ) from error
-    _leave(metadir, payload, None, differs)
+    _leave(metadir, payload, None)
 
 
-def leave_error(metadir: str, error: BaseException, trace: str, differs: Sequence[str] = ()) -> None:
+def leave_error(metadir: str, error: BaseException, trace: str) -> None:
     """Leave what a call has raised; only its text, if it does not survive pickling. Raises OSError."""
     kind = type(error)
     said = {"type": f"{kind.__module__}.{kind.__qualname__}", "text": str(error), "traceback": trace}
@@ -241,11 +167,11 @@ def leave_error(metadir: str, error: BaseException, trace: str, differs: Sequenc
         pickle.loads(payload)  # noqa: S301  (the pickle of a moment ago: many an exception cannot be made again)
     except Exception:
         payload = b""
-    _leave(metadir, payload, said, differs)
+    _leave(metadir, payload, said)
 
 
-def _leave(metadir: str, payload: bytes, error: dict[str, str] | None, differs: Sequence[str]) -> None:
-    header = {"version": VERSION, "error": error, "differs": list(differs), "size": len(payload)}
+def _leave(metadir: str, payload: bytes, error: dict[str, str] | None) -> None:
+    header = {"version": VERSION, "error": error, "size": len(payload)}
     data = json.dumps(header).encode() + b"\n" + payload
     disk, is_said = Disk(metadir, hidden=True), False
     while True:
@@ -260,12 +186,11 @@ def _leave(metadir: str, payload: bytes, error: dict[str, str] | None, differs: 
         time.sleep(_PAUSE_S)
 
 
-def read_return(root: str, name: str, run: int) -> tuple[bytes, dict[str, str] | None, list[str]] | None:
+def read_return(root: str, name: str, run: int) -> tuple[bytes, dict[str, str] | None] | None:
     """Return what a run of a call has left, None if there is nothing.
 
-    It is a value or an exception, still as a pickle; the exception in words, its type and its traceback, None for a
-    value; and the packages of another version than the caller's. Raises SpoolUnusable if another user could have
-    written it, and InvalidRecord if it is damaged.
+    It is a value or an exception, still as a pickle; and the exception in words, its type and its traceback, None for
+    a value. Raises SpoolUnusable if another user could have written it, and InvalidRecord if it is damaged.
     """
     parts = (JOBS, name, str(run), RETURN)
     try:
@@ -273,7 +198,7 @@ def read_return(root: str, name: str, run: int) -> tuple[bytes, dict[str, str] |
     except FileNotFoundError:
         return None
     with file:
-        return _exactly(file.read(), header["size"]), header["error"], header["differs"]
+        return _exactly(file.read(), header["size"]), header["error"]
 
 
 # Pickles.
@@ -421,3 +346,43 @@ def _take_path(entries: list[str], own: Iterable[str]) -> None:
             __import__(name)
     end = 1 + max((at for at, entry in enumerate(before) if entry in (_LIBRARY, f"{_LIBRARY}/lib-dynload")), default=-1)
     sys.path[:] = dict.fromkeys((*before[:end], *entries, *before[end:]))
+
+
+# The job.
+
+
+def main(arguments: list[str]) -> int:
+    """Make the call in `calls/NAME`, and return the exit code of its job: 0, or 1 after an exception."""
+    [name] = arguments
+    root, metadir, pid = os.environ["SPOOL_DIR"], os.environ["SPOOL_METADIR"], os.getpid()
+    with suppress(OSError):  # a record of what ran, which nothing needs
+        os.link(f"{root}/{CALLS}/{name}", f"{metadir}/{CALL}")
+    try:
+        value = load(root, name, int(os.environ.get("SPOOL_ARRAY_INDEX", "0")))()
+        if os.getpid() == pid:  # else a child that the function has forked and not ended
+            leave_value(metadir, value)
+    except BaseException as error:
+        if os.getpid() != pid:
+            raise
+        trace = _trace(error)
+        sys.stdout.flush()
+        print(trace, end="", file=sys.stderr)
+        leave_error(metadir, error, trace)
+        return 1
+    return 0
+
+
+def _trace(error: BaseException) -> str:
+    """Return the traceback from the function on, without the frames of spool."""
+    if isinstance(error, SpoolError):
+        return f"spool: {error}\n"
+    import traceback  # here, because most calls raise nothing
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

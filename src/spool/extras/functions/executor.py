@@ -1,14 +1,20 @@
-"""`spool.Executor`: calls of Python functions as jobs, behind the interface of `concurrent.futures`."""
+"""`spool.Executor`: calls of Python functions as jobs, as those of `concurrent.futures`, and what they return."""
+
+# ruff: noqa: N818  (like the errors of core/errors.py)
 
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import logging
 import os
+import pickle
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
@@ -26,16 +32,15 @@ from spool.client.draft import (
     plain,
     stem_of,
 )
+from spool.client.output import read_output
 from spool.client.requests import Requests
 from spool.client.submit import default_root, ensure_spool, ever_used
-from spool.client.waiting import End, Waiter
+from spool.client.waiting import End, Waiter, task_names
 from spool.core import layout
 from spool.core.errors import SHORTAGES, InvalidValue, SpoolError, cannot
-from spool.core.layout import QUEUED, RUNNING
+from spool.core.layout import QUEUED, RUNNING, why_not_name
 from spool.core.model import State
-from spool.core.names import why_not_name
 from spool.extras.functions import calls
-from spool.extras.functions.results import CallResult
 from spool.python.client import Job
 from spool.query.foresight import doubts
 from spool.store.disk import Disk
@@ -52,6 +57,7 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_MOST_LINES = 10  # of a log, beside an exception
 _MOST_TASKS = 100_000  # of one array, FORMAT 3.1
 _POLL_S = 0.005
 _SERVE_EVERY_S = 2.0
@@ -70,6 +76,166 @@ _ELSEWHERE = {
     **dict.fromkeys(("array", "matrix", "rows", "task"), "map and submit_all make arrays"),
 }
 _SYNCING = 8  # threads: syncs at the same time share their way to the disk
+
+
+class JobFailed(SpoolError):
+    """A job has ended without a return of its call: killed, out of time or memory, or cancelled.
+
+    *name* is the job, *end* how it ended. The notes of the exception have the last lines of its log.
+    """
+
+    def __init__(self, name: str, end: End) -> None:
+        self.name = name
+        self.end = end
+        reason = f": {end.reason}" if end.reason else ""
+        super().__init__(f"job {name} returned nothing: {end.outcome}{reason}")
+
+    def __reduce__(self) -> tuple[type[JobFailed], tuple[str, End]]:
+        """Return how to make it again in another process."""
+        return type(self), (self.name, self.end)
+
+
+class OutOfMemory(JobFailed):
+    """The job of a call was killed because it took more memory than it had."""
+
+
+class TimedOut(JobFailed):
+    """The job of a call reached its time limit."""
+
+
+class Cancelled(JobFailed, CancelledError):
+    """The job of a call was cancelled."""
+
+
+class Lost(JobFailed):
+    """The processes of a call are gone, and no record says how they ended."""
+
+
+class RemoteError(SpoolError):
+    """A call raised an exception that cannot be made again here. *type* is its full name."""
+
+    def __init__(self, type: str, text: str) -> None:  # noqa: A002
+        self.type = type
+        super().__init__(f"{type}: {text}")
+
+    def __reduce__(self) -> tuple[type[RemoteError], tuple[str, str]]:
+        """Return how to make it again in another process."""
+        return type(self), (self.type, str(self).removeprefix(f"{self.type}: "))
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception in its own process: the cause of the exception here."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        super().__init__(text)
+
+    def __str__(self) -> str:
+        """Return the traceback, below the words that Python prints before a cause."""
+        return f"\n{self.text}"
+
+
+_FAILURES = {
+    State.OUT_OF_MEMORY: OutOfMemory,
+    State.TIMEOUT: TimedOut,
+    State.CANCELLED: Cancelled,
+    State.LOST: Lost,
+    State.PREEMPTED: Lost,
+}
+
+
+class CallResult:
+    """The result of an ended job. It is read when it is first asked for, and kept.
+
+    What keeps it from being read for the moment (Ctrl-C, no free descriptor) is raised, and the next call tries again.
+    """
+
+    def __init__(self, spool: Spool, name: str, end: End) -> None:
+        self._spool = spool
+        self._name = name
+        self._end = end
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._is_read = False
+
+    def error(self) -> BaseException | None:
+        """Return the exception of the call, or why there is no value; None if there is one. Raises OSError."""
+        if not self._is_read:
+            try:
+                self._value, self._error = self._read()
+            except SpoolError as error:
+                self._error = error
+            self._is_read = True
+        return self._error
+
+    def value(self) -> Any:
+        """Return the value. Raises what `error` returns or raises."""
+        error = self.error()
+        if error is not None:
+            raise error
+        return self._value
+
+    def _read(self) -> tuple[Any, BaseException | None]:
+        end, name = self._end, self._name
+        found = calls.read_return(self._spool.root, name, end.run) if end.run is not None else None
+        if found is None and end.outcome is State.FINISHED:
+            why = "it calls no Python function, or its run was removed"
+            raise SpoolError(cannot("read", f"the result of job {name}", why))
+        if found is None:
+            return None, self._noted(_FAILURES.get(end.outcome, JobFailed)(name, end))
+        payload, told = found
+        if told is None:
+            return _loaded(payload, name), None
+        error: BaseException | None = None
+        if payload:
+            with suppress(Exception):  # its class is not here, or is another one
+                error = _loaded(payload, name)
+        if not isinstance(error, BaseException):
+            error = RemoteError(told["type"], told["text"])
+        error.__cause__ = RemoteTraceback(told["traceback"])
+        return None, self._noted(error, told["traceback"])
+
+    def _noted(self, error: BaseException, trace: str = "") -> BaseException:
+        """Return *error* with the last lines of the log, except its own traceback *trace*."""
+        if self._end.run is None:
+            return error
+        most = _MOST_LINES + len(trace.splitlines())
+        words = ""
+        with suppress(OSError, SpoolError):
+            words = b"".join(read_output(self._spool, self._name, self._end.run, lines=most)).decode("utf-8", "replace")
+        if lines := words.removesuffix(trace).splitlines()[-_MOST_LINES:]:
+            error.add_note("\n".join((f"the last lines of the log of job {self._name}:", *lines)))
+        return error
+
+
+def result_of(spool: Spool, name: str, end: End) -> Any:
+    """Return what the call of an ended job has returned; for an array, the list of all results in order.
+
+    Raises what the call has raised, or a JobFailed.
+    """
+    record = spool.array(name, end.run) if end.run is not None else None
+    if record is None or end.run is None:
+        return CallResult(spool, name, end).value()
+    results = [_task_result(spool, task) for task in task_names(spool, name, end.run, record)]
+    return list(itertools.chain.from_iterable(results)) if calls.is_list(spool.root, name) else results
+
+
+def _task_result(spool: Spool, name: str) -> Any:
+    run = spool.latest_run(name)
+    result = spool.result(name, run) if run is not None else None
+    if result is None:
+        end = End(name, State.CANCELLED, reason="it never ran")
+    else:
+        end = End(name, result.outcome, result.exit_code, result.reason, result.run)
+    return CallResult(spool, name, end).value()
+
+
+def _loaded(payload: bytes, name: str) -> Any:
+    try:
+        return pickle.loads(payload)  # noqa: S301  (this user's own: `calls.read_return` has looked)
+    except Exception as error:
+        why = f"its pickle cannot be loaded here: {' '.join(str(error).split()) or type(error).__name__}"
+        raise SpoolError(cannot("read", f"the result of job {name}", why)) from error
 
 
 class Future(concurrent.futures.Future[T]):
@@ -368,14 +534,13 @@ class Executor(concurrent.futures.Executor):
     ) -> list[Future[Any]]:
         """Make one array of the calls of *fn* with the arguments in *iterables*; return the future of each task.
 
-        A task makes *chunksize* calls, and its result is a list then. What the arguments share is written once.
+        A task makes *chunksize* calls, and its result is a list then.
         *parameters* has a mapping for each task, all with the same keys: what lists show of it, and what replaces
         `{key}` in the executor's `env` and paths. Raises InvalidJob if they make no valid job file.
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
-        function, rows = calls.shared(fn, list(zip(*iterables, strict=False)))
-        parts: list[Any] = [(row, {}) for row in rows]
+        parts: list[Any] = [(row, {}) for row in zip(*iterables, strict=False)]
         if chunksize > 1:
             parts = [parts[at : at + chunksize] for at in range(0, len(parts), chunksize)]
         if not parts:
@@ -390,7 +555,7 @@ class Executor(concurrent.futures.Executor):
             if len(shown) != len(parts):
                 raise ValueError(f"{len(parts)} tasks need as many parameters, not {len(shown)}.")
             tasks = {"rows": shown}
-        rendered = calls.render(function, parts, is_list=chunksize > 1)
+        rendered = calls.render(fn, parts, is_list=chunksize > 1)
         with self._lock:
             array = self._submitted(fn, rendered, tasks)
             futures: list[Future[Any]] = [Future(self._watcher, f"{array}_{at}", array) for at in range(len(parts))]
@@ -435,13 +600,8 @@ class Executor(concurrent.futures.Executor):
         """Put a call and its job into the spool, under a name that is free; return the name."""
         self._check_open()
         root, (text, function) = self._spool.root, rendered
-        digest, like = sha256(function).hexdigest() if function else "", ""
-        if function:
-            like = self._function[1] if self._function[0] == digest else ""
-            if not like and (names := calls.captured(fn)):
-                self._say(
-                    f"each call of {calls.name_of(fn)} takes along and loads {', '.join(names)}; better load it there"
-                )
+        digest = sha256(function).hexdigest() if function else ""
+        like = self._function[1] if self._function[0] == digest else ""
         while True:
             name = self._next_name(fn)
             draft = self._draft(name, more)
@@ -485,7 +645,7 @@ class Executor(concurrent.futures.Executor):
         keys = {**self._keys, **more, **(self._of_arrays if more else {})}
         known = placeholders(keys)
         command = [
-            escaped(word, known) for word in (sys.executable, "-u", "-P", "-m", "spool.extras.functions.worker", name)
+            escaped(word, known) for word in (sys.executable, "-u", "-P", "-m", "spool.extras.functions.calls", name)
         ]
         exported = exports(self._spool.root, self._export or ())
         if self._export is None:

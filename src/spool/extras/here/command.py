@@ -26,16 +26,16 @@ from spool.client.requests import Requests
 from spool.client.waiting import PATIENCE_S, End, Waiter
 from spool.core import layout
 from spool.core.errors import SpoolError, UsageError, cannot
+from spool.core.layout import LOCAL_EXECUTORS, UMASK
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, Grant, State
-from spool.core.names import LOCAL_EXECUTORS, UMASK
 from spool.extras.here.launching import own_terminal
 from spool.formats import jobfile, wrapper
 from spool.formats.capabilities import engine_title
 from spool.formats.run_records import parse_rc
-from spool.machine.children import become_subreaper
 from spool.machine.host import login_environment, pinned
 from spool.machine.marks import MachineProber
+from spool.machine.processes import become_subreaper
 from spool.query.rows import in_words, last_view
 from spool.store.glance import config_if
 from spool.store.ownership import this_user

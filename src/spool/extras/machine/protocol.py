@@ -1,21 +1,28 @@
-"""The messages between the dispatchers of a shared machine and its arbiter (FORMAT 17).
+"""What an arbiter and the dispatchers of its users say to each other, and `machine.json`, which shows who has what.
 
 One datagram of a SOCK_SEQPACKET socket is a JSON array of messages, each an array that begins with its word. The kernel
 says who speaks, so no message names a user, and none names a job: a lease is for a request. Everything is bounded here,
-before any other code sees it.
+before any other code sees it: what a peer sends, what it does not read, and how many connections it has.
 """
 
 from __future__ import annotations
 
+import grp
+import pwd
 import socket
 import struct
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from typing import Annotated, TypeVar
 
 from msgspec import DecodeError, Meta, Struct, json
 
-from spool.core.model import Grant, Pool, Request
-from spool.core.pinning import cpus_in
+from spool.core.model import SECOND_NS, Grant, Pool, Request
+from spool.core.units import cpus_in, show_duration
+from spool.extras.machine import STATUS, SharedMachine, served_in
+from spool.query.shared import GpuShare, MachineSharing, MachineUse, PoolUse, UserShare
+from spool.store.ownership import name_of
+from spool.store.reading import read_with_status
 
 T = TypeVar("T")
 
@@ -257,3 +264,269 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
     """Return the pid and the uid of the process at the other end, as of its `connect` or `listen`. Raises OSError."""
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
+
+
+FIRST_UID = 1000
+"""Accounts of people begin here (login.defs); those below it are served only if they are named."""
+
+MOST_CONNECTIONS = 16
+"""Connections of one user."""
+
+_KNOWN_FOR_S = 10.0  # how long an answer about an account holds
+_MOST_KNOWN = 1000
+_NOBODY = 65_534
+_PER_SECOND = 4_000  # messages of one user; a long datagram counts as more
+_BURST = 8_000
+_BYTES_A_MESSAGE = 256
+_UNREAD = 64  # datagrams of a peer that is sent away
+
+
+class Allowance:
+    """How much one user may say, over all connections: a user who leaves and comes back has said it all the same."""
+
+    def __init__(self) -> None:
+        self._made_up_at = 0.0  # monotonic: when all that was said counts no more
+
+    def use(self, tokens: int) -> None:
+        """Count something that was said, or done."""
+        self._made_up_at = max(self._made_up_at, time.monotonic()) + tokens / _PER_SECOND
+
+    def pause_s(self) -> float:
+        """Return how long the user must be silent because of what was said, 0 if more may be said."""
+        over_s = self._made_up_at - time.monotonic() - _BURST / _PER_SECOND
+        return over_s + 0.001 if over_s >= 0 else 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a new one would be the same."""
+        return self._made_up_at <= time.monotonic()
+
+
+class Account(Struct, frozen=True):
+    """A user as the machine knows it now. *refusal* is why it is not served, "" if it is."""
+
+    uid: int
+    name: str
+    refusal: str = ""
+
+
+class Accounts:
+    """The accounts that may take part: *users* has names, `@group` and uids; empty: every person's."""
+
+    def __init__(self, users: Sequence[str | int]) -> None:
+        self._uids = {user for user in users if isinstance(user, int)}
+        self._names = {user for user in users if isinstance(user, str) and not user.startswith("@")}
+        self._groups = [user[1:] for user in users if isinstance(user, str) and user.startswith("@")]
+        self._all = not users
+        self._known: dict[int, tuple[float, Account]] = {}
+        self._allowances: dict[int, Allowance] = {}  # of those who have said something lately
+
+    def of(self, uid: int) -> Account:
+        """Return the account of *uid*, looked up again after a while: users leave groups, and accounts go."""
+        now = time.monotonic()
+        until, account = self._known.get(uid, (0.0, None))
+        if account is None or until < now:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            account = self._look_up(uid)
+            self._known[uid] = now + _KNOWN_FOR_S, account
+        return account
+
+    def allowance_of(self, uid: int) -> Allowance:
+        """Return how much a user may say."""
+        if uid not in self._allowances and len(self._allowances) >= _MOST_KNOWN:
+            self._allowances = {uid: each for uid, each in self._allowances.items() if not each.is_full}
+        return self._allowances.setdefault(uid, Allowance())
+
+    def _look_up(self, uid: int) -> Account:
+        try:
+            entry = pwd.getpwuid(uid)
+        except KeyError:
+            refusal = "" if uid in self._uids else f"uid {uid} has no account on this machine"
+            return Account(uid, str(uid), refusal)
+        name = entry.pw_name
+        if uid in self._uids or name in self._names:
+            return Account(uid, name)
+        if uid < FIRST_UID or uid == _NOBODY:
+            return Account(uid, name, f"{name} is a system account, and `users` of machine.toml does not name it")
+        if self._all or any(_is_in(group, name, entry.pw_gid) for group in self._groups):
+            return Account(uid, name)
+        return Account(uid, name, f"`users` of machine.toml does not have {name}")
+
+
+def _is_in(group: str, name: str, gid: int) -> bool:
+    try:
+        found = grp.getgrnam(group)
+    except KeyError:
+        return False
+    return found.gr_gid == gid or name in found.gr_mem
+
+
+class Holder(Struct, frozen=True):
+    """A spool of a user: what asks for leases and holds them. *spool* is what its dispatcher calls it."""
+
+    uid: int
+    user: str
+    spool: str
+
+
+class Connection:
+    """A connected dispatcher. It is disconnected if it sends invalid messages, or does not read the answers."""
+
+    def __init__(self, sock: socket.socket, account: Account, allowance: Allowance) -> None:
+        self.sock = sock
+        self.account = account
+        self.allowance = allowance
+        self.uses: list[Use] = []  # said before the hello
+        self.holder: Holder | None = None  # set by the hello
+        self.replies: list[Reply] = []
+
+    def fileno(self) -> int:
+        """Return the descriptor; -1 once it is closed."""
+        return self.sock.fileno()
+
+    def receive(self) -> list[Order] | None:
+        """Return the messages of one datagram; None if there is none now.
+
+        Raises NotAMessage for nonsense, and EOFError or OSError for the end of the connection. What was said before an
+        OSError can still be received.
+        """
+        try:
+            data, _, flags, _ = self.sock.recvmsg(MOST_BYTES)
+        except BlockingIOError:
+            return None
+        if not data:
+            raise EOFError("the dispatcher is gone")
+        if flags & socket.MSG_TRUNC:
+            raise NotAMessage("it is too long")
+        self.allowance.use(1 + len(data) // _BYTES_A_MESSAGE)
+        orders = read_orders(data)
+        self.allowance.use(len(orders))
+        return orders
+
+    def answer(self) -> None:
+        """Send the replies that are collected. Raises OSError if the peer is gone, or does not read."""
+        send(self.sock, self.replies)
+
+    def send_away(self, reason: str) -> None:
+        """Send the reason why it is not served, and close the connection. Its messages are ignored.
+
+        They must be read all the same: else the kernel reports a reset to the peer before it delivers the reason.
+        """
+        self.replies = [Refused(reason)]
+        try:
+            self.answer()
+            self.sock.shutdown(socket.SHUT_RD)
+            for _ in range(_UNREAD):
+                if not self.sock.recv(1):
+                    break
+        except OSError:
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """Close it."""
+        self.sock.close()
+
+
+_SILENT_NS = 5 * SECOND_NS  # an arbiter that has not renewed the file for longer does not answer
+_MOST_STATUS_BYTES = 4 << 20
+_MOST = 1 << 62  # a larger number is a mistake, or meant to do harm
+_MOST_USERS = 4096
+
+
+class MachineShares(Struct, frozen=True, kw_only=True):
+    """The content of `machine.json`."""
+
+    version: int = 1
+    written_at_ns: int
+    since_ns: int  # the arbiter serves since then
+    pid: int
+    cpus: int
+    memory_bytes: int
+    resources: dict[str, int]
+    users: tuple[UserShare, ...]
+    gpus: tuple[GpuShare, ...]
+    gpu_problem: str | None = None
+
+
+def render_status(status: MachineShares) -> bytes:
+    """Return the text of the file."""
+    return json.encode(status) + b"\n"
+
+
+def parse_status(text: bytes) -> MachineShares | None:
+    """Return the content of the file; None if it cannot be one."""
+    try:
+        return json.decode(text, type=MachineShares)
+    except (DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+def sharing(directory: str, owner: str | None, uid: int | None, now_ns: int) -> MachineSharing:
+    """Return the shared machine that is served in *directory*, as the user *uid* sees it. *owner* may serve it too."""
+    return read_status(served_in(directory, owner), uid, now_ns)
+
+
+def read_status(place: SharedMachine, uid: int | None, now_ns: int) -> MachineSharing:
+    """Return the shared machine that is served at *place*, as the user *uid* sees it."""
+    path = f"{place.directory}/{STATUS}"
+
+    def unknown(problem: str, written_at_ns: int | None = None) -> MachineSharing:
+        return MachineSharing(place.directory, problem, place.remedy, written_at_ns, None)
+
+    try:
+        found = read_with_status(path, _MOST_STATUS_BYTES)
+    except OSError as error:
+        return unknown(f"{path} cannot be read: {error.strerror or error}")
+    if found is None:
+        return unknown(f"the arbiter is not running: there is no {path}")
+    status, text = found
+    if status.st_uid not in place.servers:
+        return unknown(f"{path} belongs to {name_of(status.st_uid)}, who is not trusted to serve this machine")
+    told = parse_status(text)
+    if told is None or not _is_sound(told):
+        return unknown(f"{path} is damaged", status.st_mtime_ns)
+    silent_ns = now_ns - status.st_mtime_ns
+    problem = f"the arbiter has not answered for {show_duration(silent_ns)}" if silent_ns > _SILENT_NS else ""
+    return MachineSharing(place.directory, problem, place.remedy, status.st_mtime_ns, _use(told, uid))
+
+
+def _is_sound(told: MachineShares) -> bool:
+    """Whether all numbers can be added, and no list is longer than a machine could need."""
+    numbers = [told.pid, told.cpus, told.memory_bytes, told.since_ns, *told.resources.values()]
+    for share in told.users:
+        numbers += (share.leases, share.cpus, share.memory_bytes, share.gpus, share.asks, *share.resources.values())
+    for gpu in told.gpus:
+        numbers += (size for _, size in gpu.users if size is not None)
+    return len(told.users) <= _MOST_USERS and all(0 <= number <= _MOST for number in numbers)
+
+
+def _use(told: MachineShares, uid: int | None) -> MachineUse:
+    users = told.users
+    name = name_of(uid) if uid is not None else ""
+    own = next((share for share in users if share.user == name), UserShare(user=name))
+    others = [share for share in users if share.user != own.user]
+    return MachineUse(
+        arbiter=told.pid,
+        since_at_ns=told.since_ns,
+        cpus=told.cpus,
+        cpus_granted=sum(share.cpus for share in users),
+        memory_bytes=told.memory_bytes,
+        memory_granted_bytes=sum(share.memory_bytes for share in users),
+        gpus=len(told.gpus),
+        gpus_granted=sum(bool(gpu.users) for gpu in told.gpus),
+        gpus_free=sum(not (gpu.users or gpu.without_lease) for gpu in told.gpus),
+        gpu_problem=told.gpu_problem,
+        resources={
+            name: PoolUse(total, sum(share.resources.get(name, 0) for share in users))
+            for name, total in told.resources.items()
+        },
+        own=own,
+        others=tuple(sorted(others, key=_by_part)),
+        by_gpu={gpu.uuid: gpu for gpu in told.gpus},
+    )
+
+
+def _by_part(share: UserShare) -> tuple[object, ...]:
+    return -share.gpus, -share.cpus, -share.memory_bytes, -share.leases, -share.asks, share.user

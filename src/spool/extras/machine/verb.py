@@ -20,9 +20,8 @@ from spool.client import service
 from spool.core.errors import ExitCode, InvalidConfig, SpoolError, SpoolUnusable, UsageError, cannot
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
-from spool.extras.machine import ACCOUNT, machinefile
-from spool.extras.machine.machinefile import MachineConfig
-from spool.extras.machine.status import sharing
+from spool.extras.machine import ACCOUNT, MachineConfig, parse
+from spool.extras.machine.protocol import sharing
 from spool.formats import config
 from spool.formats.config import Config
 from spool.machine import shared
@@ -154,12 +153,12 @@ def install(force: bool, prints: bool) -> int:
     if prints:
         render.say_text(script(steps(program, force=force)))
         return 0
-    try:
-        require_manager()
-    except service.NoServiceManager as error:
-        tell(f"{error}; as root, at every boot:")
-        render.say_text(by_hand(program))
-        return int(error.exit_code)
+    if not os.path.isdir(_BOOTED):
+        remedy = (
+            f"at every boot, run `spool machine serve` as an account {ACCOUNT} that owns {shared.DIRECTORY} and "
+            f"{STATE_DIRECTORY}"
+        )
+        raise service.NoServiceManager(cannot("install", UNIT, "systemd does not run this machine", remedy=remedy))
     if os.geteuid() != 0:
         raise UsageError(
             cannot("install", "the service", "only root can", remedy="`spool machine install --print` shows the steps")
@@ -192,17 +191,11 @@ def steps(program: Sequence[str], *, force: bool) -> list[str]:
         _written(_SYSUSERS, service.shipped("spool-machine.conf", _FOLDER)),
         f"systemd-sysusers {shlex.quote(_SYSUSERS)}",
         _written(unit.path, unit.text),
-        _configured(),
+        configured(),
         "systemctl daemon-reload",
         f"systemctl enable --now {UNIT}",
         *restart,
     ]
-
-
-def require_manager() -> None:
-    """Raise NoServiceManager if systemd does not manage this machine."""
-    if not os.path.isdir(_BOOTED):
-        raise service.NoServiceManager(cannot("install", UNIT, "systemd does not run this machine"))
 
 
 def carry_out(step: str) -> str:
@@ -219,24 +212,7 @@ def script(wanted: Iterable[str]) -> str:
     return "\n".join([*_FIRST, *wanted]) + "\n"
 
 
-def by_hand(program: Sequence[str]) -> str:
-    """Return a shell script for root that does without systemd what the service does; for every boot."""
-    name = shlex.quote(ACCOUNT)
-    useradd = ("useradd", "--system", "--home-dir", "/", "--no-create-home", "--shell", "/usr/sbin/nologin", ACCOUNT)
-    bare = ("--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all")
-    serve = ("setpriv", f"--reuid={ACCOUNT}", f"--regid={ACCOUNT}", *bare, *program, "machine", "serve")
-    return script(
-        [
-            _configured(),
-            f"id -u {name} > /dev/null 2>&1 || {shlex.join(useradd)}",
-            f"install -d -o {name} -m 755 {shared.DIRECTORY}",
-            f"install -d -o {name} -m 750 {STATE_DIRECTORY}",
-            f"{shlex.join(serve)} &",
-        ]
-    )
-
-
-def _configured() -> str:
+def configured() -> str:
     """Return the step that writes machine.toml, unless there is one.
 
     It has quotas by which no user can hold the whole machine. GPUs that cannot be seen now have none.
@@ -273,7 +249,7 @@ def _written(path: str, text: bytes, unless: str = "") -> str:
 def _configuration(path: str) -> MachineConfig:
     """Return the configuration in *path*, the defaults without one. Raises OSError, SpoolUnusable, InvalidConfig."""
     try:
-        return machinefile.parse(read_file(path, check=_why_not_trusted) or b"")
+        return parse(read_file(path, check=_why_not_trusted) or b"")
     except PermissionError as error:
         remedy = f"let everyone read it: `chmod a+rx {os.path.dirname(path)}; chmod a+r {path}`"
         raise SpoolUnusable(

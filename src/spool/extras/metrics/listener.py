@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, in a file that node_exporter's textfile collector reads (docs/METRICS.md)."""
+"""Metrics for Prometheus, in a file that node_exporter's textfile collector reads (docs/EVENTS.md)."""
 
 from __future__ import annotations
 

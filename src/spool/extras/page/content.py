@@ -19,9 +19,9 @@ from spool.client.output import last_words_of, progress_of
 from spool.core import layout
 from spool.core.accounting import By, GroupSums, Ledger, RunFilter, Totals
 from spool.core.errors import SpoolError
+from spool.core.gpuuse import RecentUse
+from spool.core.layout import natural
 from spool.core.model import ALIVE, OUTCOMES, Grant, Machine, Result, RunAccount, State
-from spool.core.names import natural
-from spool.core.recent import RecentUse
 from spool.core.runtimes import part_done
 from spool.formats.config import Config
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state

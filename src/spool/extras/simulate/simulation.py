@@ -20,12 +20,11 @@ from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
 from spool.core.accounting import StepFunction, nearest_rank
+from spool.core.forecast import Playback, preempt
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Reservation, Result, Running, Spec, State, Waiting
-from spool.core.playback import Playback
-from spool.core.preemption import preempt
 from spool.core.priority import ARRIVAL, MULTIFACTOR, SHORTEST, SLOWDOWN, Past
 from spool.core.quotas import Quotas
-from spool.core.runs import Runs
+from spool.core.resources import Runs
 from spool.core.scheduler import Plan, View
 
 NOTHING = Grant()

@@ -30,8 +30,8 @@ from spool.cli.wait import attach_command
 from spool.client import autostart
 from spool.client.requests import Change, Requests, told
 from spool.core.errors import SpoolError, shown
+from spool.core.layout import is_pattern
 from spool.core.model import ALIVE, SECOND_NS
-from spool.core.names import is_pattern
 from spool.extras.top import header
 from spool.extras.top.reading import (
     WAITING,

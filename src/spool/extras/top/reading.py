@@ -22,8 +22,8 @@ from spool.client.waiting import End
 from spool.core import layout
 from spool.core.errors import SpoolError, shown
 from spool.core.gpus import stranger
+from spool.core.gpuuse import RecentUse
 from spool.core.model import SECOND_NS, Gpu, Machine, State
-from spool.core.recent import RecentUse
 from spool.core.units import show_size
 from spool.formats.state import MachineView
 from spool.query.details import why_never_begun
