@@ -137,7 +137,9 @@ def pytest_runtest_setup() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Take the real home away before anything is collected, for what fixtures of the session start too."""
-    for name in [name for name in os.environ if name in _UNWANTED or name.startswith("SPOOL_")]:
+    for name in [
+        name for name in os.environ if name in _UNWANTED or (name.startswith("SPOOL_") and name != "SPOOL_RECORD")
+    ]:
         del os.environ[name]
     home = tempfile.mkdtemp(prefix="spool-tests-home-")
     config.add_cleanup(lambda: _remove_if_empty(Path(home)))
