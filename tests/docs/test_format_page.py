@@ -13,7 +13,7 @@ from spool.formats import journal
 from spool.formats.history import HISTORY
 from spool.formats.state import JobView, StateView
 from spool.formats.values import OWN_VARIABLES, SET_BY_SPOOL, WARNING_SIGNALS
-from spool.listeners.discovery import CAN_BE_REFUSED
+from spool.listeners import CAN_BE_REFUSED
 from spool.machine.host import login_environment
 from support import ROOT
 

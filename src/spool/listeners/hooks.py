@@ -27,8 +27,7 @@ from spool.core.units import whole_words
 from spool.formats.config import Config
 from spool.formats.events import facts, render_facts, variables
 from spool.formats.wrapper import added_variables
-from spool.listeners.base import Begin, Listener
-from spool.listeners.discovery import CAN_BE_REFUSED, find_hooks
+from spool.listeners import CAN_BE_REFUSED, Begin, Listener, find_hooks
 from spool.machine import identity, marks, processes
 from spool.machine.marks import HOOK_MARK
 from spool.machine.processes import Process, Sought, send
