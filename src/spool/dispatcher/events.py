@@ -42,7 +42,7 @@ from spool.formats.listener_protocol import (
     read_by_dispatcher,
     render,
 )
-from spool.listeners.discovery import NO_SUBSCRIPTIONS, find_subscriptions
+from spool.listeners import NO_SUBSCRIPTIONS, find_subscriptions
 from spool.machine import identity
 from spool.machine.child_process import ChildProcess
 from spool.state.run import ActiveRun, JobFileVersion

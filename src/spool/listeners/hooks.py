@@ -31,8 +31,7 @@ from spool.formats.config import Config
 from spool.formats.events import facts, render_facts, variables
 from spool.formats.listener_protocol import plain_keys
 from spool.formats.wrapper import added_variables
-from spool.listeners.base import Begin, Listener
-from spool.listeners.discovery import REVIEWED, find_hooks
+from spool.listeners import REVIEWED, Begin, Listener, find_hooks
 from spool.machine import identity, marks, processes
 from spool.machine.marks import HOOK_MARK
 from spool.machine.processes import Process, Sought, send

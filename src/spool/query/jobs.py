@@ -34,10 +34,10 @@ from spool.formats.capabilities import engine_title, running_words
 from spool.formats.history import job_of_line, parse_history_line
 from spool.formats.run_records import GrantRecord
 from spool.formats.state import JobView, StateView
-from spool.query.parameters import Parameters
 from spool.query.rows import (
     ORDERS,
     JobRow,
+    Parameters,
     array_row,
     dataframe,
     html,
@@ -185,7 +185,7 @@ def list_jobs(
 def _with_progress(spool: Spool, row: JobRow) -> JobRow:
     if row.state is not State.RUNNING or row.run is None:
         return row
-    from spool.query.progress import progress_of
+    from spool.client.output import progress_of
 
     return replace(row, progress=progress_of(spool, row.name, row.run))
 

@@ -603,7 +603,7 @@ def test_a_hook_sets_nothing_that_gives_it_another_run() -> None:
     data = b'command = "true"\nterminal = "x"\n'
     spec = jobfile.parse(data, name="x", defaults=jobfile.with_set(jobfile.NO_DEFAULTS, said))
     assert (spec.project, spec.retry.max, spec.preemptible, spec.stdout) == ("p", 0, False, None)
-    with pytest.raises(InvalidValue, match='^p: cannot set "terminal"'):
+    with pytest.raises(InvalidValue, match=r'^p: cannot set "terminal"'):
         jobfile.check_set("x", b'command = "true"\n', (("p", {"terminal": "x"}),), jobfile.NO_DEFAULTS)
 
 

@@ -19,7 +19,7 @@ from served import Served
 from spool.core.errors import InvalidConfig
 from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS, ForeignProcess, Grant, Result, State
-from spool.doctor.checks import Level, examine
+from spool.doctor import Level, examine
 from spool.extras.metrics import listener as writing
 from spool.extras.metrics.checks import CHECKS
 from spool.extras.metrics.listener import Metrics

@@ -11,7 +11,7 @@ import pytest
 
 from long.slurm.cluster import Cluster, path_with
 from served import Served
-from spool.doctor.checks import Finding, Level, examine
+from spool.doctor import Finding, Level, examine
 from spool.extras.engines import probe
 from spool.extras.engines.probe import OF_SLURM
 from support import ROOT

@@ -35,7 +35,7 @@ from spool.extras.notify.settings import addressees, expanded, settings_of
 from spool.formats.capabilities import engine_title
 from spool.formats.config import Config
 from spool.formats.events import facts
-from spool.listeners.base import MESSAGES, Listener
+from spool.listeners import MESSAGES, Listener
 from spool.store.reading import end_of_file
 
 log = logging.getLogger(__name__)
