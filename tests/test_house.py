@@ -136,7 +136,7 @@ BUDGET = {
     "extras/simulate": 950,
     "extras/top": 1550,
     "formats": 5700,
-    "listeners": 1450,
+    "listeners": 1100,
     "machine": 3250,
     "python": 1000,
     "query": 4350,
