@@ -150,7 +150,6 @@ TABLE = (
                 after="stats",
             )
         },
-        completions={"panels": "spool.extras.plot.pictures:panels"},
         charts="spool.extras.plot:pictures",
     ),
     Capability(
@@ -183,7 +182,7 @@ TABLE = (
         verbs={
             "import": ContributedVerb(
                 "Jobs",
-                "spool.extras.foreign.importing:command",
+                "spool.extras.foreign.scripts:command",
                 "Convert a Slurm, gflow or PBS script to a job file.",
                 after="check",
             )

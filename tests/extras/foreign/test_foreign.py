@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from calling import Command
-from spool.cli import scripts
-from spool.extras.foreign import options
-from spool.extras.foreign.lines import Directive, convert
+from spool.cli import submission
+from spool.extras.foreign.lines import PIECES, SYSTEMS, Directive, convert
 from spool.store.ownership import this_user
 
 
@@ -63,7 +62,7 @@ SAME = [
     ("#SBATCH -a 1-2 -o log/%A_%a.out", {"array": "1-2", "stdout": "log/%n.out"}),
     ("#SBATCH --signal=B:USR1@120 -t 10", {"signal": "USR1@120s", "signal_to": "shell", "time_limit": "10m"}),
     ("#SBATCH -t 10 --signal=15@180", {"signal": "SIGTERM@180s", "signal_to": "main", "time_limit": "10m"}),
-    ("#SBATCH --ntasks-per-n=2 --tasks-per-node 4 --cpus-per-t=2", {"cpus": 8}),
+    ("#SBATCH --tasks-per-node 4 --cpus-per-task=2", {"cpus": 8}),
     ("#SBATCH --tasks=3 --nice --exclusive=user", {"cpus": 3}),
     ("#SBATCH --chdir=/data -A lab --no-requeue", {"workdir": "/data", "project": "lab", "requeue": False}),
     ("#SBATCH --export=NONE,A=1", {"env": {"A": "1"}}),
@@ -374,7 +373,7 @@ def test_a_script_runs_by_the_shell_that_its_scheduler_would_take(
     said = spool("import", script)
     assert said.code == 0, said.err
     first, _, rest = tomllib.loads(said.out)["script"].partition("\n")
-    assert first == line if line is not None else os.path.basename(first) in scripts.SHELLS
+    assert first == line if line is not None else os.path.basename(first) in submission.SHELLS
     assert rest == (text.partition("\n")[2] if text.startswith("#!") else text)
     keys = tomllib.loads(spool("import", "--no-capture", script).out)
     assert keys["command"] == [*first[2:].split(None, 1), str(script)]
@@ -510,8 +509,8 @@ def test_import_prints_what_submit_would_write(spool: Command, spool_root: Path,
 
 def test_every_converter_survives_nonsense() -> None:
     """Whatever stands there becomes words or a reason."""
-    for system, tables in options.SYSTEMS.items():
-        for names in (*tables[0], *tables[1], *options.PIECES):
+    for system, tables in SYSTEMS.items():
+        for names in (*tables[0], *tables[1], *PIECES):
             for option in names.split():
                 for value in (None, "", "-1", "1:2:3:4:5", "%", "a,b?c", "=", "gpu:", "٣", "9" * 30, "\udc80"):
                     (found, *_) = convert([Directive(1, system, option, value)]) or [None]

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import spool
-from docs.test_pages import RECIPES
+from docs.test_pages import START
 from plugins.fake_nvml import FakeNvml
 from served import Served
 from shell import Home, home_of_test
@@ -597,13 +597,14 @@ def test_the_key_says_what_it_does_not_go_with(served: Served) -> None:
         assert text in served.until(lambda error=error: error.exists() and error.read_text(), name)  # type: ignore[misc]
 
 
-def test_a_plugin_adds_nothing_that_gives_it_another_run() -> None:
+def test_a_hook_sets_nothing_that_gives_it_another_run() -> None:
     """As from `[defaults]`, what does not go with the key is left out; the key itself is refused."""
-    said = {"p": {"gpu_idle": "1h", "retry": {"max": 1}, "preemptible": True, "stdout": "out"}}
+    said = (("p", {"project": "p", "retry": {"max": 1}, "preemptible": True, "stdout": "out"}),)
     data = b'command = "true"\nterminal = "x"\n'
-    assert jobfile.additions("x", data, tuple(said.items()), jobfile.NO_DEFAULTS)[0] == (("p", {"gpu_idle": "1h"}),)
-    with pytest.raises(InvalidValue, match='plugin p: cannot add "terminal"'):
-        jobfile.additions("x", b'command = "true"\n', (("p", {"terminal": "x"}),), jobfile.NO_DEFAULTS)
+    spec = jobfile.parse(data, name="x", defaults=jobfile.with_set(jobfile.NO_DEFAULTS, said))
+    assert (spec.project, spec.retry.max, spec.preemptible, spec.stdout) == ("p", 0, False, None)
+    with pytest.raises(InvalidValue, match=r'^p: cannot set "terminal"'):
+        jobfile.check_set("x", b'command = "true"\n', (("p", {"terminal": "x"}),), jobfile.NO_DEFAULTS)
 
 
 @pytest.mark.parametrize("executor", [None], indirect=True)
@@ -673,7 +674,7 @@ def test_the_recipe_of_jupyter_runs() -> None:
     jupyter = home.path / ".local" / "bin" / "jupyter"
     jupyter.write_text('#!/bin/sh\necho "in $SPOOL_JOB: $*"\n', encoding="utf-8")
     jupyter.chmod(0o755)
-    recipe = RECIPES.read_text(encoding="utf-8").partition("## Jupyter on a GPU\n")[2]
+    recipe = START.read_text(encoding="utf-8").partition("## Jupyter on a GPU\n")[2]
     block = re.findall(r"^```shell\n(.*?)^```", recipe, re.MULTILINE | re.DOTALL)[0]
     try:
         printed = home.sh(block.replace("-g 1", "-g 0").replace("--cpus 4", "--cpus 1"))

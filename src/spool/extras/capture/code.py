@@ -25,7 +25,7 @@ from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
-from spool.core.names import without_here
+from spool.core.layout import without_here
 from spool.extras.capture import record
 from spool.extras.capture.record import (
     CUT,

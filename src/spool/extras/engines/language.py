@@ -1,6 +1,6 @@
 """What differs between engines: what users write of one, its commands, and the meaning of its answers.
 
-A `Language` is all that a new engine needs (docs/SLURM.md, "Add another engine"). Its methods only make commands and
+A `Language` is all that a new engine needs (docs/CLUSTER.md, "Add another engine"). Its methods only make commands and
 read answers: `engine.py` runs the commands.
 """
 

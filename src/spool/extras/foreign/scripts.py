@@ -1,21 +1,30 @@
-"""Scripts for other schedulers, as `cli.scripts` asks for them: their shell, their options, and their surroundings."""
+"""Scripts for other schedulers, as `cli.scripts` asks for them: their shell, options, and what they look for in jobs.
+
+The text of a script is searched for variables, `srun`, `module` and `conda activate`. A variable of Slurm that it reads
+goes into the job's `env`, and no other, because launchers take a job with such variables for one of Slurm. What is
+constant is written as it is; what the job is granted is a reference such as `$SPOOL_CPUS` (docs/FORMAT.md 7).
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import socket
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
-from spool.cli import fastsubmit, joboptions
-from spool.cli.scripts import MAX_HEAD_BYTES, OPTIONS, SHELLS, Asked, ScriptText, head_lines
-from spool.cli.telling import tell
+import click
+
+from spool.cli import fastsubmit, joboptions, render
+from spool.cli.group import Verb, job_name
+from spool.cli.render import tell
+from spool.cli.submission import MAX_HEAD_BYTES, OPTIONS, SHELLS, Asked, ScriptText, draft_of, head_lines
 from spool.client import submit as submitting
-from spool.client.draft import Exports
+from spool.client.draft import Exports, escaped, matching, placeholders, stem_of
 from spool.core.errors import InvalidJob, InvalidValue, UsageError, cannot
 from spool.core.reasons import count_of
 from spool.extras.foreign import lines
-from spool.extras.foreign.lines import Directive
-from spool.extras.foreign.options import NoEquivalent, dependencies
-from spool.extras.foreign.surroundings import ScriptNeeds, output_path
+from spool.extras.foreign.lines import Directive, NoEquivalent, dependencies
 from spool.store.glance import config_if
 
 
@@ -204,3 +213,286 @@ def _login_shell() -> str:
     except KeyError:
         shell = ""
     return shell if os.path.basename(shell) in SHELLS else "/bin/sh"
+
+
+# What a script looks for in its job.
+
+STANDINS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standins")
+"""The directory of programs that stand for those of Slurm in a job."""
+
+
+def _values_of(name: str, tasks: tuple[int, int | None], keys: Mapping[str, object]) -> Mapping[str, str]:
+    """Return the variables of other schedulers that a job has, with their values."""
+    from spool.formats import values
+
+    many = frozenset(placeholders(keys))
+    try:
+        indices = sorted(values.array(str(keys["array"])).indices) if "array" in keys else []
+    except InvalidValue:  # reported when the job is checked
+        indices = []
+    step = min((after - before for before, after in pairwise(indices)), default=1)
+    # Slurm's number of a job stays the same when the job runs again, so it is made when the job is.
+    number = str(10**9 + int.from_bytes(os.urandom(8)) % (9 * 10**9))
+    count, cpus_of_each = tasks
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # it was removed, and the job has another one
+        here = str(keys.get("workdir", ""))
+    found = {
+        "SLURM_JOB_ID SLURM_JOBID PBS_JOBID": f"{number}{{index}}" if many else number,
+        "JOB_ID": number,
+        "SLURM_JOB_NAME PBS_JOBNAME JOB_NAME": name if many else "$SPOOL_JOB",
+        "SLURM_SUBMIT_DIR PBS_O_WORKDIR SGE_O_WORKDIR": escaped(here, many),
+        "SLURM_SUBMIT_HOST SGE_O_HOST SLURM_JOB_NODELIST SLURM_NODELIST SLURMD_NODENAME": socket.gethostname(),
+        "SLURM_CPUS_PER_TASK": "$SPOOL_CPUS" if count == 1 else str(cpus_of_each or 1),
+        "SLURM_CPUS_ON_NODE SLURM_JOB_CPUS_PER_NODE NCPUS PBS_NCPUS PBS_NP PBS_NUM_PPN NSLOTS": "$SPOOL_CPUS",
+        "SLURM_MEM_PER_NODE": "$SPOOL_MEMORY_MB",
+        "SLURM_GPUS SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE": "$SPOOL_GPUS",
+        "SLURM_JOB_GPUS SLURM_STEP_GPUS": "$SPOOL_GPU_INDICES",
+        "SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE": str(count),
+        "SLURM_PROCID SLURM_LOCALID SLURM_NODEID": "0",
+        "SLURM_NNODES SLURM_JOB_NUM_NODES NHOSTS": "1",
+        "SGE_TASK_ID": "{index}" if many else "undefined",
+    }
+    if many:
+        found["SLURM_ARRAY_JOB_ID PBS_ARRAY_ID"] = number
+        found["SLURM_ARRAY_TASK_ID GFLOW_ARRAY_TASK_ID PBS_ARRAY_INDEX PBS_ARRAYID"] = "{index}"
+    if indices:
+        found["SLURM_ARRAY_TASK_COUNT"] = str(len(indices))
+        found["SLURM_ARRAY_TASK_MIN SGE_TASK_FIRST"] = str(indices[0])
+        found["SLURM_ARRAY_TASK_MAX SGE_TASK_LAST"] = str(indices[-1])
+        found["SLURM_ARRAY_TASK_STEP SGE_TASK_STEPSIZE"] = str(step)
+    return {each: value for names, value in found.items() for each in names.split()}
+
+
+_OF_AN_ARRAY = re.compile(r"SLURM_ARRAY_\w+|GFLOW_ARRAY_TASK_ID|PBS_ARRAY_?(?:INDEX|ID)|SGE_TASK_\w+")
+_NUMBERS = ("SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "JOB_ID")
+_NUMBERS_OF_ARRAYS = ("SLURM_ARRAY_JOB_ID", "PBS_ARRAY_ID", "JOB_ID")
+_DEFAULT_OUTPUTS = (
+    (re.compile(r"\bslurm-[\"']?[$*?{][^\s;&|/]*"), "slurm-%j.out", "slurm-%A_%a.out"),
+    (re.compile(r"\.o[\"']?\$\{?(?:JOB_ID|PBS_JOBID)\b"), "%x.o%j", "%x.o%A.%a"),
+)
+"""Where other schedulers write the output that has no path: how a script names it, and the path, also in an array."""
+_INSTEAD = {
+    "SLURM_RESTART_COUNT": "use $SPOOL_ATTEMPT, which begins with 1",
+    "SLURM_TMPDIR": "use `mktemp -d`",
+    "TMPDIR": "use `mktemp -d`",
+    "srun": "use the command alone",
+    "sbatch": "use spool submit",
+    "qsub": "use spool submit",
+    "scontrol": "for `scontrol requeue` use spool requeue, for `scontrol show hostnames` hostname",
+}
+_LAUNCHED_BY = ("SLURM_NTASKS", "SLURM_PROCID")
+_VARIABLE = re.compile(r"\b(?:SLURMD?|PBS|SBATCH|GFLOW|SGE_TASK)_[A-Z_]+\b|\bNCPUS\b")
+_OF_LINES = (
+    (
+        re.compile(r"^#\$[ \t]*-", re.MULTILINE),
+        re.compile(r"\bSGE_[A-Z_]+\b|\$\{?(NSLOTS|NHOSTS|JOB_ID|JOB_NAME|TMPDIR)\b"),
+    ),
+    (re.compile(r"^#PBS\b", re.MULTILINE), re.compile(r"\$\{?TMPDIR\b")),
+)
+"""Variables without a prefix of their own, which mean that only in a script with lines for its scheduler."""
+_AT = r"(?:^|[;&|(`]|=[\"']|\b(?:time|exec|if|while|then|do|else|env)\s|\btrap\s+['\"])\s*(?:[A-Za-z_]\w*=\S*\s+)*"
+_PROGRAM = re.compile(rf"{_AT}(srun|sbatch|scontrol|qsub)(?=\s)([^;&|]*)")
+_STANDS_IN = re.compile(r"srun\b|scontrol\s+(?:show\s+hostnames?|requeue)\b")
+_OF_TASKS = re.compile(r"\s(?:-n|--ntasks)")
+_APPENDS = re.compile(r"^#SBATCH\b.*\s--open-mode[= ]a", re.MULTILINE)
+_SOURCES = r"(?:\bsource|(?:^|[;&\s])\.)\s+\S*"
+_FUNCTIONS = {  # how a script calls them, how it defines them, what has those of the caller, and what defines them
+    "module": (
+        re.compile(rf"{_AT}(module|ml)\s"),
+        re.compile(rf"\A#!.*\s-\w*l|{_SOURCES}(?:module|lmod|profile(?!\.d)|bashrc)", re.MULTILINE),
+        ("BASH_FUNC_*module*", "BASH_FUNC_ml*", "MODULE*", "LMOD_*", "LOADEDMODULES", "_LMFILES_"),
+        ". /usr/share/lmod/lmod/init/{}",
+    ),
+    "conda": (
+        re.compile(rf"{_AT}((?:conda|mamba)\s+activate)\b"),
+        re.compile(rf"{_SOURCES}(?:conda|mamba|activate|bashrc)|\bshell(?:\.\w+)? hook", re.MULTILINE),
+        ("BASH_FUNC_*conda*", "BASH_FUNC_*mamba*", "CONDA_*", "MAMBA_*"),
+        'eval "$(conda shell.{} hook)"',
+    ),
+}
+
+
+def _lines(text: str, *, joined: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a script that are no comments, numbered; *joined*: those that a backslash continues as one."""
+    first, begun = 0, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("#"):
+            continue
+        first, begun = first if begun else number, begun + line
+        if joined and begun.endswith("\\"):
+            begun = begun[:-1] + " "
+        else:
+            yield first, begun
+            begun = ""
+    if begun:
+        yield first, begun
+
+
+def output_path(pattern: str, name: str, keys: Mapping[str, object]) -> str:
+    """Return the path *pattern* of an output of the job *name* with %x, %j and %A of Slurm as a job file has them.
+
+    The number of the job is a reference to the variable by which the job reads it, so that both are the same. A job
+    that does not read it has a file for each run: `%n.%r`.
+    """
+    letters = {found[-1] for found in re.findall("%[0-9]*.", pattern)}
+    env, is_array = keys.get("env", {}), bool(placeholders(keys))
+    if not isinstance(env, dict) or letters.isdisjoint("xjJAa"):
+        return pattern
+    number, of_array = (
+        next((f"${{{each}}}" for each in names if each in env), None) for names in (_NUMBERS, _NUMBERS_OF_ARRAYS)
+    )
+    alone = "x" in letters
+    run = ("%a.%r" if is_array else "%r") if alone else "%n.%r"
+    whole = (of_array or ("%r" if alone else name)) if is_array else number or run
+    ours = {"x": name if is_array else "%n", "j": number or run, "J": number or run, "A": whole}
+    path = re.sub("%0*([0-9]*.)", lambda found: ours.get(found[0][-1], f"%{found[1]}"), pattern)
+    return path.replace(f"{name}_%a", "%n") if is_array else path  # a task's name
+
+
+class ScriptNeeds:
+    """What the script *text* needs in the job *name*, and the messages about that."""
+
+    def __init__(self, text: str, name: str, tasks: tuple[int, int | None], keys: Mapping[str, object]) -> None:
+        self._text = text
+        self._keys = keys
+        self._tasks = tasks[0]
+        self._is_array = bool(placeholders(keys))
+        self._values = _values_of(name, tasks, keys)
+        self.env: dict[str, str] = {}
+        self.stdout: str | None = None  # the path that the script reads its output from
+        self.told: list[str] = []
+
+    def find(self, exported: Exports) -> None:
+        """Search for variables, programs and the default output. *exported* gets a PATH with `srun`."""
+        self._find_variables()
+        self._find_programs(exported)
+        if "stdout" not in self._keys:
+            self._find_output()
+
+    def _find_variables(self) -> None:
+        seen = {"TMPDIR"} if "TMPDIR=" in self._text else set()  # then it is the script's own
+        more = [variable for lines, variable in _OF_LINES if lines.search(self._text)]
+        outputs = [(0, str(self._keys[key])) for key in ("stdout", "stderr") if key in self._keys]
+        for number, line in (*_lines(self._text), *outputs):
+            for name in (found[0].lstrip("${") for each in (_VARIABLE, *more) for found in each.finditer(line)):
+                if name in seen:
+                    continue
+                seen.add(name)
+                value = self._values.get(name)
+                if number == 0 and (value is None or "$" in value):
+                    continue  # no path can have it, and the job is doubted for that
+                if value is not None:
+                    self.env[name] = value
+                    if name in _LAUNCHED_BY:
+                        which = "launchers such as PyTorch Lightning take a job that has it for one of Slurm"
+                        self.told.append(f"line {number}: ${name} is {value} here; {which}")
+                elif self._is_array or _OF_AN_ARRAY.fullmatch(name) is None:
+                    self._miss(number, f"${name}")
+
+    def _miss(self, number: int, what: str, more: str = "") -> None:
+        instead = _INSTEAD.get(what.removeprefix("$"), "") + more
+        self.told.append(f"line {number}: {what} does not exist in a spool job{f'; {instead}' if instead else ''}")
+
+    def _find_programs(self, exported: Exports) -> None:
+        seen = set()
+        for number, line in _lines(self._text, joined=True):
+            for name, words in _PROGRAM.findall(line):
+                if name == "srun" and self._tasks > 1 and _OF_TASKS.search(words) is None:
+                    why = f"srun would start {self._tasks} tasks, but a job of spool is one task, so this will fail"
+                    self.told.append(f"line {number}: {why}; `mpirun -n {self._tasks}` starts several on this machine")
+                its = _STANDS_IN.match(f"{name}{words}")
+                what = its[0] if its is not None else name
+                if what in seen:
+                    continue
+                seen.add(what)
+                if its is not None:
+                    self._stand_in(number, name, exported)
+                else:
+                    self._miss(number, name)
+
+    def _find_output(self) -> None:
+        for number, line in _lines(self._text):
+            for pattern, plain, of_array in _DEFAULT_OUTPUTS:
+                if (found := pattern.search(line)) is not None:
+                    self.stdout = of_array if self._is_array else plain
+                    what = found[0].rstrip("\"')")
+                    self.told.append(f"line {number}: {what} is the job's output, so it goes to {self.stdout}")
+                    return
+
+    def _stand_in(self, number: int, name: str, exported: Exports) -> None:
+        """Let the job find the program that stands for *name* of Slurm, unless there is a real one."""
+        from shutil import which
+
+        path = exported.taken.get("PATH")
+        if path is None:
+            self._miss(number, name, f", or let PATH go along: without it, no {name} is found")
+            return
+        if (found := which(name, path=path)) is None:
+            exported.taken["PATH"] = f"{STANDINS}:{path}"
+        elif os.path.dirname(found) != STANDINS:
+            self.told.append(
+                f"line {number}: {name} is that of Slurm, which knows nothing of this job; {_INSTEAD[name]}"
+            )
+            return
+        if name == "srun" and self._tasks > 1:
+            self.env.setdefault("SLURM_NTASKS", str(self._tasks))
+        if name == "srun" and _APPENDS.search(self._text) is not None:
+            self.env.setdefault("SLURM_OPEN_MODE", "a")
+
+    def find_functions(self, exported: Exports, *, freely: bool) -> None:
+        """Let the shell functions of the caller that the script calls and does not define go along.
+
+        *freely*: without `--export`. Only bash takes functions from its environment.
+        """
+        first = self._text.partition("\n")[0]
+        is_bash = "bash" in first
+        if re.match(r"#!\S*/t?csh\b", first) is not None:  # reads its startup file in scripts too
+            return
+        for calls, defines, of_functions, definition in _FUNCTIONS.values():
+            if defines.search(self._text) is not None:
+                continue
+            if freely and is_bash:
+                exported.take(matching(of_functions, os.environ), os.environ)
+            named = {found[1]: number for number, line in _lines(self._text) for found in calls.finditer(line)}
+            for name, number in named.items():
+                if not (is_bash and f"BASH_FUNC_{name.split()[0]}%%" in exported.taken):
+                    why = "needs a shell function that the job does not have"
+                    before = definition.format("bash" if is_bash else "posix").replace("init/posix", "init/sh")
+                    self.told.append(f"line {number}: `{name}` {why}; write `{before}` before it")
+
+
+# The verb.
+
+
+@click.command(cls=Verb)
+@click.option("--no-capture", is_flag=True, help="Run the script by its path instead of a copy of its current text.")
+@click.option("--ignore-directives", is_flag=True, help="Ignore the script's directives for other schedulers.")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path())
+@click.pass_obj
+def command(root: str, no_capture: bool, ignore_directives: bool, files: tuple[str, ...]) -> int:
+    """Convert a Slurm, gflow, PBS or Grid Engine script to a job file, and print it.
+
+    Stderr reports what each `#SBATCH`, `# GFLOW`, `#PBS` and `#$` line becomes, and what has no equivalent. A GPU,
+    array or dependency that cannot be converted is an error. `spool submit FILE` submits the same job.
+
+      spool import train.sbatch > train.toml
+      spool submit -f train.toml
+    """
+    for number, path in enumerate(files):
+        if path == "-":
+            raise UsageError(cannot("import", path, "give a file; /dev/stdin reads a pipe"))
+        if not os.path.isfile(path) and path != "/dev/stdin":
+            raise UsageError(cannot("import", path, "not a file" if os.path.exists(path) else "no such file"))
+        name = job_name(stem_of([path]))
+        capture = False if no_capture else None
+        asked = Asked(name=name, loose=[path], capture=capture, ignore_directives=ignore_directives, verbose=True)
+        draft = draft_of(asked, root)
+        head = "\n" * (number > 0) + f"# {draft.name}.toml, made of {os.path.basename(path)!a}\n"
+        render.say_text(
+            (head if len(files) > 1 else "") + draft.text().decode("utf-8-sig", "replace").replace("\r\n", "\n")
+        )
+        if draft.held:
+            tell(f"{path}: the script asks to be held; submit the file with --hold")
+    return 0

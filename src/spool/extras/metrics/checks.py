@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
-from spool.doctor.checks import Check, Findings, Subject, good, warn
+from spool.doctor import Check, Findings, Subject, good, warn
 from spool.extras.metrics.listener import NOT_INSTALLED
 
 
@@ -24,5 +24,5 @@ def _metrics(subject: Subject) -> Findings:
         yield good(f"written to {path}")
 
 
-CHECKS = (Check("metrics", "whether the metrics file can be written", _metrics),)
+CHECKS = (Check("metrics", _metrics),)
 """The check, as a row of the doctor's table."""
