@@ -11,9 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from spool.extras.capture.code import GitError, code_at, interpreter_of, lock_file_of
-from spool.extras.capture.code import git as run_git
-from spool.extras.capture.record import CUT, MOST_UNTRACKED, NONE, WHOLE, Code
+from spool.extras.capture.code import (
+    CUT,
+    MOST_UNTRACKED,
+    NONE,
+    WHOLE,
+    Code,
+    GitError,
+    code_at,
+    interpreter_of,
+    lock_file_of,
+)
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -85,14 +93,6 @@ def test_the_diff_can_be_applied_whatever_the_user_likes_to_see(tree: Path) -> N
     for key, value in settings.items():
         git(tree, "config", key, value)
     assert (applied(tree) / "a").read_bytes() == (tree / "a").read_bytes()
-
-
-def test_a_refusal_of_git_is_its_error_and_not_what_it_was_about_to_do(tree: Path) -> None:
-    """`git worktree add` begins with what it prepares."""
-    (tree / "full").mkdir()
-    (tree / "full" / "x").touch()
-    with pytest.raises(GitError, match="already exists"):
-        run_git(["worktree", "add", "--detach", "full", "HEAD"], str(tree), time.monotonic() + 20)
 
 
 def test_a_large_diff_is_cut_and_said(tree: Path) -> None:
