@@ -93,7 +93,6 @@ HOMES = {
 VALUES = {"msgspec.Struct", "msgspec.field", "msgspec.structs"}  # what the values of all layers are made of
 ABROAD = {
     ("extras/notify/sending.py", "apprise"): "an extra that only those who want to be told of things need",
-    ("extras/metrics/prometheus.py", "prometheus_client"): "an extra that only those who have a Prometheus need",
     ("extras/functions/calls.py", "cloudpickle"): "an extra for functions that no module has",
     ("extras/top/app.py", "textual"): "an extra that one verb needs: the screen of `spool top`",
     ("extras/top/widgets.py", "textual"): "likewise: what that screen is made of",

@@ -115,7 +115,6 @@ TABLE = (
         config="spool.extras.metrics:CONFIG",
         listener="spool.extras.metrics.listener:Metrics",
         listens="spool.extras.metrics:listens",
-        checks="spool.extras.metrics.checks:CHECKS",
     ),
     Capability(
         "notify",

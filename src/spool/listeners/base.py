@@ -6,9 +6,7 @@ dispatcher records events, and that process reads them.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from threading import Lock
 from typing import Protocol, runtime_checkable
 
 from spool.core.events import Answer, Event, EventName
@@ -65,25 +63,3 @@ class NullSink(Listener):
     def hear(self, event: Event, done: Callable[[], None]) -> None:
         """Mark the event as done."""
         done()
-
-
-class Counters:
-    """Counts by word, starting at zero in each process; from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._counts: Counter[str] = Counter()
-
-    def add(self, word: str, count: int = 1) -> None:
-        """Count *word*."""
-        with self._lock:
-            self._counts[word] += count
-
-    def read(self) -> dict[str, int]:
-        """Return all counts."""
-        with self._lock:
-            return dict(self._counts)
-
-
-MESSAGES = Counters()
-"""Messages by outcome: "delivered", "failed" (and may be tried again), "given_up"."""
