@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 import subprocess
 import sys
 import time
@@ -42,13 +41,6 @@ if TYPE_CHECKING:
     from spool.query.details import RunDetails
     from spool.store.spool import Spool
 
-LOCK_FILES = (
-    "uv.lock", "pixi.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "conda-lock.yml", "requirements.txt",
-    "environment.yml",
-)  # fmt: skip
-"""The names of lock files; the first that is there counts."""
-
-MOST_LOCK_BYTES = 1 << 20
 _WITHIN_S = 10.0  # git may take so long, all its commands together
 _MOST_LISTED = 4 << 20  # bytes of git's list of files; a longer one is cut
 _PLAIN = (
@@ -72,8 +64,8 @@ MOST_UNTRACKED = 100
 MOST_PACKAGES = 2000
 """How many packages of an interpreter are named."""
 
-RECORD, DIFF, LOCK = "capture.toml", "capture.diff", "capture.lock"
-FILES = (DIFF, LOCK, RECORD)
+RECORD, DIFF = "capture.toml", "capture.diff"
+FILES = (DIFF, RECORD)
 """What the metadir of a run has of it; the last says what the others are."""
 
 _LATER_NS = 60 * SECOND_NS  # a capture that is older than this may not be what the run began with
@@ -111,16 +103,6 @@ class Interpreter(Struct, frozen=True):
     PUBLIC: ClassVar[str] = "path prefix version found_by packages"
 
 
-class LockFile(Struct, frozen=True):
-    """The file beside the code that pins its packages."""
-
-    path: str
-    hash: str | None = None  # SHA-256; None: it was too long to read
-    size_bytes: int = 0
-    kept: bool = False  # a copy is in the metadir
-    PUBLIC: ClassVar[str] = "path sha256=hash size_bytes kept"
-
-
 class Capture(Struct, frozen=True):
     """What was there when a run began, as far as that is known."""
 
@@ -131,8 +113,7 @@ class Capture(Struct, frozen=True):
     driver: str | None = None  # of NVIDIA
     code: Code | None = None
     interpreter: Interpreter | None = None
-    lock_file: LockFile | None = None
-    PUBLIC: ClassVar[str] = "captured_at_ns problem host kernel driver git=code python=interpreter lock_file"
+    PUBLIC: ClassVar[str] = "captured_at_ns problem host kernel driver git=code python=interpreter"
 
 
 def code_in_words(code: Code) -> str:
@@ -163,8 +144,6 @@ def told(run: RunDetails) -> list[tuple[str, str]]:
         parts = [python.path, f"({python.version})" if python.version else ""]
         lines.append(("python", " ".join(filter(None, parts))))
         lines.append(("packages", count_of(len(python.packages), "package") if python.packages else ""))
-    if (lock := capture.lock_file) is not None:
-        lines.append(("lock file", f"{lock.path}{f' ({lock.hash[:12]})' if lock.hash else ''}"))
     return [*lines, ("driver", capture.driver or "")]
 
 
@@ -201,14 +180,12 @@ _CODE = Table(
 )
 _PYTHON_KEYS = "path! prefix version found_by packages:packages"
 _INTERPRETER = Table(_WHAT, Interpreter, _PYTHON_KEYS, {"path": ""}, packages=_list(MOST_PACKAGES))
-_LOCK_FILE = Table(_WHAT, LockFile, "path! sha256=hash size_bytes! kept!", {"path": ""})
 _CAPTURE = Table(
     _WHAT,
     Capture,
-    "captured_at problem host kernel driver git=code:code python=interpreter:python lock_file:lock",
+    "captured_at problem host kernel driver git=code:code python=interpreter:python",
     code=_CODE.inner(),
     python=_INTERPRETER.inner(),
-    lock=_LOCK_FILE.inner(),
 )
 
 render_capture, parse_capture = _CAPTURE.render, _CAPTURE.parse
@@ -418,26 +395,6 @@ def _packages(directory: str) -> Iterator[str]:
                 yield f"{match[1].replace('_', '-')} {match[2]}"
 
 
-def lock_file_of(workdir: str, top: str | None) -> tuple[LockFile, bytes] | None:
-    """Return the lock file in a working directory or else at the top of its work tree, and its text; None without."""
-    for directory in dict.fromkeys((workdir, top or workdir)):
-        for name in LOCK_FILES:
-            path = f"{directory}/{name}"
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                with open(fd, "rb") as file:
-                    status = os.fstat(fd)
-                    if not stat.S_ISREG(status.st_mode):
-                        continue
-                    text = file.read(MOST_LOCK_BYTES + 1)
-            except OSError:
-                continue
-            if len(text) > MOST_LOCK_BYTES:
-                return LockFile(path, None, status.st_size), b""
-            return LockFile(path, sha256(text).hexdigest(), status.st_size, kept=True), text
-    return None
-
-
 def driver_version() -> str | None:
     """Return the version of NVIDIA's kernel module; None if there is none."""
     with suppress(OSError, UnicodeDecodeError), open("/proc/driver/nvidia/version", encoding="utf-8") as file:
@@ -451,7 +408,7 @@ def capture(order: dict[str, Any]) -> dict[str, bytes]:
     until = time.monotonic() + _WITHIN_S
     workdir, files, problems = str(order["workdir"]), dict[str, bytes](), list[str]()
     captured_at_ns = time.time_ns()
-    code = interpreter = lock = None
+    code = interpreter = None
     if order["git"]:
         try:
             code, diff = code_at(workdir, until, int(order["diff_bytes"]))
@@ -459,12 +416,8 @@ def capture(order: dict[str, Any]) -> dict[str, bytes]:
                 files[DIFF] = diff
         except GitError as error:
             problems.append(one_line(str(error)))
-    if order["packages"]:
-        if order["words"] is not None:  # else it is that of a container
-            interpreter = interpreter_of(order["words"], workdir, order["environment"])
-        lock, text = lock_file_of(workdir, code.top if code is not None else None) or (None, b"")
-        if text:
-            files[LOCK] = text
+    if order["packages"] and order["words"] is not None:  # else it is that of a container
+        interpreter = interpreter_of(order["words"], workdir, order["environment"])
     record = Capture(
         captured_at_ns=captured_at_ns,
         problem="; ".join(problems),
@@ -473,7 +426,6 @@ def capture(order: dict[str, Any]) -> dict[str, bytes]:
         driver=driver_version(),
         code=code,
         interpreter=interpreter,
-        lock_file=lock,
     )
     return {RECORD: render_capture(record), **files}
 

@@ -228,7 +228,7 @@ def _link(spool: LockedSpool, source: str, target: str) -> None:
     for name in FILES:
         try:
             spool.disk.link(f"{source}/{name}", f"{target}/{name}")
-        except (FileNotFoundError, FileExistsError):  # there is no diff, or no lock file
+        except (FileNotFoundError, FileExistsError):  # there is no diff
             continue
         except OSError:
             with open(f"{source}/{name}", "rb") as file:

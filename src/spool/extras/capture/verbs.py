@@ -20,7 +20,7 @@ from spool.client.submit import literal
 from spool.core import layout
 from spool.core.errors import InvalidFile, NoSuchJob, cannot
 from spool.core.reasons import count_of
-from spool.extras.capture.code import DIFF, Capture, Code, Interpreter, LockFile, code_in_words
+from spool.extras.capture.code import DIFF, Capture, Code, Interpreter, code_in_words
 from spool.formats import jobfile, toml
 from spool.formats.capabilities import one_run_keys
 from spool.formats.wrapper import variables_of
@@ -122,7 +122,6 @@ def _side(spool: Spool, name: str, run: int | None) -> _Side:
     found = details.runs[-1]
     record, capture = found.record, found.parts.get("capture") or Capture()
     code, python = capture.code or Code(""), capture.interpreter or Interpreter("")
-    lock = capture.lock_file or LockFile("")
     script = spool.record(name, record.run, layout.WRAPPER)
     variables = variables_of(script) if script else {}
     changes = f"{count_of(code.changed, 'file')}, sha256 {code.diff_hash or '?'}" if code.changed else None
@@ -140,7 +139,6 @@ def _side(spool: Spool, name: str, run: int | None) -> _Side:
         "python": {
             "path": python.path or None,
             "version": python.version,
-            "lock file": (lock.hash or f"{lock.size_bytes} bytes") if lock.path else None,
         },
         "packages": {**dict(text.partition(" ")[::2] for text in python.packages)},
         "environment": {key: text[:_MOST_SHOWN] for key, text in variables.items() if key not in _OF_EACH_RUN},

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -155,38 +155,33 @@ class CallResult:
         self._spool = spool
         self._name = name
         self._end = end
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._is_read = False
 
     def error(self) -> BaseException | None:
         """Return the exception of the call, or why there is no value; None if there is one. Raises OSError."""
-        if not self._is_read:
-            try:
-                self._value, self._error = self._read()
-            except SpoolError as error:
-                self._error = error
-            self._is_read = True
-        return self._error
+        return self._read[1]
 
     def value(self) -> Any:
         """Return the value. Raises what `error` returns or raises."""
-        error = self.error()
+        value, error = self._read
         if error is not None:
             raise error
-        return self._value
+        return value
 
+    @cached_property
     def _read(self) -> tuple[Any, BaseException | None]:
         end, name = self._end, self._name
-        found = calls.read_return(self._spool.root, name, end.run) if end.run is not None else None
-        if found is None and end.outcome is State.FINISHED:
-            why = "it calls no Python function, or its run was removed"
-            raise SpoolError(cannot("read", f"the result of job {name}", why))
-        if found is None:
-            return None, self._noted(_FAILURES.get(end.outcome, JobFailed)(name, end))
-        payload, told = found
-        if told is None:
-            return _loaded(payload, name), None
+        try:
+            found = calls.read_return(self._spool.root, name, end.run) if end.run is not None else None
+            if found is None and end.outcome is State.FINISHED:
+                why = "it calls no Python function, or its run was removed"
+                raise SpoolError(cannot("read", f"the result of job {name}", why))
+            if found is None:
+                return None, self._noted(_FAILURES.get(end.outcome, JobFailed)(name, end))
+            payload, told = found
+            if told is None:
+                return _loaded(payload, name), None
+        except SpoolError as wrong:
+            return None, wrong
         error: BaseException | None = None
         if payload:
             with suppress(Exception):  # its class is not here, or is another one
