@@ -29,7 +29,6 @@ from spool.store.spool import Spool
 
 _OF_EACH_RUN = frozenset({"SPOOL_JOB", "SPOOL_RUN", "SPOOL_METADIR"})
 _RECORDED = frozenset({"code", "python", "packages", "environment"})  # sections that a record has, or nothing does
-_OF_EVERY_RUN = frozenset({"executor", "host", "gpus"})  # of the machine; a capture has the rest
 _MOST_SHOWN = 200  # characters of a value
 _SHORT = 48  # cells of a value on a line of its own kind; a longer one is cut
 _BEFORE = 16  # … and begins so far before the first difference
@@ -68,8 +67,9 @@ class _Side(Struct, frozen=True):
 def diff(root: str, one: str, other: str, as_json: bool) -> int:
     """Show what differs between two runs.
 
-    Compares their job files, parameters, code (with `[capture]` in the configuration), packages, environment, machine
-    and GPUs, and their outcomes. Without RUN it is the newest run. The exit code is 0 whether or not anything differs.
+    Compares their job files, parameters, code (with `[capture]` in the configuration), packages, environment and
+    metrics. Without RUN it is the newest run. The exit code is 0 whether or not anything differs. `spool show` has what
+    came of each.
 
       spool diff train/1 train/4
       spool diff sweep_3 sweep_7
@@ -104,8 +104,6 @@ def compare(spool: Spool, one: tuple[str, int | None], other: tuple[str, int | N
         if section in _RECORDED and not (left and right):
             continue  # unknown is not different; a note says why
         keys = dict.fromkeys((*left, *right))
-        if section == "machine" and not all(side.run.parts.get("capture") for side in sides):
-            keys = {key: None for key in keys if key in _OF_EVERY_RUN}
         found += [
             Difference(section, key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)
         ]
@@ -122,12 +120,12 @@ def _side(spool: Spool, name: str, run: int | None) -> _Side:
     found = details.runs[-1]
     record, capture = found.record, found.parts.get("capture") or Capture()
     code, python = capture.code or Code(""), capture.interpreter or Interpreter("")
+    defaults, stated = (_flat(spool.record(name, record.run, each)) for each in (layout.DEFAULTS, layout.SPEC_COPY))
     script = spool.record(name, record.run, layout.WRAPPER)
     variables = variables_of(script) if script else {}
     changes = f"{count_of(code.changed, 'file')}, sha256 {code.diff_hash or '?'}" if code.changed else None
     facts: dict[str, dict[str, str | None]] = {
-        "file": {**_flat(spool.record(name, record.run, layout.SPEC_COPY))},
-        "defaults": {**_flat(spool.record(name, record.run, layout.DEFAULTS))},
+        "file": {**defaults, **stated},
         "parameters": {**dict(record.parameters or details.row.parameters)},
         "code": {
             "commit": code.commit,
@@ -136,29 +134,15 @@ def _side(spool: Spool, name: str, run: int | None) -> _Side:
             "work tree": code.top or None,
             "untracked": ", ".join(code.untracked) or None,
         },
-        "python": {
-            "path": python.path or None,
-            "version": python.version,
-        },
+        "python": {"path": python.path or None, "version": python.version},
         "packages": {**dict(text.partition(" ")[::2] for text in python.packages)},
         "environment": {key: text[:_MOST_SHOWN] for key, text in variables.items() if key not in _OF_EACH_RUN},
-        "machine": {
-            "executor": record.executor,
-            "host": record.node or capture.host or record.host,
-            "kernel": capture.kernel,
-            "driver": capture.driver,
-            "gpus": ", ".join(found.grant.gpu_uuids) or None if found.grant is not None else None,
-        },
-        "outcome": {
-            "state": found.state.value if found.state is not None else None,
-            "reason": found.reason or None,
-        },
         "metrics": {**dict(record.metrics or (details.row.metrics if details.row.run == record.run else ()))},
     }
-    stated = {
+    known = {
         section: {key: value for key, value in values.items() if value is not None} for section, values in facts.items()
     }
-    return _Side(found, stated)
+    return _Side(found, known)
 
 
 def _notes(names: list[str], sides: list[_Side]) -> Iterator[str]:
