@@ -16,10 +16,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core.errors import SpoolError
+from spool.core.forecast import Playback
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Result, Retry, Running, Spec, State, Waiting
-from spool.core.playback import Playback
 from spool.core.priority import Past
-from spool.core.runs import Runs
+from spool.core.resources import Runs
 from spool.core.runtimes import stem
 from spool.core.scheduler import View
 from spool.core.sizes import Most, Sizes, sized

@@ -24,7 +24,7 @@ from spool.core.model import (
 from spool.core.priority import Past
 from spool.core.queue import WaitingQueue
 from spool.core.reasons import in_words
-from spool.core.runs import Runs
+from spool.core.resources import Runs
 from spool.core.scheduler import Plan, View, decide
 
 S = 1_000_000_000

@@ -6,10 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from core.planning import NOW, S, code, gpus, job, machine, plan, run, started, why
-from spool.core.backfill import Holding, earliest_start
+from spool.core.constraints import Holding, earliest_start
 from spool.core.model import ForeignProcess, Gpu, Policy, Suspension
-from spool.core.resources import FreeResources
-from spool.core.runs import Runs
+from spool.core.resources import FreeResources, Runs
 
 HOUR = 3600 * S
 

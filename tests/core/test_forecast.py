@@ -18,7 +18,7 @@ import spool.core
 from core.planning import GIB, NOW, S, gpus, job, machine, plan, run, started, view
 from core.test_limits import THERE, far_job, far_run
 from core.worlds import BOX, POLICIES, over_committed, waiting
-from spool.core.backfill import as_run
+from spool.core.constraints import as_run
 from spool.core.forecast import StartForecast, forecast
 from spool.core.model import Dependencies, Grant, Limits, Machine, NoLeases, Policy, Pool, Reservation, State, Waiting
 from spool.core.reasons import CODES

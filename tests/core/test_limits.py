@@ -11,9 +11,9 @@ from core.planning import GIB, NOW, S, code, foretold, gpus, job, machine, plan,
 from spool.core.model import Limits, Policy, Request, Running, Waiting
 from spool.core.priority import Past
 from spool.core.quotas import limits_of
-from spool.core.runs import Runs
+from spool.core.resources import Runs
 from spool.core.scheduler import decide
-from spool.testing.builders import a_result
+from spool.testing.fakes import a_result
 
 
 @pytest.mark.parametrize(

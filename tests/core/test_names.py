@@ -9,9 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spool.core import errors
-from spool.core.layout import NAME_PATTERN, valid_name
+from spool.core.layout import NAME_PATTERN, NaturalOrder, natural, valid_name, why_not_name
 from spool.core.model import Problem
-from spool.core.names import NaturalOrder, natural, why_not_name
 
 _LONG = st.text("a", min_size=98, max_size=102)
 _TEXTS = st.one_of(st.text("ab01._-\n é\udc80", max_size=6), st.text(max_size=5), _LONG)

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from core.planning import GIB, gpus, job, machine, plan, run, started
+from spool.core.gpus import choose_cpus, linked_first
 from spool.core.model import Core, Gpu, Policy
-from spool.core.pinning import choose_cpus, cpu_list, cpus_in, linked_first
+from spool.core.reasons import ranges_of
+from spool.core.units import cpus_in
 
 
 def cores(*nodes: int, threads: int = 2, each: int = 2) -> tuple[Core, ...]:
@@ -87,9 +89,9 @@ def test_the_order_of_the_cores_makes_no_difference(state, random) -> None:
 @given(st.sets(st.integers(0, 5000)))
 def test_a_list_of_cpus_is_read_as_it_was_written(cpus: set[int]) -> None:
     """The form is that of the kernel: ascending, with a dash for neighbours."""
-    text = cpu_list(cpus)
+    text = ranges_of(cpus)
     assert set(cpus_in(text)) == cpus
-    assert cpu_list(cpus_in(f"{text}\n")) == text
+    assert ranges_of(cpus_in(f"{text}\n")) == text
 
 
 @pytest.mark.parametrize("text", ["x", "3-1", "1,", "-1", "0-99999999", "1 2", "²", "70000"])
@@ -144,7 +146,7 @@ def lists(found) -> dict[str, str]:
 )
 def test_no_cpu_is_given_out_twice(wants: list[int], held: list[tuple[int, ...]]) -> None:
     """Neither by one decision nor beside the runs, and each start has as many as it asks for."""
-    runs = [pinned(at, cpu_list(cpus)) for at, cpus in enumerate(held)]
+    runs = [pinned(at, ranges_of(cpus)) for at, cpus in enumerate(held)]
     jobs = [job(f"j{at}", cpus=cpus, waited=9 - at) for at, cpus in enumerate(wants)]
     found = lists(plan(*jobs, on=machine(cpus=8, cores=TWO_NODES), running=runs))
     out = [cpu for cpus in held for cpu in cpus] + [cpu for text in found.values() for cpu in cpus_in(text)]

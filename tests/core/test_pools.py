@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from core.planning import NOW, S, code, foretold, job, machine, plan, run, started, why
-from spool.core.backfill import as_run
+from spool.core.constraints import as_run
 from spool.core.model import Grant, Policy, Pool, Running, Waiting
 from spool.core.queue import WaitingQueue
-from spool.core.resources import FreeResources, could_run
-from spool.core.runs import Runs
+from spool.core.resources import FreeResources, Runs, could_run
 from spool.core.scheduler import View, decide
 
 LICENCE = Pool("licence", 3)

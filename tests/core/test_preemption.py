@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from core.planning import NOW, S, gpus, job, machine, run, started, view
+from spool.core.forecast import Preemption, preempt, preemptible_at_ns
 from spool.core.model import Policy, Running, Waiting
-from spool.core.preemption import Preemption, preempt, preemptible_at_ns
 from spool.core.scheduler import decide
 
 HOUR = 3600

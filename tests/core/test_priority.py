@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from core.planning import GIB, NOW, S, gpus, grant_of, job, machine, plan, run, started, used
-from spool.core.fairness import LEAST, Served, in_units, weigh
 from spool.core.forecast import forecast
 from spool.core.model import ForeignProcess, Grant, Policy, Request, Result, State, Waiting
-from spool.core.priority import Past, show_score
+from spool.core.priority import LEAST, Past, Served, in_units, show_score, weigh
 
 HOUR = 3600 * S
 MINUTE = 60 * S

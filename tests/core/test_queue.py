@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from core.planning import NOW, S, job, machine, run, started, view
 from core.worlds import BOX, NAMES, POLICIES, waiting
 from spool.core import queue as queue_module
-from spool.core.backfill import as_run
+from spool.core.constraints import as_run
 from spool.core.model import Dependencies, Grant, Policy, Running, State, Waiting
 from spool.core.queue import Ordered, WaitingQueue
-from spool.core.runs import Runs
+from spool.core.resources import Runs
 from spool.core.scheduler import Plan, View, decide
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spool.core.recent import STEP_NS, STEPS, RecentRecorder, RecentUse, in_cells
+from spool.core.gpuuse import STEP_NS, STEPS, RecentRecorder, RecentUse, in_cells
 
 
 def test_a_step_has_the_longest_queue_and_the_mean_of_the_looks() -> None:

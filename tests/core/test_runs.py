@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from core.planning import GIB, NOW, S, run
 from spool.core.model import Request, Running
-from spool.core.runs import Runs
+from spool.core.resources import Runs
 from spool.core.runtimes import RunTimes
 
 HOUR = 3600 * S

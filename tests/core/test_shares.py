@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.planning import NOW, S
-from spool.core import fairness
-from spool.core.fairness import LEAST, PassedWork, Served, Shares, Work
+from spool.core import priority
+from spool.core.priority import LEAST, PassedWork, Served, Shares, Work
 
 HALF_LIFE = 1000 * S
 KEYS = ("a", "b", "c", "d")
@@ -120,10 +120,10 @@ STEPS = st.lists(
 @pytest.fixture(scope="module", autouse=True)
 def few_are_kept() -> Iterator[None]:
     """Let little be recent, so that what comes is put in order often, and little be remembered."""
-    before = fairness._RECENT, fairness._FOLD
-    fairness._RECENT, fairness._FOLD = 5, 30
+    before = priority._RECENT, priority._FOLD
+    priority._RECENT, priority._FOLD = 5, 30
     yield
-    fairness._RECENT, fairness._FOLD = before
+    priority._RECENT, priority._FOLD = before
 
 
 @given(STEPS)
@@ -174,10 +174,10 @@ def test_what_is_folded_makes_no_difference_to_whoever_may_ask(before, asked, af
 def test_memory_follows_the_jobs_that_there_are():
     """Folded whenever it is long, what is kept does not grow with the runs that have ended."""
     kept, lengths = PassedWork(), []
-    for number in range(20 * fairness._FOLD):
+    for number in range(20 * priority._FOLD):
         kept.add(NOW + number, Work(1, 1, 1))
         if kept.is_long:
             lengths.append(len(kept))
             kept.fold([NOW, NOW + number // 2])
     assert len(lengths) > 5
-    assert max(lengths) <= fairness._FOLD + fairness._RECENT + 10
+    assert max(lengths) <= priority._FOLD + priority._RECENT + 10

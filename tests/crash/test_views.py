@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from crash.lives import NAMES, SEED, Life, hurry
 from crash.world import World, world_at
 from spool.core import layout
-from spool.core.backfill import Holding
+from spool.core.constraints import Holding
 from spool.core.forecast import forecast
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine
-from spool.core.runs import Runs
+from spool.core.resources import Runs
 from spool.core.scheduler import Plan, Start, View, decide
 from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.planner import ForeseenPlan, Planner

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from served import Served
-from spool.core.pinning import cpu_list, cpus_in
+from spool.core.reasons import ranges_of
+from spool.core.units import cpus_in
 from support import ROOT, wait_for
 
 EXECUTORS = ("process", "sh", "tmux")
@@ -52,7 +53,7 @@ def test_no_two_runs_have_a_cpu_also_after_the_dispatcher_was_killed(served: Ser
     served.start()
     served.drop("one", until(gate))
     first, told = has(served, "one")
-    assert (len(first), told) == (1, cpu_list(first))
+    assert (len(first), told) == (1, ranges_of(first))
     assert f'cpu_list = "{told}"' in (served.record("one", "grant.toml") or "")
     served.kill()
     rest = len(OURS) - 1
@@ -64,10 +65,10 @@ def test_no_two_runs_have_a_cpu_also_after_the_dispatcher_was_killed(served: Ser
     wait_for(lambda: served.state()["jobs"]["two"]["cpu_list"] == told, what="its CPUs in state.json")
     gate.touch()
     served.wait_done("one", "two", "wide")
-    assert has(served, "wide") == (OURS, cpu_list(OURS))
+    assert has(served, "wide") == (OURS, ranges_of(OURS))
     assert (served.result("two") or {})["grant"]["cpu_list"] == told
     assert {line["job"]: line["cpu_list"] for line in served.history()} == {
-        "one": cpu_list(first), "two": told, "wide": cpu_list(OURS),
+        "one": ranges_of(first), "two": told, "wide": ranges_of(OURS),
     }  # fmt: skip
 
 
@@ -84,7 +85,7 @@ def test_it_is_switched_on_and_off_while_jobs_run(served: Served, gate: Path) ->
     served.drop("new", until(gate))
     served.drop("third", HAS)
     cpus, told = has(served, "new")
-    assert (len(cpus), told) == (1, cpu_list(cpus))
+    assert (len(cpus), told) == (1, ranges_of(cpus))
     assert "0 free" in served.wait_reason("third", "cpus: needs 1")
     config.write_text('look_every = "1s"\n')
     wait_for(lambda: served.said().count("the configuration has changed") == 2, what="the old configuration")

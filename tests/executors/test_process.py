@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spool.core.errors import InvalidValue, SpoolError, StartRefused
-from spool.core.names import LOCAL_EXECUTORS
+from spool.core.layout import LOCAL_EXECUTORS
 from spool.executors import by_name, compiled
 from spool.executors.process import ProcessExecutor
 from spool.machine import host

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from spool.core.errors import StartRefused
 from spool.core.lifecycle import Liveness
-from spool.core.pinning import cpu_list
+from spool.core.reasons import ranges_of
 from spool.executors import Launch, base, compiled, process
 from spool.executors.process import ProcessExecutor, WrapperServer
 from spool.formats import run_records
@@ -93,7 +93,7 @@ def test_a_run_is_pinned_and_the_next_one_is_not(either: Shop) -> None:
     """From the first moment to the CPUs of its launch; one without any may use all that this process may."""
     own = os.sched_getaffinity(0)
     one = str(min(own))
-    for cpus, expected in ((one, one), ("", cpu_list(own)), (one, one), ("", cpu_list(own))):
+    for cpus, expected in ((one, one), ("", ranges_of(own)), (one, one), ("", ranges_of(own))):
         launch = replace(either.launch(ALLOWED), cpus=cpus)
         assert either.finish(either.executor.start(launch)) == 0
         assert record_of(launch, "log").split()[-1].decode() == expected
@@ -110,7 +110,7 @@ def test_a_run_whose_cpus_are_gone_is_refused_and_not_started(either: Shop) -> N
         assert not (Path(launch.metadir) / "jid").exists()
         launch = either.launch(ALLOWED)
         assert either.finish(either.executor.start(launch)) == 0
-        assert record_of(launch, "log").split()[-1].decode() == cpu_list(own)
+        assert record_of(launch, "log").split()[-1].decode() == ranges_of(own)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])

@@ -21,9 +21,9 @@ from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.errors import InvalidValue
+from spool.core.layout import SERVICE
 from spool.core.lifecycle import Liveness
 from spool.core.model import ArrayTask, Grant, Spec
-from spool.core.names import SERVICE
 from spool.executors import compiled
 from spool.formats import wrapper
 from spool.formats.run_records import parse_usage

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from crash.world import Session, World, world_at
-from spool.core import fairness, layout, runtimes
+from spool.core import layout, priority, runtimes
 from spool.dispatcher import observer, scanner
 from spool.state import load
 
@@ -56,10 +56,10 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     """Give a dispatcher in a world of its own, which keeps little of what it may forget."""
     monkeypatch.setattr(observer, "MISSING_NS", 0)
     monkeypatch.setattr(load, "FEW", KEPT)
-    monkeypatch.setattr(fairness, "_FOLD", 5)
+    monkeypatch.setattr(priority, "_FOLD", 5)
     monkeypatch.setattr(scanner, "_SAME_TEXT", KEPT)
-    monkeypatch.setattr(fairness, "_RECENT", 5)
-    monkeypatch.setattr(fairness, "_POINTS", KEPT)
+    monkeypatch.setattr(priority, "_RECENT", 5)
+    monkeypatch.setattr(priority, "_POINTS", KEPT)
     monkeypatch.setattr(runtimes, "_KINDS", KEPT)
     with world_at(tmp_path / "spool", monkeypatch) as world:
         made = Session(world)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spool.core.model import Core
-from spool.core.pinning import cpu_list
+from spool.core.reasons import ranges_of
 from spool.machine import host
 from spool.machine.host import Host
 
@@ -31,7 +31,7 @@ def tree(root: Path, cores: dict[str, int]) -> Path:
         (system / f"node/node{node}").mkdir(parents=True)
         (system / f"node/node{node}/cpulist").write_text(f"{','.join(lists)}\n")
     (system / "node").mkdir(exist_ok=True)
-    (system / "node/online").write_text(f"{cpu_list(nodes)}\n")
+    (system / "node/online").write_text(f"{ranges_of(nodes)}\n")
     return root
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from machine.fake_proc import FakeProc
+from spool.core.layout import SERVICE
 from spool.core.model import Jid
-from spool.core.names import SERVICE
 from spool.machine import identity, marks, processes
 from spool.machine.processes import Process, Sought
 from support import PATIENCE_S, wait_for

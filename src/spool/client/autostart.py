@@ -11,7 +11,7 @@ import sys
 import time
 
 from spool.core import layout
-from spool.core.names import SERVICE, without_here
+from spool.core.layout import SERVICE, without_here
 from spool.store.disk import Disk, owner_of, read_file
 from spool.store.glance import config_if
 from spool.store.lock import dispatcher_lives

@@ -16,9 +16,8 @@ from msgspec import Struct
 
 from spool.core import layout
 from spool.core.errors import NoSuchJob, SpoolError, cannot
-from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING
 from spool.core.model import Stop, StopKind
-from spool.core.names import LOCAL_EXECUTORS
 from spool.formats import run_records
 from spool.formats.capabilities import engine_title, one_run_keys
 from spool.store.disk import Disk, status_of

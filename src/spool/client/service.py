@@ -20,8 +20,7 @@ from msgspec import Struct
 
 from spool.client.autostart import UNIT
 from spool.core.errors import SpoolError, cannot
-from spool.core.layout import QUEUED, RUNNING, STAGING
-from spool.core.names import without_here
+from spool.core.layout import QUEUED, RUNNING, STAGING, without_here
 from spool.store.disk import Disk, read_file
 
 RESIDENT = (UNIT,)

@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from spool.core.accounting import nearest_rank
 from spool.core.gpuuse import energy_mj, mean_part, peak_memory_bytes, unused
+from spool.core.layout import engine_of
 from spool.core.model import SECOND_NS, Grant, Result, State
-from spool.core.names import engine_of
 from spool.core.sizes import round_up, rounded_size
 from spool.core.units import show_duration, show_size
 

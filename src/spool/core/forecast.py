@@ -1,4 +1,7 @@
-"""When each waiting job is expected to start: the schedule carried forward, with the `decide` of the dispatcher.
+"""When each waiting job is expected to start, and which run is stopped for one: the schedule in simulated time.
+
+The simulator feeds it the jobs of a trace; the forecast gives it the spool as it is. It changes nothing outside: it
+owns its queue, runs and past.
 
 Runs end when expected, and successfully; jobs that then start run up to their limit, or as long as similar jobs have;
 and so on, until every job has a start, nothing more happens, or the bound on the work is reached. A suspended run, and
@@ -6,23 +9,160 @@ one that waits on an engine, has no expected end: a job that needs its room gets
 
 There is no second set of rules: a job starts here when `decide` starts it. So every rule that can keep a job from
 starting also applies here.
+
+A preemptible run is stopped only if it is long, has run for a while, and the plan without it starts a waiting job that
+states a short limit. A guess stops nothing. Its own job waits again at its place, and the short job goes ahead of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
+from heapq import heapify, heappop, heappush
+from itertools import count
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from spool.core.constraints import as_run
 from spool.core.dependencies import dependencies_of
-from spool.core.gpus import NEW_RUN
-from spool.core.model import Machine, Running, State, Waiting
-from spool.core.playback import Playback
-from spool.core.queue import ShapeKey, shape_key
+from spool.core.gpus import NEW_RUN, left_by
+from spool.core.model import Machine, Policy, Running, State, Waiting
+from spool.core.priority import Past
+from spool.core.queue import ShapeKey, WaitingQueue, shape_key
 from spool.core.reasons import some_of
-from spool.core.resources import FreeResources
-from spool.core.scheduler import Plan, room_in
+from spool.core.resources import FreeResources, Runs
+from spool.core.scheduler import Plan, View, decide, room_in
+
+
+class Outcomes(Mapping[str, State]):
+    """The outcomes of jobs: simulated ones first, then those of *known*. The rules only call `get`."""
+
+    def __init__(self, known: Mapping[str, State]) -> None:
+        self._known = known
+        self.imagined: dict[str, State] = {}
+
+    def __getitem__(self, name: str) -> State:
+        state = self.imagined.get(name)
+        return self._known[name] if state is None else state
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.imagined)
+
+    def __len__(self) -> int:
+        return len(self.imagined)
+
+
+def machine_left_by(machine: Machine, run: Running) -> Machine:
+    """Return *machine* as it will look without *run*: what the kernel could give then is unknown."""
+    gpus = machine.gpus
+    if run.elsewhere is not None:
+        return machine
+    if run.grant.gpu_uuids and gpus:
+        gpus = tuple(left_by(gpu, run) if gpu.uuid in run.grant.gpu_uuids else gpu for gpu in gpus)
+    if gpus is machine.gpus and machine.memory_available_bytes is None:
+        return machine
+    return replace(machine, gpus=gpus, memory_available_bytes=None)
+
+
+class Playback:
+    """A spool in simulated time. Turn by turn: `take_ended`, `decide`, `perform`, and on to `next_at_ns`."""
+
+    def __init__(self, view: View, policy: Policy) -> None:
+        """Continue from *view*, whose queue, runs and past belong to the playback from now on."""
+        self.queue: WaitingQueue = view.queue
+        self.running: Runs = view.running
+        self.past: Past = view.past
+        self.outcomes = Outcomes(view.ended)
+        self.view = replace(view, ended=self.outcomes)
+        self._policy = policy
+        self._ends: list[tuple[int, str, int, Running]] = []
+        self._number = count()
+        self.past.asked_by(self._arrivals)
+
+    def _arrivals(self) -> Iterator[int]:
+        """Yield the arrivals of the jobs that other work can have passed."""
+        yield from (job.arrived_at_ns for job in self.queue.values())
+        yield from (run.arrived_at_ns for run in self.running.values() if run.arrived_at_ns is not None)
+
+    @classmethod
+    def of_copy(cls, view: View, policy: Policy) -> Playback:
+        """Continue from a copy of *view*, which stays unchanged."""
+        queue = WaitingQueue(view.queue.values())
+        return cls(replace(view, queue=queue, running=view.running.copy(), past=view.past.copy()), policy)
+
+    def ends_at(self, run: Running, at_ns: int) -> None:
+        """Let *run* end at *at_ns*. A run without an end goes on for ever."""
+        heappush(self._ends, (at_ns, run.name, next(self._number), run))
+
+    def take_ended(self, now_ns: int) -> Iterator[tuple[int, Running]]:
+        """Yield each run that has ended by then, and when; its room is free again. Report its outcome by `conclude`."""
+        while self._ends and self._ends[0][0] <= now_ns:
+            at_ns, _, _, run = heappop(self._ends)
+            self.running.remove(run.name)
+            self.past.end(run.user, run.spec.project, run.grant, at_ns)
+            self._leave_machine(run)
+            yield at_ns, run
+
+    def preempt(self, run: Running, winner: str, now_ns: int) -> None:
+        """End *run* without an outcome; its job waits again at its place, behind the job *winner*."""
+        self._ends = [entry for entry in self._ends if entry[3].name != run.name]
+        heapify(self._ends)
+        self.running.remove(run.name)
+        self.past.end(run.user, run.spec.project, run.grant, now_ns)
+        self._leave_machine(run)
+        arrived_at_ns = run.arrived_at_ns or run.started_at_ns
+        again = Waiting(run.name, run.spec, run.user, arrived_at_ns, clock_at_ns=now_ns, sized=run.sized)
+        self.queue.put(replace(again, yields_to=winner, preempted_at_ns=now_ns))
+
+    def conclude(self, name: str, outcome: State) -> None:
+        """Record the outcome of a job, for the jobs that depend on it."""
+        self.outcomes.imagined[name] = outcome
+
+    def decide(self, now_ns: int) -> Plan:
+        """Return the plan for that instant."""
+        return decide(self.view, now_ns, self._policy)
+
+    def perform(self, plan: Plan, now_ns: int) -> list[tuple[Waiting, Running]]:
+        """End and start jobs by *plan*; return each job that starts, and its run, whose end is set by `ends_at`."""
+        self.view = replace(self.view, holding=plan.holding)
+        for ending in plan.endings:
+            self.queue.remove(ending.name)
+            self.conclude(ending.name, ending.outcome)
+        if plan.endings and self.view.held:
+            ended = {ending.name for ending in plan.endings}
+            held = {name: job for name, job in self.view.held.items() if name not in ended}
+            self.view = replace(self.view, held=held)
+        begun = []
+        for start in plan.starts:
+            job = self.queue[start.name]
+            run = as_run(job, start.grant, now_ns)
+            self.queue.remove(start.name)
+            self.running.put(run)
+            self.past.begin(run.user, run.spec.project, run.grant, now_ns)
+            self._enter_machine(run)
+            begun.append((job, run))
+        return begun
+
+    def next_at_ns(self, plan: Plan, now_ns: int) -> int | None:
+        """Return when something happens next, after *plan* was performed at *now_ns*. None: nothing ever does."""
+        times = [now_ns] if plan.endings else []  # other jobs may depend on what has just ended
+        times += [max(self._ends[0][0], now_ns)] if self._ends else []
+        times += [] if plan.next_at_ns is None else [plan.next_at_ns]
+        return min(times, default=None)
+
+    def _enter_machine(self, run: Running) -> None:
+        """Subtract memory that was granted and that the kernel still calls free."""
+        machine = self.view.machine
+        if machine.memory_available_bytes is not None and run.grant.memory_bytes and run.elsewhere is None:
+            left = machine.memory_available_bytes - run.grant.memory_bytes
+            self.view = replace(self.view, machine=replace(machine, memory_available_bytes=left))
+
+    def _leave_machine(self, run: Running) -> None:
+        machine = machine_left_by(self.view.machine, run)
+        if machine is not self.view.machine:
+            self.view = replace(self.view, machine=machine)
+
 
 ENOUGH = 200_000
 """The bound on the work of a forecast, about one second: it counts steps, so that the answer does not depend on the
@@ -266,3 +406,100 @@ def _without_end(runs: list[Running], titles: Mapping[str, Machine]) -> str:
         there = [run.name for run in runs if run.elsewhere == engine and not run.suspended]
         said.append(f"{some_of(there)} {'is' if len(there) == 1 else 'are'} in {_title(engine, titles)}")
     return "; ".join(said)
+
+
+_JOBS = 16  # short jobs that are looked at, the first in the order
+_PLANS = 8  # plans that are made to find a run
+_TIMES = 2  # a run that holds more than this many times what the job asks for leaves too much idle until it is back
+
+
+class Preemption(Struct, frozen=True):
+    """The run of the job *victim* is stopped, so that the job *winner* can start."""
+
+    victim: str
+    winner: str
+
+
+def preemptible_at_ns(run: Running, expected_ns: int, policy: Policy) -> int | None:
+    """Return from when on *run* may be preempted; None if it may not be.
+
+    *expected_ns* is its expected run time. A run that exceeds it is long once it has run for long enough.
+    """
+    if not run.spec.preemptible or run.elsewhere is not None or run.stopping or run.suspended:
+        return None
+    times = [run.started_at_ns + policy.preempt_after_ns]
+    if run.preempted_at_ns is not None:
+        times.append(run.preempted_at_ns + policy.preempt_every_ns)
+    if expected_ns < policy.preempt_long_ns:
+        if run.spec.time_limit_ns is not None:
+            return None
+        times.append(run.counts_from_ns + policy.preempt_long_ns)
+    return max(times)
+
+
+def may_yield(view: View, now_ns: int, policy: Policy) -> list[Running]:
+    """Return the runs that may be preempted now: of the lowest priority first, then the smallest, then the latest."""
+    found = []
+    for name in view.running.preemptible:
+        run = view.running[name]
+        from_ns = preemptible_at_ns(run, view.running.run_times.of_run(run).ns, policy)
+        if from_ns is not None and from_ns <= now_ns:
+            found.append(run)
+    found.sort(
+        key=lambda run: (run.spec.priority, len(run.grant.gpu_uuids), run.grant.cpus, -run.started_at_ns, run.name)
+    )
+    return found
+
+
+def is_of_size(run: Running, job: Waiting) -> bool:
+    """Whether *run* holds little enough to be preempted for *job*: in GPUs, and for a job without GPUs in CPUs."""
+    request = job.request
+    if request.gpus or run.grant.gpu_uuids:
+        return len(run.grant.gpu_uuids) <= _TIMES * request.gpus
+    return run.grant.cpus <= _TIMES * max(request.cpus, 1)
+
+
+def preempt(plan: Plan) -> Preemption | None:
+    """Return the run to stop now, None if there is none.
+
+    Runs that are being preempted already count as gone, so nothing is stopped twice for the same job.
+    """
+    view, now_ns, policy = plan.view, plan.now_ns, plan.policy
+    victims = [] if view.paused else may_yield(view, now_ns, policy)
+    if not victims:
+        return None
+    leaving = [run for name in view.running.preemptible if (run := view.running[name]).preempted_for is not None]
+    with ExitStack() as imagined:
+        if leaving:
+            view = _without(view, leaving, imagined)
+            plan = decide(view, now_ns, policy)
+        plans = 0
+        for job in plan.short_in_line(policy.preempt_short_ns, _JOBS):
+            for run in victims:
+                if run.spec.priority > job.spec.priority or not is_of_size(run, job):
+                    continue
+                if not plan.fits_without(run, job):
+                    continue
+                with ExitStack() as trial:
+                    then = decide(_without(view, [run], trial), now_ns, policy)
+                if any(start.name == job.name for start in then.starts):
+                    return Preemption(run.name, job.name)
+                plans += 1
+                if plans == _PLANS:
+                    return None
+    return None
+
+
+def _without(view: View, runs: list[Running], imagined: ExitStack) -> View:
+    """Return *view* as if these runs had left; until *imagined* ends, they are not in its index of runs.
+
+    Their jobs count as held: the outcome of a run that is preempted decides nothing, and its job waits again behind the
+    one that it was preempted for.
+    """
+    machine, held = view.machine, dict(view.held)
+    for run in runs:
+        imagined.enter_context(view.running.without(run.name))
+        machine = machine_left_by(machine, run)
+        arrived_at_ns = run.arrived_at_ns or run.started_at_ns
+        held[run.name] = Waiting(run.name, run.spec, run.user, arrived_at_ns, sized=run.sized)
+    return replace(view, machine=machine, held=held)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from spool.core.names import UMASK
+from spool.core.layout import UMASK
 
 SECOND_NS = 1_000_000_000
 

@@ -18,9 +18,10 @@ from itertools import islice
 
 from msgspec import Struct, field
 
-from spool.core.backfill import (
+from spool.core.constraints import (
     FULL,
     BackfillReservation,
+    Constraints,
     Holding,
     StrictOrder,
     as_run,
@@ -28,15 +29,13 @@ from spool.core.backfill import (
     earliest_start,
     exhausted_at_ns,
 )
-from spool.core.constraints import Constraints
 from spool.core.dependencies import CANCELLED_BY, Cycles, DependencyResolver, DependencyStatus, resolve
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Reservation, Running, State, Waiting
 from spool.core.priority import SLOWDOWN, Order, OrderFactors, Past
 from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key
 from spool.core.quotas import SharedLimits
 from spool.core.reasons import Reason
-from spool.core.resources import FreeResources
-from spool.core.runs import Runs
+from spool.core.resources import FreeResources, Runs
 
 _Entry = tuple[int, int, float, int, str, int]  # an order key, and the number of the shape
 

@@ -1,4 +1,4 @@
-"""Sizes and durations: the one parser and the one writer of each.
+"""Sizes and durations: the one parser and the one writer of each; and lists of CPUs.
 
 A size is a number and a binary unit: `"512M"`, `"16G"`, `"1.5G"`; K, M, G, T and P are powers of 1024, with or
 without `B` or `iB` after them, in either case; `B` alone is bytes. It comes out as whole bytes, rounded down.
@@ -21,6 +21,9 @@ LARGEST = (1 << 63) - 1
 """The largest size and duration: it fits into every format (292 years, 8 EiB)."""
 
 _LONGEST_TEXT = 100  # longer texts are invalid, and must not fill the caches
+
+MOST_CPUS = 1 << 16
+"""No CPU has this number: the kernel numbers them from 0, up to its NR_CPUS."""
 
 _SIZE = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))? ?(?:([KMGTP])(?:I?B)?|B)", re.IGNORECASE | re.ASCII)
 _NUMBER = re.compile(r"[+-]?[0-9][0-9_]*(?:\.[0-9]*)?")
@@ -226,3 +229,19 @@ def show_percent(part: float) -> str:
     """Return a fraction in words: "87%"; a part of one per cent with a decimal, "0.4%"."""
     percent = 100 * part
     return f"{percent:.1f}%" if 0 < percent < 0.95 else f"{percent:.0f}%"
+
+
+@lru_cache(maxsize=1024)
+def cpus_in(text: str) -> tuple[int, ...]:
+    """Return the CPUs of a list as the kernel writes it, "0-3,8", in order; none if *text* is no such list."""
+    found: set[int] = set()
+    for part in text.strip().split(",") if text.strip() else ():
+        first, dash, last = part.partition("-")
+        ends = (first, last if dash else first)
+        if not all(end.isdecimal() and end.isascii() and len(end) < 6 for end in ends):
+            return ()
+        begin, end = map(int, ends)
+        if not begin <= end < MOST_CPUS:
+            return ()
+        found.update(range(begin, end + 1))
+    return tuple(sorted(found))

@@ -42,7 +42,7 @@ from spool.formats.listener_protocol import (
     read_by_dispatcher,
     render,
 )
-from spool.listeners.discovery import ASKED_ABOUT, NO_SUBSCRIPTIONS, find_subscriptions, load_again
+from spool.listeners import ASKED_ABOUT, NO_SUBSCRIPTIONS, find_subscriptions, load_again
 from spool.machine import identity
 from spool.machine.child_process import ChildProcess
 from spool.state.run import ActiveRun, JobFileVersion

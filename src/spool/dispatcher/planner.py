@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core import layout
-from spool.core.backfill import Holding
+from spool.core.constraints import Holding
 from spool.core.model import SECOND_NS, Machine, Policy, State
 from spool.core.phases import Void
 from spool.core.priority import Past

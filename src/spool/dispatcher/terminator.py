@@ -13,10 +13,10 @@ from contextlib import suppress
 from msgspec import Struct
 
 from spool.core import layout
+from spool.core.forecast import preempt
 from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS, State, Stop, StopKind, Suspension
 from spool.core.phases import Outlived, Unread
-from spool.core.preemption import preempt
 from spool.core.scheduler import Plan
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.confinement import Thing

@@ -13,8 +13,8 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from spool.core.errors import InvalidValue, SpoolError, cannot
+from spool.core.layout import LOCAL_EXECUTORS
 from spool.core.model import Jid, Machine, Spec
-from spool.core.names import LOCAL_EXECUTORS
 from spool.executors.base import Engine, EngineEnd, Executor, Home, Launch, RunHandle, Usage
 from spool.executors.local import LocalProcesses
 from spool.formats.capabilities import engine_offer, engine_title, executors, is_of_a_package, loaded, used_by

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from spool.core.errors import SHORTAGES
+from spool.core.layout import SERVICE
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import Jid, Machine, SignalTo, Spec
-from spool.core.names import SERVICE
 from spool.formats.values import is_shell
 from spool.formats.wrapper import Surroundings
 from spool.machine import identity

@@ -27,8 +27,9 @@ from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused, cannot
+from spool.core.layout import SERVICE
 from spool.core.model import Jid
-from spool.core.names import SERVICE
+from spool.core.units import cpus_in
 from spool.executors import first_program
 from spool.executors.base import Launch, refused, sounds_refused
 from spool.executors.local import LocalProcesses, LocalRun
@@ -282,17 +283,9 @@ def _inheritance(launch: Launch) -> dict[str, object]:
         "environment": launch.inherited(),
         "umask": umask(),
         "limits": {number: _limits(number) for number in _LIMITS},
-        "cpus": _cpus(launch),
+        "cpus": cpus_in(launch.cpus),
         "outputs": [path for path in (outputs.stdout, outputs.stderr) if path] if outputs is not None else [],
     }
-
-
-def _cpus(launch: Launch) -> tuple[int, ...]:
-    if not launch.cpus:
-        return ()
-    from spool.core.pinning import cpus_in  # only a spool with `cpu_pinning` needs it
-
-    return cpus_in(launch.cpus)
 
 
 def _limits(number: int) -> tuple[int, int]:

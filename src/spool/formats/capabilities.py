@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from spool.core.names import LOCAL_EXECUTORS
+from spool.core.layout import LOCAL_EXECUTORS
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from spool.core.errors import InvalidConfig, InvalidValue
+from spool.core.layout import EXPORTED
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Parts, Policy, Pool
-from spool.core.names import EXPORTED
 from spool.core.units import parse_size
 from spool.formats import jobfile, toml
 from spool.formats.capabilities import executors, with_parts
@@ -308,7 +308,7 @@ _GONE = {
     "starvation_after": 'jobs no longer starve, with any value; remove it, or set order = "arrival" for first come, '
     "first served",
     "time_bonus": 'shorter jobs go first anyway; remove it, or set order = "arrival" for first come, first served',
-    "hq": "spool hands no jobs to HyperQueue any more; remove it (docs/SLURM.md has how a package of yours can)",
+    "hq": "spool hands no jobs to HyperQueue any more; remove it",
     "tariff": "multiply the hours and kWh of `spool stats --json` by your prices; remove it",
 }
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from spool.core.arrays import ARRAY, Substitution, Tasks
 from spool.core.errors import InvalidConfig, InvalidFile, InvalidJob, InvalidValue, cannot, shown
+from spool.core.layout import ANY_GPU_TYPE, LIMITS, LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of
 from spool.core.model import (
     FIRST_BYTES,
     ArraySpec,
@@ -29,7 +30,6 @@ from spool.core.model import (
     Retry,
     Spec,
 )
-from spool.core.names import ANY_GPU_TYPE, LIMITS, LOCAL_EXECUTORS, MAX_NAME_LENGTH, engine_of
 from spool.core.units import parse_duration
 from spool.formats import keys, toml, values
 from spool.formats.capabilities import contributed, engine_offer, engine_title, loaded, parts

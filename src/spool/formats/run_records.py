@@ -20,9 +20,9 @@ from msgspec import Struct
 
 from spool.core.errors import InvalidRecord, cannot
 from spool.core.gpuuse import GpuWatch
+from spool.core.layout import LOCAL_EXECUTORS
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SOMEONE_WHO, GpuUse, Grant, Jid, State, Stop, StopKind, Suspension
-from spool.core.names import LOCAL_EXECUTORS
 from spool.formats.freetext import MOST_READ, one_line
 from spool.formats.wire import Table, optional, read_keys, several
 

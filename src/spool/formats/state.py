@@ -12,9 +12,8 @@ from typing import Any, TypeVar, cast
 from msgspec import DecodeError, Raw, Struct, convert, field, json, to_builtins
 from msgspec.structs import asdict, replace
 
-from spool.core.gpuuse import GpuWatch
+from spool.core.gpuuse import GpuWatch, RecentUse
 from spool.core.model import NVIDIA, ForeignProcess, Gpu, GpuUse, Pool
-from spool.core.recent import RecentUse
 
 T = TypeVar("T")
 

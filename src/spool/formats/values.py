@@ -18,8 +18,8 @@ from msgspec import Meta
 
 from spool.core.arrays import INDEX
 from spool.core.errors import InvalidValue
+from spool.core.layout import why_not_name
 from spool.core.model import ArraySpec, WarningSignal
-from spool.core.names import why_not_name
 from spool.core.units import format_duration, format_size, parse_duration, parse_size
 from spool.formats.capabilities import executors, search
 from spool.formats.key import MAX_INDEX, Key

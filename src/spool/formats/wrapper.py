@@ -40,9 +40,8 @@ from msgspec import Struct, field
 
 from spool.core import layout
 from spool.core.errors import InvalidValue, cannot
-from spool.core.layout import JOB_LOG
+from spool.core.layout import JOB_LOG, LIMITS, UMASK
 from spool.core.model import Grant, Spec
-from spool.core.names import LIMITS, UMASK
 from spool.formats.values import SET_BY_SPOOL, resource_variable, takes_setup
 
 ALREADY_STARTED = 17

@@ -25,7 +25,7 @@ from msgspec import Struct
 from spool.core.capability import GpuVendor
 from spool.core.errors import shown
 from spool.core.model import NVIDIA, Core
-from spool.core.pinning import cpus_in
+from spool.core.units import cpus_in
 from spool.formats.capabilities import capabilities
 from spool.machine import cgroups
 

@@ -14,10 +14,9 @@ import contextlib
 import os
 import time
 
-from spool.core.layout import JOBS, WRAPPER, Layout
+from spool.core.layout import JOBS, SERVICE, WRAPPER, Layout
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
-from spool.core.names import SERVICE
 from spool.machine import identity
 from spool.machine.identity import PROC, read_bytes, read_of, read_stat
 

@@ -11,10 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core.arrays import array_of
-from spool.core.forecast import StartForecast, forecast
+from spool.core.forecast import StartForecast, forecast, preempt
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Grant, State, Waiting
-from spool.core.preemption import preempt
 from spool.core.priority import OrderFactors
 from spool.core.queue import ShapeKey, shape_key
 from spool.core.scheduler import Ending, Plan

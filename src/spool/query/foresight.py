@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from spool.core.arrays import Substitution, Tasks, array_of
-from spool.core.layout import LAST_RUNS, LOCK, valid_name
+from spool.core.layout import LAST_RUNS, LOCAL_EXECUTORS, LOCK, valid_name
 from spool.core.model import SECOND_NS, Machine, Request, Spec, Waiting
-from spool.core.names import LOCAL_EXECUTORS
 from spool.formats.capabilities import contributed
 from spool.store.glance import config_if
 from spool.store.lock import dispatcher_lives
@@ -94,8 +93,7 @@ class _Seer:
         request = spec.request
         if request == Request(cpus=min(request.cpus, 1)):
             return  # any machine has that
-        from spool.core.resources import FreeResources
-        from spool.core.runs import Runs
+        from spool.core.resources import FreeResources, Runs
 
         machine = self._told(request) or self._machine(request)
         room = FreeResources(machine, self._config.policy, self._now_ns, Runs())

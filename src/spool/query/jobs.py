@@ -26,19 +26,18 @@ from spool.core.arrays import array_of
 from spool.core.errors import InvalidJob, InvalidRecord
 from spool.core.errors import shown as printable
 from spool.core.gpuuse import GpuWatch
-from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, is_pattern, why_not_name
 from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended_words
 from spool.core.model import NOT_SUSPENDED, SECOND_NS, JobDefaults, Result, State, Suspension
-from spool.core.names import LOCAL_EXECUTORS, is_pattern, why_not_name
 from spool.core.reasons import instant
 from spool.formats.capabilities import engine_title, running_words
 from spool.formats.history import job_of_line, parse_history_line
 from spool.formats.run_records import GrantRecord
 from spool.formats.state import JobView, StateView
-from spool.query.parameters import Parameters
 from spool.query.rows import (
     ORDERS,
     JobRow,
+    Parameters,
     array_row,
     dataframe,
     html,
@@ -186,7 +185,7 @@ def list_jobs(
 def _with_progress(spool: Spool, row: JobRow) -> JobRow:
     if row.state is not State.RUNNING or row.run is None:
         return row
-    from spool.query.progress import progress_of
+    from spool.client.output import progress_of
 
     return replace(row, progress=progress_of(spool, row.name, row.run))
 

@@ -12,9 +12,8 @@ from spool.client.waiting import task_names
 from spool.core.arrays import array_of
 from spool.core.dependencies import CANCELLED_BY
 from spool.core.errors import NoSuchJob, SpoolError, cannot
-from spool.core.layout import DONE, QUEUED, RUNNING
+from spool.core.layout import DONE, QUEUED, RUNNING, natural
 from spool.core.model import OUTCOMES, State
-from spool.core.names import natural
 from spool.core.queue import HIGHEST_PRIORITY
 from spool.query.jobs import JobFilter, JobLister, list_jobs
 from spool.query.rows import JobRow

@@ -17,10 +17,9 @@ from msgspec.structs import replace
 
 from spool.core.accounting import GROUP_KEYS, By, ReadyTimes, RunFilter, StepFunction, nearest_rank
 from spool.core.errors import UsageError
-from spool.core.layout import RUNNING
+from spool.core.layout import RUNNING, engine_of
 from spool.core.model import SECOND_NS, Grant, Machine, RunAccount
-from spool.core.names import engine_of
-from spool.core.units import LARGEST
+from spool.core.units import LARGEST, cpus_in
 from spool.formats.history import compacted
 from spool.formats.run_records import GrantRecord
 from spool.query.jobs import RECENT_NS, JobLister
@@ -497,8 +496,6 @@ def _own(run: RunAccount) -> int:
     """Return the CPUs that a run was pinned to, as bits; 0 if it was not pinned."""
     if not run.cpu_list:
         return 0
-    from spool.core.pinning import cpus_in  # only the history of a spool with `cpu_pinning` needs it
-
     cpus = cpus_in(run.cpu_list)
     return sum(1 << cpu for cpu in cpus) if len(cpus) == run.cpus else 0
 

@@ -16,9 +16,8 @@ from msgspec.structs import replace
 from spool.core import layout, phases
 from spool.core.arrays import Tasks, array_of, outcome_of
 from spool.core.errors import InvalidRecord
-from spool.core.layout import DONE, HELD, QUEUED, RUNNING
+from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING
 from spool.core.model import SECOND_NS, Grant, Jid, Spec, State
-from spool.core.names import LOCAL_EXECUTORS
 from spool.formats.history import parse_history_line
 from spool.formats.journal import Memory, Started, Waits
 from spool.formats.run_records import ArrayRecord, GrantRecord

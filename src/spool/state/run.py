@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from spool.core import phases
 from spool.core.gpuuse import GpuWatch
+from spool.core.layout import LOCAL_EXECUTORS
 from spool.core.lifecycle import Liveness, RunEnd, handed_to
 from spool.core.model import (
     NOT_SUSPENDED,
@@ -29,7 +30,6 @@ from spool.core.model import (
     granted_request,
     in_force,
 )
-from spool.core.names import LOCAL_EXECUTORS
 from spool.executors import RunHandle, Usage
 from spool.formats import journal
 from spool.formats.capabilities import capabilities, engine_title

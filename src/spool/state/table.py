@@ -13,7 +13,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from spool.core.arrays import Tasks, array_of
-from spool.core.backfill import Holding
+from spool.core.constraints import Holding
+from spool.core.gpuuse import RecentRecorder
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import (
     Machine,
@@ -26,8 +27,7 @@ from spool.core.model import (
 )
 from spool.core.priority import Past
 from spool.core.queue import WaitingQueue
-from spool.core.recent import RecentRecorder
-from spool.core.runs import Runs
+from spool.core.resources import Runs
 from spool.core.scheduler import View
 from spool.executors import Executors
 from spool.formats import journal

@@ -7,10 +7,9 @@ import os
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.core.layout import JOBS
+from spool.core.layout import JOBS, LOCAL_EXECUTORS
 from spool.core.lifecycle import Evidence, Exit, Liveness, Proof, prove
 from spool.core.model import Jid, Result, State, Stop, Suspension
-from spool.core.names import LOCAL_EXECUTORS
 from spool.formats.freetext import one_line
 from spool.formats.run_records import ArrayRecord, GrantRecord
 

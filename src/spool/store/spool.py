@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidRecord, NoSuchJob, SpoolUnusable, cannot
 from spool.core.gpuuse import GpuWatch
-from spool.core.layout import Layout
+from spool.core.layout import LOCAL_EXECUTORS, Layout
 from spool.core.lifecycle import Evidence, Exit, LastSigns, Liveness, Prober, RunEnd, end_of
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
@@ -30,7 +30,6 @@ from spool.core.model import (
     Suspension,
     in_force,
 )
-from spool.core.names import LOCAL_EXECUTORS
 from spool.formats import run_records
 from spool.formats.freetext import MOST_READ, one_line
 from spool.formats.history import parse_history_line, parse_result

@@ -207,13 +207,14 @@ def test_diff_says_what_differs_between_two_runs(ran: Served, tree: Path) -> Non
     found = {(each["section"], each["key"]): (each["one"], each["other"]) for each in said["differences"]}
     commits = tuple(captured(ran, "train", run)["git"]["commit"] for run in (1, 2))
     assert found["code", "commit"] == commits
+    assert found["outcome", "state"] == ("finished", "failed")
     assert found["metrics", "loss"] == ("1", None)
     assert ("file", "command") in found
     assert ("file", "workdir") not in found
-    assert not {key for section, key in found if section in ("environment", "python", "packages")}
+    assert not {key for section, key in found if section in ("machine", "environment", "python", "packages")}
     assert any(f"git -C {tree} diff {commits[0][:12]} {commits[1][:12]}" in note for note in said["notes"])
     assert "do not differ" in ran.spool("diff", "train/1", "train/1").stdout
-    assert "cat a" in ran.spool("diff", "train/1", "train/2").stdout
+    assert "finished" in ran.spool("diff", "train/1", "train/2").stdout
     for other in ("train/7", "nobody", "train/"):
         done = ran.spool("diff", "train/1", other)
         assert "Traceback" not in done.stderr
@@ -244,6 +245,7 @@ def test_diff_does_not_call_unknown_what_differs(ran: Served) -> None:
     ran.wait_outcome("never")
     said = json.loads(ran.spool("diff", "never", "train", "--json").stdout)
     assert not {"code", "python", "packages", "environment"} & {each["section"] for each in said["differences"]}
+    assert not {"kernel", "driver"} & {each["key"] for each in said["differences"]}
     assert any("it has not started" in note for note in said["notes"])
     assert not any("[capture]" in note for note in said["notes"])
     values = {each["key"]: each["one"] for each in said["differences"] if each["section"] == "file"}

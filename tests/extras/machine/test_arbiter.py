@@ -36,7 +36,7 @@ from extras.machine.talk import (
 )
 from spool.core.errors import LockHeld, SpoolUnusable
 from spool.core.model import Core, Request
-from spool.core.pinning import cpus_in
+from spool.core.units import cpus_in
 from spool.extras.machine import arbiter as server
 from spool.extras.machine import ledger, protocol
 from spool.extras.machine.protocol import Drop, EndLease, LeaseRequest, NotAMessage, Units, Use, read_replies

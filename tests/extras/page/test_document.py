@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from extras.page.pages import EVIL, Page, page_of
+from spool.core.gpuuse import RecentUse
 from spool.core.model import OUTCOMES, SECOND_NS, ForeignProcess, State
-from spool.core.recent import RecentUse
 from spool.extras.page import document
 from spool.extras.page.content import ContentReader
 from spool.extras.page.document import render

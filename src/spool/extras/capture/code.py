@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from msgspec import Struct
 
 from spool.core.errors import InvalidRecord
+from spool.core.layout import without_here
 from spool.core.model import SECOND_NS
-from spool.core.names import without_here
 from spool.core.reasons import count_of
 from spool.core.units import show_duration
 from spool.formats import toml

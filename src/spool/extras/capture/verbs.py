@@ -11,15 +11,15 @@ import click
 from msgspec import Struct
 
 from spool.cli import publicjson, render
-from spool.cli.common import json_option, one_job, opened, own
-from spool.cli.group import JobArgument, Verb
+from spool.cli.group import JobArgument, Verb, json_option, one_job, opened, own
+from spool.cli.render import tell
 from spool.cli.submission import check_free, checked_name, publish, tell_doubts
-from spool.cli.telling import tell
 from spool.client.draft import Draft, escaped, next_name, placeholders
 from spool.client.submit import literal
 from spool.core import layout
 from spool.core.errors import InvalidFile, NoSuchJob, cannot
 from spool.core.reasons import count_of
+from spool.core.units import show_duration, show_size
 from spool.extras.capture.code import DIFF, Capture, Code, Interpreter, code_in_words
 from spool.formats import jobfile, toml
 from spool.formats.capabilities import one_run_keys
@@ -28,6 +28,7 @@ from spool.query.details import RunDetails, job_details
 from spool.store.spool import Spool
 
 _OF_EACH_RUN = frozenset({"SPOOL_JOB", "SPOOL_RUN", "SPOOL_METADIR"})
+_OF_EVERY_RUN = frozenset({"executor", "host", "gpus"})  # of the machine; a capture has the rest
 _RECORDED = frozenset({"code", "python", "packages", "environment"})  # sections that a record has, or nothing does
 _MOST_SHOWN = 200  # characters of a value
 _SHORT = 48  # cells of a value on a line of its own kind; a longer one is cut
@@ -67,9 +68,8 @@ class _Side(Struct, frozen=True):
 def diff(root: str, one: str, other: str, as_json: bool) -> int:
     """Show what differs between two runs.
 
-    Compares their job files, parameters, code (with `[capture]` in the configuration), packages, environment and
-    metrics. Without RUN it is the newest run. The exit code is 0 whether or not anything differs. `spool show` has what
-    came of each.
+    Compares their job files, parameters, code (with `[capture]` in the configuration), packages, environment, machine
+    and GPUs, and their outcomes. Without RUN it is the newest run. The exit code is 0 whether or not anything differs.
 
       spool diff train/1 train/4
       spool diff sweep_3 sweep_7
@@ -104,6 +104,8 @@ def compare(spool: Spool, one: tuple[str, int | None], other: tuple[str, int | N
         if section in _RECORDED and not (left and right):
             continue  # unknown is not different; a note says why
         keys = dict.fromkeys((*left, *right))
+        if section == "machine" and not all(side.run.parts.get("capture") for side in sides):
+            keys = {key: None for key in keys if key in _OF_EVERY_RUN}
         found += [
             Difference(section, key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)
         ]
@@ -120,6 +122,8 @@ def _side(spool: Spool, name: str, run: int | None) -> _Side:
     found = details.runs[-1]
     record, capture = found.record, found.parts.get("capture") or Capture()
     code, python = capture.code or Code(""), capture.interpreter or Interpreter("")
+    waited_ns = (record.started_at_ns or 0) - record.submitted_at_ns if record.submitted_at_ns is not None else 0
+    ran_ns = found.ran_ns(record.ended_at_ns) if record.ended_at_ns is not None else None
     defaults, stated = (_flat(spool.record(name, record.run, each)) for each in (layout.DEFAULTS, layout.SPEC_COPY))
     script = spool.record(name, record.run, layout.WRAPPER)
     variables = variables_of(script) if script else {}
@@ -137,6 +141,20 @@ def _side(spool: Spool, name: str, run: int | None) -> _Side:
         "python": {"path": python.path or None, "version": python.version},
         "packages": {**dict(text.partition(" ")[::2] for text in python.packages)},
         "environment": {key: text[:_MOST_SHOWN] for key, text in variables.items() if key not in _OF_EACH_RUN},
+        "machine": {
+            "executor": record.executor,
+            "host": record.node or capture.host or record.host,
+            "kernel": capture.kernel,
+            "driver": capture.driver,
+            "gpus": ", ".join(found.grant.gpu_uuids) or None if found.grant is not None else None,
+        },
+        "outcome": {
+            "state": found.state.value if found.state is not None else None,
+            "reason": found.reason or None,
+            "waited": show_duration(waited_ns) if record.started_at_ns is not None and waited_ns >= 0 else None,
+            "ran": show_duration(ran_ns) if ran_ns is not None else None,
+            "peak memory": show_size(record.peak_memory_bytes) if record.peak_memory_bytes is not None else None,
+        },
         "metrics": {**dict(record.metrics or (details.row.metrics if details.row.run == record.run else ()))},
     }
     known = {

@@ -6,7 +6,7 @@ Here are the keys of job files and of config.toml that say how.
 from __future__ import annotations
 
 from spool.core.capability import Capability, EngineOffer
-from spool.core.names import LOCAL_EXECUTORS
+from spool.core.layout import LOCAL_EXECUTORS
 from spool.formats.capabilities import is_offered
 from spool.formats.key import SHORTEST_NS, Key, KeyTable, Part
 

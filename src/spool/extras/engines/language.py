@@ -1,7 +1,7 @@
 """What differs between engines: what users write of one, its commands, and the meaning of its answers.
 
 A `Language` is all that a new engine needs; a package offers one by an entry point of the group `spool.engines`
-(docs/SLURM.md, "Add another engine"). Its methods only make commands and read answers: `engine.py` runs the commands.
+(docs/CLUSTER.md, "Add another engine"). Its methods only make commands and read answers: `engine.py` runs the commands.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core.errors import InvalidConfig, InvalidValue, SpoolError, StartRefused, cannot
+from spool.core.layout import LOCAL_EXECUTORS
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Request
-from spool.core.names import LOCAL_EXECUTORS
 from spool.core.units import parse_duration, whole_words
 from spool.executors.base import Launch
 from spool.extras.engines import ENGINE

@@ -19,9 +19,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core.errors import InvalidValue
-from spool.core.layout import valid_name
+from spool.core.layout import MAX_NAME_LENGTH, valid_name
 from spool.core.model import SECOND_NS
-from spool.core.names import MAX_NAME_LENGTH
 from spool.core.units import format_duration, format_size, parse_size
 from spool.store.ownership import this_user
 
@@ -626,7 +625,7 @@ def _mail(found: Sequence[Directive], sends_to: Callable[[str], bool]) -> Iterat
         if when and not wanted:
             yield from map(Converted, [*who, *when])
         elif not all(map(sends_to, addresses)):
-            why = NoEquivalent("give --notify ADDRESS, or see docs/NOTIFICATIONS.md for what sends a mail")
+            why = NoEquivalent("give --notify ADDRESS, or see docs/EVENTS.md for what sends a mail")
             yield from (Converted(one, lost=why) for one in [*who, *when][:1])
         else:
             recipients = ("--notify", ",".join(addresses))

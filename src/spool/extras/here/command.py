@@ -16,10 +16,9 @@ from types import FrameType
 from msgspec.structs import replace
 
 from spool.cli import render
-from spool.cli.common import own
-from spool.cli.scripts import Asked
-from spool.cli.submission import draft_of, publish, tell_doubts
-from spool.cli.telling import made, tell
+from spool.cli.group import own
+from spool.cli.render import made, tell
+from spool.cli.submission import Asked, draft_of, publish, tell_doubts
 from spool.cli.wait import HoldNotices, code_of, told
 from spool.client import autostart, submit
 from spool.client.draft import Draft
@@ -27,9 +26,9 @@ from spool.client.requests import Requests
 from spool.client.waiting import PATIENCE_S, End, Waiter
 from spool.core import layout
 from spool.core.errors import SpoolError, UsageError, cannot
+from spool.core.layout import LOCAL_EXECUTORS, UMASK
 from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, Grant, State
-from spool.core.names import LOCAL_EXECUTORS, UMASK
 from spool.extras.here.launching import own_terminal
 from spool.formats import jobfile, wrapper
 from spool.formats.capabilities import engine_title

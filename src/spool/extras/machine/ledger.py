@@ -24,17 +24,16 @@ from typing import TypeVar
 from msgspec import DecodeError, Struct, json
 from msgspec.structs import replace
 
-from spool.core.backfill import Holding
+from spool.core.constraints import Holding
 from spool.core.errors import LockHeld, cannot
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Pool, Reservation, Result, Running, Spec, State, Waiting
-from spool.core.pinning import cpus_in
 from spool.core.priority import Past
 from spool.core.queue import WaitingQueue
 from spool.core.quotas import Quotas, QuotaUse
 from spool.core.reasons import Reason
-from spool.core.runs import Runs
+from spool.core.resources import Runs
 from spool.core.scheduler import Plan, View, decide
-from spool.core.units import show_size
+from spool.core.units import cpus_in, show_size
 from spool.extras.machine.protocol import MOST_ASKS, MOST_LEASES, Claim, Holder, LeaseRequest, Units
 from spool.store.disk import Disk, open_log, read_file
 

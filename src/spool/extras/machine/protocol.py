@@ -18,8 +18,7 @@ from typing import Annotated, TypeVar
 from msgspec import DecodeError, Meta, Struct, json
 
 from spool.core.model import SECOND_NS, Grant, Pool, Request
-from spool.core.pinning import cpus_in
-from spool.core.units import show_duration
+from spool.core.units import cpus_in, show_duration
 from spool.extras.machine import STATUS, SharedMachine, served_in
 from spool.query.shared import GpuShare, MachineSharing, MachineUse, PoolUse, UserShare
 from spool.store.ownership import name_of

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, in a file that node_exporter's textfile collector reads (docs/METRICS.md).
+"""Metrics for Prometheus, in a file that node_exporter's textfile collector reads (docs/EVENTS.md).
 
 Names and labels follow the conventions: base units, `_total` for counters. Counters start at zero with this process.
 """
@@ -20,7 +20,7 @@ from spool.core.layout import Layout
 from spool.core.model import OUTCOMES, SECOND_NS, Result, State
 from spool.formats.config import Config
 from spool.formats.state import GpuView, MachineView, StateView, parse_state
-from spool.listeners.base import Listener
+from spool.listeners import Listener
 from spool.store.disk import Disk
 from spool.store.reading import read_bytes
 from spool.version import __version__

@@ -1,4 +1,4 @@
-"""Messages to the recipients that a job or the configuration names (docs/NOTIFICATIONS.md): their words, and their way.
+"""Messages to the recipients that a job or the configuration names (docs/EVENTS.md): their words, and their way.
 
 The listener looks up the addresses for an event and puts the message into the queue of each: by Apprise if the address
 is a URL, else by a shell command. Each queue has a thread of its own, so a dead receiver delays no other. A message
@@ -34,16 +34,15 @@ from spool.core import layout
 from spool.core.errors import InvalidValue
 from spool.core.events import ENDS, JOB_WORDS, Event, EventName
 from spool.core.gpuuse import mean_part
-from spool.core.layout import Layout
+from spool.core.layout import Layout, engine_of
 from spool.core.model import SECOND_NS, Grant, Result, Spec
-from spool.core.names import engine_of
 from spool.core.quotas import in_words
 from spool.core.units import show_duration, show_percent, show_size
 from spool.extras.notify.settings import NAME, Notifications, addressees, expanded, settings_of
 from spool.formats.capabilities import engine_title
 from spool.formats.config import Config
 from spool.formats.events import facts
-from spool.listeners.base import Listener
+from spool.listeners import Listener
 from spool.store.glance import config_if
 from spool.store.reading import end_of_file
 from spool.store.spool import Spool

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from spool.cli import render
 from spool.core.errors import shown
+from spool.core.gpuuse import in_cells
 from spool.core.model import ALIVE, Gpu, State
 from spool.core.reasons import count_of
-from spool.core.recent import in_cells
 from spool.core.runtimes import part_done
 from spool.core.units import show_duration, show_size
 from spool.extras.top.reading import GpuGlance, Overview
