@@ -136,7 +136,7 @@ BUDGET = {
     "extras/plot": 500,
     "extras/simulate": 950,
     "extras/top": 1550,
-    "formats": 5750,
+    "formats": 5700,
     "listeners": 1450,
     "machine": 3250,
     "python": 1000,

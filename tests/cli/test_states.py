@@ -28,6 +28,6 @@ def test_every_state_is_drawn_and_every_end_has_an_exit_code() -> None:
 
 def test_the_page_names_the_ends_that_are_requeued_as_failed() -> None:
     """`spool requeue --failed` takes each outcome but success and a user's wish, and the page lists them."""
-    text = (ROOT / "docs" / "STATES.md").read_text(encoding="utf-8")
-    sentence = text.partition("`spool requeue --failed` does that")[2].partition(";")[0]
+    text = (ROOT / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
+    sentence = text.partition("`spool requeue --failed` runs again")[2].partition(";")[0]
     assert set(re.findall(r"`(\w+)`", sentence)) == UNSUCCESSFUL == OUTCOMES - {State.FINISHED, State.CANCELLED}
