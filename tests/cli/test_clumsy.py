@@ -15,63 +15,10 @@ from spool.cli.group import VERBS, JobArgument
 from spool.store.disk import Disk
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["LS"], "`spool ls`"),
-        (["stop", "a"], "`spool cancel`"),
-        (["submti"], "`spool submit`"),
-        (["watch"], "`spool ls --watch`"),
-        (["help", "frobnicate"], "`spool --help`"),
-        (["xyzzy"], "`spool --help`"),
-        (["reserve", "show"], "create, list, cancel"),
-    ],
-)
-def test_an_unknown_command_is_answered_with_the_likely_one(spool: Command, words: list[str], told: str) -> None:
-    """A word of another program, another case or a wrong subcommand: the message names the right command."""
-    said = spool(*words)
-    assert (said.code, told in said.err, said.err.count("\n")) == (2, True, 0)
-
-
 def test_help_takes_a_command(spool: Command) -> None:
     """`spool help ls` prints what `spool ls --help` prints, and `spool help` the list of commands."""
     assert spool("help", "ls") == spool("ls", "--help")
     assert spool("help") == spool("--help")
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["ls", "-n", "x"], "-n must be a whole number of at least 0, not 'x'"),
-        (["log", "a", "--run", "last"], "--run must be a whole number, not 'last'"),
-    ],
-)
-def test_a_wrong_number_is_answered_with_the_numbers_that_are_right(
-    spool: Command, words: list[str], told: str
-) -> None:
-    """The message names the option and what it takes, not a type of the program."""
-    said = spool(*words)
-    assert (said.code, told in said.err) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("words", "likely"),
-    [("submit --nmae x true", "--mem --name --time"), ("submit --dep a true", "--dependency --depends-on"),
-     ("submit --gpu 1 true", "--gpus"), ("cancel --st held", "--state"), ("submit --name", "--name")],
-)  # fmt: skip
-def test_a_wrong_option_is_answered_with_the_likely_ones(spool: Command, words: str, likely: str) -> None:
-    """One that is misspelled or cut short, or that lacks its value, is named with what was probably meant."""
-    said = spool(*words.split())
-    assert (said.code, said.err.count("\n")) == (2, 0)
-    assert {*likely.split()} <= {*said.err.replace("?", "").split()}
-
-
-@pytest.mark.parametrize("verb", ["submit", "ls", "run", "reserve create"])
-def test_the_spool_is_named_before_the_command(spool: Command, verb: str) -> None:
-    """Where to write --spool is said, instead of options that look like it."""
-    for form in (("--spool", "/x"), ("--spool=/x",)):
-        said = spool(*verb.split(), *form, "a")
-        assert (said.code, f"`spool --spool DIR {verb} …`" in said.err) == (2, True)
 
 
 _NAME_JOBS = (
@@ -140,14 +87,6 @@ def test_edit_and_requeue_name_the_option_too(spool: Command, spool_root: Path) 
     assert "job c: --with memory: " in spool("requeue", "c", "--with", "memory=10").err
 
 
-@pytest.mark.parametrize("words", ["wait a --timeout 5", "gc --older-than 5", "gc --max-size 5"])
-def test_an_amount_without_a_unit_is_answered_with_its_option(spool: Command, spool_root: Path, words: str) -> None:
-    """The message names the option, and the units that it takes."""
-    put_job(spool_root, "a", place="held")
-    said = spool(*words.split())
-    assert (said.code, f'{words.split()[-2]}: "5" has no unit' in said.err) == (2, True)
-
-
 def test_no_spool_is_made_among_the_files_of_others(spool: Command, tmp_path: Path) -> None:
     """`init`, and a command that would make one, refuse a directory with other files and leave it as it is."""
     home = tmp_path / "home"
@@ -187,12 +126,6 @@ def test_files_that_are_no_job_files_are_named_for_what_they_are(spool: Command,
     (tmp_path / "my job.toml").write_text('command = "true"\n')
     assert "--name" in spool("submit", "-f", tmp_path / "my job.toml").err
     assert spool("submit", "-f", tmp_path / "my job.toml", "--name", "mine").code == 0
-
-
-def test_a_signal_may_be_a_number_with_a_dash(spool: Command, spool_root: Path) -> None:
-    """`signal -9 a` is read as `kill -9` is, so the answer is about the job."""
-    put_job(spool_root, "a", place="held")
-    assert (spool("signal", "-9", "a").code, spool("signal", "-99", "a").code) == (1, 2)
 
 
 _MISNAMED = {

@@ -80,40 +80,6 @@ def test_times_may_be_relative_or_dates(spool: Command) -> None:
     assert [one["state"] for one in found.values()] == ["pending", "pending"]
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        ("--gpus 3", "5 GPUs would be reserved beside first, the machine has 4"),
-        ("--gpus 4,", "there is no GPU 4"),
-        ("--gpus 1 --start 2020-01-01T00:00:00Z", "would already be over"),
-    ],
-)
-def test_what_cannot_stand_is_refused_and_not_written(spool: Command, spool_root: Path, words: str, why: str) -> None:
-    """The reason is told, with numbers and the reservation that is in the way, and there is no file."""
-    assert spool("reserve", "create", "first", "--gpus", "2", "--duration", "2h").code == 0
-    said = spool("reserve", "create", "second", *words.split(), "--duration", "1h")
-    assert (said.code, why in said.err, files(spool_root)) == (1, True, ["first.toml"])
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "named"),
-    [
-        ("a --gpus 1", 2, "--duration"),
-        ("a --gpus 1 --duration 1h --end +2h", 2, "--end"),
-        ("a --gpus 1 --duration 1h --nobody --user x", 2, "--nobody"),
-        ("a --gpus two --duration 1h", 2, "two"),
-        ("a --gpus 1 --start someday --duration 1h", 2, "--start"),
-        ("a --gpus 1 --duration 60", 4, "duration"),
-        ("a --gpus 0 --duration 1h", 4, "GPUs"),
-        ("../a --gpus 1 --duration 1h", 2, "../a"),
-    ],
-)
-def test_mistakes_are_told(spool: Command, spool_root: Path, words: str, code: int, named: str) -> None:
-    """One line that names what is wrong, and nothing is written."""
-    said = spool("reserve", "create", *words.split())
-    assert (said.code, named in said.err, said.err.count("\n"), files(spool_root)) == (code, True, 0, [])
-
-
 def test_a_name_is_used_once(spool: Command, spool_root: Path) -> None:
     """A reservation is never overwritten by another."""
     assert spool("reserve", "create", "a", "--gpus", "1", "--duration", "1h").code == 0

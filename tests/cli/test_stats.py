@@ -142,21 +142,6 @@ def test_since_and_until(spool: Command, history: Path) -> None:
     assert asked(spool, "stats", "--since", "1h")["total"]["runs"] == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("--since", "soon"), "cannot understand --since"),
-        (("--until", "2026-13-01"), "cannot understand --until"),
-        (("--since", "1d", "--until", "2d"), "is not before"),
-        (("--by", "moon"), "not one of 'user'"),
-    ],
-)
-def test_mistakes_are_told(spool: Command, words: Any, why: str) -> None:
-    """In one line, with the exit code of a wrong call."""
-    said = spool("stats", *words)
-    assert (said.code, said.out, why in said.err) == (2, "", True)
-
-
 def test_an_empty_spool_has_no_figures(spool: Command) -> None:
     """It says so, and JSON has the same keys as ever."""
     said = spool("stats")

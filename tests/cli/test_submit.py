@@ -509,19 +509,6 @@ def test_a_table_of_parameters_becomes_rows(spool: Command, spool_root: Path, tm
     assert (keys["command"], keys["max_running"]) == (["train", "{lr}", "{note}"], 2)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [("lr,seed\n1\n", "row 1"), ("lr,lr\n1,2\n", "the same name"), ("lr\n", "empty"), (None, "No such")],
-)
-def test_a_table_that_is_none_is_told(spool: Command, tmp_path: Path, text: str | None, why: str) -> None:
-    """Nothing is submitted of a table with a hole."""
-    table = tmp_path / "grid.csv"
-    if text is not None:
-        table.write_text(text)
-    said = spool("submit", "--name", "a", "--param-file", str(table), "--", "train", "{lr}")
-    assert (said.code != 0, why in said.err) == (True, True)
-
-
 def test_indices_and_lists_become_an_array(spool: Command, spool_root: Path) -> None:
     """`--array` and `--matrix`, which may be repeated, write the keys of the job file."""
     assert spool("submit", "--name", "a", "--array", "0-99:2%4", "--", "true").code == 0

@@ -71,7 +71,7 @@ def test_of_what_waits_for_a_receiver_that_is_away_the_newest_is_kept(
     receiver.put(*range(5 * MOST, 8 * MOST))
     assert len(receiver.done) >= 7 * MOST
     assert receiver.taken == []
-    assert "it keeps failing and too many messages are waiting" in caplog.text
+    assert "too many" in caplog.text
     receiver.broken = False
     wait_for(lambda: len(receiver.done) == 8 * MOST)
     assert set(receiver.taken) >= {str(number) for number in range(8 * MOST - MOST * 8 // 10, 8 * MOST)}
