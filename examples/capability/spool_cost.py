@@ -12,7 +12,7 @@ from spool import Client
 from spool.core.capability import Capability, ContributedVerb
 from spool.formats.key import Key, KeyTable, Part
 from spool.formats.validation import PartReader
-from spool.store.config import Settings
+from spool.store.edited import Settings
 from spool.store.spool import Spool
 
 _TABLE = KeyTable("CostTable", "Prices.", Key("gpu_hour", "number", "The price of a GPU hour.", least=0, default=0))

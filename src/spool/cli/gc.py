@@ -19,7 +19,7 @@ from spool.core.reasons import count_of
 from spool.core.units import parse_duration, parse_size, show_size
 from spool.executors import by_name
 from spool.formats.config import RetentionPolicy
-from spool.store.config import Settings
+from spool.store.edited import Settings
 from spool.store.spool import Spool
 
 
@@ -46,7 +46,7 @@ def command(
     By hand: rm -r jobs/train/1
     """
     spool = own(root)
-    configured = Settings(spool).config.gc
+    configured = Settings(spool.root).config.gc
     keep = RetentionPolicy(
         value_of("--older-than", older_than, parse_duration) if older_than is not None else configured.max_age_ns,
         keep_runs if keep_runs is not None else configured.max_runs,

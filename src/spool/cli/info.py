@@ -9,8 +9,7 @@ from spool.cli.common import json_option, viewed
 from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.core.gpus import stranger
-from spool.core.quotas import in_words
-from spool.core.reasons import count_of
+from spool.core.reasons import count_of, pools_in_words
 from spool.core.units import show_duration, show_size
 from spool.formats.capabilities import contributed, engine_title
 from spool.query import machine
@@ -113,7 +112,7 @@ def _row(each: RunHere, now_ns: int) -> list[str]:
         str(grant.cpus),
         render.size(grant.memory_bytes),
         ",".join(map(str, grant.gpu_indices)) if run.elsewhere is None else count_of(grant.gpu_count, "GPU"),
-        in_words(grant.resources, grant.resource_indices),
+        pools_in_words(grant.resources, grant.resource_indices),
         render.duration(now_ns - run.started_at_ns),
         _remark(each),
     ]

@@ -9,8 +9,7 @@ from spool.cli.common import json_option, viewed
 from spool.cli.group import Verb
 from spool.cli.telling import tell
 from spool.core.model import Grant
-from spool.core.quotas import in_words
-from spool.core.reasons import count_of
+from spool.core.reasons import count_of, pools_in_words
 from spool.core.units import show_duration
 from spool.query.explain import PlannedJob, Preview, WaitingJob, preview
 
@@ -110,5 +109,5 @@ def _gets(grant: Grant) -> str:
         share = f" ({render.size(grant.gpu_memory_bytes)} of each)" if grant.gpu_memory_bytes is not None else ""
         parts.append(f"GPU{plural} {', '.join(map(str, grant.gpu_indices))}{share}")
     if grant.resources:
-        parts.append(in_words(grant.resources, grant.resource_indices))
+        parts.append(pools_in_words(grant.resources, grant.resource_indices))
     return "starts with " + ", ".join(parts)

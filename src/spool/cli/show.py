@@ -12,8 +12,7 @@ from spool.cli.common import json_option, name_argument, one_job, opened
 from spool.cli.group import Verb
 from spool.core.lifecycle import exit_words
 from spool.core.model import State
-from spool.core.quotas import in_words
-from spool.core.reasons import count_of, ranges_of
+from spool.core.reasons import count_of, pools_in_words, ranges_of
 from spool.core.runtimes import Basis
 from spool.core.units import show_duration, show_size
 from spool.formats.capabilities import contributed
@@ -159,7 +158,7 @@ def _asks(found: JobDetails) -> str:
     if row.gpus:
         parts.append(f"{row.gpus} GPU{'' if row.gpus == 1 else 's'}")
     if row.resources:
-        parts.append(in_words(row.resources))
+        parts.append(pools_in_words(row.resources))
     return ", ".join(parts)
 
 
@@ -234,7 +233,7 @@ def _given(run: RunDetails) -> str:
     if grant.gpus_elsewhere:
         parts.append(count_of(grant.gpus_elsewhere, "GPU"))
     if grant.resources:
-        parts.append(in_words(grant.resources, grant.resource_indices))
+        parts.append(pools_in_words(grant.resources, grant.resource_indices))
     return ", ".join(parts)
 
 

@@ -18,7 +18,7 @@ from spool.core.errors import ExitCode, InvalidRecord
 from spool.core.layout import QUEUED, RUNNING
 from spool.core.model import Result, State
 from spool.formats import toml
-from spool.formats.history import parse_history_line
+from spool.formats.run_records import parse_history_line
 from spool.store.disk import Disk
 from spool.store.ownership import this_user
 from spool.store.reading import history_lines

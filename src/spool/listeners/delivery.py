@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from spool.core.events import Event
 from spool.listeners.base import Listener
-from spool.store.eventlog import EventLine, EventReader
+from spool.store.logs import EventLine, EventReader
 
 log = logging.getLogger(__name__)
 

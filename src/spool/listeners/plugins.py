@@ -28,7 +28,7 @@ import pluggy
 from spool.core.events import Answer, Event, EventName
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
-from spool.formats.listener_protocol import plain_keys
+from spool.formats.events import plain_keys
 from spool.listeners.base import Begin, Listener
 from spool.listeners.discovery import GROUP
 

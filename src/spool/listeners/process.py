@@ -33,7 +33,7 @@ from spool.core.layout import Layout
 from spool.core.model import SECOND_NS
 from spool.formats import capabilities, config
 from spool.formats.config import Config
-from spool.formats.listener_protocol import (
+from spool.formats.events import (
     AT_ONCE,
     Available,
     Ready,
@@ -52,8 +52,8 @@ from spool.listeners.hooks import OrphanReaper
 from spool.listeners.logformat import set_up_logging
 from spool.machine.processes import become_subreaper
 from spool.store.disk import Disk
-from spool.store.eventlog import EventReader, cursors
 from spool.store.glance import read_config
+from spool.store.logs import EventReader, cursors
 
 log = logging.getLogger(__name__)
 

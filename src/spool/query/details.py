@@ -20,6 +20,7 @@ from spool.core.model import NOT_SUSPENDED, Grant, JobDefaults, Result, Sized, S
 from spool.core.runtimes import Expected
 from spool.formats import jobfile
 from spool.formats.capabilities import contributed
+from spool.formats.run_records import RunFiles
 from spool.query.jobs import JobLister, with_parameters
 from spool.query.outlook import with_outlook
 from spool.query.parameters import with_metrics
@@ -27,9 +28,8 @@ from spool.query.progress import progress_of
 from spool.query.rows import JobRow
 from spool.query.tasks import ArrayTasks, tasks_of
 from spool.state.past import past_of
-from spool.store.config import Settings
+from spool.store.edited import Settings
 from spool.store.reading import is_too_long
-from spool.store.runfiles import RunFiles
 from spool.store.spool import Spool
 
 FAILURES = frozenset({State.FAILED, State.TIMEOUT, State.OUT_OF_MEMORY, State.LOST})
@@ -199,7 +199,7 @@ def _defaults(spool: Spool, lister: JobLister, row: JobRow) -> JobDefaults:
     """Return what completes the file of a job: now, with what plugins added to it, or at the start of its run."""
     if row.place not in (layout.QUEUED, layout.HELD) and row.run is not None:
         return spool.defaults(row.name, row.run)
-    defaults = Settings(spool).config.defaults
+    defaults = Settings(spool.root).config.defaults
     with suppress(OSError):
         status = os.stat(spool.layout.job_file(row.place or layout.QUEUED, row.name))
         return lister.completed(row.name, status, defaults)
@@ -224,7 +224,7 @@ def _expected(
         sized = next_request(spool, row.name, row.user or "", spec)
     if spec.is_array:
         return None, sized
-    past = past_of(spool, time.time_ns(), Settings(spool).config.policy)
+    past = past_of(spool, time.time_ns(), Settings(spool.root).config.policy)
     return past.run_times.expected(row.user or "", row.name, spec), sized
 
 

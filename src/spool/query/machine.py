@@ -18,7 +18,7 @@ from spool.core.model import Gpu, Request, Reservation, Running, State
 from spool.core.reasons import instant, some_of
 from spool.core.reservations import is_active
 from spool.core.resources import FreeResources
-from spool.formats.history import parse_history_line
+from spool.formats.run_records import parse_history_line
 from spool.machine.host import NO_CARD, unlisted_cards
 from spool.query.jobs import RECENT_NS, JobLister, counts
 from spool.query.rows import in_words

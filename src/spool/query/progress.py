@@ -8,7 +8,7 @@ import stat
 
 from spool.client.output import outputs
 from spool.core import layout
-from spool.formats.freetext import metrics_in, one_line
+from spool.formats.wire import metrics_in, one_line
 from spool.store.spool import Spool
 
 _TAIL = 8192  # bytes at the end of an output to search

@@ -16,8 +16,8 @@ from spool.core.reservations import NOBODY, conflict, is_active, known_gpus, set
 from spool.formats import reservation
 from spool.query.rows import in_words
 from spool.store.disk import remedy_for
+from spool.store.edited import ReadFailure, read_stable
 from spool.store.spool import Spool
-from spool.store.stable_read import ReadFailure, read_stable
 
 
 class ReservationState(StrEnum):

@@ -28,7 +28,7 @@ from spool.extras.simulate.whatif import (
     simulate_policy,
     stating_limits,
 )
-from spool.formats.history import render_history
+from spool.formats.run_records import render_history
 
 TRACE = """\
 ; MaxProcs: 4

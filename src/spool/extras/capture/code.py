@@ -39,7 +39,7 @@ from spool.extras.capture.record import (
     LockFile,
     render_capture,
 )
-from spool.formats.freetext import one_line
+from spool.formats.wire import one_line
 from spool.machine import identity
 from spool.store.disk import Disk
 

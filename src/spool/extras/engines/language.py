@@ -28,9 +28,9 @@ from spool.extras.engines import ENGINE
 from spool.formats import toml
 from spool.formats.capabilities import loaded
 from spool.formats.config import Config
-from spool.formats.freetext import one_line
 from spool.formats.validation import Format, PartReader, Reading
 from spool.formats.values import KINDS
+from spool.formats.wire import one_line
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd
 

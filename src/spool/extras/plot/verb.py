@@ -17,7 +17,7 @@ from spool.core.errors import UsageError
 from spool.core.reasons import count_of
 from spool.extras.plot.pictures import FILE_SIZE, PANELS, TerminalPicture, checked, document
 from spool.extras.plot.svg import save
-from spool.formats.timestamps import render_instant
+from spool.formats.wire import render_instant
 from spool.query.timeline import GROUPINGS, Frame, timeline
 
 JSON_SIZE = (240, 64)

@@ -22,7 +22,7 @@ from spool.core.errors import InvalidFile, InvalidValue
 from spool.core.model import SECOND_NS, Problem, Request, Spec
 from spool.core.units import parse_duration, parse_size
 from spool.extras.simulate.simulation import SimulatedJob
-from spool.formats.timestamps import parse_instant
+from spool.formats.wire import parse_instant
 
 _NUMBERS = 18
 # Columns of a job's line of numbers, from 0.

@@ -37,7 +37,7 @@ from spool.extras.simulate.whatif import (
     simulate_policy,
 )
 from spool.formats.config import Config
-from spool.store.config import Settings
+from spool.store.edited import Settings
 from spool.store.spool import Spool
 
 _PLOT_POINTS = 400
@@ -131,7 +131,7 @@ def command(root: str, /, trace: str | None, history: bool, plot: str | None, as
         raise UsageError(cannot("plot", plot, "this installation is without what draws; leave --plot out"))
     drawn = drawing.checked(plot) if plot is not None and drawing is not None else None
     spool = opened(root) if history else Spool(root) if is_spool(root) else None
-    config = Settings(spool).config if spool is not None else Config()
+    config = Settings(spool.root).config if spool is not None else Config()
     memory_bytes = value_of("--memory", asked["memory"], parse_size) if asked["memory"] is not None else None
     workload = of_file(trace) if trace is not None else of_history(opened(root))
     for warning in workload.warnings:

@@ -37,7 +37,7 @@ from spool.extras.simulate.simulation import (
 )
 from spool.extras.simulate.traces import UNKNOWN_USER, UniqueNames, Workload, parse
 from spool.formats.config import Config
-from spool.formats.history import parse_history_line
+from spool.formats.run_records import parse_history_line
 from spool.machine.host import Host
 from spool.store.reading import read_whole
 from spool.store.spool import Spool
