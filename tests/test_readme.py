@@ -47,7 +47,7 @@ def test_every_block_of_the_readme_runs() -> None:
         'outcome = "cancelled"',
     ):
         assert promise in printed
-    for job in ("hello", "byhand", "train", "collect", "first", "second"):
+    for job in ("hello", "byhand", "train", "collect"):
         runs = sorted((home.spool / "jobs" / job).iterdir())
         assert 'outcome = "finished"' in (runs[-1] / "result.toml").read_text(encoding="utf-8"), job
 

@@ -8,7 +8,7 @@ from random import Random
 
 from spool.core.model import SECOND_NS, Machine, Policy, Request, Spec
 from spool.extras.simulate.simulation import Outcome, SimulatedJob, SimulatedPolicy, simulate
-from spool.extras.simulate.whatif import imagined_gpus
+from spool.extras.simulate.workload import imagined_gpus
 
 GPUS, CPUS, LOAD = 8, 64, 0.85
 DAYS = 60

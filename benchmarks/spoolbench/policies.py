@@ -14,9 +14,10 @@ from pathlib import Path
 from spool.core.errors import SpoolError
 from spool.core.model import SECOND_NS, Machine, Policy
 from spool.core.units import show_duration
-from spool.extras.simulate.simulation import Figures, SimulatedPolicy
-from spool.extras.simulate.whatif import Scenario, Workload, imagined_gpus, of_file, prepare, simulate_policy
+from spool.extras.simulate.simulation import Figures, SimulatedPolicy, figures, simulate
+from spool.extras.simulate.workload import Workload, imagined_gpus, of_file
 from spoolbench import box
+from spoolbench.scenario import prepared
 
 SUFFIXES = (".swf", ".swf.gz", ".csv", ".csv.gz")
 LIMITS = {"all": 1.0, "half": 0.5, "none": 0.0}  # the part of the users who state a limit
@@ -127,15 +128,15 @@ def _machine(trace: Trace) -> Machine:
 
 def _simulate(trace: Trace, run: Run) -> Found:
     machine = _machine(trace)
-    scenario = Scenario(limits=LIMITS[run.limits], load=run.load / 100 or None)
-    imagined = prepare(_read(trace.path), machine, Policy(), scenario)
-    figures = simulate_policy(imagined, Policy(), SimulatedPolicy(run.policy)).figures
-    return Found(_values(figures), figures.jobs, figures.left, imagined.load)
+    coming, load = prepared(_read(trace.path), machine, LIMITS[run.limits], run.load / 100 or None)
+    outcomes = list(simulate(coming, machine, Policy(), SimulatedPolicy(run.policy)))
+    told = figures(outcomes, machine.cpus, len(machine.gpus))
+    return Found(_values(told), told.jobs, told.left, load)
 
 
-def _values(figures: Figures) -> tuple[float, ...]:
-    waits = (figures.mean_wait_ns, figures.wait_99_ns, figures.longest_wait_ns)
-    return (figures.mean_bounded_slowdown or 1.0, *((wait or 0) / SECOND_NS for wait in waits))
+def _values(told: Figures) -> tuple[float, ...]:
+    waits = (told.mean_wait_ns, told.wait_99_ns, told.longest_wait_ns)
+    return (told.mean_bounded_slowdown or 1.0, *((wait or 0) / SECOND_NS for wait in waits))
 
 
 def markdown(bases: Mapping[Run, Run], found: Mapping[Run, Found]) -> Iterator[str]:

@@ -26,7 +26,8 @@ from spool.extras.machine.asking import AHEAD
 from spool.extras.machine.ledger import Lease, LeaseLedger
 from spool.extras.machine.protocol import MOST_ASKS, Holder, LeaseRequest
 from spool.extras.simulate.simulation import Outcome, SimulatedJob, figures, simulate
-from spool.extras.simulate.whatif import Scenario, of_file, prepare
+from spool.extras.simulate.workload import of_file
+from spoolbench.scenario import prepared
 
 
 class ImaginedSpool:
@@ -194,11 +195,11 @@ def main(arguments: list[str]) -> int:
         machine = Machine(workload.cpus or 1, 1 << 60)
         for load in (None, 0.85):
             for limits in (1.0, 0.5, 0.0):
-                ready = prepare(workload, machine, Policy(), Scenario(limits=limits, load=load))
-                runs = simulate(ready.coming, machine, Policy())
-                turns = SharedMachine(ready.coming, machine, Policy(), ahead=options.ahead).run()
+                coming, loaded = prepared(workload, machine, limits, load)
+                runs = simulate(coming, machine, Policy())
+                turns = SharedMachine(coming, machine, Policy(), ahead=options.ahead).run()
                 one, many = (figures(list(each), machine.cpus).mean_bounded_slowdown or 1.0 for each in (runs, turns))
-                users = len({each.user for each in ready.coming})
-                what = f"{path}: {len(ready.coming)} jobs of {users} users, load {100 * (ready.load or 0):.0f} %"
+                users = len({each.user for each in coming})
+                what = f"{path}: {len(coming)} jobs of {users} users, load {100 * (loaded or 0):.0f} %"
                 print(f"{what}, limits {limits:g}: {one:.2f}, {many:.2f}, ratio {many / one:.3f}", flush=True)
     return 0

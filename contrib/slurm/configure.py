@@ -7,7 +7,7 @@ It asks each HOST over ssh for its name, processors, memory and NVIDIA GPUs, and
 (by default `slurm-lab`) it writes slurm.conf, gres.conf, the key of munge and install.sh, and then prints the commands
 that install them. The first HOST runs the controller. Run it again after a change of the machines: the key stays.
 
-The variable SSH has another command for `ssh`. Python 3.8 is enough. docs/SLURM.md of spool says more.
+The variable SSH has another command for `ssh`. Python 3.8 is enough. docs/CLUSTER.md of spool says more.
 """
 
 import argparse

@@ -27,7 +27,7 @@ import pytest
 from calling import Command, no_hang, spawned
 from spool.cli import main
 from spool.client import autostart
-from spool.listeners.logformat import set_up_logging
+from spool.listeners import set_up_logging
 from spool.machine.gpus import GpuLook
 from spool.machine.marks import MachineProber
 from spool.state import world
@@ -47,7 +47,7 @@ RECORDS: tuple[Words, ...] = (
     ("show", "NAME"), ("show", "--json", "NAME"), ("why", "NAME"), ("seff", "NAME"), ("log", "NAME"),
     ("log", "--path", "NAME"), ("ls", "-a"), ("diff", "NAME", "ended"), ("attach", "--dry-run", "NAME"),
     ("gc", "--dry-run", "--older-than", "1s"), ("stats",), ("wait", "NAME", "--timeout", "1ms"),
-    ("requeue", "NAME"), ("rerun", "NAME", "--name", "again"), ("cancel", "NAME"), ("plot", "--json"),
+    ("requeue", "NAME"), ("rerun", "NAME", "--name", "again"), ("cancel", "NAME"), ("plot",),
     ("edit", "NAME", "--time-limit", "1h"), ("plan",), ("suspend", "NAME"),
 )  # fmt: skip
 VERBS: Mapping[str, tuple[Words, ...]] = {
@@ -58,7 +58,7 @@ VERBS: Mapping[str, tuple[Words, ...]] = {
     ),
     "config": (
         *LISTS, ("check", "FILE"), ("submit", "--hold", "--name", "new", "true"), ("submit", "--name", "n", "true"),
-        ("doctor", "-q"), ("seff", "ended"), ("simulate", "--history"), ("gc", "--dry-run", "--older-than", "1s"),
+        ("doctor", "-q"), ("seff", "ended"), ("simulate",), ("gc", "--dry-run", "--older-than", "1s"),
     ),
     "reservation": (
         *LISTS, ("check", "FILE"), ("reserve", "cancel", "r"), ("doctor", "-q"),
@@ -67,7 +67,7 @@ VERBS: Mapping[str, tuple[Words, ...]] = {
     "record": RECORDS,
     "array": (*RECORDS, ("wait", "sweep", "--timeout", "1ms"), ("doctor", "-q")),
     "history": (
-        *LISTS, ("show", "gone"), ("seff", "gone"), ("simulate", "--history"), ("plot", "--json"), ("diff", "ended"),
+        *LISTS, ("show", "gone"), ("seff", "gone"), ("simulate",), ("plot",), ("diff", "ended"),
         ("wait", "gone", "--timeout", "1ms"), ("stats", "--by", "user"), ("why", "gone"), ("doctor", "-q"),
     ),
     "state": (*LISTS, ("machine", "status"), ("doctor", "-q"), ("wait", "waits", "--timeout", "1ms")),

@@ -1,4 +1,4 @@
-"""The pages for those who come from another scheduler, and the recipes: what they show works."""
+"""The page for those who come from another scheduler, and the first page with its recipes: what they show works."""
 
 from __future__ import annotations
 
@@ -18,24 +18,14 @@ from spool.formats.capabilities import contributed
 from support import ROOT, WHOLE
 from test_readme import calls, end_dispatcher
 
-MIGRATIONS = sorted((ROOT / "docs" / "migrate").glob("*.md"))
-RECIPES = ROOT / "docs" / "RECIPES.md"
-PAGES = [*MIGRATIONS, RECIPES]
+MIGRATION = ROOT / "docs" / "MIGRATE.md"
+START = ROOT / "docs" / "index.md"
 _OF_RUN = ("--quiet", "-q", "--here", "--nohup")
 TABLES = [
     (page.relative_to(ROOT).as_posix(), text)
     for page in sorted((ROOT / "docs").rglob("*.md"))
     for text in re.findall(r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 ]
-
-
-def test_every_page_of_a_migration_is_found_from_the_readme() -> None:
-    """The README links each page, and each is about commands, or about names of the Python package."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for page in MIGRATIONS:
-        assert f"(docs/migrate/{page.name})" in readme
-        text = page.read_text(encoding="utf-8")
-        assert len(calls(text)) + len(re.findall(r"\b(?:spool|client|job|future)\.\w+\(", text)) > 10
 
 
 @pytest.fixture
@@ -57,7 +47,7 @@ def folder(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @WHOLE
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [MIGRATION, START], ids=lambda page: page.name)
 def test_every_job_that_the_pages_submit_is_accepted(
     page: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,15 +62,14 @@ def test_every_job_that_the_pages_submit_is_accepted(
         assert code == 0, (program, words, capsys.readouterr())
 
 
-@pytest.mark.parametrize("page", MIGRATIONS, ids=lambda page: page.name)
-def test_every_option_that_is_the_same_is_one(page: Path) -> None:
+def test_every_option_that_is_the_same_is_one() -> None:
     """Where a table says that an option of the other scheduler is "the same" here, `spool submit` takes it."""
     taken = {
         name
         for option in submit.command.params
         for name in (*option.opts, *option.secondary_opts, *getattr(option, "also", ()))
     }
-    rows = re.findall(r"^\| (.*?) \| the same", page.read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| (.*?) \| the same", MIGRATION.read_text(encoding="utf-8"), re.MULTILINE)
     for option in re.findall(r"`(--?[\w-]+)", " ".join(rows)):
         assert option in taken, option
 
@@ -103,10 +92,10 @@ def test_every_table_of_the_pages_is_valid(page: str, text: str) -> None:
     pytest.fail(f"{page}:\n{text}\n" + "\n".join(wrong))
 
 
-def test_every_block_of_the_recipes_runs() -> None:
-    """The shell blocks of the recipes that need nothing but a Linux machine succeed, and print what they promise."""
+def test_every_block_of_the_first_page_runs() -> None:
+    """The shell blocks, a first job and the recipes that need nothing but Linux, print what they promise."""
     home = Home(home_of_test())
-    text = RECIPES.read_text(encoding="utf-8")
+    text = START.read_text(encoding="utf-8")
     for old, new in (
         ("-m venv", "-m venv --without-pip"),  # which takes long, and which nothing here uses
         # A warning that comes before the program can take it is lost, instead of the end of the program.
@@ -120,7 +109,8 @@ def test_every_block_of_the_recipes_runs() -> None:
         printed = home.sh("\n".join(blocks))
     finally:
         end_dispatcher(home.spool)
-    for promise in (str(home.path / "env/bin/python"), "lr=0.01 seed=3", "lr 0.3 seed 1", "resumes at step 0", "done"):
+    first = ("hello from hello", "hello by hand", str(home.path / "env/bin/python"))
+    for promise in (*first, "lr=0.01 seed=3", "lr 0.3 seed 1", "resumes at step 0", "done"):
         assert promise in printed, promise
     attempts = sorted((home.spool / "jobs" / "count").iterdir())
     assert len(attempts) > 1, "the warning came, and another try followed"

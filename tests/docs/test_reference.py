@@ -1,4 +1,4 @@
-"""The generated pages of reference."""
+"""The generated page of reference."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from support import ROOT, WHOLE
 
 
 @WHOLE
-def test_the_pages_of_commands_and_keys_are_those_of_the_program() -> None:
-    """`.ci/reference` has been run after the last change of a help text or a key."""
+def test_the_page_of_keys_is_that_of_the_program() -> None:
+    """`.ci/reference` has been run after the last change of a key."""
     words = [sys.executable, str(ROOT / ".ci" / "reference"), "--check"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)

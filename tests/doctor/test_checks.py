@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spool.doctor.checks import OF_THE_SPOOL, Check, Finding, Level, Subject, examine, of_the_machine
+from spool.doctor import OF_THE_SPOOL, Check, Finding, Level, Subject, examine, of_the_machine
 from spool.store.ownership import Origin, Ownership, this_user
 from support import ROOT, WHOLE
 

@@ -15,7 +15,7 @@ from spool.query.machine import _ended
 from spool.state.past import past_of
 from spool.store.history import History, RecentHistory
 from spool.store.spool import Spool
-from spool.testing.builders import a_result
+from spool.testing.fakes import a_result
 
 HOUR_NS = 3600 * SECOND_NS
 NOW_NS = 1_800_000_000 * SECOND_NS

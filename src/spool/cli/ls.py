@@ -11,9 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.cli import render
-from spool.cli.common import job_name, json_option, moment_of, states_of, states_option, viewed
-from spool.cli.group import Verb
-from spool.cli.telling import tell
+from spool.cli.group import Verb, job_name, json_option, moment_of, states_of, states_option, viewed
+from spool.cli.render import tell
 from spool.core.errors import ExitCode, shown
 from spool.core.layout import is_pattern
 from spool.core.reasons import pools_in_words, some_of
@@ -21,10 +20,8 @@ from spool.core.units import show_duration
 from spool.formats.toml import uncollected
 from spool.formats.wire import render_instant
 from spool.query.jobs import JobFilter, JobList, list_jobs
-from spool.query.outlook import foreseen
-from spool.query.parameters import by_value, outcomes_by_value, with_metrics
-from spool.query.rows import ORDERS, JobRow
-from spool.query.tasks import ArrayTasks, ListedJob, folded, tasks_of, tree
+from spool.query.listing import ArrayTasks, ListedJob, folded, foreseen, tasks_of, tree
+from spool.query.rows import ORDERS, JobRow, by_value, outcomes_by_value, with_metrics
 from spool.store.disk import is_yet_to_be_made
 from spool.store.spool import Spool
 
@@ -359,7 +356,7 @@ def _by(rows: Sequence[JobRow], key: str) -> list[JobRow]:
 
 def _print_by(spool: Spool, rows: Sequence[JobRow], asked: _Asked, now_ns: int) -> None:
     """Print the tasks in the order of a parameter, and below them the values whose tasks failed."""
-    from spool.query.progress import last_line_of  # imported here, because only this reads outputs
+    from spool.client.output import last_line_of  # imported here, because only this reads outputs
 
     key = asked.by or ""
     others = dict.fromkeys(name for row in rows for name, _ in row.parameters if name != key)

@@ -118,7 +118,9 @@ def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = 
     return Removal(tuple(going), tuple(jobs), tuple(problems), reservations)
 
 
-def remove(spool: Spool, removal: Removal, disk: Disk | None = None, step: Step = lambda done, of: None) -> Removal:
+def remove_planned(
+    spool: Spool, removal: Removal, disk: Disk | None = None, step: Step = lambda done, of: None
+) -> Removal:
     """Carry out *removal* where it still applies; return what was removed, and all errors.
 
     Raises SpoolError while another collection is running.

@@ -42,7 +42,7 @@ from spool.formats.events import (
     render,
     render_event,
 )
-from spool.listeners.discovery import ASKED_ABOUT, NO_SUBSCRIPTIONS, find_subscriptions, load_again
+from spool.listeners import ASKED_ABOUT, NO_SUBSCRIPTIONS, find_subscriptions, load_again
 from spool.machine import identity
 from spool.machine.commands import ChildProcess
 from spool.state.run import ActiveRun, JobFileVersion

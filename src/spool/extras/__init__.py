@@ -152,7 +152,6 @@ TABLE = (
                 after="stats",
             )
         },
-        completions={"panels": "spool.extras.plot.pictures:panels"},
         charts="spool.extras.plot:pictures",
     ),
     Capability(

@@ -308,7 +308,7 @@ _GONE = {
     "starvation_after": 'jobs no longer starve, with any value; remove it, or set order = "arrival" for first come, '
     "first served",
     "time_bonus": 'shorter jobs go first anyway; remove it, or set order = "arrival" for first come, first served',
-    "hq": "spool hands no jobs to HyperQueue any more; remove it (docs/SLURM.md has how a package of yours can)",
+    "hq": "spool hands no jobs to HyperQueue any more; remove it",
     "tariff": "multiply the hours and kWh of `spool stats --json` by your prices; remove it",
 }
 

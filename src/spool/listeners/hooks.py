@@ -1,4 +1,4 @@
-"""The executables in `hooks/` of the spool, run for events and reviews of starts and cancellations (docs/HOOKS.md).
+"""The executables in `hooks/` of the spool, run for events and reviews of starts and cancellations (docs/EVENTS.md).
 
 Each runs in a session of its own, with the facts of the event, a time limit, and a limit on its output. Processes that
 it leaves behind are killed by the mark of the hook, and reaped: they pass to the process of the listeners, their
@@ -27,8 +27,7 @@ from spool.core.units import whole_words
 from spool.formats.config import Config
 from spool.formats.events import facts, render_facts, variables
 from spool.formats.wrapper import added_variables
-from spool.listeners.base import Begin, Listener
-from spool.listeners.discovery import CAN_BE_REFUSED, find_hooks
+from spool.listeners import CAN_BE_REFUSED, Begin, Listener, find_hooks
 from spool.machine import identity, marks, processes
 from spool.machine.marks import HOOK_MARK
 from spool.machine.processes import Process, Sought, send

@@ -29,8 +29,7 @@ from spool.core.events import Answer, Event, EventName
 from spool.core.model import SECOND_NS
 from spool.formats.config import Config
 from spool.formats.events import plain_keys
-from spool.listeners.base import Begin, Listener
-from spool.listeners.discovery import GROUP
+from spool.listeners import GROUP, Begin, Listener
 
 __all__ = ["Event", "EventName", "HookSpecs", "Plugins", "hookimpl"]
 

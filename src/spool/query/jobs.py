@@ -31,12 +31,12 @@ from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended
 from spool.core.model import NOT_SUSPENDED, SECOND_NS, JobDefaults, Result, State, Suspension
 from spool.core.reasons import instant
 from spool.formats.capabilities import engine_title, running_words
-from spool.formats.run_records import GrantRecord, RunFiles, job_of_line, parse_history_line
+from spool.formats.run_records import GrantRecord, job_of_line, parse_history_line
 from spool.formats.state import JobView, StateView
-from spool.query.parameters import Parameters
 from spool.query.rows import (
     ORDERS,
     JobRow,
+    Parameters,
     array_row,
     dataframe,
     html,
@@ -49,6 +49,7 @@ from spool.query.rows import (
 )
 from spool.store.glance import defaults_of
 from spool.store.reading import glimpse
+from spool.store.runfiles import RunFiles
 from spool.store.spool import MISSED_NS, Service, Spool
 from spool.store.tolerant import unreadable
 
@@ -183,7 +184,7 @@ def list_jobs(
 def _with_progress(spool: Spool, row: JobRow) -> JobRow:
     if row.state is not State.RUNNING or row.run is None:
         return row
-    from spool.query.progress import progress_of
+    from spool.client.output import progress_of
 
     return replace(row, progress=progress_of(spool, row.name, row.run))
 

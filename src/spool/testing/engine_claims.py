@@ -1,7 +1,7 @@
 """The claims that hold for every engine, for the tests of a package that offers one.
 
 A test file says `from spool.testing.engine_claims import *`, and defines one fixture, `engine_site`, which gives a
-`Site`: a spool whose jobs go to the engine, and what happens there behind spool's back (docs/SLURM.md).
+`Site`: a spool whose jobs go to the engine, and what happens there behind spool's back (docs/CLUSTER.md).
 """
 
 from __future__ import annotations

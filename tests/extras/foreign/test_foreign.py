@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from calling import Command
-from spool.cli import scripts
+from spool.cli import submission
 from spool.extras.foreign.lines import PIECES, SYSTEMS, Directive, convert
 from spool.store.ownership import this_user
 
@@ -373,7 +373,7 @@ def test_a_script_runs_by_the_shell_that_its_scheduler_would_take(
     said = spool("import", script)
     assert said.code == 0, said.err
     first, _, rest = tomllib.loads(said.out)["script"].partition("\n")
-    assert first == line if line is not None else os.path.basename(first) in scripts.SHELLS
+    assert first == line if line is not None else os.path.basename(first) in submission.SHELLS
     assert rest == (text.partition("\n")[2] if text.startswith("#!") else text)
     keys = tomllib.loads(spool("import", "--no-capture", script).out)
     assert keys["command"] == [*first[2:].split(None, 1), str(script)]

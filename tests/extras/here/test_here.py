@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import spool
-from docs.test_pages import RECIPES
+from docs.test_pages import START
 from plugins.fake_nvml import FakeNvml
 from served import Served
 from shell import Home, home_of_test
@@ -673,7 +673,7 @@ def test_the_recipe_of_jupyter_runs() -> None:
     jupyter = home.path / ".local" / "bin" / "jupyter"
     jupyter.write_text('#!/bin/sh\necho "in $SPOOL_JOB: $*"\n', encoding="utf-8")
     jupyter.chmod(0o755)
-    recipe = RECIPES.read_text(encoding="utf-8").partition("## Jupyter on a GPU\n")[2]
+    recipe = START.read_text(encoding="utf-8").partition("## Jupyter on a GPU\n")[2]
     block = re.findall(r"^```shell\n(.*?)^```", recipe, re.MULTILINE | re.DOTALL)[0]
     try:
         printed = home.sh(block.replace("-g 1", "-g 0").replace("--cpus 4", "--cpus 1"))

@@ -19,7 +19,7 @@ from served import Served
 from spool.core.errors import InvalidConfig
 from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS, ForeignProcess, Grant, Result, State
-from spool.doctor.checks import Level, examine
+from spool.doctor import Level, examine
 from spool.extras.metrics import listener as writing
 from spool.extras.metrics.checks import CHECKS
 from spool.extras.metrics.listener import Metrics
@@ -276,7 +276,7 @@ def test_promtool_finds_nothing_to_object_to(listener: Metrics, out: Path) -> No
 
 
 def test_the_dashboard_and_the_page_speak_of_metrics_that_there_are(listener: Metrics, out: Path) -> None:
-    """What the dashboard asks for is written with these labels, and what is written is in docs/METRICS.md."""
+    """What the dashboard asks for is written with these labels, and what is written is in docs/EVENTS.md."""
     listener.tick()
     families = list(text_string_to_metric_families(out.read_text()))
     labels = {sample.name: set(sample.labels) for family in families for sample in family.samples}
@@ -290,7 +290,7 @@ def test_the_dashboard_and_the_page_speak_of_metrics_that_there_are(listener: Me
         known = set().union(*(labels[name] for name in re.findall(r"\bspool_[a-z_]+\b", query)))
         assert by <= known, query
     listed = re.findall(
-        r"^\| `(spool_[a-z_]+)` \| (\w+) \| (.*?) ?\|", (ROOT / "docs" / "METRICS.md").read_text(), re.MULTILINE
+        r"^\| `(spool_[a-z_]+)` \| (\w+) \| (.*?) ?\|", (ROOT / "docs" / "EVENTS.md").read_text(), re.MULTILINE
     )
     assert {(name, kind, frozenset(re.findall(r"`(\w+)`", stated))) for name, kind, stated in listed} == {
         (

@@ -1,10 +1,9 @@
-"""`spool simulate`: a trace, or our own history, under one policy and another, and what is changed of it before."""
+"""`spool simulate`: a trace, or our own history, under one policy and another."""
 
 from __future__ import annotations
 
 import gzip
 import shutil
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,20 +13,10 @@ import pytest
 
 from calling import Command, asked
 from spool.cli import render
-from spool.core.errors import UsageError
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Machine, Policy, Request, Result, Spec, State
 from spool.extras.simulate.simulation import SimulatedJob, SimulatedPolicy
-from spool.extras.simulate.whatif import (
-    Scenario,
-    Workload,
-    imagined_gpus,
-    load_of,
-    of_file,
-    prepare,
-    simulate_policy,
-    stating_limits,
-)
+from spool.extras.simulate.workload import NO_LIMIT_BYTES, Workload, fitting
 from spool.formats.run_records import render_history
 
 TRACE = """\
@@ -59,8 +48,8 @@ def test_figures_by_policy(spool: Command, trace: Path) -> None:
     found = policies(spool, trace)
     assert list(found) == ["fifo", "easy", "spool"]
     fifo, easy = found["fifo"], found["easy"]
-    assert (fifo["mean_wait_ns"], fifo["max_queue"], fifo["makespan_ns"]) == ((100 + 190) * S // 3, 2, 250 * S)
-    assert (easy["mean_wait_ns"], easy["max_queue"], easy["makespan_ns"]) == (100 * S // 3, 1, 200 * S)
+    assert (fifo["mean_wait_ns"], fifo["makespan_ns"]) == ((100 + 190) * S // 3, 250 * S)
+    assert (easy["mean_wait_ns"], easy["makespan_ns"]) == (100 * S // 3, 200 * S)
     assert fifo["utilisation"] == (200 + 400 + 50) / (4 * 250)
 
 
@@ -73,19 +62,20 @@ def test_what_is_left_out_is_counted(spool: Command, trace: Path) -> None:
     assert (found["jobs"], found["never_fit"], found["incomplete"], found["machine"]["cpus"]) == (2, 2, 1, 2)
 
 
-def test_a_table_and_a_picture(spool: Command, trace: Path) -> None:
-    """A column for each policy that was asked for, and two rows of blocks for each."""
-    lines = spool("simulate", trace, "--policy", "easy,fifo").out.splitlines()
-    assert lines[3].split() == ["POLICY", "easy", "fifo"]
-    assert lines[4].split() == ["jobs", "3", "3"]
-    assert lines[5].split() == ["mean", "wait", "33s", "1m36s"]
-    assert sum("█" in line for line in lines) == 4
+def test_a_table_for_all_jobs_for_sizes_and_for_users(spool: Command, trace: Path) -> None:
+    """A column for each policy that was asked for; below it a row for each size and user under each of them."""
+    lines = [line.split() for line in spool("simulate", trace, "--policy", "easy,fifo").out.splitlines()]
+    assert lines[3] == ["POLICY", "easy", "fifo"]
+    assert lines[4] == ["jobs", "3", "3"]
+    assert lines[5] == ["mean", "wait", "33s", "1m36s"]
+    titles = [line[0] for line in lines if line]
+    assert titles[titles.index("SIZE") : titles.index("USER")] == ["SIZE", "1", "fifo", "2-4", "fifo"]
 
 
 def test_each_figure_is_told_of_every_user_and_size(spool: Command, trace: Path) -> None:
-    """As JSON all of them, with the jobs that waited longest; the sizes and the users add up to all jobs."""
+    """As JSON all of them; sizes ascend, users come by what they had, and both add up to all jobs."""
     easy = policies(spool, trace)["easy"]
-    keys = {"jobs", "left", "mean_wait_ns", "median_wait_ns", "wait_95_ns", "wait_99_ns", "longest_wait_ns"}
+    keys = {"jobs", "left", "mean_wait_ns", "median_wait_ns", "wait_99_ns", "longest_wait_ns"}
     keys |= {"mean_bounded_slowdown", "utilisation", "gpu_utilisation"}
     assert easy["longest_wait_ns"] == 100 * S
     assert [one["size"] for one in easy["sizes"]] == ["1 CPU", "2-4 CPUs"]
@@ -93,38 +83,31 @@ def test_each_figure_is_told_of_every_user_and_size(spool: Command, trace: Path)
     for groups in (easy["sizes"], easy["users"]):
         assert all(keys <= set(one) for one in groups)
         assert sum(one["jobs"] for one in groups) == 3
-    assert easy["longest_waits"][0] == {
-        "name": "0000002", "user": "user2", "cpus": 4, "gpus": 0, "submitted_after_ns": 0, "wait_ns": 100 * S
-    }  # fmt: skip
 
 
-def test_the_heaviest_users_are_shown_and_all_if_asked(spool: Command, tmp_path: Path) -> None:
-    """Five users by what they used, and how many more there are; every one with --all-users."""
+def test_the_heaviest_users_are_shown(spool: Command, tmp_path: Path) -> None:
+    """Five users by what they used, and how many more there are."""
     path = tmp_path / "users.swf"
     lines = [f"{at} 0 -1 {100 * at} 1 -1 -1 1 2000 -1 1 {at} 1 1 1 -1 -1 -1\n" for at in range(1, 8)]
     path.write_text("; MaxProcs: 8\n" + "".join(lines))
     few = spool("simulate", path, "--policy", "easy").out
-    rows = few[few.index("USER") : few.index("LONGEST WAITS")].splitlines()
+    rows = few[few.index("USER") :].splitlines()
     assert [row.split()[0] for row in rows[1:6]] == [f"user{at}" for at in (7, 6, 5, 4, 3)]
-    assert rows[6] == "2 more users: --all-users"
-    every = spool("simulate", path, "--policy", "easy", "--all-users").out
-    assert "user1 " in every
-    assert "more users" not in every
+    assert rows[6] == "2 more users: --json has all"
 
 
 def test_a_csv_of_gpu_jobs(spool: Command, tmp_path: Path) -> None:
-    """Without a column of processors, where all jobs ask for GPUs, --gpus says how large the machine is."""
+    """GPUs are granted and counted as processors are; a file named .gz is unpacked."""
     path = tmp_path / "gpus.csv"
     path.write_text("submit,run_time,gpus,name\n0,100,2,train\n0,50,1,eval\n")
-    found = asked(spool, "simulate", path, "--gpus", 2, "--policy", "fifo")
+    words = ("--cpus", 2, "--gpus", 2, "--policy", "fifo")
+    found = asked(spool, "simulate", path, *words)
     assert found["machine"] == {"cpus": 2, "memory_bytes": None, "gpus": 2}
     (fifo,) = found["policies"]
-    assert [(one["name"], one["wait_ns"]) for one in fifo["longest_waits"]] == [("train", 50 * S), ("eval", 0)]
-    assert fifo["gpu_utilisation"] == 250 / 300
-    assert "specify --cpus, or --gpus" in spool("simulate", path).err
+    assert (fifo["longest_wait_ns"], fifo["gpu_utilisation"]) == (50 * S, 250 / 300)
     packed = tmp_path / "gpus.csv.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    assert "GPUs in use" in spool("simulate", packed, "--gpus", 2).out
+    assert "1 GPU " in spool("simulate", packed, *words).out
 
 
 def test_progress_is_shown_on_a_terminal_only(spool: Command, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,19 +140,13 @@ def test_memory_counts_when_it_is_said_how_much_there_is(spool: Command, tmp_pat
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
-        ((), 2, "give either a trace or --history"),
-        (("small.swf", "--history"), 2, "give either a trace or --history"),
         (("small.swf", "--policy", "random"), 2, f"the policies are {', '.join(SimulatedPolicy)}"),
         (("small.swf", "--policy", ","), 2, "--policy is empty"),
         (("gone.swf",), 1, "No such file"),
-        (("bad.swf",), 4, "line 1: contains something that is not a number"),
+        (("bad.swf",), 4, "line 1: has fewer than 18 columns"),
         (("bare.swf",), 2, "specify --cpus"),
         (("cut.swf.gz",), 1, "cannot read the trace"),
-        (("small.swf", "--plot", "x.png"), 2, "must be an .svg"),
-        (("--history",), 4, "no run in it has both started and ended"),
-        (("small.swf", "--limits", "0.5", "--no-limits"), 2, "cannot be combined"),
-        (("small.swf", "--limits", "50"), 2, "--limits must be a number from 0 to 1, not 50"),
-        (("small.swf", "--scale-load", "0"), 2, "--scale-load must be a number above 0, not 0"),
+        ((), 4, "no run in it has both started and ended"),
         (("small.swf", "--memory", "5"), 2, '--memory: "5" has no unit'),
     ],
 )
@@ -225,14 +202,14 @@ def test_our_own_history(spool: Command, spool_root: Path) -> None:
     metadir = spool_root / "jobs" / "b" / "1"
     metadir.mkdir(parents=True)
     (metadir / "job.toml").write_text('command = "true"\ntime_limit = "50s"\n')
-    found = asked(spool, "simulate", "--history", "--cpus", 2, "--gpus", 1, "--policy", "fifo")
+    found = asked(spool, "simulate", "--cpus", 2, "--gpus", 1, "--policy", "fifo")
     assert (found["jobs"], found["incomplete"], found["never_fit"]) == (3, 2, 0)
     (fifo,) = found["policies"]
     # a from 0 to 100; b, cut at its limit, to 150; the second a, which came at 105, to 200.
-    assert (fifo["makespan_ns"], fifo["max_queue"]) == (200 * S, 1)
+    assert fifo["makespan_ns"] == 200 * S
     assert fifo["gpu_utilisation"] == 0.25
-    assert "time limit" in spool("simulate", "--history", "--cpus", 2, "--gpus", 1).err
-    assert asked(spool, "simulate", "--history", "--cpus", 2)["never_fit"] == 1
+    assert "time limit" in spool("simulate", "--cpus", 2, "--gpus", 1).err
+    assert asked(spool, "simulate", "--cpus", 2)["never_fit"] == 1
 
 
 def test_resources_are_simulated(spool: Command, spool_root: Path) -> None:
@@ -242,71 +219,18 @@ def test_resources_are_simulated(spool: Command, spool_root: Path) -> None:
     lines.append(ended("x", 0, 0, 100, request=wanted["gone"]))
     (spool_root / "history.jsonl").write_bytes(b"".join(lines))
     (spool_root / "config.toml").write_text("resources = { licence = 2 }\n")
-    found = asked(spool, "simulate", "--history", "--cpus", 9, "--policy", "spool")
+    found = asked(spool, "simulate", "--cpus", 9, "--policy", "spool")
     assert (found["jobs"], found["never_fit"], found["policies"][0]["makespan_ns"]) == (3, 1, 200 * S)
-
-
-def test_the_history_of_any_spool(spool: Command, spool_root: Path, tmp_path: Path) -> None:
-    """Its file is a trace: with the limits of the metadirs beside it, without them where it is a copy."""
-    metadir = spool_root / "jobs" / "b" / "1"
-    metadir.mkdir(parents=True)
-    (metadir / "job.toml").write_text('command = "true"\ntime_limit = "50s"\n')
-    history = b"".join([ended("a", 0, 5, 105), ended("b", 0, 105, 205), ended("b", 0, 205, 255, run=2)])
-    (spool_root / "history.jsonl").write_bytes(history)
-    copy = tmp_path / "copy.jsonl.gz"
-    copy.write_bytes(gzip.compress(history))
-    words = ("--cpus", 2, "--policy", "fifo")
-    there = asked(spool, "simulate", spool_root / "history.jsonl", *words)
-    assert there["policies"] == [
-        one | {"seconds": there["policies"][0]["seconds"]}
-        for one in asked(spool, "simulate", "--history", *words)["policies"]
-    ]
-    assert there["limits_stated"] == 1
-    found = asked(spool, "--spool", tmp_path / "none", "simulate", copy, *words)
-    assert (found["jobs"], found["limits_stated"], found["policies"][0]["makespan_ns"]) == (3, 0, 250 * S)
-    assert [one["name"] for one in found["policies"][0]["longest_waits"]] == ["b_2", "b", "a"]
-    assert len({id(each.spec) for each in of_file(str(copy)).coming}) == 1  # equal requests share one
-
-
-def test_waits_utilisation_and_queue_are_drawn(spool: Command, trace: Path, tmp_path: Path) -> None:
-    """The distribution of waits above both curves, every policy that there is with a colour of its own."""
-    path = tmp_path / "x.svg"
-    said = spool("simulate", trace, "--policy", ",".join(SimulatedPolicy), "--plot", path)
-    assert said.code == 0, said.err
-    found = list(ET.fromstring(path.read_bytes()).iter())
-    texts = {each.text for each in found if each.tag.endswith("text")}
-    assert {*SimulatedPolicy, "share of jobs that waited at most"} <= texts
-    lines = [each for each in found if each.get("stroke-width") == "1.3"]
-    assert len(lines) == 3 * len(SimulatedPolicy)
-    assert len({each.get("stroke") for each in lines}) == len(SimulatedPolicy)
-    easy = lines[list(SimulatedPolicy).index(SimulatedPolicy("easy"))]
-    # Two of three jobs start at once, the other after 100s: a third of the height, then all of it.
-    heights = [float(point.split()[1]) for point in (easy.get("d") or "")[1:].split("L")]
-    assert heights[0] > heights[-1]
-    assert len(set(heights)) == 2
-
-
-def test_a_share_of_the_jobs_may_be_preempted(spool: Command, tmp_path: Path) -> None:
-    """How often that happens is told, how much work is done again, and what it means for those jobs and the others."""
-    path = tmp_path / "long.csv"
-    path.write_text("submit,run_time,cpus,time_limit\n0,36000,4,1d\n4000,1800,2,1h\n" + 8 * "99999,9,1,1m\n")
-    said = spool("simulate", path, "--cpus", 4, "--policy", "easy,spool", "--preemptible", 1).out
-    assert "spool: 1 preemption, " in said
-    assert "easy: " not in said
-    groups = policies(spool, path, "--cpus", 4, "--preemptible", 0.5)["spool"]["preemptible"]
-    assert [group["group"] for group in groups] == ["others", "preemptible"]
-    assert sum(group["jobs"] for group in groups) == 10
-    assert policies(spool, path, "--cpus", 4)["spool"]["preemptions"] == 0
 
 
 def test_gpus_of_several_types(spool: Command, tmp_path: Path) -> None:
     """A job gets the type that it names; --gpus says how many of each type there are, and how large they are."""
     path = tmp_path / "types.csv"
     path.write_text("submit,run_time,gpus,gpu_type\n0,100,1,H100\n0,100,1,\n0,100,1,A100\n")
-    said = spool("simulate", path, "--gpus", "1x4090:24G,1xH100", "--policy", "spool").out
+    said = spool("simulate", path, "--cpus", 2, "--gpus", "1x4090:24G,1xH100", "--policy", "spool").out
     assert "2 jobs on 2 CPUs, 2 GPUs (1 4090, 1 H100) (left out: 1 never fit)" in said
     assert "1 GPU, H100" in said
-    assert asked(spool, "simulate", path, "--gpus", 2, "--policy", "spool")["jobs"] == 3
+    assert asked(spool, "simulate", path, "--cpus", 2, "--gpus", 2, "--policy", "spool")["jobs"] == 3
     wrong = spool("simulate", path, "--gpus", "H100")
     assert wrong.code == 2
     assert "4x4090:24G" in wrong.err
@@ -315,90 +239,31 @@ def test_gpus_of_several_types(spool: Command, tmp_path: Path) -> None:
 def test_a_simulation_of_the_history_needs_a_spool(spool: Command, spool_root: Path) -> None:
     """Where there is none, it has no history to read."""
     shutil.rmtree(spool_root)
-    said = spool("simulate", "--history")
+    said = spool("simulate")
     assert (said.code, "no spool there" in said.err) == (5, True)
 
 
-BOX = Machine(4, 1 << 40)
+def test_a_preemptible_run_of_the_history_is_preempted_again(spool: Command, spool_root: Path) -> None:
+    """Its job file says that it may be; how often that happens is told, and how much work is done again."""
+    lines = [
+        ended("long", 0, 0, 36_000, request=Request(4)),
+        ended("short", 4000, 36_000, 37_800),
+        *(ended(f"later{at}", 99_999, 99_999, 100_008, request=Request(1)) for at in range(8)),
+    ]
+    (spool_root / "history.jsonl").write_bytes(b"".join(lines))
+    for name, said in (("long", "preemptible = true\ntime_limit = '1d'\n"), ("short", "time_limit = '1h'\n")):
+        metadir = spool_root / "jobs" / name / "1"
+        metadir.mkdir(parents=True)
+        (metadir / "job.toml").write_text(f'command = "true"\n{said}')
+    told = spool("simulate", "--cpus", 4, "--policy", "easy,spool").out
+    assert "spool: 1 preemption, " in told
+    assert "easy: " not in told
 
 
-def job(name: str, submit: int = 0, runs: int = 100, cpus: int = 1, user: str = "ann", gpus: int = 0) -> SimulatedJob:
-    """Return a job with a limit, in seconds."""
-    spec = Spec("true", request=Request(cpus, gpus=gpus), time_limit_ns=500 * S)
-    return SimulatedJob(name, spec, submit * S, runs * S, user)
-
-
-def stating(coming: tuple[SimulatedJob, ...]) -> list[str]:
-    """Return the users of the jobs that state a limit."""
-    return [each.user for each in coming if each.spec.time_limit_ns is not None]
-
-
-def test_a_part_of_the_users_states_limits() -> None:
-    """A user states the limits of all jobs or of none, the same users each time, and as many as were asked for."""
-    jobs = [job(str(at), user=f"user{at % 10}") for at in range(100)]
-    half = stating(stating_limits(jobs, 0.5))
-    assert (len(half), len(set(half))) == (50, 5)
-    assert stating(stating_limits(jobs, 0.5)) == half
-    assert stating(stating_limits(jobs, 0.0)) == []
-    assert len(stating(stating_limits(jobs, 1.0))) == 100
-
-
-@pytest.mark.parametrize("user", ["ann", "user"])
-def test_jobs_of_one_user_or_of_nobody_known_are_drawn_one_by_one(user: str) -> None:
-    """Else half of the users would be all of the jobs, or none."""
-    jobs = [job(str(at), user=user) for at in range(200)]
-    assert 70 < len(stating(stating_limits(jobs, 0.5))) < 130
-
-
-def test_what_is_changed_makes_no_shapes() -> None:
-    """Jobs that differ in memory or limits alone share one spec once that does not count, and all of them fit."""
-    asked = (Request(1, memory_bytes=size << 40) for size in (0, 1, 2))
-    specs = [Spec("true", request=request, time_limit_ns=request.memory_bytes) for request in asked]
-    jobs = tuple(SimulatedJob(str(at), spec, 0, S) for at, spec in enumerate(specs))
-    found = prepare(Workload("t", jobs), BOX, Policy(), Scenario(limits=0.0))
-    assert len({id(each.spec) for each in found.coming}) == 1
-    assert prepare(Workload("t", jobs), BOX, Policy(), Scenario(count_memory=True)).never_fit == 1
-
-
-def test_the_load_is_work_by_room() -> None:
-    """Processors times run time over processors times the span of submissions; of GPUs where that is more."""
-    jobs = [job("a", 0, 100, 2), job("b", 100, 300, 1, gpus=2)]
-    assert load_of(jobs, BOX) == (2 * 100 + 300) / (4 * 100)
-    assert load_of(jobs, Machine(4, 1 << 40, gpus=imagined_gpus("4", jobs))) == 2 * 300 / (4 * 100)
-    assert load_of(jobs[:1], BOX) is None
-
-
-def test_arrivals_are_stretched_to_the_load_that_is_wanted() -> None:
-    """Only the times between submissions change, from the first on."""
-    jobs = (job("a", 50, 100, 2), job("b", 100, 100, 2), job("c", 150, 200, 4))
-    found = prepare(Workload("t", jobs), BOX, Policy(), Scenario(load=1.5))
-    assert (found.load_of_source, found.load) == (3.0, 1.5)
-    assert [each.submit_at_ns for each in found.coming] == [50 * S, 150 * S, 250 * S]
-    assert [(each.spec, each.duration_ns) for each in found.coming] == [(each.spec, each.duration_ns) for each in jobs]
-
-
-def test_jobs_that_come_at_once_have_no_load_to_scale() -> None:
-    """There is no span to stretch."""
-    with pytest.raises(UsageError, match="--scale-load"):
-        prepare(Workload("t", (job("a"), job("b"))), BOX, Policy(), Scenario(load=0.85))
-
-
-def test_sizes_users_and_longest_waits_are_told() -> None:
-    """Sizes ascend, processors before GPUs; users come by what they had; the longest waits have names."""
-    box = Machine(16, 1 << 40, gpus=imagined_gpus("4", []))
-    jobs = (
-        job("small", 0, 10, 1, "bob"),
-        job("large", 0, 100, 16),
-        job("four", 1, 100, 4),
-        job("five", 2, 50, 5),
-        job("card", 3, 50, 1, "cem", gpus=3),
-    )
-    told: list[tuple[int, int]] = []
-    imagined = prepare(Workload("t", jobs), box, Policy(), Scenario())
-    found = simulate_policy(imagined, Policy(), SimulatedPolicy.FIFO, lambda done, of: told.append((done, of)))
-    assert list(found.sizes) == ["1 CPU", "2-4 CPUs", "5-16 CPUs", "3-4 GPUs"]
-    assert list(found.users) == ["ann", "cem", "bob"]
-    assert sum(each.jobs for each in found.users.values()) == found.figures.jobs == 5
-    assert found.longest_waits[0].waited_ns == found.figures.longest_wait_ns
-    longest = {each.job.name: each.job for each in found.longest_waits}
-    assert (longest["five"].spec.request.cpus, longest["five"].user) == (5, "ann")
+def test_what_does_not_count_makes_no_shapes() -> None:
+    """Jobs that differ in memory alone share one spec where memory has no limit, and all of them fit."""
+    asked_for = (Request(1, memory_bytes=size << 40) for size in (0, 1, 2))
+    jobs = tuple(SimulatedJob(str(at), Spec("true", request=each), 0, S) for at, each in enumerate(asked_for))
+    found = fitting(Workload("t", jobs), Machine(4, NO_LIMIT_BYTES), Policy())
+    assert (len(found), len({id(each.spec) for each in found})) == (3, 1)
+    assert len(fitting(Workload("t", jobs), Machine(4, 1 << 40), Policy())) == 2

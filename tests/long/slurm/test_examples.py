@@ -16,7 +16,7 @@ def test_the_example_runs_on_a_node(unserved: Served, slurm: Cluster) -> None:
     """The two lines of configuration are enough, and the job says on which node it was and as which of Slurm's."""
     lines = (EXAMPLE / "README.md").read_text().partition("```toml\n")[2].partition("```")[0]
     assert len(tomllib.loads(lines)) == len(lines.splitlines()) == 2
-    assert lines in (ROOT / "docs" / "SLURM.md").read_text()
+    assert lines in (ROOT / "docs" / "CLUSTER.md").read_text()
     (unserved.root / "config.toml").write_text(f'autostart = false\ndisk_floor = "0M"\n{lines}')
     unserved.start()
     submitted = unserved.spool("submit", "-f", str(EXAMPLE / "pi.toml"), "--wait")

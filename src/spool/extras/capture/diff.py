@@ -10,8 +10,7 @@ import click
 from msgspec import Struct
 
 from spool.cli import publicjson, render
-from spool.cli.common import json_option, one_job, opened
-from spool.cli.group import JobArgument, Verb
+from spool.cli.group import JobArgument, Verb, json_option, one_job, opened
 from spool.core import layout
 from spool.core.errors import InvalidFile, NoSuchJob, cannot
 from spool.core.reasons import count_of

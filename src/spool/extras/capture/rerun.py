@@ -12,11 +12,9 @@ from typing import Any
 
 import click
 
-from spool.cli.common import own
-from spool.cli.group import JobArgument, Verb
-from spool.cli.render import say, say_text
+from spool.cli.group import JobArgument, Verb, own
+from spool.cli.render import say, say_text, tell
 from spool.cli.submission import check_free, checked_name, publish, tell_doubts
-from spool.cli.telling import tell
 from spool.client.draft import Draft, escaped, next_name, placeholders
 from spool.client.submit import literal
 from spool.core import layout

@@ -1,7 +1,7 @@
 """What differs between engines: what users write of one, its commands, and the meaning of its answers.
 
 A `Language` is all that a new engine needs; a package offers one by an entry point of the group `spool.engines`
-(docs/SLURM.md, "Add another engine"). Its methods only make commands and read answers: `engine.py` runs the commands.
+(docs/CLUSTER.md, "Add another engine"). Its methods only make commands and read answers: `engine.py` runs the commands.
 """
 
 from __future__ import annotations

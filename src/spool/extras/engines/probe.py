@@ -20,7 +20,7 @@ from spool.core.errors import SpoolError
 from spool.core.layout import LOCAL_EXECUTORS
 from spool.core.model import SECOND_NS
 from spool.core.units import show_duration, whole_words
-from spool.doctor.checks import Check, Finding, Findings, Subject, fail, good, warn
+from spool.doctor import Check, Finding, Findings, Subject, fail, good, warn
 from spool.executors.base import Launch
 from spool.extras.engines.language import Sighting
 from spool.extras.engines.slurm import SlurmLanguage, number_in, settings_in

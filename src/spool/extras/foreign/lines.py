@@ -632,7 +632,7 @@ def _mail(found: Sequence[Directive], sends_to: Callable[[str], bool]) -> Iterat
         if when and not wanted:
             yield from map(Converted, [*who, *when])
         elif not all(map(sends_to, addresses)):
-            why = NoEquivalent("give --notify ADDRESS, or see docs/NOTIFICATIONS.md for what sends a mail")
+            why = NoEquivalent("give --notify ADDRESS, or see docs/EVENTS.md for what sends a mail")
             yield from (Converted(one, lost=why) for one in [*who, *when][:1])
         else:
             recipients = ("--notify", ",".join(addresses))

@@ -16,11 +16,9 @@ from itertools import pairwise
 import click
 
 from spool.cli import fastsubmit, joboptions, render
-from spool.cli.common import job_name
-from spool.cli.group import Verb
-from spool.cli.scripts import MAX_HEAD_BYTES, OPTIONS, SHELLS, Asked, ScriptText, head_lines
-from spool.cli.submission import draft_of
-from spool.cli.telling import tell
+from spool.cli.group import Verb, job_name
+from spool.cli.render import tell
+from spool.cli.submission import MAX_HEAD_BYTES, OPTIONS, SHELLS, Asked, ScriptText, draft_of, head_lines
 from spool.client import submit as submitting
 from spool.client.draft import Exports, escaped, matching, placeholders, stem_of
 from spool.core.errors import InvalidJob, InvalidValue, UsageError, cannot

@@ -41,7 +41,7 @@ from spool.core.errors import SHORTAGES, InvalidValue, SpoolError, cannot
 from spool.core.layout import QUEUED, RUNNING, why_not_name
 from spool.core.model import State
 from spool.extras.functions import calls
-from spool.python.job import Job
+from spool.python.client import Job
 from spool.query.foresight import doubts
 from spool.store.disk import Disk
 from spool.store.ownership import check_owner, this_user
@@ -50,7 +50,7 @@ from spool.store.spool import Spool
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from spool.python.keys import CallKeys
+    from spool.python.client import CallKeys
 
 log = logging.getLogger(__name__)
 

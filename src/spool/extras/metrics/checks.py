@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
-from spool.doctor.checks import Check, Findings, Subject, good, warn
+from spool.doctor import Check, Findings, Subject, good, warn
 from spool.extras.metrics.listener import NOT_INSTALLED
 
 

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, in a file that node_exporter's textfile collector reads (docs/METRICS.md)."""
+"""Metrics for Prometheus, in a file that node_exporter's textfile collector reads (docs/EVENTS.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spool.core.model import ALIVE, SECOND_NS, Jid
 from spool.extras.metrics.sums import COUNTED, RunUsage, Sums
 from spool.formats.config import Config
 from spool.formats.state import StateView, parse_state
-from spool.listeners.base import MESSAGES, Listener
+from spool.listeners import MESSAGES, Listener
 from spool.machine import processes
 from spool.machine.processes import Sought
 from spool.store.disk import Disk

@@ -1,6 +1,6 @@
 """The metrics in the text format of Prometheus; the one place that imports prometheus_client, an extra of the package.
 
-Names and labels follow the conventions: base units, `_total` for counters. docs/METRICS.md lists them all.
+Names and labels follow the conventions: base units, `_total` for counters. docs/EVENTS.md lists them all.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spool.doctor.checks import Check, Findings, Subject, good, warn
+from spool.doctor import Check, Findings, Subject, good, warn
 from spool.extras.notify.sending import masked, readable_by_others, why_undelivered
 from spool.extras.notify.settings import settings_of
 

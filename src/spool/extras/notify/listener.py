@@ -1,4 +1,4 @@
-"""Messages to the recipients that a job or the configuration names (docs/NOTIFICATIONS.md).
+"""Messages to the recipients that a job or the configuration names (docs/EVENTS.md).
 
 The listener looks up the addresses for an event, writes the message, with the end of the run's log if requested, and
 puts it into the queue of each address. It warns once if other users can read the addresses.
@@ -35,7 +35,7 @@ from spool.extras.notify.settings import addressees, expanded, settings_of
 from spool.formats.capabilities import engine_title
 from spool.formats.config import Config
 from spool.formats.events import facts
-from spool.listeners.base import MESSAGES, Listener
+from spool.listeners import MESSAGES, Listener
 from spool.store.reading import end_of_file
 
 log = logging.getLogger(__name__)

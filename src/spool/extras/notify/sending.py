@@ -35,7 +35,7 @@ from spool.core.layout import Layout
 from spool.core.model import Spec
 from spool.extras.notify.settings import NAME, Notifications, expanded, settings_of, wish_of
 from spool.formats.config import Config
-from spool.listeners.base import MESSAGES
+from spool.listeners import MESSAGES
 from spool.store.glance import config_if
 from spool.store.spool import Spool
 from spool.version import __version__

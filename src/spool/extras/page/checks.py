@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from spool.doctor.checks import Check, Findings, Subject, good, warn
+from spool.doctor import Check, Findings, Subject, good, warn
 from spool.extras.page import page_path
 
 

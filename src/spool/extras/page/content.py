@@ -15,7 +15,7 @@ from itertools import islice
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from spool.client.output import last_words_of
+from spool.client.output import last_words_of, progress_of
 from spool.core import layout
 from spool.core.accounting import By, GroupSums, Ledger, RunFilter, Totals
 from spool.core.errors import SpoolError
@@ -27,11 +27,9 @@ from spool.formats.config import Config
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state
 from spool.query.details import FAILURES
 from spool.query.jobs import RECENT_NS, with_parameters
-from spool.query.outlook import Outlook, OutlookReader
-from spool.query.progress import progress_of
+from spool.query.listing import ListedJob, Outlook, OutlookReader, folded
 from spool.query.rows import JobRow, in_words, row_of_result, row_of_view
 from spool.query.shared import GpuLease, MachineSharing, leases_on, problems_of, shared_machine, without_users
-from spool.query.tasks import ListedJob, folded
 from spool.query.timeline import Frame, Timeline, TimelineRun, last_day, live_run
 from spool.store.edited import Settings
 from spool.store.history import RecentHistory

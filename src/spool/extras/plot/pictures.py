@@ -1,135 +1,82 @@
-"""A timeline as a picture: what its panels show, drawn with characters for a terminal, or as SVG (`svg.py`).
+"""Runs over time as pictures: with characters for a terminal, and as SVG for a file or a web page.
 
 On a colour terminal each group has a colour, and a cell's shade shows how much of it was in use. Without colours each
-group has a letter: a capital if at least half of the cell was in use.
+group has a letter: a capital if at least half of the cell was in use. In SVG, words stay text that can be searched.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import chain, groupby
+from html import escape
+from itertools import groupby
 from typing import Any
 
-from msgspec import Struct
 from rich.cells import cell_len
 
 from spool.cli import render
-from spool.cli.charts import TICKS, Tick
+from spool.cli.render import MARKS, Line
 from spool.core.accounting import By
 from spool.core.errors import shown
-from spool.core.model import SECOND_NS
+from spool.core.model import SECOND_NS, Result, State
 from spool.core.reasons import count_of
-from spool.core.units import show_duration, show_size
-from spool.extras.plot import charts, svg
 from spool.formats.capabilities import engine_title
-from spool.query.timeline import OTHERS, LaneBar, Timeline, TimelineRow, UsageCurve
+from spool.query.timeline import OTHERS, LaneBar, Timeline, TimelineRow
 
-PANELS = ("gpus", "cpus", "use", "waits", "memory")
-"""The panels of a picture, from the top."""
-
-FILE_SIZE = (1000, 32)
-"""The columns of a picture in a file, and the most rows for CPUs."""
-TERMINAL_CPU_ROWS = 12
-_NARROWEST = 40  # cells
-_MARGIN = 12  # cells before the columns, for the names of rows
-_HEIGHT = 3  # rows of a curve on the terminal
+MARGIN, NARROWEST = 12, 40
+"""The cells before the columns of a picture on the terminal, for the names of rows, and the fewest cells of all."""
 _TICK, _WIDE_TICK = 8, 11  # cells for a mark of the axis, and for one with seconds
-_MINUTE_NS = 60 * SECOND_NS
 _GAP_FROM = 3  # the fewest cells of a bar that may lose one to a gap
-_ROW, _CURVE = 17, 110  # pixels of a row and of a curve in a file
-_NAMED_ROWS = 24  # rows of a panel in a file that have a name
 _SHADES = "░▒▓█"
 _GROUP_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
-_CURVE_COLOURS = (_GROUP_COLOURS[5], _GROUP_COLOURS[4])
+"""Okabe and Ito 2008: safe for colour-blind readers."""
+_MINUTE_NS, _HOUR_NS = 60 * SECOND_NS, 3600 * SECOND_NS
+_SCALES_NS = tuple(hours * _HOUR_NS for hours in (1, 2, 3, 6, 12, 24, 48, 168, 336, 720, 8760))
+_FINE_SCALES_NS = (
+    *(seconds * SECOND_NS for seconds in (1, 2, 5, 10, 30)),
+    *(minutes * _MINUTE_NS for minutes in (1, 2, 5, 10, 20, 30)),
+    *_SCALES_NS,
+)
+"""Round distances between two marks of an axis."""
+_BEFORE_NS, _AFTER_NS = 12 * _HOUR_NS, 14 * 24 * _HOUR_NS
+_NOW = ("┃", "|")
+
+# In SVG all numbers are pixels.
+_WIDTH, _LEFT, _RIGHT = 1100, 96, 16
+_INNER = _WIDTH - _LEFT - _RIGHT
+_HEADING, _TICKS, _GAP = 24, 16, 10
+_ROW = 17
+_NAMED_ROWS = 24  # rows of a panel that have a name
+_NAME, _LETTER = 14, 6.2  # letters of a name beside a row or of a group; a letter in a bar, on average
+_KEY_LETTER, _KEY = 6.6, 26
+_MANY = 4000  # bars: more have no gap between them
+_ROOM_TO_POINT = 8  # a narrower bar has no words of its own below the mouse
 
 
-class PictureCurve(Struct, frozen=True):
-    """A value in each column; `highest` is the most that the panel shows."""
-
-    name: str
-    colour: str
-    values: Sequence[float]
-    highest: float
-
-
-class PicturePanel(Struct, frozen=True):
-    """One panel: rows with bars, or curves; neither of them: its heading says it all.
-
-    `up` has the marks beside curves as parts of the height. In a file, `spans` take the place of curves: bars from one
-    part of the height to another, None in a column without one.
-    """
-
-    heading: str
-    rows: Sequence[TimelineRow] = ()
-    curves: Sequence[PictureCurve] = ()
-    up: Sequence[Tick] = ()
-    spans: Sequence[tuple[float, float] | None] = ()
+def can_draw() -> bool:
+    """Whether the output can show block characters."""
+    try:
+        _SHADES.encode(sys.stdout.encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
 
 
-def panel(found: Timeline, name: str) -> PicturePanel | None:
-    """Return one of `PANELS`, None if there is nothing to show in it."""
-    match name:
-        case "gpus":
-            return PicturePanel(_share(found.gpus_used, found.gpus, "GPUs"), found.gpu_rows) if found.gpus else None
-        case "cpus":
-            return PicturePanel(_share(found.cpus_used, found.cpus, "CPUs"), found.cpu_rows)
-        case "use":
-            kinds = (("GPUs", found.gpus_used, found.gpus), ("CPUs", found.cpus_used, found.cpus))
-            curves = [
-                PictureCurve(f"{kind} {(most := max(used.highest, there_are))}", colour, used.columns, most)
-                for (kind, used, there_are), colour in zip(kinds, _CURVE_COLOURS, strict=True)
-                if there_are
-            ]
-            return PicturePanel("in use, of all", curves=curves, up=[(at / 4, f"{25 * at}%") for at in range(5)])
-        case "waits":
-            return _waits(found)
-        case _:
-            highest = max(found.memory_asked.highest, found.memory_used.highest)
-            if not highest:
-                return PicturePanel("memory: none requested, use unknown")
-            asked, used = show_size(found.memory_asked.highest), show_size(found.memory_used.highest)
-            return PicturePanel(
-                f"memory: at most {asked} requested and {used} used, of {show_size(found.memory_bytes)}",
-                curves=[
-                    PictureCurve("requested", _GROUP_COLOURS[1], found.memory_asked.columns, highest),
-                    PictureCurve("used", _GROUP_COLOURS[2], found.memory_used.columns, highest),
-                ],
-                up=[(at / 2, show_size(highest * at // 2)) for at in range(3)],
-            )
+# --- what a picture shows --------------------------------------------------------------------------------------------
 
 
-def _waits(found: Timeline) -> PicturePanel:
-    """Return the waits of runs before their starts: the median of each column, in a file up to the 90th percentile."""
-    waits = found.all_waits
-    if waits is None:
-        return PicturePanel("waits: unknown")
-    median, p90, longest = map(show_duration, (waits.median_ns, waits.p90_ns, waits.longest_ns))
-    heading = f"waits: median {median}, 90% within {p90}, longest {longest}"
-    if not waits.longest_ns:
-        return PicturePanel(heading)
-    medians = [each.median_ns if each is not None else 0 for each in found.waits]
-    most = max(10.0, *(each.p90_ns / SECOND_NS for each in found.waits if each is not None))
-
-    def up(seconds: float) -> float:
-        return math.log10(1 + seconds) / math.log10(1 + most * 1.3)
-
-    return PicturePanel(
-        heading,
-        curves=[PictureCurve("median", _CURVE_COLOURS[1], medians, max(medians))],
-        up=[(up(at), word) for at, word in ((0, "0"), *TICKS) if at <= most],
-        spans=[
-            None if each is None else (up(each.median_ns / SECOND_NS), up(each.p90_ns / SECOND_NS))
-            for each in found.waits
-        ],
-    )
-
-
-def _share(used: UsageCurve, there_are: int, what: str) -> str:
-    if used.highest > there_are:  # there were more then
-        return f"{what}: {used.mean:.1f} in use on average, at most {used.highest} at once"
-    return f"{what}: {round(100 * used.mean / there_are)}% in use on average, at most {used.highest} of {there_are}"
+def _panels(found: Timeline) -> Iterator[tuple[str, Sequence[TimelineRow]]]:
+    """Yield the heading and the rows of the GPUs, if there are some, and of the CPUs."""
+    for what, used, there_are, rows in (
+        ("GPUs", found.gpus_used, found.gpus, found.gpu_rows),
+        ("CPUs", found.cpus_used, found.cpus, found.cpu_rows),
+    ):
+        if used.highest > there_are:  # there were more then
+            yield f"{what}: {used.mean:.1f} in use on average, at most {used.highest} at once", rows
+        elif there_are:
+            share = round(100 * used.mean / there_are)
+            yield f"{what}: {share}% in use on average, at most {used.highest} of {there_are}", rows
 
 
 def _colours(found: Timeline) -> dict[str, str]:
@@ -152,87 +99,76 @@ def _title(found: Timeline) -> str:
     return f"{count_of(found.runs, 'run')}{there}{going_on}, {first:%Y-%m-%d {clock}} to {end}"
 
 
-class TerminalPicture:
-    """Draws a timeline with characters, in lines of *width* cells, or of the smallest useful width.
+def _time_ticks(
+    start_ns: int, end_ns: int, apart_ns: int, scales_ns: Sequence[int] = _FINE_SCALES_NS
+) -> Iterator[tuple[int, str]]:
+    """Yield instants of the local clock from *start_ns* to *end_ns*, at least *apart_ns* from each other, labelled.
 
-    *height*: the most lines of the picture, as far as one panel has that few; None: any number.
+    Their distance is a round time: the first of *scales_ns* that is long enough, or the last.
     """
+    apart = next((each for each in scales_ns if each >= apart_ns), scales_ns[-1])
+    offset = datetime.fromtimestamp(start_ns // SECOND_NS).astimezone().utcoffset()
+    shift = int(offset.total_seconds()) * SECOND_NS if offset is not None else 0
+    first_ns = -(-(start_ns + shift) // apart) * apart - shift  # full hours are those of the local clock
+    for at_ns in range(first_ns, end_ns, apart):
+        moment = datetime.fromtimestamp(at_ns // SECOND_NS)
+        if apart >= 24 * _HOUR_NS or (apart >= _HOUR_NS and not (moment.hour or moment.minute)):
+            yield at_ns, f"{moment:%b %d}"
+        else:
+            yield at_ns, f"{moment:%H:%M}" if apart >= _MINUTE_NS else f"{moment:%H:%M:%S}"
 
-    def __init__(self, width: int, height: int | None = None) -> None:
-        self.cpu_rows = TERMINAL_CPU_ROWS if height is None else min(max(height // 4, 2), TERMINAL_CPU_ROWS)
-        self._most = math.inf if height is None else height
-        self.columns = max(width, _NARROWEST) - _MARGIN
-        self._blocks = render.has_colours() and charts.can_draw()
-        self._paint = render.painter()
 
-    def lines(self, found: Timeline, panels: Sequence[str]) -> list[str]:
-        """Return the panels that are not empty, each with its heading, and the legend above.
+# --- on a terminal ---------------------------------------------------------------------------------------------------
 
-        Of a picture that is too high, the curves get lower, and then the last panels are named instead of drawn.
-        """
-        wanted = {name: shows for name in panels if (shows := panel(found, name)) is not None}
-        for height in (_HEIGHT, 1):
-            head, parts = self._heading(found), [self._panel(found, each, height) for each in wanted.values()]
-            lines = list(chain(head, *parts))
-            if len(lines) <= self._most:
-                return lines
-        kept = len(parts)
-        while kept > 1 and len(lines) > self._most:
-            kept -= 1
-            rest = self._wrapped(f"not drawn: `spool plot --show {','.join([*wanted][kept:])}`")
-            lines = list(chain(head, *parts[:kept], rest))
-        return lines
 
-    def _heading(self, found: Timeline) -> list[str]:
-        lines, used, words = self._wrapped(_title(found)), 0, list[str]()
-        marks = _colours(found)
-        for at, group in enumerate(found.groups):
-            name = render.short(shown(group), self.columns)
-            cells = cell_len(name) + 4
-            if words and used + cells > self.columns + _MARGIN:
-                lines.append("  ".join(words))
-                words, used = [], 0
-            words.append(f"{self._paint(marks[group], '█' if self._blocks else _letter(at))} {name}")
-            used += cells
-        return [*lines, "  ".join(words)]
-
-    def _wrapped(self, text: str) -> list[str]:
-        return render.wrapped(text, self.columns + _MARGIN)
-
-    def _panel(self, found: Timeline, shows: PicturePanel, height: int) -> list[str]:
-        """Return a blank line, the heading, the rows or the curves of that height, and the axis of time."""
-        drawn = [*self._rows(found, shows.rows)]
-        for curve in shows.curves:
-            rows = charts.area(curve.values, curve.highest, height)
-            drawn += [_labelled("" if at else curve.name, row) for at, row in enumerate(rows)]
-        if drawn:
-            apart = found.step_ns * _TICK
-            if apart < _MINUTE_NS:  # the marks have seconds
-                apart = found.step_ns * _WIDE_TICK
-            ticks = charts.time_ticks(found.since_at_ns, found.until_at_ns, apart)
-            places = [((at_ns - found.since_at_ns) // found.step_ns, label) for at_ns, label in ticks]
-            drawn.append(_labelled("", charts.axis(places, len(found.waits))))
-        return ["", *self._wrapped(shows.heading), *drawn]
-
-    def _rows(self, found: Timeline, rows: Sequence[TimelineRow]) -> Iterator[str]:
-        marks = _colours(found)
+def lines(found: Timeline, width: int) -> list[str]:
+    """Return a timeline in lines of *width* cells."""
+    width = max(width, NARROWEST)
+    blocks, paint, marks = render.has_colours() and can_draw(), render.painter(), _colours(found)
+    drawn, used, words = render.wrapped(_title(found), width), 0, list[str]()
+    for at, group in enumerate(found.groups):
+        name = render.short(shown(group), width - MARGIN)
+        cells = cell_len(name) + 4
+        if words and used + cells > width:
+            drawn.append("  ".join(words))
+            words, used = [], 0
+        words.append(f"{paint(marks[group], '█' if blocks else _letter(at))} {name}")
+        used += cells
+    drawn.append("  ".join(words))
+    apart = found.step_ns * _TICK
+    if apart < _MINUTE_NS:  # the marks have seconds
+        apart = found.step_ns * _WIDE_TICK
+    ticks = _time_ticks(found.since_at_ns, found.until_at_ns, apart)
+    columns = len(found.waits)
+    axis = _axis((((at_ns - found.since_at_ns) // found.step_ns, label) for at_ns, label in ticks), columns)
+    for heading, rows in _panels(found):
+        drawn += ["", *render.wrapped(heading, width)]
         for row in rows:
-            cells: list[tuple[str, str]] = [("", " ")] * len(found.waits)
-            end, before = -1, ""
-            for _, of_run in groupby(row.bars, key=lambda bar: id(bar.run)):
-                bars = list(of_run)
-                first, group = bars[0].first, found.group_of(bars[0].run)
-                for bar in bars:
-                    sign = _shade(bar.busy) if self._blocks else _letter(found.groups.index(group), bar.busy)
-                    cells[bar.first : bar.last] = [(marks[group], sign)] * (bar.last - bar.first)
-                if first == end and group == before and bars[-1].last - first >= _GAP_FROM:
-                    cells[first] = marks[group], "▐" if self._blocks else "|"  # else two runs would look like one
-                end, before = bars[-1].last, group
-            yield _labelled("" if row.track else shown(row.label), render.painted(cells, self._paint))
+            cells_of_row = render.painted(_row(found, row, marks, blocks=blocks), paint)
+            drawn.append(_labelled("" if row.track else shown(row.label), cells_of_row))
+        drawn.append(_labelled("", axis))
+    return drawn
+
+
+def _row(found: Timeline, row: TimelineRow, marks: Mapping[str, str], *, blocks: bool) -> list[tuple[str, str]]:
+    """Return the cells of a row, each with its colour; a gap begins a run that would look like the one before it."""
+    cells: list[tuple[str, str]] = [("", " ")] * len(found.waits)
+    end, before = -1, ""
+    for _, of_run in groupby(row.bars, key=lambda bar: id(bar.run)):
+        bars = list(of_run)
+        first, group = bars[0].first, found.group_of(bars[0].run)
+        for bar in bars:
+            shade = _SHADES[min(int(bar.busy * len(_SHADES)), len(_SHADES) - 1)]
+            sign = shade if blocks else _letter(found.groups.index(group), bar.busy)
+            cells[bar.first : bar.last] = [(marks[group], sign)] * (bar.last - bar.first)
+        if first == end and group == before and bars[-1].last - first >= _GAP_FROM:
+            cells[first] = marks[group], "▐" if blocks else "|"
+        end, before = bars[-1].last, group
+    return cells
 
 
 def _labelled(label: str, row: str) -> str:
-    return f"{render.short(label, _MARGIN - 1, middle=True):{_MARGIN}}{row}".rstrip()
+    return f"{render.short(label, MARGIN - 1, middle=True):{MARGIN}}{row}".rstrip()
 
 
 def _letter(at: int, busy: float = 1.0) -> str:
@@ -240,62 +176,171 @@ def _letter(at: int, busy: float = 1.0) -> str:
     return letter if busy >= 0.5 else letter.lower()
 
 
-def _shade(busy: float) -> str:
-    return _SHADES[min(int(busy * len(_SHADES)), len(_SHADES) - 1)]
+def _axis(places: Iterable[tuple[int, str]], columns: int, line: str = " ") -> str:
+    """Return a row with a label from each of *places* on, as far as there is room."""
+    row = [line] * columns
+    for at, label in places:
+        if at + len(label) <= columns:
+            row[at : at + len(label)] = label
+    return "".join(row)
 
 
-def document(found: Timeline, panels: Sequence[str], *, dark: bool) -> str:
-    """Return the panels that are not empty as the text of an SVG file."""
-    return svg.document(_title(found), _keys(found), _drawn(found, panels), dark=dark)
+def gantt(runs: Mapping[str, Sequence[Result]], begin_ns: int, end_ns: int, width: int) -> list[str]:
+    """Return the runs between *begin_ns* and *end_ns*, a row for each job with its runs, oldest first."""
+    names = max((len(name) for name in runs), default=0)
+    words = max((len(_ending(results)) for results in runs.values()), default=0)
+    room = max(20, width - names - words - 4)
+    span = max(1, end_ns - begin_ns)
+    paint = render.painter()
+
+    def column(at_ns: int) -> int:
+        return min(room - 1, max(0, (at_ns - begin_ns) * room // span))
+
+    drawn = [
+        f"{name.ljust(names)}  {render.painted(_cells(results, column, room), paint)}  {_ending(results)}"
+        for name, results in runs.items()
+    ]
+    apart = next((each for each in _FINE_SCALES_NS if each * room >= 8 * span), _FINE_SCALES_NS[-1])
+    line, mark = "─┴" if can_draw() else "-+"
+    places = ((at_ns * room // span, f"{mark}{at_ns // SECOND_NS}s") for at_ns in range(0, span + 1, apart))
+    return [*drawn, f"{'':{names}}  {_axis(places, room, line)}"]
+
+
+def _cells(results: Sequence[Result], column: Callable[[int], int], room: int) -> list[tuple[str, str]]:
+    """Return the cells of one job: waiting, running, and the outcome at the end of each run."""
+    wait, full, bad = ("·", "█", "✗") if can_draw() else (".", "#", "x")
+    cells = [("", " ")] * room
+    for result in results:
+        ended = column(result.ended_at_ns or 0)
+        started = column(result.started_at_ns) if result.started_at_ns is not None else ended
+        if result.submitted_at_ns is not None:
+            for at in range(column(result.submitted_at_ns), started):
+                if cells[at][1] == " ":
+                    cells[at] = ("", wait)
+        colour = render.colour_of(result.outcome)
+        cells[started : ended + 1] = [(colour, full)] * (ended + 1 - started)
+        if result.outcome is not State.FINISHED:
+            cells[ended] = (colour, bad)
+    return cells
+
+
+def _ending(results: Sequence[Result]) -> str:
+    """Return the outcome of a job, with the number of the run if it took several."""
+    if not results:
+        return ""
+    last = results[-1]
+    return f"{last.outcome.value} (run {last.run})" if last.run > 1 else last.outcome.value
+
+
+def timeline(rows: Sequence[Line], now_ns: int, width: int) -> list[str]:
+    """Return reservations over time, a row for each, and the scale below them.
+
+    It begins 12 hours before now at the earliest, and ends 14 days after at the latest.
+    """
+    bars = [bar for row in rows for bar in row.bars]
+    start = max(min((bar.start_at_ns for bar in bars), default=now_ns), now_ns - _BEFORE_NS)
+    end = min(max((bar.end_at_ns for bar in bars), default=now_ns), now_ns + _AFTER_NS)
+    start = min(start, now_ns)
+    end = max(end, now_ns + _HOUR_NS)
+    margin = max((len(row.label) for row in rows), default=0) + 2
+    columns = max(width - margin, 20)
+    step = max(-(-(end - start) // columns), 1)
+    plain = not can_draw()
+    found = []
+    for each in rows:
+        row = [" "] * columns
+        row[(now_ns - start) // step] = _NOW[plain]
+        for bar in each.bars:
+            mark = MARKS[bar.mark][plain] if bar.mark in MARKS else bar.mark
+            first, last = max(bar.start_at_ns - start, 0) // step, -(-(bar.end_at_ns - start) // step)
+            for at in range(first, min(max(last, first + 1), columns)):
+                if row[at] == " " or bar.mark not in MARKS:
+                    row[at] = mark
+        found.append(f"{each.label.ljust(margin)}{''.join(row)}".rstrip())
+    ticks = _time_ticks(start, start + step * columns, step * _TICK, _SCALES_NS)  # days if the hours would not fit
+    scale = _axis((((at_ns - start) // step, label) for at_ns, label in ticks), columns)
+    found.append(f"{'':{margin}}{scale.rstrip()}")
+    return found
+
+
+# --- as SVG ----------------------------------------------------------------------------------------------------------
+
+
+def document(found: Timeline) -> str:
+    """Return a timeline as the text of an SVG file."""
+    above = ['<rect width="100%" height="100%" fill="white"/>', _text((12, 24), _title(found), 15)]
+    look = 'font-family="sans-serif" color="#222222" stroke="white" stroke-width="0"'
+    return _svg(found, f'xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{{:.0f}}" {look}', 44, above)
 
 
 def runs(found: Timeline) -> str:
-    """Return the rows of the GPUs and of the CPUs with their runs as SVG for a web page."""
-    return svg.element(_keys(found), _drawn(found, ("gpus", "cpus")))
+    """Return a timeline as SVG for a web page, in the colour of its text and on its ground."""
+    return _svg(found, 'class="diagram"', 12)
 
 
-def _keys(found: Timeline) -> list[svg.Key]:
-    return [(colour, render.short(shown(group), 14)) for group, colour in _colours(found).items()]
+def _svg(found: Timeline, attributes: str, y: float, above: Sequence[str] = ()) -> str:
+    """Return an element: the meanings of the colours at *y*, with the panels below. *attributes* may ask its height."""
+    parts, height = [*above, *_keys(found, y)], y + 8
+    for heading, rows in _panels(found):
+        parts += _panel(found, heading, rows, height)
+        height += _HEADING + _ROW * len(rows) + _TICKS + _GAP
+    begin = f'<svg {attributes.format(height)} viewBox="0 0 {_WIDTH} {height:.0f}">'
+    return "\n".join([begin, *parts, "</svg>", ""])
 
 
-def _drawn(found: Timeline, panels: Sequence[str]) -> Iterator[svg.SvgPanel]:
+def _keys(found: Timeline, y: float) -> Iterator[str]:
+    """Yield the meanings of the colours in a line that ends on the right."""
+    keys = [(colour, render.short(shown(group), _NAME)) for group, colour in _colours(found).items()]
+    left = _WIDTH - _RIGHT - sum(_KEY + _KEY_LETTER * cell_len(name) for _, name in keys)
+    for colour, name in keys:
+        yield f'<rect x="{left:.0f}" y="{y - 9:.0f}" width="10" height="10" fill="{colour}"/>'
+        yield _text((left + 14, y), name, 11)
+        left += _KEY + _KEY_LETTER * cell_len(name)
+
+
+def _panel(found: Timeline, heading: str, rows: Sequence[TimelineRow], begin: float) -> Iterator[str]:
+    """Yield the elements of a panel, whose heading begins at *begin*."""
     length, columns = found.until_at_ns - found.since_at_ns, len(found.waits)
-    ticks = charts.time_ticks(found.since_at_ns, found.until_at_ns, length // 10)
-    across = [((at_ns - found.since_at_ns) / length, label) for at_ns, label in ticks]
-    for shows in filter(None, (panel(found, name) for name in panels)):
-        drawn = svg.SvgPanel(shows.heading, _ROW * len(shows.rows) or _CURVE, across, shows.up)
-        if shows.rows:
-            drawn.bars, drawn.up, drawn.has_lines_up = _bars(found, shows.rows), _names(shows.rows), False
-        elif shows.spans:
-            colour = _CURVE_COLOURS[1]
-            drawn.keys = [(colour, "median to 90th percentile")]
-            for at, span in enumerate(shows.spans):
-                if span is not None:
-                    middle = (at + 0.5) / columns
-                    sides = middle - 0.002, span[0] - 0.02, middle + 0.002, span[1] + 0.02
-                    drawn.bars.append(svg.SvgBar(*sides, colour))
-        else:
-            drawn.keys = [(curve.colour, curve.name) for curve in shows.curves]
-            for curve in shows.curves:
-                heights = [value / curve.highest for value in curve.values]
-                steps = [((at + side) / columns, height) for at, height in enumerate(heights) for side in (0, 1)]
-                drawn.lines.append(svg.SvgLine(steps, curve.colour, filled=True))
-        yield drawn
-
-
-def _names(rows: Sequence[TimelineRow]) -> list[Tick]:
-    """Return the names of the rows with their places, of each second one if there are many, and so on."""
-    every = -(-len(rows) // _NAMED_ROWS)
-    return [
-        (1 - (at + 0.5) / len(rows), render.short(shown(row.label), 14))
-        for at, row in enumerate(rows)
-        if at % every == 0 and not row.track
+    above, below = begin + _HEADING, begin + _HEADING + _ROW * len(rows)
+    ticks = [
+        (_LEFT + _INNER * (at_ns - found.since_at_ns) / length, label)
+        for at_ns, label in _time_ticks(found.since_at_ns, found.until_at_ns, length // 10)
     ]
+    yield _text((_LEFT, begin + 15), heading, 12)
+    grid = "".join(f"M{x:.1f} {above}V{below}" for x, _ in ticks)
+    frame = f"M{_LEFT} {above}V{below}h{_INNER}"
+    yield f'<path d="{grid}{frame}" fill="none" stroke="currentColor" stroke-opacity=".15" stroke-width=".6"/>'
+    bars, colours, names = _joined(rows), _colours(found), list[str]()
+    yield "<g>" if len(bars) > _MANY else '<g class="bars" stroke-width=".5">'
+    alike: dict[str, str] = {}  # the outlines of bars without words
+    for bar, top, bottom in bars:
+        x, end = (_LEFT + _INNER * at / columns for at in (bar.first, bar.last))
+        y, high, wide = above + _ROW * top, _ROW * (bottom - top), end - x
+        outline = f"M{x:.1f} {y}h{wide:.1f}v{high}h{-wide:.1f}Z"
+        look = f'fill="{colours[found.group_of(bar.run)]}" fill-opacity="{0.35 + 0.65 * bar.busy:.2f}"'
+        if wide < _ROOM_TO_POINT:
+            alike[look] = alike.get(look, "") + outline
+            continue
+        yield f'<path d="{outline}" {look}><title>{_words(_told(bar))}</title></path>'
+        if bar.alone and cell_len(name := shown(bar.run.job)) * _LETTER < wide:
+            place = f'x="{x + wide / 2:.1f}" y="{y + high / 2}" dy=".35em" font-size="10" text-anchor="middle"'
+            outlined = 'fill="#fff" stroke="#0008" stroke-width="2" paint-order="stroke" pointer-events="none"'
+            names.append(f"<text {place} {outlined}>{_words(name)}</text>")
+    yield from (f'<path d="{outline}" {look}/>' for look, outline in alike.items())
+    yield "</g>"
+    yield from names
+    every = -(-len(rows) // _NAMED_ROWS)
+    for at, row in enumerate(rows):
+        if at % every == 0 and not row.track:
+            middle = above + _ROW * (at + 0.5)
+            yield _text((_LEFT - 6, middle + 4), render.short(shown(row.label), _NAME), 10, "end")
+    for x, label in ticks:
+        yield _text((x, below + 13), label, 10, "start" if x < _LEFT + 0.02 * _INNER else "middle")
 
 
-def _bars(found: Timeline, rows: Sequence[TimelineRow]) -> list[svg.SvgBar]:
-    """Return all bars, with those of one run in neighbouring rows joined."""
-    joined: list[list[Any]] = []  # a bar with its first row and the row behind the last
+def _joined(rows: Sequence[TimelineRow]) -> list[list[Any]]:
+    """Return all bars, those of one run in neighbouring rows joined, with the first row and that behind the last."""
+    joined: list[list[Any]] = []
     before: dict[tuple[object, ...], list[Any]] = {}
     for at, row in enumerate(rows):
         here: dict[tuple[object, ...], list[Any]] = {}
@@ -306,20 +351,7 @@ def _bars(found: Timeline, rows: Sequence[TimelineRow]) -> list[svg.SvgBar]:
             one[2] = at + 1
             here[key] = one
         before = here
-    colours, columns, many = _colours(found), len(found.waits), len(rows)
-    return [
-        svg.SvgBar(
-            bar.first / columns,
-            1 - below / many,
-            bar.last / columns,
-            1 - top / many,
-            colours[found.group_of(bar.run)],
-            0.35 + 0.65 * bar.busy,
-            shown(bar.run.job) if bar.alone else "",
-            _told(bar),
-        )
-        for bar, top, below in joined
-    ]
+    return joined
 
 
 def _told(bar: LaneBar) -> str:
@@ -332,11 +364,10 @@ def _told(bar: LaneBar) -> str:
     return f"{run.job}{'' if bar.alone else ' and others'}, {run.account.user or '?'}, {began} to {ended}"
 
 
-# What other verbs draw (`cli/charts.py`).
-gantt, timeline, curve = charts.gantt, charts.timeline, charts.curve
-checked, curves = svg.checked, svg.curves
+def _text(at: tuple[float, float], text: str, size: int, anchor: str = "start") -> str:
+    placed = f'x="{at[0]:.1f}" y="{at[1]:.1f}" font-size="{size}" text-anchor="{anchor}"'
+    return f'<text {placed} fill="currentColor" stroke="none">{_words(text)}</text>'
 
 
-def panels(spool: object) -> tuple[str, ...]:
-    """Return the words of `--show`, which a shell offers."""
-    return PANELS
+def _words(text: str) -> str:
+    return escape(shown(text))

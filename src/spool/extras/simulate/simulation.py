@@ -3,23 +3,20 @@
 Jobs arrive, run for a known time and end, without a real clock: the same `decide` as everywhere; only the world around
 it is simulated. It goes event by event: a job that arrives, a run that ends, or an instant that a plan asked for.
 
-The quality of a schedule: how long jobs waited, how much of the machine was used, how long the queue was. See Feitelson
-2001, "Metrics for Parallel Job Scheduling and Their Convergence".
+The quality of a schedule: how long jobs waited, and how much of the machine was used. See Feitelson 2001, "Metrics for
+Parallel Job Scheduling and Their Convergence".
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from enum import StrEnum
-from heapq import nsmallest
 from typing import ClassVar, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
-from spool.core.accounting import StepFunction, nearest_rank
+from spool.core.accounting import nearest_rank
 from spool.core.forecast import Playback, preempt
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Reservation, Result, Running, Spec, State, Waiting
 from spool.core.priority import ARRIVAL, MULTIFACTOR, SHORTEST, SLOWDOWN, Past
@@ -250,43 +247,29 @@ class WaitSummary(Struct, frozen=True):
     left: int
     mean_wait_ns: int | None
     median_wait_ns: int | None
-    wait_95_ns: int | None  # 95 of 100 jobs waited no longer
-    wait_99_ns: int | None
+    wait_99_ns: int | None  # 99 of 100 jobs waited no longer
     longest_wait_ns: int | None
     mean_bounded_slowdown: float | None
     utilisation: float | None
     gpu_utilisation: float | None
     PUBLIC: ClassVar[str] = """
-        jobs left mean_wait_ns median_wait_ns wait_95_ns wait_99_ns longest_wait_ns mean_bounded_slowdown
-        utilisation gpu_utilisation
+        jobs left mean_wait_ns median_wait_ns wait_99_ns longest_wait_ns mean_bounded_slowdown utilisation
+        gpu_utilisation
     """
 
 
 class Figures(WaitSummary, frozen=True):
-    """A whole schedule in numbers. The queue's mean is over the makespan: the first submission to the last end."""
+    """A whole schedule in numbers. Its makespan is the time from the first submission to the last end."""
 
-    max_queue: int
-    mean_queue: float | None
     makespan_ns: int
     preemptions: int
     repeated: float  # work that was done again after preemptions, as a share of all work of CPUs or GPUs
-    PUBLIC: ClassVar[str] = f"{WaitSummary.PUBLIC} max_queue mean_queue makespan_ns preemptions repeated"
-
-
-class Curve(Struct, frozen=True):
-    """The use of the machine and the number of waiting jobs over time: means over intervals of equal length."""
-
-    step_ns: int
-    utilisation: tuple[float, ...]
-    queue: tuple[float, ...]
-    gpu_utilisation: tuple[float, ...] | None = None  # None for a machine without GPUs
+    PUBLIC: ClassVar[str] = f"{WaitSummary.PUBLIC} makespan_ns preemptions repeated"
 
 
 def figures(outcomes: Sequence[Outcome], cpus: int, gpus: int = 0) -> Figures:
     """Return the figures of a schedule on a machine of that size."""
-    start, end = span(outcomes)
-    makespan = end - start
-    queue = _queue(outcomes, end)
+    makespan_ns = _makespan_ns(outcomes)
     # The work that was done again is that of GPUs, if any job has some, else of CPUs.
     weights = [len(each.grant.gpu_uuids) for each in outcomes]
     if not any(weights):
@@ -294,10 +277,8 @@ def figures(outcomes: Sequence[Outcome], cpus: int, gpus: int = 0) -> Figures:
     done = sum(weight * each.ran_ns for weight, each in zip(weights, outcomes, strict=True))
     again = sum(weight * each.repeated_ns for weight, each in zip(weights, outcomes, strict=True))
     return Figures(
-        **asdict(_waits(outcomes, cpus * makespan, gpus * makespan)),
-        max_queue=queue.highest,
-        mean_queue=queue.areas([start, end])[0] / makespan if makespan else None,
-        makespan_ns=makespan,
+        **asdict(_waits(outcomes, cpus * makespan_ns, gpus * makespan_ns)),
+        makespan_ns=makespan_ns,
         preemptions=sum(len(each.pauses) for each in outcomes),
         repeated=again / done if done else 0.0,
     )
@@ -307,56 +288,16 @@ def grouped(
     outcomes: Sequence[Outcome], key: Callable[[Outcome], Key], cpus: int, gpus: int = 0
 ) -> dict[Key, WaitSummary]:
     """Return the figures of each group of jobs, in the order in which *key* first returns them."""
-    start, end = span(outcomes)
+    makespan_ns = _makespan_ns(outcomes)
     members: dict[Key, list[Outcome]] = {}
     for each in outcomes:
         members.setdefault(key(each), []).append(each)
-    return {group: _waits(listed, cpus * (end - start), gpus * (end - start)) for group, listed in members.items()}
+    return {group: _waits(listed, cpus * makespan_ns, gpus * makespan_ns) for group, listed in members.items()}
 
 
-def longest_waits(outcomes: Iterable[Outcome], number: int) -> list[Outcome]:
-    """Return the jobs that waited longest for their start, the longest wait first."""
-    began = [each for each in outcomes if each.started_at_ns is not None]
-    return nsmallest(number, began, key=lambda each: (-(each.waited_ns or 0), each.job.submit_at_ns, each.job.name))
-
-
-def distribution(outcomes: Sequence[Outcome], points: int) -> list[tuple[int, float]]:
-    """Return waits in ascending order, each with the share of all jobs that waited no longer: at most *points* of them.
-
-    Jobs that never started count as jobs, so the last share is below 1 if there are any.
-    """
-    waits = sorted(each.waited_ns or 0 for each in outcomes if each.started_at_ns is not None)
-    ranks = sorted({-(-len(waits) * at // points) for at in range(1, points + 1)}) if waits else []
-    # The last of equal waits counts how many waited no longer.
-    found = {waits[rank - 1]: bisect_right(waits, waits[rank - 1]) / len(outcomes) for rank in ranks}
-    return list(found.items())
-
-
-def curve(outcomes: Sequence[Outcome], cpus: int, points: int, end_at_ns: int | None = None, gpus: int = 0) -> Curve:
-    """Return *points* means over the time from the first submission to the last end, or to *end_at_ns*.
-
-    With *end_at_ns*, the last of several schedules' ends, their curves share one time scale.
-    """
-    start, last = span(outcomes)
-    end = last if end_at_ns is None else max(end_at_ns, start)
-    step = max(-(-(end - start) // points), 1)
-    edges = [start + step * at for at in range(points + 1)]
-
-    def means(levels: StepFunction, of: int = 1) -> tuple[float, ...]:
-        return tuple(area / (step * max(of, 1)) for area in levels.areas(edges))
-
-    return Curve(
-        step,
-        means(_usage(outcomes, lambda each: each.grant.cpus), cpus),
-        means(_queue(outcomes, last)),
-        means(_usage(outcomes, lambda each: len(each.grant.gpu_uuids)), gpus) if gpus else None,
-    )
-
-
-def span(outcomes: Sequence[Outcome]) -> tuple[int, int]:
-    """Return the first submission and the last end."""
+def _makespan_ns(outcomes: Sequence[Outcome]) -> int:
     start = min((each.job.submit_at_ns for each in outcomes), default=0)
-    return start, max((each.ended_at_ns for each in outcomes if each.ended_at_ns is not None), default=start)
+    return max((each.ended_at_ns for each in outcomes if each.ended_at_ns is not None), default=start) - start
 
 
 def _waits(outcomes: Sequence[Outcome], room: int, gpu_room: int) -> WaitSummary:
@@ -372,33 +313,9 @@ def _waits(outcomes: Sequence[Outcome], room: int, gpu_room: int) -> WaitSummary
         len(outcomes) - len(waits),
         sum(waits) // len(waits) if waits else None,
         nearest_rank(waits, 50),
-        nearest_rank(waits, 95),
         nearest_rank(waits, 99),
         waits[-1] if waits else None,
         slowdown / len(waits) if waits else None,
         used / room if room else None,
         gpu_used / gpu_room if gpu_room else None,
     )
-
-
-def _usage(outcomes: Iterable[Outcome], what: Callable[[Outcome], int]) -> StepFunction:
-    """Return what runs hold over time."""
-    changes: Counter[int] = Counter()
-    for each in outcomes:
-        if each.started_at_ns is not None and each.ended_at_ns is not None and (held := what(each)):
-            for since, until in ((each.started_at_ns, each.ended_at_ns), *(pause[::-1] for pause in each.pauses)):
-                changes[since] += held
-                changes[until] -= held
-    return StepFunction(changes)
-
-
-def _queue(outcomes: Iterable[Outcome], last_at_ns: int) -> StepFunction:
-    """Return the number of waiting jobs over time. Without a start a job waits until its own end, or the last end."""
-    changes: Counter[int] = Counter()
-    for each in outcomes:
-        ends = (each.started_at_ns, each.ended_at_ns, last_at_ns)
-        until = next(at_ns for at_ns in ends if at_ns is not None)
-        for since, again in ((each.job.submit_at_ns, until), *each.pauses):
-            changes[since] += 1
-            changes[again] -= 1
-    return StepFunction(changes)
