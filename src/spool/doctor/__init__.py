@@ -116,7 +116,6 @@ class Check(Struct, frozen=True):
     """A row of the table. A finding that names no part of the check has the check's name."""
 
     name: str
-    looks_at: str
     find: Callable[[Subject], Findings]
     needs: tuple[str, ...] = ()  # directories of the spool that the check needs
 
@@ -592,34 +591,33 @@ def _unread(subject: Subject) -> Findings:
 _A_SPOOL = (QUEUED,)
 _ITS_STAGING = (QUEUED, layout.STAGING)  # a check creates no directories
 OF_THE_SPOOL = (
-    Check("directories", "whether each directory of a spool is there", _directories),
-    Check("modes", "who owns the directories, and who else may read and write them", _modes, _A_SPOOL),
-    Check("one file system", "whether files can move between the directories", _one_file_system, _A_SPOOL),
-    Check("moves", "whether a file can be made, linked, moved and synced, and how fast", _moves, _ITS_STAGING),
-    Check("leases", "whether the kernel reports that a dropped file is still open for writing", _leases, _ITS_STAGING),
-    Check("staging", "files in .tmp/ left by processes that are gone", _staging, _ITS_STAGING),
-    Check("complaints", "`.error` files of jobs that are gone", _complaints, _A_SPOOL),
-    Check("configuration", "whether config.toml is valid", _configuration, _A_SPOOL),
+    Check("directories", _directories),
+    Check("modes", _modes, _A_SPOOL),
+    Check("one file system", _one_file_system, _A_SPOOL),
+    Check("moves", _moves, _ITS_STAGING),
+    Check("leases", _leases, _ITS_STAGING),
+    Check("staging", _staging, _ITS_STAGING),
+    Check("complaints", _complaints, _A_SPOOL),
+    Check("configuration", _configuration, _A_SPOOL),
     Check(
         "dispatcher",
-        "which dispatcher serves the spool, what it sees, and whether the spool is paused",
         _dispatcher,
         _A_SPOOL,
     ),
-    Check("jobs", "job files that cannot be used, and files that are ignored", _jobs, _A_SPOOL),
-    Check("runs", "runs whose end is not recorded", _runs, _A_SPOOL),
-    Check("reading", "what the checks above could not read", _unread, _A_SPOOL),
+    Check("jobs", _jobs, _A_SPOOL),
+    Check("runs", _runs, _A_SPOOL),
+    Check("reading", _unread, _A_SPOOL),
 )
 OF_THE_MACHINE = (
-    Check("clock", "whether the clock is right, and was set back", _clock),
-    Check("disk type", "whether the disk is shared between hosts, or mounted with noexec", _file_system),
-    Check("room", "how much of the disk, and how many inodes, are free", _room),
-    Check("inotify", "whether file events can be watched", _inotify),
-    Check("executor", "whether the configured executor works", _executor),
-    Check("wrapper", "whether the compiled wrapper or `sh` runs `run.sh`, and why", _wrapper),
-    Check("systemd", "what starts dispatchers, and whether jobs survive a logout", _systemd),
-    Check("GPUs", "which GPUs there are, and what is wrong with them", _gpus),
-    Check("hooks", "which hooks run, and what is wrong with the others", _hooks),
+    Check("clock", _clock),
+    Check("disk type", _file_system),
+    Check("room", _room),
+    Check("inotify", _inotify),
+    Check("executor", _executor),
+    Check("wrapper", _wrapper),
+    Check("systemd", _systemd),
+    Check("GPUs", _gpus),
+    Check("hooks", _hooks),
 )
 
 

@@ -256,11 +256,10 @@ def _as_asked(slurm: _Slurm, found: _Answer, mark: str) -> Findings:
 
 
 OF_SLURM = (
-    Check("Slurm", "whether its commands are here, and its controller answers", _controller),
-    Check("Slurm's settings", "how long it remembers jobs, what memory they get, what changes them", _cluster_settings),
+    Check("Slurm", _controller),
+    Check("Slurm's settings", _cluster_settings),
     Check(
         "probe",
-        "what a job on a node finds: the spool, the user, the clock; what became of its options",
         _probe,
         (layout.QUEUED, layout.STAGING),
     ),

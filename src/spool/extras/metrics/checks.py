@@ -24,5 +24,5 @@ def _metrics(subject: Subject) -> Findings:
         yield good(f"written to {path}")
 
 
-CHECKS = (Check("metrics", "whether the metrics file can be written", _metrics),)
+CHECKS = (Check("metrics", _metrics),)
 """The check, as a row of the doctor's table."""

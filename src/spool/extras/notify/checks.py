@@ -24,5 +24,5 @@ def _notify(subject: Subject) -> Findings:
         yield good(f"{len(named)} recipients are valid; only a real message shows whether they answer")
 
 
-CHECKS = (Check("notify", "whether the recipients in the configuration are valid", _notify),)
+CHECKS = (Check("notify", _notify),)
 """The check, as a row of the doctor's table."""
