@@ -16,7 +16,7 @@ from spool.dispatcher import observer
 from spool.dispatcher.scanner import JobFileReader
 from spool.dispatcher.wakeup import DirectoryWatcher, Hint, NameChange
 from spool.formats import jobfile
-from spool.formats.journal import Added
+from spool.formats.journal import Reviewed
 from spool.query import snapshot
 from spool.store.spool import Spool
 
@@ -39,7 +39,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     parse = JobFileReader.parse
 
-    def noted(self: JobFileReader, name: str, data: bytes, added: Added | None) -> tuple[Spec, bytes | None]:
+    def noted(self: JobFileReader, name: str, data: bytes, reviewed: Reviewed | None) -> tuple[Spec, bytes | None]:
         found.append(name)
         return parse(self, name, data, added)
 
