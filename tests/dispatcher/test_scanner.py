@@ -41,7 +41,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def noted(self: JobFileReader, name: str, data: bytes, reviewed: Reviewed | None) -> tuple[Spec, bytes | None]:
         found.append(name)
-        return parse(self, name, data, added)
+        return parse(self, name, data, reviewed)
 
     monkeypatch.setattr(JobFileReader, "parse", noted)
     return found
