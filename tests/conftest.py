@@ -18,8 +18,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from spool.client.draft import may_be_secret
-from spool.client.inherited import begin_as_after_login
+from spool.client.draft import begin_as_after_login, may_be_secret
 from spool.executors import compiled
 from support import end, left_behind, make_spool, processes
 

@@ -16,10 +16,10 @@ from crash.world import Session
 from spool.core import layout
 from spool.core.events import EventName
 from spool.core.model import SECOND_NS, GpuWork, Machine, StopKind
-from spool.dispatcher.limits import GpuUseRecorder
+from spool.dispatcher.monitor import GpuUseRecorder
 from spool.state.run import ActiveRun
 from spool.store.disk import SpoolTrouble
-from spool.testing.builders import a_gpu, a_machine
+from spool.testing.fakes import a_gpu, a_machine
 
 MINUTE = 60 * SECOND_NS
 FULL = SpoolTrouble(errno.ENOSPC, "No space left on device")

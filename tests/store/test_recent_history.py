@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from spool.core.model import SECOND_NS
-from spool.formats.history import read_ended_runs, render_history
+from spool.formats.run_records import read_ended_runs, render_history
 from spool.store import history
 from spool.store.history import RecentHistory
 from spool.store.spool import Spool
-from spool.testing.builders import a_result
+from spool.testing.fakes import a_result
 
 HOUR_NS = 3600 * SECOND_NS
 NOW_NS = 1_800_000_000 * SECOND_NS

@@ -17,16 +17,15 @@ from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.errors import shown
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import continued
+from spool.core.lifecycle import Ended, Filed, Recorded, Void, continued
 from spool.core.model import Jid, Result, Spec, State, StopKind
-from spool.core.phases import Ended, Filed, Recorded, Void
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.supervisor import COULD_NOT_START
 from spool.formats import jobfile, journal, run_records
-from spool.formats.freetext import metrics_in, one_line
-from spool.formats.history import render_history, render_result
+from spool.formats.run_records import render_history, render_result
+from spool.formats.wire import metrics_in, one_line
 from spool.machine import identity
 from spool.state.load import OutcomeIndex
 from spool.state.run import ActiveRun, Attempts, JobFileVersion, QueueTime, attempts_after
@@ -379,10 +378,10 @@ class Finalizer(Component):
         if status is None or text is None or not stat.S_ISREG(status.st_mode):
             return None
         seen = status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid
-        added = self._state.added_to(name, (status.st_ino, status.st_mtime_ns, status.st_size))
+        reviewed = self._state.review_of(name, (status.st_ino, status.st_mtime_ns, status.st_size))
         defaults = self._settings.config.defaults
-        if added is not None and added.keys:
-            defaults = jobfile.with_added(defaults, added.keys)
+        if reviewed is not None and reviewed.keys:
+            defaults = jobfile.with_set(defaults, reviewed.keys)
         return JobFileVersion(*seen, spec_of(text, name, defaults)), text
 
     def _unstarted(self, job: JobEntry, file: JobFileVersion, outcome: State, reason: str, now_ns: int) -> Result:

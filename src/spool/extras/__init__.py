@@ -32,7 +32,7 @@ TABLE = (
     ),
     Capability(
         "engines",
-        "Hands jobs to Slurm, to Grid Engine, or to another cluster that an installed package can talk to.",
+        "Hands jobs to Slurm or to Grid Engine.",
         job="spool.extras.engines:JOB",
         config="spool.extras.engines:CONFIG",
         only_elsewhere="are for the command of an engine such as Slurm, and the job's executor is {}",
@@ -42,7 +42,6 @@ TABLE = (
                 "spool.extras.engines.engine:executor",
                 check="spool.extras.engines.language:check",
                 still_ends="spool.extras.engines.slurm:still_ends",
-                checks="spool.extras.engines.probe:OF_SLURM",
                 shortcut="Hand it to Slurm: the same as --executor slurm.",
             ),
             "sge": EngineOffer(
@@ -52,7 +51,6 @@ TABLE = (
                 still_ends="spool.extras.engines.sge:still_ends",
             ),
         },
-        search="spool.extras.engines:offered",
     ),
     Capability(
         "here",
@@ -95,19 +93,19 @@ TABLE = (
         config="spool.extras.capture:CONFIG",
         steps="spool.extras.capture.steps:Captures",
         wanted="spool.extras.capture:wanted",
-        record="spool.extras.capture.record:capture_of",
+        record="spool.extras.capture.code:capture_of",
         verbs={
             "diff": ContributedVerb(
-                "Jobs", "spool.extras.capture.diff:command", "Show what differs between two runs.", after="why"
+                "Jobs", "spool.extras.capture.verbs:diff", "Show what differs between two runs.", after="why"
             ),
             "rerun": ContributedVerb(
                 "Jobs",
-                "spool.extras.capture.rerun:command",
+                "spool.extras.capture.verbs:rerun",
                 "Submit an earlier run again, as a new job.",
                 after="requeue",
             ),
         },
-        told="spool.extras.capture.record:told",
+        told="spool.extras.capture.code:told",
     ),
     Capability(
         "metrics",
@@ -115,7 +113,6 @@ TABLE = (
         config="spool.extras.metrics:CONFIG",
         listener="spool.extras.metrics.listener:Metrics",
         listens="spool.extras.metrics:listens",
-        checks="spool.extras.metrics.checks:CHECKS",
     ),
     Capability(
         "notify",
@@ -123,7 +120,7 @@ TABLE = (
         job="spool.extras.notify:JOB",
         config="spool.extras.notify:CONFIG",
         doubts="spool.extras.notify.sending:doubts",
-        listener="spool.extras.notify.listener:Notifier",
+        listener="spool.extras.notify.sending:Notifier",
         listens="spool.extras.notify.settings:listens",
         for_jobs=True,
         completions={

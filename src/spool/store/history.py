@@ -9,14 +9,16 @@ from __future__ import annotations
 import gzip
 import os
 import stat
+import time
 import zlib
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from io import BufferedIOBase, BufferedReader
 
 from spool.core import layout
+from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
 from spool.core.model import SECOND_NS, RunAccount
-from spool.formats.history import compacted, read_ended_runs, read_told
+from spool.formats.run_records import compacted, read_ended_runs, read_told
 
 _SLACK_NS = 3600 * SECOND_NS  # tolerance in the order of lines, for a clock that was set
 _STEP = 1 << 20
@@ -36,6 +38,12 @@ class History:
         self._current = f"{root}/{layout.HISTORY}"
         self.unreadable = 0  # lines so far that could not be parsed
         self.problems: list[str] = []  # files so far that could not be read completely
+
+    def sums(self, wanted: RunFilter, by: By | None) -> Statistics:
+        """Return the sums over the runs that *wanted* selects; days are those of this machine's clock."""
+        ledger = Ledger(wanted, by, local_day)
+        ledger.add(self.since(wanted.since_at_ns))
+        return ledger.statistics()
 
     def since(self, since_ns: int | None) -> Iterator[RunAccount]:
         """Yield the runs that ended from *since_ns* on, and some before, in recorded order. Reads no older part."""
@@ -183,3 +191,12 @@ def _place_of(fd: int, since_ns: int) -> int:
         if told is not None and told < since_ns:
             return place + begin
     return 0
+
+
+def local_day(at_ns: int) -> Day:
+    """Return the day of an instant by this machine's clock."""
+    now = time.localtime(at_ns // SECOND_NS)
+    start, end = (
+        int(time.mktime((now.tm_year, now.tm_mon, now.tm_mday + later, 0, 0, 0, 0, 0, -1))) for later in (0, 1)
+    )
+    return f"{now.tm_year:04}-{now.tm_mon:02}-{now.tm_mday:02}", start * SECOND_NS, end * SECOND_NS

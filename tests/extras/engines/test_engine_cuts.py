@@ -12,7 +12,7 @@ from extras.engines import fake_slurm
 from extras.engines.fake_slurm import FakeSlurm
 from spool.core.layout import DONE
 from spool.extras.engines import engine
-from spool.testing.faults import FaultyDisk
+from spool.testing.fakes import FaultyDisk
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def _play(world: World, disk: FaultyDisk, *, forgotten: bool) -> Session:
             job.forgotten = forgotten and b"cancelled" in (world.root / "jobs" / "x" / "1" / "engine").read_bytes()
 
         session.after_cut = cut
-        session.turns(12)
+        session.turns(20)
     finally:
         session.end()
     return session

@@ -20,11 +20,11 @@ from rich.cells import cell_len
 from calling import Command
 from plugins.fake_nvml import FakeNvml
 from spool.cli import render
-from spool.cli.charts import Bar, Line
+from spool.cli.render import Bar, Line
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Machine, Result, State
 from spool.extras.plot import pictures
-from spool.formats.history import read_ended_runs, render_history
+from spool.formats.run_records import read_ended_runs, render_history
 from spool.query.timeline import Frame, last_day
 from support import PATIENCE_S
 

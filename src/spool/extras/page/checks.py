@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from spool.doctor.checks import Check, Findings, Subject, good, warn
+from spool.doctor import Check, Findings, Subject, good, warn
 from spool.extras.page import page_path
 
 
@@ -18,5 +18,5 @@ def _page(subject: Subject) -> Findings:
         yield good(f"written to {path}")
 
 
-CHECKS = (Check("status page", "whether the status page can be written", _page),)
+CHECKS = (Check("status page", _page),)
 """The check, as a row of the doctor's table."""

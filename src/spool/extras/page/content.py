@@ -15,7 +15,7 @@ from itertools import islice
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from spool.client.output import last_words_of
+from spool.client.output import last_words_of, progress_of
 from spool.core import layout
 from spool.core.accounting import By, GroupSums, Ledger, RunFilter, Totals
 from spool.core.errors import SpoolError
@@ -27,13 +27,11 @@ from spool.formats.config import Config
 from spool.formats.state import GpuView, JobView, MachineView, StateView, parse_state
 from spool.query.details import FAILURES
 from spool.query.jobs import RECENT_NS, with_parameters
-from spool.query.outlook import Outlook, OutlookReader
-from spool.query.progress import progress_of
+from spool.query.listing import ListedJob, Outlook, OutlookReader, folded
 from spool.query.rows import JobRow, in_words, row_of_result, row_of_view
 from spool.query.shared import GpuLease, MachineSharing, leases_on, problems_of, shared_machine, without_users
-from spool.query.tasks import ListedJob, folded
 from spool.query.timeline import Frame, Timeline, TimelineRun, last_day, live_run
-from spool.store.config import Settings
+from spool.store.edited import Settings
 from spool.store.history import RecentHistory
 from spool.store.reading import read_bytes
 from spool.store.tolerant import TolerantSpool
@@ -239,7 +237,7 @@ class ContentReader:
         machine = self._view.machine if self._view is not None else None
         if machine is None or machine.shared is None:
             return None
-        return shared_machine(self._spool, now_ns, self._config() or Settings(self._spool).config)
+        return shared_machine(self._spool, now_ns, self._config() or Settings(self._spool.root).config)
 
     def _leases(self, shared: MachineSharing | None) -> dict[str, tuple[GpuLease, ...]]:
         if shared is None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from spool.cli.charts import charts
+from spool.cli.render import charts
 from spool.core.errors import shown
 from spool.core.gpus import stranger
 from spool.core.model import ALIVE, SECOND_NS, ForeignProcess, State

@@ -17,7 +17,7 @@ from spool.extras.page import page_path
 from spool.extras.page.content import ContentReader
 from spool.extras.page.document import render
 from spool.formats.config import Config
-from spool.listeners.base import Listener
+from spool.listeners import Listener
 from spool.store.disk import Disk
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import Any
 from rich.cells import cell_len
 
 from spool.cli import render
-from spool.cli.charts import MARKS, Line
+from spool.cli.render import MARKS, Line
 from spool.core.accounting import By
 from spool.core.errors import shown
 from spool.core.model import SECOND_NS, Result, State

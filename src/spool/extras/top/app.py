@@ -25,8 +25,8 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
 from spool.cli import control, group, ls, render
-from spool.cli.edit import change_keys
-from spool.cli.log import attach_command
+from spool.cli.submit import change_keys
+from spool.cli.wait import attach_command
 from spool.client import autostart
 from spool.client.requests import Change, Requests, told
 from spool.core.errors import SpoolError, shown
@@ -43,8 +43,8 @@ from spool.extras.top.reading import (
     SubjectReader,
 )
 from spool.extras.top.widgets import Dialog, ListColumn, RowList, TextPane
+from spool.query.listing import ListedJob
 from spool.query.rows import ORDERS, JobRow
-from spool.query.tasks import ListedJob
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.cli.why import sentences
-from spool.client.output import Follower, OutputPiece
+from spool.client.output import Follower, OutputPiece, progress_of
 from spool.client.waiting import End
 from spool.core import layout
 from spool.core.errors import SpoolError, shown
@@ -29,8 +29,7 @@ from spool.formats.state import MachineView
 from spool.query.details import why_never_begun
 from spool.query.explain import why
 from spool.query.jobs import JobFilter, JobList, counts, list_jobs
-from spool.query.outlook import UNKNOWN, Outlook, OutlookReader
-from spool.query.progress import progress_of
+from spool.query.listing import UNKNOWN, Outlook, OutlookReader
 from spool.query.rows import JobRow, in_words, last_view
 from spool.query.shared import (
     MachineSharing,
@@ -41,7 +40,7 @@ from spool.query.shared import (
     without_users,
 )
 from spool.query.snapshot import machine_now
-from spool.store.config import Settings
+from spool.store.edited import Settings
 from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
 
@@ -124,7 +123,7 @@ class OverviewReader:
 
     def _shared(self, spool: Spool, now_ns: int) -> MachineSharing | None:
         if self._settings is None:
-            self._settings = Settings(spool)
+            self._settings = Settings(spool.root)
         self._settings.reload()
         return shared_machine(spool, now_ns, self._settings.config)
 
