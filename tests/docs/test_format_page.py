@@ -13,7 +13,7 @@ from spool.formats import journal
 from spool.formats.history import HISTORY
 from spool.formats.state import JobView, StateView
 from spool.formats.values import OWN_VARIABLES, SET_BY_SPOOL, WARNING_SIGNALS
-from spool.listeners import CAN_BE_REFUSED
+from spool.listeners import REVIEWED
 from spool.machine.host import login_environment
 from support import ROOT
 
@@ -101,7 +101,7 @@ def test_every_event_has_a_row_and_says_whether_it_is_asked() -> None:
     """Clause 15.1 has each event once, with a "yes" for those that a hook may refuse."""
     rows = re.findall(r"^\| (`\w+`(?: `\w+`)*) \|.*\| ?(yes)? ?\|$", clause("15.1"), re.MULTILINE)
     told = {word: bool(asked) for words, asked in rows for word in re.findall(r"\w+", words)}
-    assert told == {name.value: name in CAN_BE_REFUSED for name in EventName}
+    assert told == {name.value: name in REVIEWED for name in EventName}
 
 
 def test_clauses_that_the_code_cites_exist() -> None:

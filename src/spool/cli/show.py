@@ -49,7 +49,7 @@ def command(root: str, name: str, run: int | None, as_json: bool) -> int:
 
     The state and its reason come first, then the newest run with its times, grant and output path, and the last lines
     of the output if it failed; then the job, the tasks of an array, the file, and what `[defaults]` in the
-    configuration and plugins add to it.
+    configuration adds to it and hooks set in it.
 
     By hand: cat queued/train.toml; ls jobs/train; cat jobs/train/1/result.toml
     """
@@ -97,8 +97,12 @@ def _print(found: JobDetails, tasks: Sequence[ListedJob]) -> None:
     if found.file is not None:
         _say_indented("the file", found.file)
     if found.defaults:
-        sources = "[defaults] in the configuration" + (" and from plugins" if found.defaults.startswith("#") else "")
-        _say_indented(f"from {sources}, not set in the file", found.defaults)
+        completed = found.defaults.splitlines()
+        by_hooks = [line.removeprefix("# ") for line in completed if line.startswith("#")]
+        if by_hooks:
+            _say_indented("set by hooks, whatever the file says", "\n".join(by_hooks))
+        if rest := completed[len(by_hooks) :]:
+            _say_indented("from [defaults] in the configuration, not set in the file", "\n".join(rest))
     for other in found.others:
         render.say()
         render.prose(f"another job of this name, {other.row.state}: {other.path}")

@@ -56,7 +56,7 @@ MEANINGS = {
     "left": "There is room, but it is kept for a job that goes first. " + _ITS_TURN,
     "disk": "The disk is nearly full, so no job starts. Free some space; the jobs start by themselves.",
     "executor": "Where it is to run cannot be used now. Once that is fixed, it starts by itself.",
-    "hook": "A hook or plugin decides when it starts. It is asked again by itself.",
+    "hook": "A hook decides when it starts. It is asked again by itself.",
     "submitted": "",
     "tasks": "The dispatcher makes a job of each of its tasks.",
     "unread": "The dispatcher looks at it again by itself.",

@@ -2,9 +2,7 @@
 
 So they can never block a pass: the dispatcher records events and knows the listeners by name only, and that process
 reads them. Finding the listeners of a spool loads and runs none of them: hooks are files (`hooks/EVENT` and
-`hooks/EVENT.d/*`, FORMAT 15), plugins are entry points of installed packages, and the listeners of capabilities are
-configured, or requested by a job. A plugin may crash the process as it is loaded: after a few such crashes the plugins
-are left out.
+`hooks/EVENT.d/*`, FORMAT 15), and the listeners of capabilities are configured, or requested by a job.
 """
 
 from __future__ import annotations
@@ -15,32 +13,24 @@ import os
 import stat
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Collection
 from threading import Lock
-from typing import Any, Protocol, TextIO, runtime_checkable
+from typing import Protocol, TextIO
 
 from msgspec import Struct, field
 
 from spool.core import layout
 from spool.core.errors import shown
-from spool.core.events import Answer, Event, EventName
-from spool.core.layout import CURSORS, Layout
-from spool.formats.capabilities import capabilities, contributed, is_offered, loaded
+from spool.core.events import Event, EventName
+from spool.formats.capabilities import capabilities, contributed, loaded
 from spool.formats.config import Config
-from spool.store.disk import Disk
 from spool.store.ownership import others_write, why_not_obeyed
-from spool.store.reading import read_bytes
-
-_WHERE = {
-    "hooks": "spool.listeners.hooks:Hooks",
-    "plugins": "spool.listeners.plugins:Plugins",
-}
 
 
 def _where() -> dict[str, str]:
-    return _WHERE | {each.name: each.listener for each in capabilities() if each.listener}
+    return {"hooks": "spool.listeners.hooks:Hooks"} | {
+        each.name: each.listener for each in capabilities() if each.listener
+    }
 
 
 def kinds() -> tuple[str, ...]:
@@ -48,16 +38,9 @@ def kinds() -> tuple[str, ...]:
     return tuple(_where())
 
 
-RUNS_FOREIGN_CODE = frozenset({"hooks", "plugins"})
-"""Listeners that run foreign code. Each event is noted before its delivery, so that it cannot crash them for ever."""
-
-
-def by_kind(kind: str, root: str, config: Callable[[], Config], **more: Any) -> Listener:
-    """Return a new listener for the spool *root*; its module is imported only now. *more* depends on the kind.
-
-    Raises ImportError, KeyError.
-    """
-    made: Listener = loaded(_where()[kind])(root, config, **more)
+def by_kind(kind: str, root: str, config: Callable[[], Config]) -> Listener:
+    """Return a new listener for the spool *root*; its module is imported only now. Raises ImportError, KeyError."""
+    made: Listener = loaded(_where()[kind])(root, config)
     return made
 
 
@@ -87,17 +70,6 @@ class Listener(Protocol):
     def close(self) -> None:
         """Finish soon."""
         return
-
-
-@runtime_checkable
-class Gate(Protocol):
-    """A listener that also reviews each start (`submitting`) and each cancellation (`cancelling`)."""
-
-    def asks(self, name: EventName) -> bool:
-        """Whether it reviews events of that kind."""
-
-    def ask(self, event: Event, begin: Begin) -> Answer:
-        """Return its answer; call *begin* before each step. An exception counts as a no."""
 
 
 class NullSink(Listener):
@@ -137,20 +109,12 @@ MESSAGES = Counters()
 """Messages by outcome: "delivered", "failed" (and may be tried again), "given_up"."""
 
 
-CAN_BE_REFUSED = frozenset({EventName.SUBMITTING, EventName.CANCELLING})
-
-ASKED_ABOUT = CAN_BE_REFUSED | {EventName.QUEUED}
-"""What plugins may be asked about: also new jobs, to which they may add keys."""
+REVIEWED = frozenset({EventName.QUEUEING, EventName.SUBMITTING, EventName.CANCELLING})
+"""What hooks review before it happens."""
 
 _HOOK_NAMES = frozenset(name.value for name in EventName)
 _HOOK_FOLDER = ".d"
 _DROPPINGS = ("~", ".swp", ".swo", ".bak", ".orig", ".rej", ".tmp", ".new", ".dpkg-old", ".dpkg-new", ".dpkg-dist")
-
-GROUP = "spool"
-"""The entry point group of plugins."""
-
-_MOST_LOADS = 3
-_LOADING = f"{CURSORS}/.loading"  # how often loading was begun and not completed
 
 
 class Subscriptions(Struct, frozen=True):
@@ -158,9 +122,8 @@ class Subscriptions(Struct, frozen=True):
 
     kinds: frozenset[str] = frozenset()
     wants: frozenset[EventName] = frozenset()  # events that some listener always receives
-    asks: frozenset[EventName] = frozenset()  # events that some listener always reviews
+    asks: frozenset[EventName] = frozenset()  # events that hooks review
     silent: frozenset[str] = frozenset()  # kinds whose wishes are unknown until they run
-    may_ask: bool = False  # one of those may want to review events
     problems: tuple[str, ...] = ()
 
 
@@ -171,16 +134,13 @@ def find_subscriptions(root: str, config: Config, *, by_jobs: Collection[str] = 
     """Return the listeners of the spool *root*; *by_jobs*: the capabilities whose listeners some job asks for."""
     hooks = find_hooks(root)
     hooked = {EventName(name) for name in hooks.paths}
-    silent = {"plugins": plugins_installed()}
-    for capability, listens in contributed("listens"):
-        silent[capability.name] = listens(config) or capability.name in by_jobs
-    others = frozenset(kind for kind, listens in silent.items() if listens)
+    listeners = contributed("listens")
+    others = frozenset(one.name for one, listens in listeners if listens(config) or one.name in by_jobs)
     return Subscriptions(
         kinds=others | ({"hooks"} if hooked else set()),
-        wants=frozenset(hooked - CAN_BE_REFUSED),
-        asks=frozenset(hooked & CAN_BE_REFUSED),
+        wants=frozenset(hooked - REVIEWED),
+        asks=frozenset(hooked & REVIEWED),
         silent=others,
-        may_ask="plugins" in others,
         problems=hooks.problems,
     )
 
@@ -263,32 +223,6 @@ def _is_executable(path: str) -> bool:
 def _not_trusted(root: str, status: os.stat_result) -> str:
     """Return which other users could change the file with that *status*, so that it must not run; "" if none."""
     return "everyone can write to it" if status.st_mode & stat.S_IWOTH else why_not_obeyed(root, status)
-
-
-@cache
-def plugins_installed() -> bool:
-    """Whether a distribution that this process can import has an entry point of our group."""
-    return is_offered(GROUP)
-
-
-@contextmanager
-def loading(paths: Layout, disk: Disk) -> Iterator[None]:
-    """Surround the loading of the plugins. Raises ImportError if that has crashed the process too often."""
-    path = paths.at(_LOADING)
-    text = (read_bytes(path) or b"").strip()
-    tries = int(text) if text.isdigit() else 0
-    if tries >= _MOST_LOADS:
-        raise ImportError(f"loading the plugins has crashed the process {tries} times")
-    disk.put(path, f"{tries + 1}\n".encode())
-    try:
-        yield
-    finally:
-        disk.discard(path)
-
-
-def load_again(paths: Layout, disk: Disk) -> None:
-    """Reset the count of crashes: the plugins may have been fixed before this restart."""
-    disk.discard(paths.at(_LOADING))
 
 
 # Line prefixes with a meaning for systemd's journal (sd-daemon(3)).

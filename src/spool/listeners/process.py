@@ -1,8 +1,7 @@
 """The process of the listeners: a thread for each, one for messages of the dispatcher, some for its reviews.
 
 An event is delivered at least once: a listener's cursor, on disk, passes it when the listener is done with it.
-Listeners that run foreign code get careful delivery: each try is recorded before, and an event that has crashed the
-process too often is skipped.
+Hooks get careful delivery: each try is recorded before, and an event that has crashed the process too often is skipped.
 
 Whatever a listener does, the dispatcher goes on. If this process ends, another one is started and continues from the
 cursors. While the process of an earlier dispatcher still delivers the last events, this one delays its deliveries, but
@@ -10,7 +9,7 @@ not its reviews. It reads the configuration by itself.
 
 The dispatcher's messages come on its standard input, a socket, which also takes the answers. If the standard input is
 not a socket (when started by hand), it delivers the existing events and leaves at the end of that input. Processes
-started by plugins have an empty standard input, and no access to the socket.
+started by listeners have an empty standard input, and no access to the socket.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -49,15 +48,12 @@ from spool.formats.listener_protocol import (
     render,
 )
 from spool.listeners import (
-    RUNS_FOREIGN_CODE,
     Begin,
-    Gate,
     Listener,
     NullSink,
     by_kind,
     hooks,
     kinds,
-    loading,
     set_up_logging,
 )
 from spool.listeners.hooks import OrphanReaper
@@ -268,7 +264,7 @@ def main() -> None:
         code = 2
     with suppress(OSError):
         sys.stderr.flush()
-    os._exit(code)  # a plugin that hangs in a thread cannot delay the exit
+    os._exit(code)  # a listener that hangs in a thread cannot delay the exit
 
 
 def _own_input() -> int:
@@ -301,7 +297,7 @@ class _ListenerProcess:
         self._is_socket = stat.S_ISSOCK(os.fstat(channel).st_mode)
         if not self._is_socket:
             self._position = math.inf
-        self._reviewer = _Reviewer(self._listeners, self._say, self._catch_up)
+        self._reviewer = _Reviewer(hooks.Hooks(root, self._config), self._say, self._catch_up)
         self._text = b""
 
     def run(self) -> None:
@@ -350,14 +346,14 @@ class _ListenerProcess:
             delivery.more(self._position)
         return True
 
-    def _catch_up(self, kind: str, job: str | None, position: int, begin: Begin) -> None:
-        """Wait until a listener has received all about *job* before *position*, no longer than one hook may take."""
-        delivery = self._deliveries.get(kind)  # none while an earlier process delivers its last events
+    def _catch_up(self, job: str | None, position: int, begin: Begin) -> None:
+        """Wait until the hooks have received all about *job* before *position*, no longer than one hook may take."""
+        delivery = self._deliveries.get("hooks")  # none while an earlier process delivers its last events
         if delivery is not None and job is not None and (last := delivery.last_about(job, position)) is not None:
             limit_ns = self._config().hook_time_limit_ns
             begin(limit_ns)
             if not delivery.wait_for(last, limit_ns / SECOND_NS):
-                log.warning("%s is asked about job %s before it has received all earlier events of the job", kind, job)
+                log.warning("hooks are asked about job %s before they have received all earlier events of it", job)
 
     def _say(self, line: bytes) -> None:
         if not self._is_socket:
@@ -382,7 +378,6 @@ class _ListenerProcess:
             render(
                 Ready(
                     wants=tuple(name for name in EventName if any(listener.wants(name) for listener in others)),
-                    asks=tuple(name for name in EventName if self._reviewer.asks(name, others)),
                     problems=tuple(self._problems),
                 )
             )
@@ -390,12 +385,7 @@ class _ListenerProcess:
 
     def _made(self, kind: str) -> Listener | None:
         try:
-            if kind != "plugins":
-                return by_kind(kind, self._root, self._config)
-            with loading(self._layout, self._disk):
-                plugins = by_kind(kind, self._root, self._config, begin=self._begin)
-            self._problems += getattr(plugins, "problems", ())
-            return plugins
+            return by_kind(kind, self._root, self._config)
         except ImportError as error:
             problem = f"the listener {kind} is not available: {error}"
         except Exception as error:
@@ -405,9 +395,6 @@ class _ListenerProcess:
         self._problems.append(problem)
         return None
 
-    def _begin(self, within_ns: int) -> None:
-        self._say(render(StepBegun(within_ns)))
-
     def _go_on(self) -> None:
         if self._lock is None and self._take_lock():
             self._orphans.end_strangers()
@@ -415,7 +402,7 @@ class _ListenerProcess:
             for kind, listener in (self._listeners | {kind: NullSink(kind) for kind in self._refused}).items():
                 if kind not in self._deliveries and kind in cursors(self._layout):
                     reader = EventReader(self._root, kind, self._disk)
-                    delivery = Delivery(listener, reader, careful=kind in RUNS_FOREIGN_CODE)
+                    delivery = Delivery(listener, reader, careful=kind == "hooks")
                     self._deliveries[kind] = delivery
                     delivery.more(self._position)
                     delivery.start()
@@ -427,7 +414,7 @@ class _ListenerProcess:
             return False
         fd = os.open(f"{directory}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, not shared by a plugin's children
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, not shared by a child
         except OSError:
             os.close(fd)
             return False
@@ -454,26 +441,18 @@ class _ListenerProcess:
 
 
 class _Reviewer:
-    """Reviews starts and cancellations: asks the *listeners* that want it, several reviews at a time.
+    """Reviews new jobs, starts and cancellations: asks the *hooks*, several reviews at a time.
 
-    Each answer is passed to *say*. *catch_up* returns when a listener has received all events about a job before a
-    position.
+    Each answer is passed to *say*. *catch_up* returns when they have received all events about a job before a position.
     """
 
     def __init__(
-        self,
-        listeners: Mapping[str, Listener],
-        say: Callable[[bytes], None],
-        catch_up: Callable[[str, str | None, int, Begin], None],
+        self, asked: hooks.Hooks, say: Callable[[bytes], None], catch_up: Callable[[str | None, int, Begin], None]
     ) -> None:
+        self._hooks = asked
         self._catch_up = catch_up
-        self._listeners = listeners
         self._say = say
         self._pool: ThreadPoolExecutor | None = None
-
-    def asks(self, name: EventName, listeners: Iterable[Listener]) -> bool:
-        """Whether one of *listeners* reviews such an event."""
-        return any(isinstance(gate, Gate) and gate.asks(name) for gate in listeners)
 
     def ask(self, review: Review) -> None:
         """Answer a review in the background."""
@@ -487,22 +466,15 @@ class _Reviewer:
         def begin(within_ns: int) -> None:
             self._say(render(StepBegun(within_ns, number)))
 
-        texts = Answer()
-        for kind, gate in list(self._listeners.items()):
-            if not isinstance(gate, Gate) or not gate.asks(event.name):
-                continue
-            try:
-                self._catch_up(kind, event.job, review.after, begin)
-                answer = gate.ask(event, begin)
-                no = answer.no
-            except Exception as error:
-                log.exception("a plugin failed when asked about %s", event.id)
-                no = f"{type(error).__name__}: {error}"
-            if no is not None:
-                self._say(render(Reply(number, Answer(no=" ".join(no.split())[:_LONGEST_NO] or "no reason given"))))
-                return
-            texts = texts.joined(answer)
-        self._say(render(Reply(number, texts)))
+        try:
+            self._catch_up(event.job, review.after, begin)
+            answer = self._hooks.ask(event, begin)
+        except Exception as error:
+            log.exception("cannot ask the hooks about %s", event.id)
+            answer = Answer(no=f"hook {event.name}: {type(error).__name__}: {error}")
+        if answer.no is not None:
+            answer = Answer(no=" ".join(answer.no.split())[:_LONGEST_NO] or "no reason given")
+        self._say(render(Reply(number, answer)))
 
 
 class _CurrentConfig:

@@ -209,7 +209,7 @@ def _as_listed(run: RunDetails, rows: Sequence[JobRow]) -> RunDetails:
 
 
 def _defaults(spool: Spool, lister: JobLister, row: JobRow) -> JobDefaults:
-    """Return what completes the file of a job: now, with what plugins added to it, or at the start of its run."""
+    """Return what completes the file of a job: now, with what hooks set in it, or at the start of its run."""
     if row.place not in (layout.QUEUED, layout.HELD) and row.run is not None:
         return spool.defaults(row.name, row.run)
     defaults = Settings(spool).config.defaults

@@ -448,7 +448,7 @@ class JobLister:
         return defaults_of(self._spool.root)
 
     def completed(self, name: str, status: os.stat_result, defaults: JobDefaults) -> JobDefaults:
-        """Return *defaults* with the keys that plugins added to the file of a waiting job, the same object if none."""
+        """Return *defaults* with the keys that hooks set in the file of a waiting job, the same object if none."""
         version = (status.st_ino, status.st_mtime_ns, status.st_size)
         return self._memory.completed(name, version, defaults) if self._memory is not None else defaults
 
