@@ -52,7 +52,7 @@ def test_every_file_of_a_spool_has_a_paragraph() -> None:
     """Each name that the layout spells is explained: those of the root in clause 1, the records in clause 4."""
     root = {layout.CONFIG, layout.PAUSED, layout.HISTORY, layout.STATE, layout.LOCK, layout.JOURNAL, layout.LOG}
     root |= {layout.HOOKS, layout.EVENTS, layout.CURSORS, layout.README, layout.LAST_RUNS, layout.IDENTITY}
-    root |= {layout.TERMINALS, layout.WORKTREES, *(f"{name}/" for name in layout.DIRECTORIES if name != layout.JOBS)}
+    root |= {layout.TERMINALS, *(f"{name}/" for name in layout.DIRECTORIES if name != layout.JOBS)}
     heads = " ".join(re.findall(r"^\*\*1\.\d+ (.*?)\.?\*\*", PAGE, re.MULTILINE))
     for name in root:
         assert f"`{name}" in heads, name

@@ -12,9 +12,7 @@ import logging
 import os
 import stat
 import sys
-from collections import Counter
 from collections.abc import Callable, Collection
-from threading import Lock
 from typing import Protocol, TextIO
 
 from msgspec import Struct, field
@@ -85,28 +83,6 @@ class NullSink(Listener):
     def hear(self, event: Event, done: Callable[[], None]) -> None:
         """Mark the event as done."""
         done()
-
-
-class Counters:
-    """Counts by word, starting at zero in each process; from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._counts: Counter[str] = Counter()
-
-    def add(self, word: str, count: int = 1) -> None:
-        """Count *word*."""
-        with self._lock:
-            self._counts[word] += count
-
-    def read(self) -> dict[str, int]:
-        """Return all counts."""
-        with self._lock:
-            return dict(self._counts)
-
-
-MESSAGES = Counters()
-"""Messages by outcome: "delivered", "failed" (and may be tried again), "given_up"."""
 
 
 REVIEWED = frozenset({EventName.QUEUEING, EventName.SUBMITTING, EventName.CANCELLING})

@@ -310,7 +310,7 @@ def test_a_warning_needs_a_limit(spool: Command, spool_root: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "line",
-    ["#BSUB -J a[1-10] -n 4", "# @ total_tasks = 4", "#HQ --cpus=4", "#flux: -N4"],
+    ["#BSUB -J a[1-10] -n 4", "#HQ --cpus=4", "#flux: -N4"],
 )
 def test_lines_that_are_not_read_are_refused_as_a_whole(
     spool: Command, spool_root: Path, tmp_path: Path, line: str

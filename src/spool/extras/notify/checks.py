@@ -17,7 +17,7 @@ def _notify(subject: Subject) -> Findings:
         if (why := why_undelivered(name, settings, thoroughly=True)) is not None:
             fine = False
             yield warn(f"{masked(name)}: {why}", "fix `contacts` or `notify` in config.toml")
-    for path in readable_by_others(subject.root, settings):
+    if (path := readable_by_others(subject.root, settings)) is not None:
         fine = False
         yield warn(f"{path} holds secrets and is readable by others", f"chmod 600 {path}")
     if fine:

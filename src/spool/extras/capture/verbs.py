@@ -1,7 +1,8 @@
-"""`spool diff`: what differs between two runs: their tasks, code and places, and what came of them."""
+"""`spool diff`, what differs between two runs, and `spool rerun`, an earlier run once more as a new job."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import ClassVar
@@ -10,20 +11,25 @@ import click
 from msgspec import Struct
 
 from spool.cli import publicjson, render
-from spool.cli.group import JobArgument, Verb, json_option, one_job, opened
+from spool.cli.group import JobArgument, Verb, json_option, one_job, opened, own
+from spool.cli.render import tell
+from spool.cli.submission import check_free, checked_name, publish, tell_doubts
+from spool.client.draft import Draft, escaped, next_name, placeholders
+from spool.client.submit import literal
 from spool.core import layout
 from spool.core.errors import InvalidFile, NoSuchJob, cannot
 from spool.core.reasons import count_of
 from spool.core.units import show_duration, show_size
-from spool.extras.capture.record import DIFF, Capture, Code, Interpreter, LockFile, code_in_words
-from spool.formats import toml
+from spool.extras.capture.code import DIFF, Capture, Code, Interpreter, code_in_words
+from spool.formats import jobfile, toml
+from spool.formats.capabilities import one_run_keys
 from spool.formats.wrapper import variables_of
 from spool.query.details import RunDetails, job_details
 from spool.store.spool import Spool
 
 _OF_EACH_RUN = frozenset({"SPOOL_JOB", "SPOOL_RUN", "SPOOL_METADIR"})
-_RECORDED = frozenset({"code", "python", "packages", "environment"})  # sections that a record has, or nothing does
 _OF_EVERY_RUN = frozenset({"executor", "host", "gpus"})  # of the machine; a capture has the rest
+_RECORDED = frozenset({"code", "python", "packages", "environment"})  # sections that a record has, or nothing does
 _MOST_SHOWN = 200  # characters of a value
 _SHORT = 48  # cells of a value on a line of its own kind; a longer one is cut
 _BEFORE = 16  # … and begins so far before the first difference
@@ -59,7 +65,7 @@ class _Side(Struct, frozen=True):
 @click.argument("other", cls=JobArgument, metavar="NAME[/RUN]")
 @json_option
 @click.pass_obj
-def command(root: str, one: str, other: str, as_json: bool) -> int:
+def diff(root: str, one: str, other: str, as_json: bool) -> int:
     """Show what differs between two runs.
 
     Compares their job files, parameters, code (with `[capture]` in the configuration), packages, environment, machine
@@ -116,15 +122,14 @@ def _side(spool: Spool, name: str, run: int | None) -> _Side:
     found = details.runs[-1]
     record, capture = found.record, found.parts.get("capture") or Capture()
     code, python = capture.code or Code(""), capture.interpreter or Interpreter("")
-    lock = capture.lock_file or LockFile("")
     waited_ns = (record.started_at_ns or 0) - record.submitted_at_ns if record.submitted_at_ns is not None else 0
     ran_ns = found.ran_ns(record.ended_at_ns) if record.ended_at_ns is not None else None
+    defaults, stated = (_flat(spool.record(name, record.run, each)) for each in (layout.DEFAULTS, layout.SPEC_COPY))
     script = spool.record(name, record.run, layout.WRAPPER)
     variables = variables_of(script) if script else {}
     changes = f"{count_of(code.changed, 'file')}, sha256 {code.diff_hash or '?'}" if code.changed else None
     facts: dict[str, dict[str, str | None]] = {
-        "file": {**_flat(spool.record(name, record.run, layout.SPEC_COPY))},
-        "defaults": {**_flat(spool.record(name, record.run, layout.DEFAULTS))},
+        "file": {**defaults, **stated},
         "parameters": {**dict(record.parameters or details.row.parameters)},
         "code": {
             "commit": code.commit,
@@ -133,11 +138,7 @@ def _side(spool: Spool, name: str, run: int | None) -> _Side:
             "work tree": code.top or None,
             "untracked": ", ".join(code.untracked) or None,
         },
-        "python": {
-            "path": python.path or None,
-            "version": python.version,
-            "lock file": (lock.hash or f"{lock.size_bytes} bytes") if lock.path else None,
-        },
+        "python": {"path": python.path or None, "version": python.version},
         "packages": {**dict(text.partition(" ")[::2] for text in python.packages)},
         "environment": {key: text[:_MOST_SHOWN] for key, text in variables.items() if key not in _OF_EACH_RUN},
         "machine": {
@@ -150,18 +151,16 @@ def _side(spool: Spool, name: str, run: int | None) -> _Side:
         "outcome": {
             "state": found.state.value if found.state is not None else None,
             "reason": found.reason or None,
-            "attempt": str(record.attempt),
             "waited": show_duration(waited_ns) if record.started_at_ns is not None and waited_ns >= 0 else None,
             "ran": show_duration(ran_ns) if ran_ns is not None else None,
-            "CPU time": show_duration(record.cpu_time_ns) if record.cpu_time_ns is not None else None,
             "peak memory": show_size(record.peak_memory_bytes) if record.peak_memory_bytes is not None else None,
         },
         "metrics": {**dict(record.metrics or (details.row.metrics if details.row.run == record.run else ()))},
     }
-    stated = {
+    known = {
         section: {key: value for key, value in values.items() if value is not None} for section, values in facts.items()
     }
-    return _Side(found, stated)
+    return _Side(found, known)
 
 
 def _notes(names: list[str], sides: list[_Side]) -> Iterator[str]:
@@ -229,3 +228,51 @@ def _short(one: str | None, other: str | None) -> tuple[str, str]:
     lines = [f"…{line[begin + 1 :]}" if begin else line for line in lines]
     first, second = (line if len(line) <= _SHORT else f"{line[: _SHORT - 1]}…" for line in lines)
     return first, second
+
+
+@click.command(cls=Verb)
+@click.argument("name", cls=JobArgument, metavar="NAME[/RUN]")
+@click.option("--name", "new_name", metavar="NAME", help="The name of the new job. Default: NAME-2, NAME-3, …")
+@click.option("--workdir", metavar="DIR", help="Run it in this directory, such as a work tree with other code.")
+@click.option("--hold", is_flag=True, help="Submit the job held: it does not start until `spool release`.")
+@click.option("--dry-run", is_flag=True, help="Print the job file, and change nothing.")
+@click.pass_obj
+def rerun(root: str, /, name: str, new_name: str | None, workdir: str | None, hold: bool, dry_run: bool) -> int:
+    """Submit an earlier run again, as a new job.
+
+    The new job has the file that the run began with, whatever became of the job since. Without RUN it is the newest
+    run. `spool requeue` runs the job itself again, with its present file. The code is that of now; docs/OPERATIONS.md
+    says how to make a work tree with the code of then, where `[capture]` in the configuration has kept it.
+
+      spool rerun train/3
+      spool rerun train/3 --workdir ../train-old
+
+    By hand: cp jobs/train/3/job.toml queued/train-2.toml
+    """
+    spool = own(root)
+    job, run = run_named(spool, name)
+    run = spool.latest_run(job) if run is None else run
+    text = spool.record(job, run, layout.SPEC_COPY) if run is not None else None
+    if run is None or text is None:
+        if not spool.runs(job) and not spool.places(job):
+            raise spool.no_such_job("run", f"{name} again", job)
+        why = "there is no such run, or its records were removed"
+        raise NoSuchJob(cannot("run", f"{name} again", why if spool.runs(job) else "it has not run yet"))
+    new = checked_name(new_name or next_name(root, job))
+    if bound := one_run_keys(text):
+        tell(f"{new} is without {', '.join(bound)}, which only one run can have")
+    if bound or workdir is not None:
+        keys = {key: value for key, value in toml.read(text, "a job file").items() if key not in bound}
+        if workdir is not None:
+            keys["workdir"] = escaped(literal(os.path.abspath(workdir)), placeholders(keys))
+        text = jobfile.dump(keys)
+    draft = Draft(new, {}, held=hold, text=text)
+    draft.check(root)
+    if dry_run:
+        render.say_text(text.decode("utf-8", "replace"))
+        return 0
+    check_free(root, new, can_replace=False)
+    tell_doubts(root, [draft], strict=False)
+    publish(root, [draft], held=hold, replace=False)
+    render.say(new, at_once=True)
+    return 0
