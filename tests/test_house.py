@@ -123,7 +123,7 @@ BUDGET = {
     "extras/amd": 250,
     "extras/capture": 1050,
     "extras/containers": 300,
-    "extras/engines": 2800,
+    "extras/engines": 1850,
     "extras/foreign": 1250,
     "extras/functions": 1100,
     "extras/here": 500,
