@@ -10,7 +10,7 @@ from spool.core import errors, layout
 from spool.core.events import EventName
 from spool.core.model import OUTCOMES, State, StopKind
 from spool.formats import journal
-from spool.formats.history import HISTORY
+from spool.formats.run_records import HISTORY
 from spool.formats.state import JobView, StateView
 from spool.formats.values import OWN_VARIABLES, SET_BY_SPOOL, WARNING_SIGNALS
 from spool.listeners import REVIEWED
