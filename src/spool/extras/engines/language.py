@@ -25,8 +25,8 @@ from spool.core.units import whole_words
 from spool.executors.base import Launch
 from spool.formats.capabilities import loaded
 from spool.formats.config import Config
-from spool.formats.freetext import one_line
 from spool.formats.validation import PartReader, Reading
+from spool.formats.wire import one_line
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd
 

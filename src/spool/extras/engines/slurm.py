@@ -21,8 +21,8 @@ from spool.extras.engines.language import (
     table_of,
     urgent,
 )
-from spool.formats.freetext import one_line
 from spool.formats.values import option_name
+from spool.formats.wire import one_line
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd
 
