@@ -91,15 +91,6 @@ def test_a_file_with_mistakes_serves_nothing(spool: Command, lab: Path) -> None:
     assert not (lab / "socket").exists()
 
 
-def test_a_file_that_others_can_change_serves_nothing(spool: Command, lab: Path) -> None:
-    """Otherwise another user could set the quotas of all."""
-    lab.mkdir(mode=0o755)
-    (lab / "machine.toml").write_text("")
-    (lab / "machine.toml").chmod(0o666)
-    said = spool("machine", "serve", lab)
-    assert said.code == 5
-
-
 def test_without_machine_toml_the_machine_is_not_served(spool: Command, machine: Path) -> None:
     """No dispatcher would ask, so an arbiter that seems to serve would mislead."""
     said = spool("machine", "serve")
