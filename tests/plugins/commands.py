@@ -34,6 +34,8 @@ def spool(
     monkeypatch.setattr(log, "propagate", log.propagate)
     monkeypatch.setattr(log, "level", log.level)
     monkeypatch.chdir(spool_root.parent)
+    niceness = os.getpriority  # of the user, whatever that of the tests is: a submission takes it along
+    monkeypatch.setattr(os, "getpriority", lambda which, who: niceness(which, who) if who else 0)
 
     def call(*words: object) -> Said:
         capfd.readouterr()
