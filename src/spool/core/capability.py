@@ -108,7 +108,7 @@ class GpuVendor(Row):
 class Capability(Row):
     """What one capability contributes. Each text names "module:attribute"; "" contributes nothing.
 
-    * `job`: a `formats.key.Part` of the job file: its keys, and how their values become `Spec.parts[name]`.
+    * `job`: a `formats.capabilities.Part` of the job file: its keys, and how their values become `Spec.parts[name]`.
     * `config`: likewise of config.toml, for `Config.parts[name]`.
     * `only_here`: why a job of an engine elsewhere cannot have its keys, and what to do; `{}` is the engine's name.
     * `only_elsewhere`: why a job of this machine cannot have its keys; `{}` is the name of its executor.
