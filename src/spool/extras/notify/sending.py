@@ -485,6 +485,7 @@ class Notifier(Listener):
 
 
 _SAYS = {
+    EventName.QUEUEING: "is about to be queued",
     EventName.QUEUED: "is queued",
     EventName.SUBMITTING: "is about to start",
     EventName.SUBMITTED: "starts",
