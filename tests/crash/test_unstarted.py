@@ -19,7 +19,7 @@ from spool.core.model import Result, State
 from spool.dispatcher.context import Journal
 from spool.dispatcher.finalizer import Finalizer
 from spool.formats.config import RetentionPolicy
-from spool.formats.history import render_history
+from spool.formats.run_records import render_history
 from spool.formats.state import StateView, render_state
 from spool.store.spool import Service, Spool
 from spool.testing.fakes import FaultyDisk, PowerCut
@@ -105,7 +105,7 @@ def test_a_cancel_is_recorded_once_wherever_the_dispatcher_is_killed(
         session.settle()
         session.end()
         disk = FaultyDisk(world.staging, cut_at=cut_at)
-        session._disks = iter([disk])
+        session.disks = iter([disk])
         session.users.move("job", place, DONE)
         session.settle()
         session.end()

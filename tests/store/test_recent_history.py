@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from spool.core.model import SECOND_NS
-from spool.formats.history import read_ended_runs, render_history
+from spool.formats.run_records import read_ended_runs, render_history
 from spool.store import history
 from spool.store.history import RecentHistory
 from spool.store.spool import Spool

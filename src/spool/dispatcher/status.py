@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, assert_never
 
-from spool.core import layout, phases
+from spool.core import layout, lifecycle
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, shown, suspended_words
 from spool.core.model import SECOND_NS, Jid, Machine, Request, Spec, State
 from spool.core.scheduler import Plan
@@ -111,7 +111,7 @@ class StatusWriter(Component):
             return
         self._awaits_word = False
         with self._confinement.service("write", layout.STATE) as piece, self._pace:
-            text = render_state(self._view(plan, machine, paused=paused))
+            text = render_state(self.view(plan, machine, paused=paused))
             self._spool.disk.put(self._spool.layout.at(layout.STATE), text)
         if piece.failed:
             self._next_ns = self._beat_ns = now + SECOND_NS
@@ -140,7 +140,8 @@ class StatusWriter(Component):
             self._wanted = True
         self._beat_ns = now + _HEARTBEAT_NS
 
-    def _view(self, plan: Plan | None, machine: Machine | None, *, paused: bool) -> StateView:
+    def view(self, plan: Plan | None, machine: Machine | None, *, paused: bool) -> StateView:
+        """Return what `state.json` is to say now."""
         jobs: dict[str, JobView] = {}
         queued, stand_for_tasks = 0, self._state.array_files | self._state.arrays.keys()
         steady = not self._confinement.troubled
@@ -260,21 +261,21 @@ class StatusWriter(Component):
         """Return the state of a run, and the reason, as in every view."""
         phase = live.phase
         match phase:
-            case phases.Unread(empty=True) | phases.Gone():  # its end cannot be read yet
+            case lifecycle.Unread(empty=True) | lifecycle.Gone():  # its end cannot be read yet
                 return State.STOPPING, "has ended"
-            case phases.Void():
+            case lifecycle.Void():
                 proof = Proof(Verdict.VOID)
-            case phases.Ended():
+            case lifecycle.Ended():
                 proof = Proof(Verdict.ENDED, phase.outcome, phase.reason)
-            case phases.Recorded() | phases.Filed():
+            case lifecycle.Recorded() | lifecycle.Filed():
                 proof = Proof(Verdict.ENDED, phase.ended.outcome, phase.ended.reason)
             case (
-                phases.Unread()
-                | phases.Claimed()
-                | phases.Unstartable()
-                | phases.TakenBack()
-                | phases.Active()
-                | phases.Outlived()
+                lifecycle.Unread()
+                | lifecycle.Claimed()
+                | lifecycle.Unstartable()
+                | lifecycle.TakenBack()
+                | lifecycle.Active()
+                | lifecycle.Outlived()
             ):
                 proof = self._proof(live)
             case _:  # pragma: no cover

@@ -18,7 +18,7 @@ from io import BufferedIOBase, BufferedReader
 from spool.core import layout
 from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
 from spool.core.model import SECOND_NS, RunAccount
-from spool.formats.history import compacted, read_ended_runs, read_told
+from spool.formats.run_records import compacted, read_ended_runs, read_told
 
 _SLACK_NS = 3600 * SECOND_NS  # tolerance in the order of lines, for a clock that was set
 _STEP = 1 << 20

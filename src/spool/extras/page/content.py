@@ -31,7 +31,7 @@ from spool.query.listing import ListedJob, Outlook, OutlookReader, folded
 from spool.query.rows import JobRow, in_words, row_of_result, row_of_view
 from spool.query.shared import GpuLease, MachineSharing, leases_on, problems_of, shared_machine, without_users
 from spool.query.timeline import Frame, Timeline, TimelineRun, last_day, live_run
-from spool.store.config import Settings
+from spool.store.edited import Settings
 from spool.store.history import RecentHistory
 from spool.store.reading import read_bytes
 from spool.store.tolerant import TolerantSpool
@@ -237,7 +237,7 @@ class ContentReader:
         machine = self._view.machine if self._view is not None else None
         if machine is None or machine.shared is None:
             return None
-        return shared_machine(self._spool, now_ns, self._config() or Settings(self._spool).config)
+        return shared_machine(self._spool, now_ns, self._config() or Settings(self._spool.root).config)
 
     def _leases(self, shared: MachineSharing | None) -> dict[str, tuple[GpuLease, ...]]:
         if shared is None:

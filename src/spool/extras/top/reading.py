@@ -40,7 +40,7 @@ from spool.query.shared import (
     without_users,
 )
 from spool.query.snapshot import machine_now
-from spool.store.config import Settings
+from spool.store.edited import Settings
 from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
 
@@ -123,7 +123,7 @@ class OverviewReader:
 
     def _shared(self, spool: Spool, now_ns: int) -> MachineSharing | None:
         if self._settings is None:
-            self._settings = Settings(spool)
+            self._settings = Settings(spool.root)
         self._settings.reload()
         return shared_machine(spool, now_ns, self._settings.config)
 
