@@ -134,7 +134,7 @@ BUDGET = {
     "extras/plot": 500,
     "extras/simulate": 950,
     "extras/top": 1550,
-    "formats": 5700,
+    "formats": 5650,
     "listeners": 1050,
     "machine": 3200,
     "python": 1000,
