@@ -14,7 +14,7 @@ import pytest
 from calling import Command, Said, start
 from spool.cli import main
 from spool.core.model import Jid
-from spool.machine.marks import MachineProber
+from spool.machine.processes import MachineProber
 from spool.store.spool import Spool
 from support import PATIENCE_S, wait_for
 
