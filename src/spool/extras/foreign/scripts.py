@@ -450,11 +450,11 @@ class ScriptNeeds:
         if re.match(r"#!\S*/t?csh\b", first) is not None:  # reads its startup file in scripts too
             return
         for calls, defines, of_functions, definition in _FUNCTIONS.values():
-            if defines.search(self._text) is not None:
+            named = {found[1]: number for number, line in _lines(self._text) for found in calls.finditer(line)}
+            if not named or defines.search(self._text) is not None:
                 continue
             if freely and is_bash:
                 exported.take(matching(of_functions, os.environ), os.environ)
-            named = {found[1]: number for number, line in _lines(self._text) for found in calls.finditer(line)}
             for name, number in named.items():
                 if not (is_bash and f"BASH_FUNC_{name.split()[0]}%%" in exported.taken):
                     why = "needs a shell function that the job does not have"
