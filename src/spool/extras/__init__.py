@@ -41,14 +41,12 @@ TABLE = (
                 "Slurm",
                 "spool.extras.engines.engine:executor",
                 check="spool.extras.engines.language:check",
-                still_ends="spool.extras.engines.slurm:still_ends",
                 shortcut="Hand it to Slurm: the same as --executor slurm.",
             ),
             "sge": EngineOffer(
                 "Grid Engine",
                 "spool.extras.engines.engine:executor",
                 check="spool.extras.engines.language:check",
-                still_ends="spool.extras.engines.sge:still_ends",
             ),
         },
     ),
@@ -123,10 +121,6 @@ TABLE = (
         listener="spool.extras.notify.sending:Notifier",
         listens="spool.extras.notify.settings:listens",
         for_jobs=True,
-        completions={
-            "notify_to": "spool.extras.notify.sending:contacts",
-            "notify_on": "spool.extras.notify.sending:events",
-        },
         checks="spool.extras.notify.checks:CHECKS",
     ),
     Capability(
