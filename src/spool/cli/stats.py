@@ -125,7 +125,10 @@ def _pairs(statistics: Statistics) -> list[tuple[str, str]]:
         *((f"{name} hours", render.fine(hours)) for name, hours in total.resource_hours.items()),
         ("most CPUs", _peak(total.peak_cpus, total.peak_cpus_at_ns)),
         ("most GPUs", _peak(total.peak_gpus, total.peak_gpus_at_ns)),
-        ("most memory", _memory(total)),
+        (
+            "most memory",
+            f"{render.size(total.peak_memory_bytes)} by {whose}" if (whose := total.peak_memory_job) else "",
+        ),
     ]
     return [(name, value) for name, value in lines if value]
 
@@ -164,10 +167,6 @@ def _energy(kwh: float | None, runs: int) -> str:
 
 def _peak(count: int, at_ns: int | None) -> str:
     return f"{count} at once, first on {render.moment(at_ns)}" if count else ""
-
-
-def _memory(total: Totals) -> str:
-    return f"{render.size(total.peak_memory_bytes)} by {total.peak_memory_job}" if total.peak_memory_job else ""
 
 
 class _Cell(Struct, frozen=True):
