@@ -22,7 +22,7 @@ from spool.core.units import parse_duration, parse_size
 from spool.formats import journal, run_records
 from spool.formats.journal import Waits
 from spool.formats.state import GpuUseView, GpuView, JobView, MachineView, StateView
-from spool.machine import identity
+from spool.machine import host, identity
 from spool.machine.host import Host, HostMemory
 from spool.machine.processes import MachineProber
 from spool.query.snapshot import snapshot
@@ -81,6 +81,7 @@ def imagined(home: Path, now_ns: int | None = NOW_NS) -> Iterator[Path]:
         mock.patch.dict(os.environ, {**variables, "COLORTERM": "truecolor"}),
         mock.patch.object(pwd, "getpwuid", return_value=alice),
         mock.patch.object(Host, "memory", return_value=HostMemory(256 * G, 140 * G)),
+        mock.patch.object(host, "MACHINE_FILE", f"{home}/etc/machine.toml"),
         ExitStack() as afterwards,
     ):
         if now_ns is not None:
