@@ -108,7 +108,7 @@ class GpuVendor(Row):
 class Capability(Row):
     """What one capability contributes. Each text names "module:attribute"; "" contributes nothing.
 
-    * `job`: a `formats.key.Part` of the job file: its keys, and how their values become `Spec.parts[name]`.
+    * `job`: a `formats.capabilities.Part` of the job file: its keys, and how their values become `Spec.parts[name]`.
     * `config`: likewise of config.toml, for `Config.parts[name]`.
     * `only_here`: why a job of an engine elsewhere cannot have its keys, and what to do; `{}` is the engine's name.
     * `only_elsewhere`: why a job of this machine cannot have its keys; `{}` is the name of its executor.
@@ -131,7 +131,6 @@ class Capability(Row):
       `(Config) -> bool`, or at the request of a job if `for_jobs`.
     * `verbs`: its verbs, by name.
     * `way`: an `OtherWay` of `spool run`.
-    * `completions`: for an option, by its name in Python, `(Spool) -> Iterable[str]`: the words that a shell offers.
     * `charts`: what draws the charts of verbs, a `cli.charts.Charts`.
     * `told`: `(RunDetails) -> Iterable[tuple[str, str]]`: its lines of `spool show`, title and text.
     * `on_info`: `(MachineSharing, now_ns) -> None`: prints the other users of a shared machine for `spool info`.
@@ -170,7 +169,6 @@ class Capability(Row):
     for_jobs: bool = False
     verbs: Mapping[str, ContributedVerb] = {}
     way: str = ""
-    completions: Mapping[str, str] = {}
     charts: str = ""
     told: str = ""
     on_info: str = ""

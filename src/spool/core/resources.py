@@ -18,7 +18,7 @@ from heapq import merge
 from msgspec.structs import replace
 
 from spool.core import gpus
-from spool.core import reservations as reserved
+from spool.core import gpus as reserved
 from spool.core.gpus import NONE_NAMED, GpuSlot, GpuSlots, Kind
 from spool.core.model import Grant, Machine, Policy, Pool, Request, Reservation, Running, Spec, Waiting
 from spool.core.queue import Ordered

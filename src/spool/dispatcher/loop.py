@@ -44,7 +44,7 @@ from spool.formats import wrapper
 from spool.formats.journal import recall
 from spool.machine import cgroups
 from spool.machine.cgroups import RunGroups
-from spool.machine.marks import MachineProber
+from spool.machine.processes import MachineProber
 from spool.state.load import OutcomeIndex
 from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState

@@ -15,7 +15,7 @@ from spool.extras.engines.language import settings_of
 from spool.extras.engines.sge import SgeConfig
 from spool.extras.engines.slurm import SlurmConfig
 from spool.formats import config, jobfile, toml
-from spool.formats.key import KeyTable
+from spool.formats.capabilities import KeyTable
 from spool.formats.schema import rows
 
 GOLDEN = Path(__file__).parent / "golden"

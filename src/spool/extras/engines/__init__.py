@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spool.formats.key import SHORTEST_NS, Key, KeyTable, Part
+from spool.formats.capabilities import SHORTEST_NS, Key, KeyTable, Part
 
 # A row stays a row of a table.
 # fmt: off
