@@ -401,12 +401,6 @@ class LocalProcesses:
         self._unheard.add(made)
         return made
 
-    def limit_array(self, array: str, at_once: int | None) -> None:
-        """Do nothing: the planner keeps the limits."""
-
-    def keep_back(self, arrays: Collection[str], *, paused: bool) -> None:
-        """Do nothing: nothing waits here that was started."""
-
     def adopt(self, job: str, run: int, jid: Jid | None) -> LocalRun:
         """Return a run that another dispatcher has started."""
         adopted = self.no_child(job, run, None, self.groups.existing(job, run) if self.groups is not None else None)

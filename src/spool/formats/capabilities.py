@@ -179,9 +179,8 @@ def search(*, again: bool = False) -> bool:
             for entry in _imported("importlib.metadata").entry_points(group=GROUP) if is_offered(GROUP) else ():
                 try:
                     found.append(entry.load())
-                except Exception as error:  # foreign code
+                except (Exception, SystemExit) as error:  # foreign code
                     sys.stderr.write(f"spool: {entry.value}: {type(error).__name__}: {error}\n")
-            found += [each for _, more in contributed("search") for each in more()]
         except (ImportError, OSError, ValueError):  # the packages cannot be searched now
             return bool(_outside)
         _outside = tuple(found)

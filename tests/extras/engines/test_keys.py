@@ -106,13 +106,8 @@ WRONG = texts_of(r"""
 slurm.max_in_flight: 0
 slurm.poll: "1ms"
 slurm.submit_per_second: 0
-slurm.partition: "a b"
-slurm.account: "--uid=0"
-slurm.gpus: { A100 = "gpu a100" }
 slurm.gpu_memory: "share"
 slurm.options: ["--time=1"]
-sge.queue: "a b"
-sge.gpu_types: { A100 = "-l x" }
 sge.options: ["-N x"]
 """)
 
