@@ -55,7 +55,7 @@ from spool.store.tolerant import unreadable
 
 if TYPE_CHECKING:
     from spool.formats.journal import Memory
-    from spool.machine.marks import MachineProber  # imported on demand: it needs modules for the machine
+    from spool.machine.processes import MachineProber  # imported on demand: it needs modules for the machine
 
 RECENT = 10
 NOBODY = {False: "no dispatcher is running", True: "a dispatcher is starting"}
@@ -220,7 +220,7 @@ class JobLister:
 
     @cached_property
     def _prober(self) -> MachineProber:
-        from spool.machine.marks import MachineProber
+        from spool.machine.processes import MachineProber
 
         return MachineProber()
 

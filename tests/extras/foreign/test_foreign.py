@@ -343,14 +343,6 @@ def test_a_comment_that_looks_like_another_scheduler_s_is_a_comment(spool: Comma
     assert converted(spool, tmp_path, line) == ({}, "")
 
 
-@pytest.mark.parametrize("line", ["#PBS -q gpu", "#$ -q gpu.q@node1"])
-def test_a_queue_that_seems_to_have_gpus_is_told(spool: Command, tmp_path: Path, line: str) -> None:
-    """The line asks for no GPU, and the cluster may have given one."""
-    script = written(tmp_path, line)
-    assert "give --gpus 1" in spool("submit", "--hold", script).err
-    assert "give --gpus 1" not in spool("submit", "--hold", "-g", "1", script).err
-
-
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -391,15 +383,6 @@ def test_a_script_on_stdin_that_asks_for_a_shell_is_a_script(
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(file))
         assert spool("submit", "--hold", "-").out == "mine\n"
     assert tomllib.loads((spool_root / "held" / "mine.toml").read_text())["shell"] == "/bin/bash"
-
-
-def test_a_script_with_options_needs_its_first_line(spool: Command, tmp_path: Path) -> None:
-    """`spool submit -- sh job.sh` would lose them, so it is not suggested; sbatch refuses it too."""
-    script = tmp_path / "job.sh"
-    script.write_text("#SBATCH -a 0-35\ntrue\n")
-    assert "name its interpreter; begin it with `#!/bin/sh`" in spool("submit", script).err
-    script.write_text("true\n")
-    assert "`spool submit -- sh " in spool("submit", script).err
 
 
 def test_own_lines_and_the_command_line_win(spool: Command, tmp_path: Path) -> None:
@@ -473,14 +456,6 @@ def test_a_quote_without_an_end_is_told(spool: Command, tmp_path: Path, lines: s
         assert said.code == 2
         assert f"line {2 + bool(before)}: " in said.err
     assert spool("submit", "--ignore-directives", script).code == 0
-
-
-def test_lines_that_end_as_on_windows_are_no_surprise(spool: Command, tmp_path: Path) -> None:
-    """A script that cannot run at all is refused before anything is said of its lines."""
-    script = tmp_path / "job.sh"
-    script.write_bytes(b"#!/bin/sh\r\n#SBATCH -c 4\r\n")
-    said = spool("submit", script)
-    assert (said.code, "Windows line endings" in said.err, "#SBATCH" in said.err) == (2, True, False)
 
 
 def test_a_script_for_slurm_can_ask_to_be_held(spool: Command, spool_root: Path, tmp_path: Path) -> None:
@@ -567,17 +542,6 @@ def test_other_words_are_answered_with_the_right_ones(
         assert said.code in (2, 4)
         assert answer in said.err.replace("run --help", "submit --help")
     assert os.listdir(spool_root / "queued") == []
-
-
-def test_verbs_of_other_tools_are_answered(spool: Command) -> None:
-    """`nice` is no cancel."""
-    for verb, answer in (
-        ("nice", "edit --priority"),
-        ("scontrol", "edit"),
-        ("qsub", "submit"),
-        ("at", "--start-after"),
-    ):
-        assert f"`spool {answer}" in spool(verb).err.replace("submit --start", "--start")
 
 
 def test_a_submission_tells_in_full_what_is_lost_and_counts_the_rest(spool: Command, tmp_path: Path) -> None:

@@ -222,9 +222,3 @@ def test_conda_activate_is_a_shell_function_too(spool: Command) -> None:
 def test_a_shell_that_reads_its_startup_file_needs_no_function(spool: Command) -> None:
     """A csh does so in scripts too, and `module` is an alias there."""
     assert surrounded(spool, "#!/bin/tcsh\nmodule load cuda\nconda activate torch\n")[1] == ""
-
-
-def test_what_import_prints_of_a_windows_file_is_a_job_file(spool: Command, tmp_path: Path) -> None:
-    """Neither the byte order mark nor a carriage return comes out escaped, which no reader would take."""
-    (tmp_path / "a.toml").write_bytes(b'\xef\xbb\xbfcommand = "true"\r\ncpus = 1\r\n')
-    assert spool("import", tmp_path / "a.toml").out == 'command = "true"\ncpus = 1\n'
