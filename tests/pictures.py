@@ -249,8 +249,9 @@ async def _tops(root: Path, wanted: Sequence[tuple[str, int, str]]) -> list[str]
 
 
 async def _top(root: Path, theme: str, columns: int, at: str) -> list[Line]:
-    app = Top(str(root), theme)
+    app = Top(str(root))
     async with app.run_test(size=(columns, TOP.get(columns, 30))) as pilot:
+        app.theme = f"textual-{theme}"
         while app._seen is None or len(app._seen.active) < len(JOBS):
             await pilot.pause(0.1)
         while app._row is None or app._row.name != at:
