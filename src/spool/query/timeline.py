@@ -1,4 +1,4 @@
-"""The runs of a period, for pictures: rows of CPUs and GPUs, their use, waits and memory.
+"""The runs of a period, for pictures: rows of CPUs and GPUs, and how much of them was in use.
 
 A picture has columns, intervals of equal length, and so do these values: a hundred thousand runs are reduced to the
 cells. The history has the GPUs of a run and its number of CPUs, and which these are only if it was pinned. The CPUs of
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.core.accounting import GROUP_KEYS, By, ReadyTimes, RunFilter, StepFunction, nearest_rank
+from spool.core.accounting import GROUP_KEYS, By, RunFilter, StepFunction
 from spool.core.errors import UsageError
 from spool.core.layout import RUNNING, engine_of
 from spool.core.model import SECOND_NS, Grant, Machine, RunAccount
@@ -41,15 +41,13 @@ _MOST_GROUPS = 7  # more colours cannot be told apart
 _SHADES = 8  # of bars that are partly in use
 _TRACKS = 4  # the most rows for a shared GPU
 _PATIENCE_NS = 3 * SECOND_NS
-_SHORTEST_NS = 600 * SECOND_NS  # of a period that ends now
 
 
 class TimelineRun(Struct, frozen=True):
-    """One run that has started, and when its wait began: at its submission, or at the end of the previous run."""
+    """One run that has started."""
 
     account: RunAccount
     started_at_ns: int
-    ready_at_ns: int | None
 
     @property
     def job(self) -> str:
@@ -88,19 +86,9 @@ class TimelineRow(Struct, frozen=True):
     bars: tuple[LaneBar, ...]
 
 
-class WaitTimes(Struct, frozen=True):
-    """Waits of runs before their start."""
+class Usage(Struct, frozen=True):
+    """How much was in use: the mean over the whole period, and the maximum."""
 
-    runs: int
-    median_ns: int
-    p90_ns: int
-    longest_ns: int
-
-
-class UsageCurve(Struct, frozen=True):
-    """Resource use: the mean over each column, the mean over the whole period, and the maximum."""
-
-    columns: tuple[float, ...]
     mean: float
     highest: int
 
@@ -117,31 +105,23 @@ class Frame(Struct, frozen=True):
 
 
 class Timeline(Struct, frozen=True):
-    """The runs of a period. Column *n* begins at `since_at_ns + n * step_ns`.
-
-    For memory in use, each run counts with its peak, if known, from its start to its end.
-    """
+    """The runs of a period. Column *n* begins at `since_at_ns + n * step_ns`."""
 
     since_at_ns: int
     until_at_ns: int
     step_ns: int
-    at_ns: int  # the time of the look
+    columns: int
     by: By
     groups: tuple[str, ...]  # the largest first, OTHERS last
-    cpus: int  # the machine's total for jobs, as for its memory
+    cpus: int  # the machine's total for jobs
     gpus: int
-    memory_bytes: int
     runs: int
-    elsewhere: dict[str, int]  # runs on each engine of another machine: these are in no row and no curve
+    elsewhere: dict[str, int]  # runs on each engine of another machine: these are in no row
     going_on: int
     cpu_rows: tuple[TimelineRow, ...]
     gpu_rows: tuple[TimelineRow, ...]
-    cpus_used: UsageCurve
-    gpus_used: UsageCurve
-    memory_asked: UsageCurve  # in bytes
-    memory_used: UsageCurve  # in bytes
-    waits: tuple[WaitTimes | None, ...]  # of the runs that started in that column
-    all_waits: WaitTimes | None
+    cpus_used: Usage
+    gpus_used: Usage
     unreadable: int = 0  # lines of the history
     problems: tuple[str, ...] = ()
 
@@ -151,7 +131,9 @@ class Timeline(Struct, frozen=True):
         return key if key in self.groups else OTHERS
 
 
-def timeline(spool: Spool, wanted: RunFilter, frame: Frame, now_ns: int | None = None) -> Timeline:
+def timeline(
+    spool: Spool, wanted: RunFilter, frame: Frame, now_ns: int | None = None, machine: Machine | None = None
+) -> Timeline:
     """Return the timeline of a period: the selected runs, cut at its edges.
 
     By default a period begins a day before its end, from the first run on; without an end it goes up to the last run.
@@ -162,31 +144,17 @@ def timeline(spool: Spool, wanted: RunFilter, frame: Frame, now_ns: int | None =
     since_ns = until_ns - RECENT_NS if wanted.since_at_ns is None else wanted.since_at_ns
     if since_ns >= until_ns:
         raise UsageError("cannot draw runs: the period is empty; --since must be before --until, and before now")
-    seen, history = _Seen(now_ns), History(spool.root)
+    seen, history = _Seen(), History(spool.root)
     rows = _going_on(spool, wanted, now_ns)  # read before the history, which has those that end meanwhile
     ended = list(seen.ended(history.since(since_ns), wanted))
     runs = _within([*ended, *seen.going_on(spool, rows)], since_ns, until_ns)
     if runs and wanted.since_at_ns is None:
-        since_ns = max(since_ns, min(_ready(run) for run in runs))
+        since_ns = max(since_ns, runs[0].started_at_ns)
         if wanted.until_at_ns is None and all(run.ended_at_ns is not None for run in runs):
             until_ns = max(since_ns + 1, *(run.ended_at_ns or 0 for run in runs))
-    machine = machine_now(spool, now_ns, patience_ns=_PATIENCE_NS)
-    drawn = _drawn(runs, _Axis(since_ns, until_ns, frame.columns), frame, seen, machine)
+    machine = machine if machine is not None else machine_now(spool, now_ns, patience_ns=_PATIENCE_NS)
+    drawn = _drawn(runs, _Axis(since_ns, until_ns, frame.columns), frame, seen.gpus, machine)
     return replace(drawn, unreadable=history.unreadable, problems=tuple(history.problems))
-
-
-def last_day(
-    ended: Iterable[RunAccount], going_on: Iterable[TimelineRun], machine: Machine, frame: Frame, now_ns: int
-) -> Timeline:
-    """Return the timeline of the last day, from its first run on, from runs that are known already; reads nothing."""
-    seen, since_ns = _Seen(now_ns), now_ns - RECENT_NS
-    runs = list(seen.ended(ended, RunFilter()))
-    runs = _within(
-        [*runs, *(run for run in going_on if not seen.has_ended(run.job, run.account.run))], since_ns, now_ns
-    )
-    if runs:
-        since_ns = max(since_ns, min(now_ns - _SHORTEST_NS, *map(_ready, runs)))
-    return _drawn(runs, _Axis(since_ns, now_ns, frame.columns), frame, seen, machine)
 
 
 def _within(runs: Iterable[TimelineRun], since_ns: int, until_ns: int) -> list[TimelineRun]:
@@ -195,25 +163,22 @@ def _within(runs: Iterable[TimelineRun], since_ns: int, until_ns: int) -> list[T
     return sorted(found, key=lambda run: (run.started_at_ns, run.job, run.account.run))
 
 
-def _drawn(runs: Sequence[TimelineRun], axis: _Axis, frame: Frame, seen: _Seen, machine: Machine) -> Timeline:
+def _drawn(
+    runs: Sequence[TimelineRun], axis: _Axis, frame: Frame, known_gpus: Mapping[str, int], machine: Machine
+) -> Timeline:
     """Return the timeline of these runs, which are in the order of their starts."""
-    gpus = seen.gpus | {gpu.uuid: gpu.index for gpu in machine.gpus}
+    gpus = {**known_gpus, **{gpu.uuid: gpu.index for gpu in machine.gpus}}
     here = [run for run in runs if run.elsewhere is None]
     by = frame.by if frame.by is not None else By.STATE if len({run.account.user for run in runs}) < 2 else By.USER
-    waits: dict[int, list[int]] = {}
-    for run in runs:
-        if run.ready_at_ns is not None and axis.begin_ns <= run.started_at_ns and run.ready_at_ns <= run.started_at_ns:
-            waits.setdefault(axis.column(run.started_at_ns), []).append(run.started_at_ns - run.ready_at_ns)
     return Timeline(
         since_at_ns=axis.begin_ns,
         until_at_ns=axis.end_ns,
         step_ns=axis.step_ns,
-        at_ns=seen.now_ns,
+        columns=axis.columns,
         by=by,
         groups=_groups(here, by, axis),
         cpus=machine.cpus,
         gpus=len(gpus),
-        memory_bytes=machine.memory_bytes,
         runs=len(runs),
         elsewhere=dict(Counter(run.elsewhere for run in runs if run.elsewhere is not None)),
         going_on=sum(run.ended_at_ns is None for run in runs),
@@ -221,53 +186,51 @@ def _drawn(runs: Sequence[TimelineRun], axis: _Axis, frame: Frame, seen: _Seen, 
         gpu_rows=_gpu_rows(here, axis, gpus),
         cpus_used=axis.usage((*axis.cut(run), run.account.cpus) for run in here),
         gpus_used=axis.usage((*each, 1) for each in _gpu_use(here, axis)),
-        memory_asked=axis.usage((*axis.cut(run), run.account.memory_bytes or 0) for run in here),
-        memory_used=axis.usage((*axis.cut(run), run.account.peak_memory_bytes or 0) for run in here),
-        waits=tuple(_summary(waits.get(at, ())) for at in range(axis.columns)),
-        all_waits=_summary([wait for listed in waits.values() for wait in listed]),
     )
 
 
 class _Seen:
-    """Facts from the runs so far: the ended ones, the begin of the waits of others, and the GPUs."""
+    """Facts from the runs so far: the ended ones, and the GPUs."""
 
-    def __init__(self, now_ns: int) -> None:
-        self.now_ns = now_ns
+    def __init__(self) -> None:
         self.gpus: dict[str, int] = {}  # the last known index of each; below 0: unknown
-        self._clock = ReadyTimes()
         self._ended: set[tuple[str, int]] = set()
 
     def ended(self, history: Iterable[RunAccount], wanted: RunFilter) -> Iterator[TimelineRun]:
         """Yield the selected runs of a history, each once."""
-        clock, seen = self._clock, set()
+        seen = set()
         for run in history:
             if run.started_at_ns is None or run.ended_at_ns is None or not wanted.wants(run):
-                clock.of(run)
                 continue
             mark = run.job, run.run, run.started_at_ns
             if mark not in seen and 0 <= run.ended_at_ns - run.started_at_ns <= LARGEST:
                 seen.add(mark)
                 self._ended.add(mark[:2])
-                found = TimelineRun(compacted(run), run.started_at_ns, clock.of(run))
+                found = TimelineRun(compacted(run), run.started_at_ns)
                 if run.gpus and found.elsewhere is None:
                     self._note(run.gpus, run.gpu_indices)
                 yield found
 
-    def has_ended(self, job: str, run: int | None) -> bool:
-        """Whether that run was among those that have ended."""
-        return (job, run) in self._ended
-
     def going_on(self, spool: Spool, rows: Iterable[tuple[JobRow, GrantRecord]]) -> Iterator[TimelineRun]:
         """Yield the runs that have not ended since they were listed."""
         for row, record in rows:
-            if not self.has_ended(row.name, row.run):
-                self._note(record.grant.gpu_uuids, record.grant.gpu_indices)
-                first = record.attempt == 1 and not record.requeues
-                ready_ns = self._clock.going_on.get(row.name, record.submitted_at_ns if first else None)
-                spec = spool.spec(row.name, record.run)
-                group = spec.group if spec is not None else None
-                if (run := live_run(row, record.grant, record.executor, ready_ns, group)) is not None:
-                    yield run
+            if row.run is None or row.started_at_ns is None or (row.name, row.run) in self._ended:
+                continue
+            grant, spec = record.grant, spool.spec(row.name, row.run)
+            self._note(grant.gpu_uuids, grant.gpu_indices)
+            account = RunAccount(
+                row.name,
+                row.run,
+                row.state.value,
+                cpus=grant.cpus,
+                gpus=grant.gpu_uuids,
+                cpu_list=grant.cpu_list,
+                user=row.user,
+                project=row.project,
+                group=spec.group if spec is not None else None,
+                executor=record.executor,
+            )
+            yield TimelineRun(account, row.started_at_ns)
 
     def _note(self, uuids: Sequence[str], indices: Sequence[int]) -> None:
         known = len(uuids) == len(indices)
@@ -285,42 +248,10 @@ def _going_on(spool: Spool, wanted: RunFilter, now_ns: int) -> list[tuple[JobRow
     return found
 
 
-def live_run(
-    row: JobRow, grant: Grant, executor: str | None, ready_ns: int | None, group: str | None = None
-) -> TimelineRun | None:
-    """Return the run of *row*, which goes on; None if it has not started."""
-    if row.run is None or row.started_at_ns is None:
-        return None
-    account = RunAccount(
-        row.name,
-        row.run,
-        row.state.value,
-        cpus=grant.cpus,
-        gpus=grant.gpu_uuids,
-        memory_bytes=grant.memory_bytes,
-        cpu_list=grant.cpu_list,
-        user=row.user,
-        project=row.project,
-        group=group,
-        executor=executor,
-    )
-    return TimelineRun(account, row.started_at_ns, ready_ns)
-
-
 def _overlaps(run: TimelineRun, since_ns: int, until_ns: int) -> bool:
     """Whether part of a run is in the period; for a run without duration, its instant."""
     end = until_ns if run.ended_at_ns is None else run.ended_at_ns
     return run.started_at_ns < until_ns and (end > since_ns or end == run.started_at_ns == since_ns)
-
-
-def _ready(run: TimelineRun) -> int:
-    return run.started_at_ns if run.ready_at_ns is None else min(run.ready_at_ns, run.started_at_ns)
-
-
-def _summary(waits: Sequence[int]) -> WaitTimes | None:
-    ordered = sorted(waits)
-    median, p90 = nearest_rank(ordered, 50), nearest_rank(ordered, 90)
-    return None if median is None or p90 is None else WaitTimes(len(ordered), median, p90, ordered[-1])
 
 
 class _Axis:
@@ -356,18 +287,16 @@ class _Axis:
             yield between, self.step_ns
         yield last, end_ns - self.begin_ns - last * self.step_ns
 
-    def usage(self, amounts: Iterable[tuple[int, int, int]]) -> UsageCurve:
+    def usage(self, amounts: Iterable[tuple[int, int, int]]) -> Usage:
         """Return the sum of *amounts*, each present from one instant to another."""
         changes: Counter[int] = Counter()
         for start_ns, end_ns, amount in amounts:
             if amount and start_ns < end_ns:
                 changes[start_ns] += amount
                 changes[end_ns] -= amount
-        edges = [self.begin_ns + at * self.step_ns for at in range(self.columns)]
         steps = StepFunction(changes)
-        areas = steps.areas([*edges, self.end_ns])
-        means = tuple(area / self.length(at) for at, area in enumerate(areas))
-        return UsageCurve(means, sum(areas) / (self.end_ns - self.begin_ns), steps.highest)
+        whole_ns = self.end_ns - self.begin_ns
+        return Usage(sum(steps.areas([self.begin_ns, self.end_ns])) / whole_ns, steps.highest)
 
 
 def _group(run: TimelineRun, by: By) -> str:

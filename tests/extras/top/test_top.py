@@ -506,7 +506,7 @@ def test_what_others_have_of_a_shared_machine_is_counted(
     with_gpus(spool_root, monkeypatch, 2, cpus=16, cpus_free=14, memory_bytes=32 * GIB)
 
     async def steps(screen: Screen) -> None:
-        await screen.sees("2+9/16", "0B+8G/32G", "0+1/2", "bob's lease", r"\u001b[2Jclear's lease")
+        await screen.sees("2+9/16", "0B+8G/32G", "0+2/2", "bob's lease", r"\u001b[2Jclear's lease")
         assert "\x1b" not in screen.text
 
     drive(spool_root, steps, size=(100, 40))
