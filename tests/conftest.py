@@ -18,8 +18,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from spool.client.draft import may_be_secret
-from spool.client.inherited import begin_as_after_login
+from spool.client.draft import begin_as_after_login, may_be_secret
 from spool.executors import compiled
 from support import end, left_behind, make_spool, processes
 
@@ -138,7 +137,9 @@ def pytest_runtest_setup() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Take the real home away before anything is collected, for what fixtures of the session start too."""
-    for name in [name for name in os.environ if name in _UNWANTED or name.startswith("SPOOL_")]:
+    for name in [
+        name for name in os.environ if name in _UNWANTED or (name.startswith("SPOOL_") and name != "SPOOL_RECORD")
+    ]:
         del os.environ[name]
     home = tempfile.mkdtemp(prefix="spool-tests-home-")
     config.add_cleanup(lambda: _remove_if_empty(Path(home)))

@@ -15,7 +15,7 @@ from spool.core.capability import Capability
 from spool.core.model import Grant
 from spool.formats import capabilities
 from spool.formats.history import render_history
-from spool.testing.builders import a_result
+from spool.testing.fakes import a_result
 from support import ROOT, wait_for
 
 EXAMPLE = ROOT / "examples" / "capability"

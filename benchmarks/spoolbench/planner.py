@@ -26,7 +26,7 @@ def _passes(count: int, times: int) -> Samples:
     from spool.core.queue import WaitingQueue
     from spool.core.resources import Runs
     from spool.core.scheduler import View, decide
-    from spool.testing.builders import NOW_NS, a_machine
+    from spool.testing.fakes import NOW_NS, a_machine
 
     random = Random(count)
     jobs = [_job(random, number) for number in range(count)]
@@ -62,7 +62,7 @@ def _ms_since(begun: float) -> float:
 
 
 def _job(random: Random, number: int):  # type: ignore[no-untyped-def]
-    from spool.testing.builders import NOW_NS, a_job
+    from spool.testing.fakes import NOW_NS, a_job
 
     gpus = random.choice((0, 0, 0, 1, 1, 2, 4, 8))
     return a_job(
@@ -79,7 +79,7 @@ def _job(random: Random, number: int):  # type: ignore[no-untyped-def]
 
 
 def _run(random: Random, number: int):  # type: ignore[no-untyped-def]
-    from spool.testing.builders import NOW_NS, a_run
+    from spool.testing.fakes import NOW_NS, a_run
 
     shared = number < GPUS  # every GPU has one run that shares it, the others want processors only
     return a_run(

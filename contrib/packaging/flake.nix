@@ -26,7 +26,6 @@
             libtmux
             msgspec
             nvidia-ml-py
-            pluggy
             psutil
             rich
             textual

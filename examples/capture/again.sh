@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs two versions of a script, shows what differs, and runs the first one again exactly as it was.
+# Runs two versions of a script, shows what differs, and runs the second one again, in a work tree with its code.
 set -e
 tree=$(mktemp -d)
 cd "$tree"
@@ -12,6 +12,10 @@ spool submit --name first --wait -- sh train.sh
 sed -i s/0.5/0.4/g train.sh                    # not committed
 spool submit --name second --wait -- sh train.sh
 spool diff first second
-spool rerun first --exact --name first-again
-spool wait first-again
-spool log first-again
+runs="${SPOOL_DIR:-$HOME/.spool}/jobs"
+git checkout -q train.sh                       # gone, but for the patch that was captured
+git worktree add -q --detach "$tree.again" "$(sed -n 's/^commit = "\(.*\)"/\1/p' "$runs/second/1/capture.toml")"
+git -C "$tree.again" apply "$runs/second/1/capture.diff"
+spool rerun second/1 --name again --workdir "$tree.again"
+spool wait again
+spool log again

@@ -16,7 +16,7 @@ _HOMES = {
     "InvalidJob": "spool.core.errors",
     "InvalidRecord": "spool.core.errors",
     "InvalidValue": "spool.core.errors",
-    "Job": "spool.python.job",
+    "Job": "spool.python.client",
     "JobFilter": "spool.query.jobs",
     "JobList": "spool.query.jobs",
     "JobRow": "spool.query.rows",
@@ -30,12 +30,12 @@ _HOMES = {
     "State": "spool.core.model",
     "Statistics": "spool.core.accounting",
     "UsageError": "spool.core.errors",
-    "WaitedJobs": "spool.python.waiting",
+    "WaitedJobs": "spool.python.client",
     "__version__": "spool.version",
-    "as_completed": "spool.python.waiting",
+    "as_completed": "spool.python.client",
     "job": "spool.python.client",
-    "wait_all": "spool.python.waiting",
-    "wait_any": "spool.python.waiting",
+    "wait_all": "spool.python.client",
+    "wait_any": "spool.python.client",
 }
 
 

@@ -24,12 +24,12 @@ from spool.extras.functions.executor import RemoteError as RemoteError  # type: 
 from spool.extras.functions.executor import TimedOut as TimedOut  # type: ignore[import-not-found, unused-ignore]
 from spool.python.asynchronous import AsyncClient as AsyncClient
 from spool.python.client import Client as Client
+from spool.python.client import Job as Job
+from spool.python.client import WaitedJobs as WaitedJobs
+from spool.python.client import as_completed as as_completed
 from spool.python.client import job as job
-from spool.python.job import Job as Job
-from spool.python.waiting import WaitedJobs as WaitedJobs
-from spool.python.waiting import as_completed as as_completed
-from spool.python.waiting import wait_all as wait_all
-from spool.python.waiting import wait_any as wait_any
+from spool.python.client import wait_all as wait_all
+from spool.python.client import wait_any as wait_any
 from spool.query.details import RunDetails as RunDetails
 from spool.query.explain import Explanation as Explanation
 from spool.query.explain import Preview as Preview

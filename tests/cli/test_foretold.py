@@ -17,7 +17,7 @@ from spool.core.model import SECOND_NS, Grant, Request, Result, State, Stop, Sto
 from spool.formats import run_records
 from spool.formats.history import render_history
 from spool.query import explain
-from spool.query.outlook import expected_end
+from spool.query.listing import expected_end
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 from support import ROOT

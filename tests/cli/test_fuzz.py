@@ -27,7 +27,7 @@ import pytest
 from calling import Command, no_hang, spawned
 from spool.cli import main
 from spool.client import autostart
-from spool.listeners.logformat import set_up_logging
+from spool.listeners import set_up_logging
 from spool.machine.gpus import GpuLook
 from spool.machine.marks import MachineProber
 from spool.state import world

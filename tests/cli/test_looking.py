@@ -9,6 +9,7 @@ import pty
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -285,12 +286,21 @@ def test_why_takes_several_names(spool: Command, spool_root: Path) -> None:
     assert [each["name"] for each in asked(spool, "why", "a", "b")["jobs"]] == ["a", "b"]
 
 
-def test_info_counts_jobs_that_ended_and_not_the_runs_of_a_retry(spool: Command, spool_root: Path) -> None:
-    """A run after which its job goes on is none that failed."""
-    ended(spool_root, "a", State.FINISHED, time.time_ns(), run=2)
-    ended(spool_root, "b", State.FAILED, time.time_ns(), code=1)
-    end(spool_root, Result("a", 1, 1, State.FAILED, "", 1, 2, time.time_ns(), exit_code=1, user="me", again="retry"))
-    assert asked(spool, "info")["ended"] == {"finished": 1, "failed": 1}
+def test_info_counts_each_job_that_ended_once_as_ls_lists_it(spool: Command, spool_root: Path) -> None:
+    """Neither a run after which its job goes on counts, nor an earlier end of one that was requeued or waits again."""
+    now = time.time_ns()
+    for name, run, outcome, again in (
+        ("retried", 1, State.FAILED, "retry"),
+        ("retried", 2, State.FINISHED, None),
+        ("requeued", 1, State.FAILED, None),
+        ("requeued", 2, State.FINISHED, None),
+        ("failed", 1, State.FAILED, None),
+        ("waits", 1, State.FAILED, None),
+    ):
+        end(spool_root, Result(name, run, 1, outcome, "", 1, 2, now, 0, user="me", again=again))
+        put_job(spool_root, name, place="queued" if name == "waits" else "done")
+    listed = Counter(row["state"] for row in asked(spool, "ls", "--all")["jobs"])
+    assert asked(spool, "info")["ended"] == {"finished": 2, "failed": 1} == listed - Counter(["queued"])
 
 
 def test_why_gives_every_reason_with_numbers(spool: Command, spool_root: Path) -> None:

@@ -307,12 +307,12 @@ def test_a_machine_without_cards_is_told_from_one_without_a_driver(tmp_path: Pat
 
 def test_each_look_at_the_gpus_says_why_there_are_none(spool: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """`gpus`, `info` and `doctor`: no card, or no driver for the cards that there are."""
-    for module in ("spool.query.machine", "spool.doctor.checks"):
+    for module in ("spool.query.machine", "spool.doctor"):
         monkeypatch.setattr(f"{module}.unlisted_cards", lambda: "")
     for verb in ("gpus", "info", "doctor"):
         said = spool(verb)
         assert "this machine has no NVIDIA card" in said.out + said.err
-    for module in ("spool.query.machine", "spool.doctor.checks"):
+    for module in ("spool.query.machine", "spool.doctor"):
         monkeypatch.setattr(f"{module}.unlisted_cards", lambda: "2 cards, no driver")
     for verb in ("gpus", "info", "doctor"):
         said = spool(verb)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spool.cli.moments import understood
+from spool.cli.group import understood
 from spool.core.errors import InvalidValue
 from spool.formats.values import moment_or_delay
 

@@ -21,12 +21,11 @@ from spool.cli.ls import FIELDS
 from spool.client.waiting import End, Waiter
 from spool.core.errors import shown
 from spool.core.model import State
-from spool.doctor.checks import Finding, Level
+from spool.doctor import Finding, Level
 from spool.formats.wrapper import Assignments, Surroundings
 from spool.formats.wrapper import render as render_wrapper
-from spool.query.outlook import WaitWatch
+from spool.query.listing import WaitWatch, folded
 from spool.query.rows import JobRow
-from spool.query.tasks import folded
 from spool.store.disk import Disk
 from spool.store.spool import Spool
 

@@ -18,7 +18,7 @@ from spool.formats.history import render_history
 from spool.formats.state import JobView, MachineView
 from spool.python.client import Client
 from spool.query.jobs import list_jobs
-from spool.query.outlook import OutlookReader, with_outlook
+from spool.query.listing import OutlookReader, with_outlook
 from spool.store.lock import hold
 from spool.store.ownership import this_user
 from spool.store.spool import Spool

@@ -15,7 +15,7 @@ import pytest
 from calling import Command, asked, put_job
 from plugins.fake_nvml import FakeNvml
 from spool.core.model import SECOND_NS as S
-from spool.query import reservations
+from spool.query import snapshot
 from spool.store.ownership import this_user
 
 HOUR = 3600 * S
@@ -187,14 +187,14 @@ def test_a_reservation_that_cannot_be_read_costs_the_commands_that_reservation(
     spool("reserve", "create", "good", "--gpus", "1", "--duration", "2h")
     spool("reserve", "create", "bad", "--gpus", "1", "--duration", "2h")
     put_job(spool_root, "waits", 'command = "true"\ncpus = 1\n')
-    sound = reservations.read_stable
+    sound = snapshot.read_stable
 
     def fails(path: str) -> object:
         if path.endswith("/bad.toml"):
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
         return sound(path)
 
-    monkeypatch.setattr(reservations, "read_stable", fails)
+    monkeypatch.setattr(snapshot, "read_stable", fails)
     for words in (("why", "waits"), ("plan",), ("info",)):
         said = spool(*words)
         assert said.code == 0, said.err

@@ -16,7 +16,7 @@ from calling import Command, asked
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Result, State
 from spool.formats.history import render_history
-from spool.query.accounting import local_day
+from spool.store.history import local_day
 
 T0 = 1_700_000_000 * S
 DAY = 86_400 * S

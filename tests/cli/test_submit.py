@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from calling import Command, Said, put_job, spawned
 from spool import Client
-from spool.cli import fastsubmit, joboptions, main, scripts, submit
+from spool.cli import fastsubmit, joboptions, main, submission, submit
 from spool.cli.fastsubmit import UnclearError
 from spool.cli.joboptions import OPTIONS
 from spool.client.draft import Draft, Exports, exports, fresh_name, may_be_secret, stem_of
@@ -412,14 +412,14 @@ SMALL = {"__future__", "errno", "fcntl", "gc", "resource", "time"}
 
 
 def test_the_plain_case_imports_next_to_nothing(spool_root: Path) -> None:
-    """`spool submit -- CMD` imports ten modules of ours, and of the standard library only what is small."""
+    """`spool submit -- CMD` imports nine modules of ours, and of the standard library only what is small."""
     found = imported_by(["submit", "--name", "a", "--export", "PATH", "--", "true"], spool_root)
     ours = {name for name in found if name.partition(".")[0] == "spool"}
     assert found - ours <= SMALL
     assert {name for name in ours if name.count(".") == 2} == {
         "spool.cli.main", "spool.cli.fastsubmit", "spool.client.submit", "spool.client.draft",
         "spool.client.autostart", "spool.core.layout", "spool.store.disk", "spool.store.glance",
-        "spool.store.lock", "spool.client.inherited",
+        "spool.store.lock",
     }  # fmt: skip
 
 
@@ -547,11 +547,11 @@ set -e
 def test_spool_lines_are_read_from_the_head_of_a_script() -> None:
     """The comments before the first command, and no others; `##SPOOL` switches one off; a program has none."""
     words = ["--gpus", "1", "--time-limit", "2h", "--group", "night runs"]
-    assert scripts.spool_lines(SCRIPT, "train.sh") == words
-    assert scripts.spool_lines(SCRIPT.replace(b"\n", b"\r\n"), "train.sh") == words
-    assert scripts.late_lines(SCRIPT) == [11]
+    assert submission.spool_lines(SCRIPT, "train.sh") == words
+    assert submission.spool_lines(SCRIPT.replace(b"\n", b"\r\n"), "train.sh") == words
+    assert submission.late_lines(SCRIPT) == [11]
     for script in (b"", b"\n", b"\x7fELF\x02\x01\x01\0\0\n#SPOOL --gpus 1\n", b"echo\n#SPOOL --gpus 1"):
-        assert scripts.spool_lines(script, "x") == []
+        assert submission.spool_lines(script, "x") == []
 
 
 @pytest.mark.parametrize(
@@ -565,7 +565,7 @@ def test_spool_lines_are_read_from_the_head_of_a_script() -> None:
 def test_a_wrong_spool_line_is_told_with_its_number(line: bytes, why: str) -> None:
     """The error names the script and the line."""
     with pytest.raises(UsageError) as error:
-        scripts.spool_lines(b"#!/bin/sh\n" + line + b"\n", "train.sh")
+        submission.spool_lines(b"#!/bin/sh\n" + line + b"\n", "train.sh")
     assert str(error.value).startswith(f"cannot read the #SPOOL lines of train.sh: {why}")
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from calling import Command, put_job, spawned, start
 from shell import Home, home_of_test
-from spool.cli import group, reserve
+from spool.cli import group, info
 from spool.store.spool import Spool
 from support import ROOT
 
 VERBS = [verb for _, verbs in group.SECTIONS for verb in verbs]
 FISH = shutil.which("fish")
-PARTS = [f"reserve {part}" for part in reserve.command.commands]
+PARTS = [f"reserve {part}" for part in info.reserve.commands]
 
 
 @pytest.mark.parametrize("verb", [*VERBS, *PARTS])

@@ -14,6 +14,7 @@ from spool.client.waiting import End, Waiter
 from spool.core.errors import NoSuchJob
 from spool.core.model import Result, State
 from spool.formats.history import render_result
+from spool.store import ownership
 from spool.store.spool import Spool
 
 JOBS = [f"j{number}" for number in range(30)]
@@ -130,3 +131,19 @@ def test_two_changes_at_one_time_are_both_seen(spool_root: Path, monkeypatch: py
     (queued / "j0.toml").unlink()
     os.utime(queued, ns=(now_ns, now_ns))
     assert [end.name for end in watch.poll() + watch.poll()] == ["j0"]
+
+
+@pytest.mark.parametrize("place", ["queued", "held"])
+def test_the_end_of_a_job_that_was_moved_away_names_who_can_have_moved_it(
+    spool_root: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """A cancel by `mv` has the reason of the history: whoever can write to the folder that the file left."""
+    monkeypatch.setattr(ownership, "others_write", lambda root, place: True)
+    monkeypatch.setattr(waiting, "GRACE_NS", 0)
+    file = spool_root / place / "a.toml"
+    file.write_text('command = "true"\n')
+    watch = Waiter(Spool(str(spool_root)), ["a"])
+    assert watch.poll() == []
+    file.rename(spool_root / "done" / "a.toml")
+    (end,) = watch.poll() + watch.poll()
+    assert end.reason == f"cancelled by someone who can write to {place}/ before it started"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spool.core.model import SECOND_NS, Dependencies, Grant, Request, State
-from spool.testing.builders import NOW_NS, a_gpu, a_job, a_machine, a_result, a_run, a_spec
+from spool.testing.fakes import NOW_NS, a_gpu, a_job, a_machine, a_result, a_run, a_spec
 
 
 def test_what_is_not_said_is_sensible() -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from spool.core.gpuuse import GpuWatch, mean_part, unused
 from spool.core.model import SECOND_NS as S
 from spool.core.model import GpuUse, GpuWork
-from spool.testing.builders import NOW_NS, a_spec
+from spool.testing.fakes import NOW_NS, a_spec
 
 G = 1 << 30
 MINUTE = 60 * S

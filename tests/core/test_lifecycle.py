@@ -36,7 +36,7 @@ from spool.core.lifecycle import (
 from spool.core.model import OUTCOMES, Result, Retry, State, Stop, StopKind
 from spool.state.run import Attempts, attempts_after
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "STATES.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "FORMAT.md"
 CODES = (None, 0, 1, 137)
 
 
@@ -56,7 +56,7 @@ class Row:
 
 @cache
 def rows() -> tuple[Row, ...]:
-    """Return the table of docs/STATES.md."""
+    """Return the table of docs/FORMAT.md, 19.3."""
     text = PAGE.read_text(encoding="utf-8")
     table = text.partition("<!-- table of proofs -->\n")[2].partition("<!-- end of table -->")[0]
     lines = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.splitlines()]
@@ -78,8 +78,9 @@ def facts(evidence: Evidence) -> tuple[frozenset[str], ...]:
     rc = "none" if evidence.rc is None else "0" if evidence.rc == 0 else "other"
     stop = {"none"} if evidence.stop is None else {"some", evidence.stop.value}
     flags = (evidence.leftovers, evidence.grace, evidence.oom_killed, evidence.refused)
+    over = set() if evidence.liveness in (Liveness.VOID, Liveness.ALIVE) else {"over"}
     return (
-        frozenset({evidence.liveness.value}),
+        frozenset({evidence.liveness.value, *over}),
         frozenset({rc}),
         frozenset(stop),
         frozenset({"none" if evidence.recorded is None else "some"}),
@@ -155,7 +156,7 @@ def test_whatever_the_page_says_no_run_is_called_what_it_cannot_be() -> None:
 
 def test_every_state_is_a_word_of_the_page() -> None:
     """Each word for a state is explained on the page, and the page says which of them are outcomes."""
-    section = PAGE.read_text(encoding="utf-8").partition("## 1. The words")[2].partition("\n## 2.")[0]
+    section = PAGE.read_text(encoding="utf-8").partition("\n**19.1 ")[2].partition("\n**19.2 ")[0]
     ended = dict(re.findall(r"^\| `(\w+)` \|.*\| *(.*?) *\|$", section, re.MULTILINE))
     assert {word: ended.get(word) == "yes" for word in State} == {word: word.ended for word in State}
     assert set(State) <= set(ended)
@@ -163,7 +164,7 @@ def test_every_state_is_a_word_of_the_page() -> None:
 
 def test_every_outcome_is_said_to_be_followed_by_a_run_or_not() -> None:
     """The page's table of what follows has a row for each outcome; those that never run again, never do."""
-    section = PAGE.read_text(encoding="utf-8").partition("## 5. What follows an end")[2].partition("\n## 6.")[0]
+    section = PAGE.read_text(encoding="utf-8").partition("\n**19.4 ")[2]
     rows = re.findall(r"^\| (`.*?) \| (.*) \|$", section, re.MULTILINE)
     told = {word: what for words, what in rows for word in re.findall(r"`(\w+)`(?=,| \(|$)", words)}
     assert set(told) - {"gpu_idle"} == OUTCOMES
@@ -294,7 +295,7 @@ def test_a_delay_is_never_above_its_limit(delay, backoff, most, number):
 
 
 def test_a_run_is_over_only_if_nothing_can_be_left_of_it() -> None:
-    """Every combination of what a look can find is answered as docs/STATES.md says, told here as rules, not rows."""
+    """Every combination of what a look can find is answered as docs/FORMAT.md says, told here as rules, not rows."""
     for facts in product([False, True], repeat=7):
         remains = Remains(*facts)
         left = remains.others or remains.wrapper

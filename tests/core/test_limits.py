@@ -13,7 +13,7 @@ from spool.core.priority import Past
 from spool.core.quotas import limits_of
 from spool.core.resources import Runs
 from spool.core.scheduler import decide
-from spool.testing.builders import a_result
+from spool.testing.fakes import a_result
 
 
 @pytest.mark.parametrize(

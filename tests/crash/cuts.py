@@ -18,7 +18,7 @@ import pytest
 
 from crash.power import LossyDisk
 from crash.world import World, world_at
-from spool.testing.faults import FaultyDisk
+from spool.testing.fakes import FaultyDisk
 
 _NAMES = re.compile(r"^((?:jobs|queued|held|running|done)/)[^/.]+|^(\.tmp/).*|\d+")  # what differs within a kind
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from spool.store.disk import Disk
 from spool.store.spool import Spool
-from spool.testing.faults import Operation, PowerCut, path_at
+from spool.testing.fakes import Operation, PowerCut, path_at
 
 
 @dataclass

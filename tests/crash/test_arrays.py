@@ -20,7 +20,7 @@ from spool.core.model import Result
 from spool.dispatcher import arrays, confinement
 from spool.store.disk import Disk
 from spool.store.spool import Spool
-from spool.testing.faults import FaultyDisk
+from spool.testing.fakes import FaultyDisk
 
 TASKS = [f"sweep_{index}" for index in range(5)]
 

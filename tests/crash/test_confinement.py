@@ -29,7 +29,7 @@ from spool.dispatcher.loop import Dispatcher
 from spool.store import lock
 from spool.store.disk import SpoolTrouble
 from spool.store.spool import Spool
-from spool.testing.faults import FaultyDisk, PathFaults
+from spool.testing.fakes import FaultyDisk, PathFaults
 
 ERRORS = (
     errno.EACCES,

@@ -15,6 +15,7 @@ from crash.cuts import cuts, each_alike, noting, where
 from crash.events import events, nobody_reads, repeated, want_everything
 from crash.scripts import play
 from crash.world import Session, World, check, history, world_at
+from spool import listeners
 from spool.core import layout
 from spool.core.events import Answer, EventName
 from spool.core.layout import HELD as HELD_PLACE
@@ -22,9 +23,8 @@ from spool.core.layout import RUNNING
 from spool.dispatcher import launcher, observer
 from spool.dispatcher.events import ConditionKind, OngoingCondition, conditions
 from spool.formats.listener_protocol import Reply
-from spool.listeners import discovery
-from spool.listeners.discovery import HookFiles
-from spool.testing.faults import FaultyDisk
+from spool.listeners import HookFiles
+from spool.testing.fakes import FaultyDisk
 
 # How often each file of the script is submitted to queued/, held, and released, whatever is cut off.
 QUEUED = dict.fromkeys(("after", "gone", "huge", "killed", "never", "stopped", "tired", "tried", "twice", "wrong"), 1)
@@ -143,7 +143,7 @@ def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
 ) -> None:
     """With a hook for it each run is told of when the minute is over, once; without one nothing is written."""
     hooks = HookFiles()
-    monkeypatch.setattr(discovery, "find_hooks", lambda _: hooks)
+    monkeypatch.setattr(listeners, "find_hooks", lambda _: hooks)
     monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
     session.users.submit("long", "hang")
     session.turns(4)
@@ -161,7 +161,7 @@ def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
 def test_a_job_may_be_called_like_anything_that_is_told_of(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs named `dispatcher`, `reservation`, `gpu`: a kill makes no reservation end, and one dispatcher be missed."""
     heard = (EventName.STARTED, EventName.DISPATCHER_STOPPED, EventName.RESERVATION_STARTED, EventName.GPU_FREE)
-    monkeypatch.setattr(discovery, "find_hooks", lambda _: HookFiles(dict.fromkeys(heard, ("/hook",))))
+    monkeypatch.setattr(listeners, "find_hooks", lambda _: HookFiles(dict.fromkeys(heard, ("/hook",))))
     monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
     session.world.cpus = 3
     for name in ("dispatcher", "reservation", "gpu"):
@@ -202,7 +202,7 @@ def test_what_lasts_is_read_as_it_was_written_and_is_never_a_runs(
 
 def test_who_waits_for_an_answer_sleeps(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a cancel is asked about nothing is due, the run goes on, and the question is asked once."""
-    monkeypatch.setattr(discovery, "find_hooks", lambda _: HookFiles({"cancelling": ("/hook",)}))
+    monkeypatch.setattr(listeners, "find_hooks", lambda _: HookFiles({"cancelling": ("/hook",)}))
     monkeypatch.setattr(observer, "MISSING_NS", 0)
     monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
     session.users.submit("long", "hang")
@@ -226,7 +226,7 @@ def test_who_waits_for_an_answer_sleeps(session: Session, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", ["submitting", "cancelling"])
 def test_no_answer_is_lost_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What an answer leads to is done once there is room, and so is what those behind it lead to."""
-    monkeypatch.setattr(discovery, "find_hooks", lambda _: HookFiles({name: ("/hook",)}))
+    monkeypatch.setattr(listeners, "find_hooks", lambda _: HookFiles({name: ("/hook",)}))
     monkeypatch.setattr(observer, "MISSING_NS", 0)
     monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
     with world_at(tmp_path / "world", monkeypatch) as world:

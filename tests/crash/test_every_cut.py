@@ -16,7 +16,7 @@ from spool.core.layout import DONE, QUEUED, RUNNING
 from spool.core.lifecycle import Exit
 from spool.dispatcher import launcher, recovery, scanner
 from spool.state.run import ActiveRun
-from spool.testing.faults import FaultyDisk
+from spool.testing.fakes import FaultyDisk
 
 # What the script comes to when nothing is cut off.
 EXPECTED = Ends(

@@ -27,8 +27,8 @@ from spool.query import snapshot
 from spool.query.details import job_details
 from spool.query.explain import preview, why
 from spool.query.jobs import list_jobs
+from spool.query.listing import ListedJob
 from spool.query.rows import JobRow
-from spool.query.tasks import ListedJob
 from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
 

@@ -17,7 +17,7 @@ from spool.core.model import StopKind
 from spool.dispatcher import launcher, recovery, terminator
 from spool.store.disk import Disk
 from spool.store.spool import Spool
-from spool.testing.faults import FaultyDisk
+from spool.testing.fakes import FaultyDisk
 
 LONG = 'cpus = 2\npreemptible = true\ntime_limit = "1d"'
 SHORT = 'cpus = 2\ntime_limit = "1h"'

@@ -10,7 +10,7 @@ from crash.cuts import cuts, each_alike
 from crash.world import Session, World, history, world_at
 from spool.core.model import State
 from spool.store.spool import Spool
-from spool.testing.faults import FaultyDisk
+from spool.testing.fakes import FaultyDisk
 
 JOB = "long"
 

@@ -18,7 +18,7 @@ from spool.core.model import Result, State
 from spool.dispatcher import launcher, recovery
 from spool.formats.config import RetentionPolicy
 from spool.store.spool import Spool
-from spool.testing.faults import FaultyDisk
+from spool.testing.fakes import FaultyDisk
 
 JOB = "taken"
 KEYS = ('project = "vision"', 'tags = ["paper"]', 'group = "night"', "cpus = 2", 'memory = "64M"', "requeue = false")

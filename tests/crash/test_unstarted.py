@@ -11,7 +11,7 @@ import pytest
 
 from crash.cuts import cuts, each_alike
 from crash.world import Session, World, check, history, world_at
-from spool.client.gc import plan_removal, remove
+from spool.client.gc import plan_removal, remove_planned
 from spool.client.waiting import Waiter
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
@@ -22,7 +22,7 @@ from spool.formats.config import RetentionPolicy
 from spool.formats.history import render_history
 from spool.formats.state import StateView, render_state
 from spool.store.spool import Service, Spool
-from spool.testing.faults import FaultyDisk, PowerCut
+from spool.testing.fakes import FaultyDisk, PowerCut
 
 ASKED = ("cpus = 2", 'memory = "2M"', 'project = "P"', 'tags = ["T", "U"]', 'group = "G"')
 
@@ -273,7 +273,7 @@ def test_nobody_waits_for_a_run_that_the_dispatcher_does_not_know(
 
 def _collect(session: Session, policy: RetentionPolicy) -> None:
     spool = Spool(str(session.world.root))
-    remove(spool, plan_removal(spool, policy, time.time_ns() + 10**9))
+    remove_planned(spool, plan_removal(spool, policy, time.time_ns() + 10**9))
     (session.world.root / layout.STAGING / "gc.lock").unlink()
 
 

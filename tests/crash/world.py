@@ -35,7 +35,7 @@ from spool.machine import identity
 from spool.store.disk import Disk
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
-from spool.testing.faults import PowerCut
+from spool.testing.fakes import PowerCut
 
 HOST = identity.host()
 NAMESPACE = identity.pid_namespace()

@@ -19,7 +19,7 @@ from spool.core.model import SECOND_NS, GpuWork, Machine, StopKind
 from spool.dispatcher.limits import GpuUseRecorder
 from spool.state.run import ActiveRun
 from spool.store.disk import SpoolTrouble
-from spool.testing.builders import a_gpu, a_machine
+from spool.testing.fakes import a_gpu, a_machine
 
 MINUTE = 60 * SECOND_NS
 FULL = SpoolTrouble(errno.ENOSPC, "No space left on device")

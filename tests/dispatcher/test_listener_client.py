@@ -1,7 +1,7 @@
 """The process of the listeners as the dispatcher sees it: one that does nothing any more makes room for another.
 
-The clock of the dispatcher's end is the tests', so that hours pass at once. The process, its hooks and its plugins are
-real, and wait for files.
+The clock of the dispatcher's end is the tests', so that hours pass at once. The process and its hooks
+are real, and wait for files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from end_to_end.plugging import MARKER, install
 from spool.core import layout
 from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS
@@ -71,7 +70,7 @@ class Ends:
         assert self.replies == [Reply(1)]
 
     def begun(self) -> list[str]:
-        """Return the steps that hooks and plugins have begun, in that order."""
+        """Return the steps that hooks have begun, in that order."""
         path = self.root / "begun"
         return path.read_text().split() if path.exists() else []
 
@@ -94,7 +93,7 @@ class Ends:
 
 @pytest.fixture
 def ends(spool_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
-    """Give both ends, where hooks and plugins have an hour, and one look is enough for what a hook has left behind."""
+    """Give both ends, where hooks have an hour, and one look is enough for what a hook has left behind."""
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text("from spool.listeners import hooks\nhooks._WALKS = 1\n")
@@ -117,18 +116,6 @@ def _hook(root: Path, name: str, script: str) -> None:
 
 def _wait_in_hook(step: str) -> str:
     return f'mkfifo "go-{step}"; echo "{step}" >> begun; read -r x < "go-{step}"'
-
-
-def _wait_in_plugin(root: Path, step: str) -> str:
-    return (
-        MARKER + "import os\n"
-        "def wait():\n"
-        f"    os.mkfifo('{root}/go-{step}')\n"
-        f"    with open('{root}/begun', 'a') as file:\n"
-        f"        file.write('{step}\\n')\n"
-        f"    with open('{root}/go-{step}') as gate:\n"
-        "        gate.read()\n"
-    )
 
 
 @pytest.mark.parametrize("greeted", [True, False])
@@ -201,26 +188,17 @@ def test_a_process_that_hangs_in_a_question_is_ended(ends: Ends) -> None:
     ends.serve_without(ends.stop_process(), 60 * SECOND_NS)
 
 
-@pytest.mark.parametrize("kind", ["hooks", "plugins", "imports"])
-def test_a_process_that_works_is_not_ended_however_many_it_asks(ends: Ends, kind: str) -> None:
-    """Three hooks or plugins that are asked one question have each the whole of their time.
-
-    So have three plugins that are imported, before the process says who it is.
-    """
-    site = ends.root.parent / "site"
-    waits = "wait()\n" if kind == "imports" else "@hookimpl\ndef spool_submitting(event):\n    wait()\n"
+def test_a_process_that_works_is_not_ended_however_many_it_asks(ends: Ends) -> None:
+    """Three hooks that are asked one question have each the whole of their time."""
     for step in STEPS:
-        if kind == "hooks":
-            _hook(ends.root, f"submitting.d/{step}", _wait_in_hook(step))
-        else:
-            install(site, step.replace("-", "_"), _wait_in_plugin(ends.root, step) + waits)
-    ends.client.listen(["hooks" if kind == "hooks" else "plugins"])
-    number = ends.client.ask(QUESTION) if kind != "imports" else None
+        _hook(ends.root, f"submitting.d/{step}", _wait_in_hook(step))
+    ends.client.listen(["hooks"])
+    number = ends.client.ask(QUESTION)
     for at in range(len(STEPS)):
         ends.serve_until(lambda at=at: len(ends.begun()) > at)  # type: ignore[misc]
         ends.take_an_hour(ends.begun()[at])
-    ends.serve_until(lambda: ends.greetings if number is None else ends.replies)
-    assert ends.replies == ([] if number is None else [Reply(number)])
+    ends.serve_until(lambda: ends.replies)
+    assert ends.replies == [Reply(number)]
 
 
 def test_a_process_with_many_questions_is_not_ended(ends: Ends) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
 
-from crash.world import HOST, NAMESPACE, Session, World, ends_of
+from crash.world import HOST, NAMESPACE, Session, World, _Processes, ends_of
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import SECOND_NS, Jid
 from spool.dispatcher import arrays, scanner
@@ -117,6 +118,42 @@ def test_a_run_that_was_cancelled_before_it_said_who_it_is_was_cancelled(
     ends = ends_of(world)
     assert ends.outcomes["young"] == ("cancelled 1.0",)
     assert ends.places["young"] == (DONE,)
+
+
+def test_a_run_that_has_just_said_who_it_is_is_ended_by_that(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search would not see a command that begins at that moment, and the run would be taken for gone."""
+    known, terminate = list[bool](), _Processes.terminate
+
+    def ended(self: _Processes, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
+        known.extend(run.jid is not None for run in runs)
+        return terminate(self, runs)
+
+    monkeypatch.setattr(_Processes, "terminate", ended)
+    session.users.submit("young", "hang until 9")
+    session.turns(1)
+    session.users.cancel("young")
+    session.settle()
+    assert known == [True]
+    assert ends_of(session.world).outcomes["young"] == ("cancelled 1.0",)
+
+
+def test_a_wrapper_that_begins_after_the_look_that_missed_it_is_ended(session: Session) -> None:
+    """Also where its order to stop is on no record that it could find, as on a full disk."""
+    session.users.submit("late", "hang until 9")
+    world, slow = session.world, list[Launch]()
+
+    def wait() -> None:
+        slow.extend(world.launched)
+        world.launched.clear()
+
+    session.after_turn = wait
+    session.turns(1)
+    session.users.cancel("late")
+    session.turns(1)
+    session.after_turn = lambda: None
+    world.launched.extend(slow)
+    session.settle()
+    assert ends_of(session.world).outcomes["late"] == ("cancelled 1.0",)
 
 
 def test_the_end_of_a_child_that_no_signal_told_of_is_found_by_a_look_at_everything(

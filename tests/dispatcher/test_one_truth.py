@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from crash.world import Session, ends_of, history
+from spool import doctor
 from spool.client import waiting
 from spool.client.waiting import Waiter
 from spool.core import layout
@@ -24,8 +25,7 @@ from spool.dispatcher import limits, wakeup
 from spool.dispatcher.context import all_lines
 from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.wakeup import DirectoryWatcher
-from spool.doctor import checks
-from spool.doctor.checks import Level
+from spool.doctor import Level
 from spool.formats.journal import recall
 from spool.formats.state import parse_state, render_state
 from spool.machine.host import is_shared_between_hosts
@@ -33,8 +33,8 @@ from spool.query import snapshot
 from spool.query.explain import why
 from spool.query.jobs import JobLister
 from spool.query.machine import machine_status
-from spool.query.reservations import read_reservations
 from spool.query.rows import in_words
+from spool.query.snapshot import read_reservations
 from spool.store.spool import Spool
 
 HOUR_S = 3600
@@ -358,13 +358,13 @@ def test_a_dispatcher_without_jobs_for_gpus_judges_reservations_too(session: Ses
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.sshfs", "ext4"])
 def test_whoever_asks_is_told_the_same_of_a_disk(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dispatcher looks without events, and `doctor` says so, on the same file systems."""
-    for module in (wakeup, checks):
+    for module in (wakeup, doctor):
         monkeypatch.setattr(module, "file_system_of", lambda _: kind)
     made = DirectoryWatcher()
     made.start({QUEUED: str(tmp_path)})
     made.close()
     found = list(
-        checks.examine(str(tmp_path), checks=[each for each in checks.OF_THE_MACHINE if each.name == "disk type"])
+        doctor.examine(str(tmp_path), checks=[each for each in doctor.OF_THE_MACHINE if each.name == "disk type"])
     )
     assert is_shared_between_hosts(kind) == (kind != "ext4")
     assert (made.problem is not None) == (found[0].level is Level.WARN) == is_shared_between_hosts(kind)

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from spool.doctor.checks import OF_THE_SPOOL, Check, Finding, Level, Subject, examine, of_the_machine
+from spool.doctor import OF_THE_SPOOL, Check, Finding, Level, Subject, examine
 from spool.store.ownership import Origin, Ownership, this_user
-from support import ROOT, WHOLE
-
-
-@WHOLE
-def test_the_checks_are_those_of_the_page() -> None:
-    """OPERATIONS has a row for each check, in the order in which they are made."""
-    page = (ROOT / "docs" / "OPERATIONS.md").read_text()
-    table = page.partition("| check | what it looks at |\n|---|---|\n")[2].partition("\n\n")[0]
-    rows = re.findall(r"^\| (.+) \| (.+) \|$", table, re.MULTILINE)
-    assert rows == [(check.name, check.looks_at) for check in (*OF_THE_SPOOL, *of_the_machine())]
 
 
 def test_a_finding_bears_the_name_of_its_check_or_of_a_part_of_it(spool_root: Path) -> None:
@@ -30,7 +19,7 @@ def test_a_finding_bears_the_name_of_its_check_or_of_a_part_of_it(spool_root: Pa
         yield Finding("", Level.OK, subject.root)
         yield Finding("part", Level.WARN, "something")
 
-    found = examine(str(spool_root), checks=[Check("whole", "all", find)])
+    found = examine(str(spool_root), checks=[Check("whole", find)])
     assert [(each.check, each.text) for each in found] == [("whole", str(spool_root)), ("part", "something")]
 
 
@@ -41,11 +30,11 @@ def test_a_check_of_a_part_of_the_spool_that_cannot_be_made_costs_that_check_alo
         raise PermissionError(13, "Permission denied", "queued")
         yield
 
-    first, second = examine(str(spool_root), checks=[Check("a", "", broken, ("queued",)), OF_THE_SPOOL[0]])
+    first, second = examine(str(spool_root), checks=[Check("a", broken, ("queued",)), OF_THE_SPOOL[0]])
     assert (first.check, first.level, first.text) == ("a", Level.FAIL, "cannot be checked: queued: Permission denied")
     assert (second.check, second.level) == ("directories", Level.OK)
     with pytest.raises(PermissionError):
-        list(examine(str(spool_root), checks=[Check("b", "", broken)]))
+        list(examine(str(spool_root), checks=[Check("b", broken)]))
 
 
 def test_a_check_that_needs_a_directory_is_left_out_without_it(tmp_path: Path) -> None:

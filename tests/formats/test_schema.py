@@ -73,21 +73,13 @@ def test_the_generator_prints_one_kind(capsys: pytest.CaptureFixture[str]) -> No
 
 @WHOLE
 def test_one_command_writes_what_is_made_of_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--write` puts the schemas and the pages' tables into a checkout, and leaves the rest of the page as it is."""
+    """`--write` puts the schemas into a checkout, and copies of them beside its examples."""
     places = {kind: f"src/spool/{schema.FOLDERS.get(kind, 'formats')}" for kind in schema.KINDS}
     for folder in places.values():
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-    (tmp_path / "docs").mkdir()
     (tmp_path / "examples").mkdir()
-    page = tmp_path / "docs" / "FORMAT.md"
-    heads = [f"<!-- keys of {kind} -->\n" for kind in schema.KINDS]
-    page.write_text("a\n" + "".join(f"{head}an old table\n<!-- end of keys -->\nb\n" for head in heads))
     monkeypatch.chdir(tmp_path)
     assert schema.main(["--write"]) == 0
-    tables = [
-        f"{head}{schema.table(kind)}<!-- end of keys -->\nb\n" for kind, head in zip(schema.KINDS, heads, strict=True)
-    ]
-    assert page.read_text(encoding="utf-8") == "a\n" + "".join(tables)
     for kind in schema.KINDS:
         assert (tmp_path / places[kind] / f"{kind}.schema.json").read_text(encoding="utf-8") == schema.render(kind)
         copy = tmp_path / f"examples/{kind}.schema.json"

@@ -11,8 +11,7 @@ from spool.core.arrays import Tasks
 from spool.core.model import State
 from spool.formats import jobfile
 from spool.query.jobs import JobFilter, list_jobs, with_parameters
-from spool.query.parameters import Parameters, tasks_in
-from spool.query.rows import JobRow
+from spool.query.rows import JobRow, Parameters, tasks_in
 from spool.store.spool import Spool
 
 MATRIX = 'command = "true"\n[matrix]\nlr = [0.1, 0.2]\nseed = [1, 2]\n'

@@ -16,7 +16,7 @@ import pytest
 
 from spool.store import disk
 from spool.store.disk import Disk, disk_is_full, open_log
-from spool.testing.faults import FaultyDisk, PowerCut, cut_off, every_cut
+from spool.testing.fakes import FaultyDisk, PowerCut, cut_off, every_cut
 
 OLD, NEW = b"the old text\n", b"the new text, which is longer\n"
 

@@ -14,7 +14,7 @@ from spool.formats.events import parse_event, render_event
 from spool.store import eventlog
 from spool.store.disk import Disk
 from spool.store.eventlog import EventReader, EventWriter
-from spool.testing.faults import FaultyDisk, PowerCut
+from spool.testing.fakes import FaultyDisk, PowerCut
 
 
 def event(number: int, filler: str = "") -> Event:

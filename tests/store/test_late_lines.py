@@ -13,9 +13,9 @@ from spool.formats.history import render_history
 from spool.query.jobs import JobLister
 from spool.query.machine import _ended
 from spool.state.past import past_of
-from spool.store.history import History, RecentHistory
+from spool.store.history import History
 from spool.store.spool import Spool
-from spool.testing.builders import a_result
+from spool.testing.fakes import a_result
 
 HOUR_NS = 3600 * SECOND_NS
 NOW_NS = 1_800_000_000 * SECOND_NS
@@ -76,13 +76,6 @@ def test_rotated_files_are_read_by_when_they_were_written(spool: Spool) -> None:
     (root / "history.jsonl").write_bytes(late + fresh)
     found = [run.job for run in History(spool.root).since(NOW_NS - 3 * HOUR_NS)]
     assert {"fresh", "fresher", "last"} <= set(found)
-
-
-def test_the_last_day_has_what_ended_in_it_in_the_order_of_the_ends(spool: Spool) -> None:
-    """The runs of the last day are those that ended in it, the first first, whatever lies between their lines."""
-    recent = RecentHistory(spool.root, 24 * HOUR_NS, 10_000)
-    assert [run.job for run in recent.look(NOW_NS)] == ["fresh", "fresher"]
-    assert [run.job for run in recent.look(NOW_NS + 23 * HOUR_NS)] == ["fresher"]
 
 
 def test_the_past_is_learnt_from_behind_late_lines(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:

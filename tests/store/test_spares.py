@@ -13,7 +13,7 @@ from spool.core.model import Stop, StopKind
 from spool.store.disk import Disk
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
-from spool.testing.faults import PowerCut
+from spool.testing.fakes import PowerCut
 from support import make_spool
 
 

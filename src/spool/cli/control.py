@@ -16,9 +16,19 @@ import click
 from msgspec import Struct
 
 from spool.cli import joboptions, render
-from spool.cli.common import for_each, moment_of, named, names_argument, one_job, opened, own, states_of, states_option
-from spool.cli.group import Verb
-from spool.cli.telling import ensure_dispatcher, made, tell
+from spool.cli.group import (
+    Verb,
+    for_each,
+    moment_of,
+    named,
+    names_argument,
+    one_job,
+    opened,
+    own,
+    states_of,
+    states_option,
+)
+from spool.cli.render import ensure_dispatcher, made, tell
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
 from spool.core.errors import ExitCode, InvalidFile, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, is_pattern

@@ -1,24 +1,31 @@
-"""`spool init`, `dispatch` and `service`: create a spool, and run its dispatcher, in the foreground or by systemd."""
+"""`spool init`, `dispatch`, `service` and `gc`: make a spool, run its dispatcher, remove old runs."""
 
 from __future__ import annotations
 
 import logging
 import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import click
 
 from spool.cli import render
-from spool.cli.common import value_of
-from spool.cli.group import Subverbs, Verb, unfilled
-from spool.cli.telling import made, tell
+from spool.cli.group import Subverbs, Verb, json_option, own, value_of
+from spool.cli.render import made, tell
 from spool.client import service
 from spool.client.service import ONCE, RESIDENT
 from spool.client.submit import make_spool, root_at, was_spool
-from spool.core.errors import ExitCode, LockHeld, SpoolUnusable, UsageError, cannot
-from spool.core.layout import without_here
-from spool.core.units import parse_duration
+from spool.core.errors import ExitCode, LockHeld, SpoolError, SpoolUnusable, UsageError, cannot
+from spool.core.layout import GONE_RESERVATIONS, without_here
+from spool.core.reasons import count_of
+from spool.core.units import parse_duration, parse_size, show_size
 from spool.store.disk import remedy_for
 from spool.store.ownership import check_owner, this_user
+
+if TYPE_CHECKING:
+    from spool.client.gc import Removal
+    from spool.store.spool import Spool  # imported when needed: other commands here need no runs
 
 
 @click.command("init", cls=Verb)
@@ -60,9 +67,9 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
     if once + until_idle + (idle_exit is not None) > 1:
         raise UsageError("--once, --until-idle and --idle-exit cannot be combined; give one of them")
     check_owner(root)  # checked before any file is created or opened there
-    from spool.client.inherited import begin_as_after_login
+    from spool.client.draft import begin_as_after_login
     from spool.dispatcher.service import serve
-    from spool.listeners.logformat import set_up_logging
+    from spool.listeners import set_up_logging
     from spool.machine import identity
 
     kept = begin_as_after_login()
@@ -84,24 +91,20 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
         raise LockHeld(f"cannot dispatch {root}: another dispatcher serves it") from None
 
 
-_HELP = unfilled("""
-Keep the dispatcher running with systemd.
-
-It uses user units, so you need not be root. The dispatcher starts with your first login, restarts after a crash, and
-`spool submit` uses it. Enable lingering, or your jobs end when you log out: `loginctl enable-linger`.
-
-  spool service install
-  spool service remove
-  systemctl --user status spool.service      whether it is running
-  journalctl --user -u spool.service         its log
-
-By hand: cp the units of contrib/systemd to ~/.config/systemd/user/
-""")
-
-
-@click.group("service", cls=Subverbs, help=_HELP, short_help="Keep the dispatcher running with systemd.")
+@click.group("service", cls=Subverbs, short_help="Keep the dispatcher running with systemd.")
 def keep() -> None:
-    """Do nothing: the subcommands do the work."""
+    """Keep the dispatcher running with systemd.
+
+    It uses user units, so you need not be root. The dispatcher starts with your first login, restarts after a crash,
+    and `spool submit` uses it. Enable lingering, or your jobs end when you log out: `loginctl enable-linger`.
+
+      spool service install
+      spool service remove
+      systemctl --user status spool.service      whether it is running
+      journalctl --user -u spool.service         its log
+
+    By hand: cp the units of contrib/systemd to ~/.config/systemd/user/
+    """
 
 
 @keep.command("install", cls=Verb, short_help="Write, enable and start the units.")
@@ -159,3 +162,93 @@ def remove(root: str, force: bool) -> int:
     if not gone and not left:
         render.say("not installed: nothing to do")
     return int(ExitCode.FAILED) if left else 0
+
+
+@click.command(cls=Verb)
+@click.option("--older-than", metavar="TIME", help="Remove runs that ended longer ago than this: 30d.")
+@click.option("--keep-runs", metavar="N", type=click.IntRange(1), help="Keep the newest N runs of each job.")
+@click.option("--max-size", metavar="SIZE", help="Remove the oldest runs until all together fit this size: 10G.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
+@json_option
+@click.pass_obj
+def gc(
+    root: str, older_than: str | None, keep_runs: int | None, max_size: str | None, dry_run: bool, as_json: bool
+) -> int:
+    """Remove old runs and their output, and the records of jobs that have nothing else left.
+
+    Only jobs that have ended, and that no waiting job depends on, are affected. The history stays. --older-than also
+    applies to cancelled reservations. Limits that you do
+    not give come from [gc] in config.toml. A dispatcher may be running. Links are not followed, so nothing outside the
+    spool is removed. If something cannot be removed, stderr says what and why, and the exit code is 1.
+
+      spool gc --older-than 30d --dry-run
+      spool gc --max-size 10G
+
+    By hand: rm -r jobs/train/1
+    """
+    from spool.client.gc import plan_removal, remove_planned
+    from spool.formats.config import RetentionPolicy
+    from spool.store.config import Settings
+
+    spool = own(root)
+    configured = Settings(spool).config.gc
+    keep = RetentionPolicy(
+        value_of("--older-than", older_than, parse_duration) if older_than is not None else configured.max_age_ns,
+        keep_runs if keep_runs is not None else configured.max_runs,
+        value_of("--max-size", max_size, parse_size) if max_size is not None else configured.max_size_bytes,
+    )
+    if keep == RetentionPolicy():
+        remedy = "specify --older-than, --keep-runs or --max-size, or set one in [gc] of config.toml"
+        raise UsageError(f"cannot clean up: no limit; {remedy}")
+    with render.progress("looking") as step:
+        removal = plan_removal(spool, keep, time.time_ns(), step)
+    if not dry_run:
+        started = _executors(spool, removal)
+        with render.progress("removing") as step:
+            removal = remove_planned(spool, removal, step=step)
+        _close_sessions(spool, removal, started)
+    for problem in removal.problems:
+        tell(problem)
+    _print(spool, removal, dry_run=dry_run, as_json=as_json)
+    return int(ExitCode.FAILED if removal.problems else ExitCode.DONE)
+
+
+def _executors(spool: Spool, removal: Removal) -> dict[tuple[str, int], str]:
+    """Return the executor of each run to remove."""
+    # A link's target does not belong to the job, so its files do not tell the executor.
+    runs = (old for old in removal.runs if not os.path.islink(spool.layout.metadir(old.name, old.run)))
+    grants = ((old.name, old.run, spool.grant(old.name, old.run)) for old in runs)
+    return {(name, run): grant.executor for name, run, grant in grants if grant is not None}
+
+
+def _close_sessions(spool: Spool, removed: Removal, started: dict[tuple[str, int], str]) -> None:
+    """Close the terminals kept for the removed runs."""
+    from spool.executors import by_name
+
+    gone: dict[str, list[tuple[str, int]]] = {}
+    for old in removed.runs:
+        if (executor := started.get((old.name, old.run))) is not None:
+            gone.setdefault(executor, []).append((old.name, old.run))
+    for executor, runs in gone.items():
+        with suppress(SpoolError, ImportError):  # from another version of spool
+            by_name(executor).forget(spool.root, runs)
+
+
+def _print(spool: Spool, removal: Removal, *, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        values = {key: getattr(removal, key) for key in ("size_bytes", "runs", "jobs", "reservations", "problems")}
+        render.as_json({"version": 1, "dry_run": dry_run, **values, "jobs": [name for name, _ in removal.jobs]})
+        return
+    if dry_run:
+        for old in removal.runs:
+            render.say(f"{spool.layout.metadir(old.name, old.run)}  {show_size(old.size_bytes)}")
+        for name, _ in removal.jobs:
+            render.say(spool.layout.job_file("done", name))
+        for filename in removal.reservations:
+            render.say(spool.layout.at(f"{GONE_RESERVATIONS}/{filename}"))
+    verb = "would be removed" if dry_run else "removed"
+    runs, jobs_gone, others = len(removal.runs), len(removal.jobs), len(removal.reservations)
+    said = [f"{count_of(runs, 'run')} ({show_size(removal.size_bytes)})", count_of(jobs_gone, "record")]
+    if others:
+        said.append(count_of(others, "old reservation"))
+    render.say(f"{', '.join(said[:-1])} and {said[-1]} {verb}")

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import click
 
 from spool.cli import render
-from spool.cli.common import json_option
-from spool.cli.group import Verb
-from spool.doctor.checks import Finding, Level, examine
+from spool.cli.group import Verb, json_option
+from spool.doctor import Finding, Level, examine
 from spool.formats.capabilities import engines, loaded
 from spool.store.ownership import check_owner
 

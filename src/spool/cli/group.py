@@ -1,20 +1,41 @@
-"""The command line as a whole: the verbs, each imported on use, their help, and the display of errors."""
+"""The command line as a whole: the verbs, each imported on use, their help and errors, and what words on it mean.
+
+Files hold only RFC 3339 and durations; the command line converts other forms of times: "16:00", "tomorrow 8:00",
+"friday", "friday 8:00", "2h", "2026-01-31 16:00". A day without a time is its beginning, so that on a Friday "friday"
+is that of next week. A time without a day is the next such time, or the last one where the past is asked for.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 import gc
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from inspect import cleandoc
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from spool.cli.telling import code_of, tell
+from spool.cli import render
+from spool.cli.render import code_of, tell
 from spool.client import submit
+from spool.core import layout
 from spool.core.capability import ContributedVerb
-from spool.core.errors import ExitCode, UsageError
+from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
+from spool.core.layout import is_pattern, natural, why_not_name
+from spool.core.model import State
+from spool.core.units import parse_duration
 from spool.formats.capabilities import capabilities, contributed, loaded, search
+from spool.formats.toml import show
+from spool.store.disk import is_yet_to_be_made, remedy_for
 from spool.version import __version__
+
+if TYPE_CHECKING:
+    from spool.store.spool import Spool  # imported when needed: a submission does not need it
+
 
 _SECTIONS = (
     (
@@ -88,9 +109,15 @@ SECTIONS = tuple(sections().items())
 
 VERBS = {verb: short for _, verbs in SECTIONS for verb, short in verbs.items()}
 _COMMANDS = {  # where a verb is the `command` of no module of its own
-    **{verb: f"control:{verb}" for verb in ("cancel", "hold", "release", "requeue", "suspend", "pause", "resume")},
-    "attach": "log:attach", "continue": "control:go_on", "gpus": "info:gpus", "init": "dispatch:init",
-    "move": "edit:move", "service": "dispatch:keep", "signal": "control:send",
+    verb: f"{module}:{verb}"
+    for module, verbs in {
+        "control": "cancel hold release requeue suspend pause resume",
+        "dispatch": "gc init", "info": "gpus reserve", "show": "seff", "submit": "check edit move run",
+        "wait": "attach log", "why": "plan",
+    }.items()
+    for verb in verbs.split()
+} | {
+    "continue": "control:go_on", "service": "dispatch:keep", "signal": "control:send",
 }  # fmt: skip
 _ELSEWHERE = {
     word: verb
@@ -269,6 +296,10 @@ class Verbs(click.Group):
 class Subverbs(click.Group):
     """A verb with verbs of its own."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.help = unfilled(self.help or "")
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -368,3 +399,252 @@ def _number_wanted(kind: object) -> str:
     if least is None:
         return word
     return f"{word} above {least:g}" if getattr(kind, "min_open", False) else f"{word} of at least {least:g}"
+
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+class SpelledOption(click.Option):
+    """An option in a *section* of the help. It also accepts other tools' spellings, which the help does not list."""
+
+    def __init__(self, *args: Any, also: Sequence[str] = (), section: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.also = also
+        self.section = section
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Register every spelling with the parser."""
+        own = self.opts
+        self.opts = [*own, *self.also]
+        try:
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts = own
+
+
+def option_in(section: str) -> Callable[..., Callable[[F], F]]:
+    """Return `click.option` for options in a *section* of the help."""
+    return partial(click.option, cls=SpelledOption, section=section)
+
+
+def opened(root: str) -> Spool:
+    """Return the spool at *root*. Raises SpoolUnusable if there is none."""
+    from spool.store.spool import Spool
+
+    return Spool.open(root)
+
+
+def own(root: str) -> Spool:
+    """Return the spool at *root* for a command that changes it. Raises SpoolUnusable if it is not this user's."""
+    from spool.store.ownership import check_owner
+
+    check_owner(root)
+    return opened(root)
+
+
+def viewed(root: str) -> Spool:
+    """Return the spool at *root* for a command that lists: unreadable files are left out, with a warning on stderr.
+
+    Before there is a spool it is empty, and stderr says so. Raises SpoolUnusable if something else is there.
+    """
+    from spool.store.tolerant import TolerantSpool
+
+    if is_yet_to_be_made(root):
+        tell(f"no spool in {root} yet; `spool submit` makes one")
+        return TolerantSpool(root)
+    spool = TolerantSpool.open(root)
+    assert isinstance(spool, TolerantSpool)
+
+    def tell_of_it() -> None:
+        for line in spool.told():
+            tell(line)
+
+    click.get_current_context().call_on_close(tell_of_it)
+    return spool
+
+
+def named(spool: Spool, patterns: Iterable[str], places: Sequence[str] = layout.PLACES) -> list[str]:
+    """Return the jobs that *patterns* match, each once: names unchanged, globs with their matches in *places*.
+
+    `@` is the last job. A file's name or path (`train.toml`, `queued/train.toml`) stands for its job. Raises NoSuchJob
+    for a glob that matches nothing.
+    """
+    found: dict[str, None] = {}
+    listed: list[str] | None = None
+    for pattern in patterns:
+        if not is_pattern(pattern):
+            found[one_job(spool, pattern)] = None
+            continue
+        if listed is None:
+            listed = sorted({name for place in places for name in spool.names(place)}, key=natural)
+        matches = [name for name in listed if fnmatch.fnmatchcase(name, pattern)]
+        if not matches:
+            where = "/, ".join(places)
+            raise NoSuchJob(cannot("find", "jobs", f"no job in {where}/ matches {pattern!r}"))
+        found.update(dict.fromkeys(matches))
+    return list(found)
+
+
+def one_job(spool: Spool, text: str) -> str:
+    """Return the job that *text* names; `@` is the last one submitted. Raises NoSuchJob."""
+    if text != LAST:
+        return job_name(text)
+    from spool.query.selection import last_job
+    from spool.store.ownership import this_user
+
+    return last_job(spool, this_user())
+
+
+def job_name(text: str) -> str:
+    """Return the job that *text* names: a job's name, or its file's name or path. Raises NoSuchJob."""
+    name = os.path.basename(text.rstrip("/")) if text.rstrip("/") else text
+    name = name.removesuffix(layout.JOB_SUFFIX)
+    if not layout.valid_name(name):
+        raise NoSuchJob(cannot("find", f"job {text!r}", f"not a valid job name: {why_not_name(name)}"))
+    return name
+
+
+_STATES_OF_SLURM = {
+    word: state
+    for words, state in (
+        ("pd pending", State.QUEUED),
+        ("r", State.RUNNING),
+        ("cg completing", State.STOPPING),
+        ("cd completed", State.FINISHED),
+        ("f", State.FAILED),
+        ("ca", State.CANCELLED),
+        ("to", State.TIMEOUT),
+        ("oom", State.OUT_OF_MEMORY),
+        ("nf node_fail", State.LOST),
+        ("dl deadline", State.UNSCHEDULABLE),
+    )
+    for word in words.split()
+}
+
+
+def states_of(texts: Sequence[str]) -> frozenset[State]:
+    """Return the states given to `--state`, each a word or several separated by commas. Raises UsageError."""
+    words = [word.strip().lower() for text in texts for word in text.split(",") if word.strip()]
+    if texts and not words:
+        raise click.UsageError(f"--state is empty; the states are {', '.join(State)}")
+    known = {state.value: state for state in State} | _STATES_OF_SLURM
+    for word in words:
+        if word not in known:
+            raise click.UsageError(f"unknown state {word!r}; the states are {', '.join(State)}")
+    return frozenset(known[word] for word in words)
+
+
+def moment_of(option: str, text: str | None, now_ns: int) -> int | None:
+    """Return the instant given to an option, None if it was not given. Raises UsageError."""
+    if text is None:
+        return None
+
+    try:
+        return moment(text, now_ns)
+    except InvalidValue as error:
+        raise UsageError(f"cannot understand {option}: {error}") from None
+
+
+T = TypeVar("T")
+
+
+def value_of(option: str, text: str, parse: Callable[[str], T]) -> T:
+    """Return *parse* of the value given to an option. Raises UsageError, which names the option."""
+    try:
+        return parse(text)
+    except InvalidValue as error:
+        raise UsageError(cannot("use", option, str(error))) from None
+
+
+def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
+    """Call *act* for each name and print its result, continuing after failures. Return the highest exit code."""
+    worst = 0
+    for name in names:
+        try:
+            done = act(name)
+        except SpoolError as error:
+            tell(str(error))
+            worst = max(worst, int(error.exit_code))
+            continue
+        except OSError as error:
+            tell(cannot("change", f"job {name}", error.strerror or str(error), remedy=remedy_for(error)))
+            worst = max(worst, int(ExitCode.SPOOL_UNUSABLE))
+            continue
+        if done:
+            render.say(done)
+    return worst
+
+
+name_argument = click.argument("name", cls=JobArgument)
+names_argument = click.argument("names", cls=JobArgument, nargs=-1, metavar="NAME...")
+states_option = option_in("")(
+    "-s", "--state", "states", also=("-t",), multiple=True, metavar="STATE,...", help="Only jobs in this state."
+)
+strict_option = click.option(
+    "--strict", is_flag=True, help="Treat warnings as errors: a job that can never run, or a missing dependency."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_CLOCK = r"([01]?\d|2[0-3]):([0-5]\d)"
+_WORDS = re.compile(rf"(?=.)([a-z]{{3,}})?(?:(?:^| ){_CLOCK})?", re.ASCII)
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+_FORMS = 'write "16:00", "tomorrow 8:00", "friday", "friday 8:00", "2h" or "2026-01-31 16:00"'
+
+
+def understood(text: str, now_ns: int, *, past: bool = False) -> str:
+    """Return *text* as a date and time or a duration, as a file has it, seen from *now_ns* in local time.
+
+    With *past* the last such moment is meant, not the next. Raises InvalidValue.
+    """
+    from spool.formats.values import with_offset  # most commands are given no time
+
+    words = " ".join(text.lower().split())
+    if _DATE.match(words):
+        return str(with_offset(f"{words}T00:00" if _DATE.fullmatch(words) else text.strip()))
+    match = _WORDS.fullmatch(words)
+    found = _calendar(match, datetime.fromtimestamp(now_ns // 1_000_000_000), past=past) if match is not None else None
+    if found is not None:
+        return datetime.fromtimestamp(found.timestamp(), UTC).astimezone().isoformat(timespec="seconds")
+    length = words if past else words.removeprefix("+")
+    try:
+        if ":" in length:  # "16:00:00" could be a time of day or a duration
+            raise InvalidValue(f"{show(text)} is not a time")
+        parse_duration(length)
+    except InvalidValue as error:
+        told = error if length[:1].isdigit() else f"{show(text)} is not a time"
+        raise InvalidValue(f"{told}; {_FORMS}") from None
+    return length
+
+
+def moment(text: str, now_ns: int) -> int:
+    """Return the past instant that *text* means; a duration such as "7d" is that long ago. Raises InvalidValue."""
+    from spool.formats.values import moment_or_delay
+
+    at_ns, ago_ns = moment_or_delay(understood(text, now_ns, past=True))
+    return at_ns if at_ns is not None else now_ns - (ago_ns or 0)
+
+
+def _calendar(match: re.Match[str], now: datetime, *, past: bool) -> datetime | None:
+    """Return the moment that a day, a time, or both name; None for another word."""
+    day, clock = match[1], timedelta(hours=int(match[2] or 0), minutes=int(match[3] or 0))
+    midnight = datetime(now.year, now.month, now.day)
+    if day == "tomorrow":
+        return midnight + timedelta(days=1) + clock
+    if day is None:
+        return _nearest(midnight + clock, now, timedelta(days=1), past=past)
+    number = next((number for number, name in enumerate(_DAYS) if name.startswith(day)), None)
+    if number is None:
+        return None
+    first = midnight + timedelta(days=(number - now.weekday()) % 7)
+    return _nearest(first + clock, now, timedelta(days=7), past=past)
+
+
+def _nearest(found: datetime, now: datetime, step: timedelta, *, past: bool) -> datetime:
+    """Return the next or last moment that is *found* or a multiple of *step* away."""
+    now_s = now.timestamp()
+    if past:
+        return found if found.timestamp() <= now_s else found - step
+    soon = (each for each in (found, found.replace(fold=1)) if each.timestamp() > now_s)  # 2:30 may come twice
+    return next(soon, found + step)

@@ -193,7 +193,7 @@ def _moment(given: list[str]) -> str:
     """Return a moment in the form of a job file. Raises InvalidValue."""
     import time
 
-    from spool.cli.moments import understood
+    from spool.cli.group import understood
     from spool.core.errors import InvalidValue
 
     try:
@@ -264,7 +264,7 @@ def key_options(function: Callable[..., int], alone: Mapping[str, str] | None = 
     """
     import click
 
-    from spool.cli.common import SpelledOption
+    from spool.cli.group import SpelledOption
 
     for section, option in reversed(list(_by_section())):
         flags, more = option.flags, dict[str, object]()

@@ -11,9 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.cli import render
-from spool.cli.common import job_name, json_option, moment_of, states_of, states_option, viewed
-from spool.cli.group import Verb
-from spool.cli.telling import tell
+from spool.cli.group import Verb, job_name, json_option, moment_of, states_of, states_option, viewed
+from spool.cli.render import tell
 from spool.core.errors import ExitCode, shown
 from spool.core.layout import is_pattern
 from spool.core.quotas import in_words
@@ -22,10 +21,8 @@ from spool.core.units import show_duration
 from spool.formats.timestamps import render_instant
 from spool.formats.toml import uncollected
 from spool.query.jobs import JobFilter, JobList, list_jobs
-from spool.query.outlook import foreseen
-from spool.query.parameters import by_value, outcomes_by_value, with_metrics
-from spool.query.rows import ORDERS, JobRow
-from spool.query.tasks import ArrayTasks, ListedJob, folded, tasks_of, tree
+from spool.query.listing import ArrayTasks, ListedJob, folded, foreseen, tasks_of, tree
+from spool.query.rows import ORDERS, JobRow, by_value, outcomes_by_value, with_metrics
 from spool.store.disk import is_yet_to_be_made
 from spool.store.spool import Spool
 
@@ -109,6 +106,7 @@ _KNOWN = f"{', '.join(FIELDS)}, and param:KEY and metric:KEY for one value"
 COLUMNS = tuple(FIELDS)
 """The columns that `--columns` may name."""
 _FULLY = ("progress", "parameters", "metrics", "left")  # these need a closer look at each job
+_BY_FORM = {"json": COLUMNS, "csv": COLUMNS, "table": ("progress",)}
 _USUAL = ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time", "reason")
 _ALIASES = {"params": "parameters"}
 
@@ -242,52 +240,55 @@ class _Asked(Struct, frozen=True):
 
 def _show(spool: Spool, asked: _Asked) -> int:
     """Read the spool, print the list once, and return the exit code."""
-    wanted = asked.wanted
-    in_full = asked.form in ("json", "csv") or sys.stdout.isatty()
-    closely = any(name in _FULLY or _of_value(name) for name in asked.columns)
-    rich = in_full or asked.by is not None or closely or (asked.form == "table" and not asked.columns)
-    found = list_jobs(spool, wanted, everything=asked.everything, order=asked.order, in_full=rich)
-    arrays = {name: tasks for name in wanted.names if not is_pattern(name) and (tasks := tasks_of(spool, name))}
-    if (in_full and not asked.columns) or "left" in asked.columns:
-        found, arrays = foreseen(spool, found, arrays)
-    if asked.form != "names" and (_needs_metrics(asked) or arrays):
-        found = replace(found, rows=with_metrics(spool, found.rows))
-        arrays = {name: ArrayTasks(with_metrics(spool, one.rows)) for name, one in arrays.items()}
-    rows = _rows(found, arrays, wanted)
-    if asked.by is not None and (asked.form in ("table", "csv")):
-        rows = _by(rows, asked.by)
+    found, arrays = _read(spool, asked)
+    rows = _rows(found, arrays, asked)
     match asked.form:
-        case "table" | "tree" if not rows:
-            if asked.watch:
-                render.clear()
         case "json":
             _print_json(found, arrays)
         case "names":
             sys.stdout.writelines(f"{name}\n" for name in dict.fromkeys(row.name for row in found.rows))
         case "csv":
-            _print_csv(rows, asked.columns or tuple(FIELDS), found.at_ns)
-        case "tree":
-            _print_table(tree(spool, rows), asked, found.at_ns)
+            _print_csv(rows, asked.columns or COLUMNS, found.at_ns)
+        case _ if not rows:
+            if asked.watch:
+                render.clear()
         case _ if asked.by is not None:
             _print_by(spool, rows, asked, found.at_ns)
         case _:
-            told = arrays and len(rows) <= _UNFOLDED and any(row.parameters for row in rows)
-            fold = not asked.everything and sys.stdout.isatty() and not told
-            lines = folded(spool, rows) if fold else [ListedJob(row, row.name) for row in rows]
-            _print_table(lines, asked, found.at_ns)
+            _print_table(_lines(spool, rows, asked, named=bool(arrays)), asked, found.at_ns)
     _remark(found)
     _tell_unknown_values(rows, asked.columns)
-    if (
-        not rows
-        and not found.unknown
-        and not spool.unread
-        and asked.form in ("table", "tree")
-        and not is_yet_to_be_made(spool.root)
-    ):
-        tell(_why_empty(asked))
+    if not rows and asked.form in ("table", "tree"):
+        _tell_empty(spool, found, asked)
     for name in found.unknown:
         tell(str(spool.no_such_job("list", f"job {name}", name)))
     return int(ExitCode.NO_SUCH_JOB) if found.unknown else 0
+
+
+def _read(spool: Spool, asked: _Asked) -> tuple[JobList, dict[str, ArrayTasks]]:
+    """Return the list, and the tasks of the arrays that were named, with what the columns need beyond the rows."""
+    needs = {"param": "parameters", "metric": "metrics"}
+    columns = {needs.get(word.partition(":")[0], word) for word in _needed(asked)}
+    closely = not columns.isdisjoint(_FULLY)
+    found = list_jobs(spool, asked.wanted, everything=asked.everything, order=asked.order, in_full=closely)
+    names = (name for name in asked.wanted.names if not is_pattern(name))
+    arrays = {name: tasks for name in names if (tasks := tasks_of(spool, name)) is not None}
+    if "left" in columns:
+        found, arrays = foreseen(spool, found, arrays)
+    if "metrics" in columns or (arrays and columns):
+        found = replace(found, rows=with_metrics(spool, found.rows))
+        arrays = {name: ArrayTasks(with_metrics(spool, one.rows)) for name, one in arrays.items()}
+    return found, arrays
+
+
+def _needed(asked: _Asked) -> Sequence[str]:
+    """Return the columns that the list may show."""
+    if asked.by is not None:
+        return (*asked.columns, "parameters", "metrics")
+    if asked.columns and asked.form != "json":
+        return asked.columns
+    on_terminal = asked.form in ("table", "tree") and sys.stdout.isatty()
+    return ("progress", "parameters", "left") if on_terminal else _BY_FORM.get(asked.form, ())
 
 
 def _tell_unknown_values(rows: Sequence[JobRow], columns: Sequence[str]) -> None:
@@ -300,28 +301,37 @@ def _tell_unknown_values(rows: Sequence[JobRow], columns: Sequence[str]) -> None
                 tell(f"no listed job has the {what} {shown(key)!r}; the {what}s are {', '.join(known)}")
 
 
-def _needs_metrics(asked: _Asked) -> bool:
-    everything = asked.form == "json" or (asked.form == "csv" and not asked.columns)
-    return everything or asked.by is not None or any(name.startswith("metric") for name in asked.columns)
-
-
-def _why_empty(asked: _Asked) -> str:
-    """Return a remark for an empty list, with the next step."""
+def _tell_empty(spool: Spool, found: JobList, asked: _Asked) -> None:
+    """Say that the list is empty, and the next step, unless another message says why."""
+    if found.unknown or spool.unread or is_yet_to_be_made(spool.root):
+        return
     what = ("no jobs" if asked.everything else "no active jobs") if asked.wanted == JobFilter() else "no job matches"
-    if asked.everything:
-        return f"{what}; `spool submit --help` shows how to submit one"
-    return f"{what}; `spool ls --all` lists ended jobs too"
+    step = (
+        "`spool submit --help` shows how to submit one" if asked.everything else "`spool ls --all` lists ended jobs too"
+    )
+    tell(f"{what}; {step}")
 
 
 def _name(text: str) -> str:
     return text if is_pattern(text) else job_name(text)
 
 
-def _rows(found: JobList, arrays: dict[str, ArrayTasks], wanted: JobFilter) -> list[JobRow]:
-    """Return the jobs, followed by the tasks of the arrays that were named."""
+def _rows(found: JobList, arrays: dict[str, ArrayTasks], asked: _Asked) -> list[JobRow]:
+    """Return the jobs, followed by the tasks of the arrays that were named; or in the order of a parameter."""
     listed = {row.name for row in found.rows}
-    tasks = [row for one in arrays.values() for row in one.rows if wanted.wants(row) and row.name not in listed]
-    return [*found.rows, *tasks]
+    tasks = [row for one in arrays.values() for row in one.rows if asked.wanted.wants(row) and row.name not in listed]
+    rows = [*found.rows, *tasks]
+    return _by(rows, asked.by) if asked.by is not None and asked.form in ("table", "csv") else rows
+
+
+def _lines(spool: Spool, rows: Sequence[JobRow], asked: _Asked, *, named: bool) -> Sequence[ListedJob]:
+    """Return the lines of a tree or a table; *named*: it has the tasks of an array that was named."""
+    if asked.form == "tree":
+        return tree(spool, rows)
+    told = named and len(rows) <= _UNFOLDED and any(row.parameters for row in rows)
+    if sys.stdout.isatty() and not asked.everything and not told:
+        return folded(spool, rows)
+    return [ListedJob(row, row.name) for row in rows]
 
 
 def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None:
@@ -360,7 +370,7 @@ def _by(rows: Sequence[JobRow], key: str) -> list[JobRow]:
 
 def _print_by(spool: Spool, rows: Sequence[JobRow], asked: _Asked, now_ns: int) -> None:
     """Print the tasks in the order of a parameter, and below them the values whose tasks failed."""
-    from spool.query.progress import last_line_of  # imported here, because only this reads outputs
+    from spool.client.output import last_line_of  # imported here, because only this reads outputs
 
     key = asked.by or ""
     others = dict.fromkeys(name for row in rows for name, _ in row.parameters if name != key)

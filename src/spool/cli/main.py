@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _told(error: OSError) -> int:
     """Report an error of stdout's disk in one line, and return the exit code."""
-    from spool.cli.telling import code_of
+    from spool.cli.render import code_of
 
     def again() -> int:
         raise error

@@ -5,23 +5,97 @@ Numbers and instants arrive as integers with their unit in the name; this module
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, TextIO, assert_never
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, assert_never
 
 from msgspec import Struct
 
-from spool.core.errors import shown
-from spool.core.model import GpuUse, State
+from spool.client import autostart
+from spool.client.submit import ensure_spool
+from spool.core.errors import ExitCode, InvalidFile, SpoolError, cannot, shown
+from spool.core.model import GpuUse, Result, State
 from spool.core.units import show_duration, show_percent, show_size
+from spool.formats.capabilities import contributed
+from spool.store.disk import remedy_for
 
 if TYPE_CHECKING:
     from spool.query.rows import JobRow  # `submit` needs no list
+    from spool.query.timeline import Timeline
+    from spool.store.spool import Spool  # imported when needed: a submission does not need it
+
+
+# Errors that any file system can have; any other OSError is a bug and gets a traceback.
+_EXPECTED = frozenset(
+    {
+        errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE,
+        errno.ENFILE, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EXDEV, errno.EMLINK,
+        errno.EISDIR, errno.EEXIST, errno.ENXIO, errno.ENOTEMPTY, errno.ENOMEM, errno.EAGAIN, errno.ESPIPE,
+    }
+)  # fmt: skip
+
+
+def tell(message: str) -> None:
+    """Print a message on stderr."""
+    print(f"spool: {shown(message)}", file=sys.stderr)
+
+
+def code_of(act: Callable[[], int]) -> int:
+    """Run a verb and return its exit code; an expected error prints one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # do not fail if the terminal lacks a character
+    try:
+        return act()
+    except InvalidFile as error:
+        _tell_invalid(error)
+        return int(error.exit_code)
+    except SpoolError as error:
+        tell(str(error))
+        return int(error.exit_code)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) or error.errno not in _EXPECTED:
+            raise
+        where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the disk"
+        tell(cannot("use", where, error.strerror or str(error), remedy=remedy_for(error)))
+        return int(ExitCode.SPOOL_UNUSABLE)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)  # the terminal has shown ^C
+        return int(ExitCode.INTERRUPTED)
+
+
+def _tell_invalid(error: InvalidFile) -> None:
+    """Print each problem of a file on its own line, as compilers do."""
+    if len(error.problems) < 2:
+        tell(str(error))
+        return
+    tell(f"cannot use {error.what}: it has {error.count:,} problems")
+    for problem in error.problems:
+        print(f"  {shown(problem.message)}", file=sys.stderr)
+
+
+def made(root: str) -> Spool:
+    """Return the spool at *root*, created if it does not exist. Raises SpoolUnusable."""
+    if ensure_spool(root):
+        tell(f"created a new spool in {root}")
+    from spool.store.spool import Spool
+
+    return Spool.open(root)
+
+
+def ensure_dispatcher(root: str) -> None:
+    """Start a dispatcher in the background if none is running, or say how."""
+    problem = autostart.ensure(root)
+    if problem is not None:
+        tell(problem)
+
 
 GAP = "  "
 """The separator of two columns."""
@@ -500,6 +574,11 @@ def energy(energy_mj: int) -> str:
     return f"{fine(hours)} Wh" if hours < 1000 else f"{ratio(hours / 1000)} kWh"
 
 
+def ended(name: str, outcome: str, reason: str) -> str:
+    """Return how a job ended as one line; a reason such as "cancelled by alice" says the outcome itself."""
+    return f"{name}: {reason if reason.startswith(outcome) else f'{outcome}: {reason}' if reason else outcome}"
+
+
 def moment(at_ns: int | None, now_ns: int | None = None) -> str:
     """Return an instant in local time, and how long ago it was."""
     if at_ns is None:
@@ -511,3 +590,40 @@ def moment(at_ns: int | None, now_ns: int | None = None) -> str:
         return text
     ago = now_ns - at_ns
     return f"{text} ({duration(ago)} ago)" if ago >= 0 else f"{text} (in {duration(-ago)})"
+
+
+class Bar(Struct, frozen=True):
+    """The begin, the end and the mark of a bar: one of the words of MARKS, or a digit."""
+
+    start_at_ns: int
+    end_at_ns: int
+    mark: str
+
+
+class Line(Struct, frozen=True):
+    """One row: its label and its bars."""
+
+    label: str
+    bars: Sequence[Bar]
+
+
+MARKS = {"active": ("█", "#"), "pending": ("░", "+"), "completed": ("·", ".")}
+"""The marks of reservations: as a block, and in ASCII."""
+
+
+class Charts(Protocol):
+    """What draws charts: `Capability.charts` names one."""
+
+    def gantt(self, runs: Mapping[str, Sequence[Result]], begin_ns: int, end_ns: int, width: int) -> list[str]:
+        """Return the runs between *begin_ns* and *end_ns*, a row for each job with its runs, oldest first."""
+
+    def timeline(self, lines: Sequence[Line], now_ns: int, width: int) -> list[str]:
+        """Return reservations over time, a row for each, and the scale below them."""
+
+    def runs(self, found: Timeline) -> str:
+        """Return runs on the GPUs and the CPUs over time as SVG for a web page, in the colour of its text."""
+
+
+def charts() -> Charts | None:
+    """Return what draws charts; None if nothing here does."""
+    return next((drawing for _, drawing in contributed("charts")), None)

@@ -11,14 +11,13 @@ import click
 from msgspec import Struct
 
 from spool.cli import publicjson, render
-from spool.cli.common import json_option, moment_of, viewed
-from spool.cli.group import Verb
-from spool.cli.telling import tell
+from spool.cli.group import Verb, json_option, moment_of, viewed
+from spool.cli.render import tell
 from spool.core.accounting import MJ_PER_KWH, By, RunFilter, Statistics, Totals
 from spool.core.errors import UsageError
 from spool.core.model import OUTCOMES, State
 from spool.core.reasons import count_of
-from spool.query.accounting import AccountingReport, account
+from spool.store.history import History
 
 _NONE = "-"
 
@@ -63,36 +62,36 @@ def command(
         raise UsageError("cannot count runs: --since is not before --until")
     key = By(by) if by is not None else None
     spool = viewed(root)
-    found = account(spool, wanted, key)
+    history = History(root)
+    found = history.sums(wanted, key)
     if as_json:
-        _print_json(found, wanted, key)
-    elif not found.statistics.total.runs and not found.statistics.groups:
+        _print_json(found, history, wanted, key)
+    elif not found.total.runs and not found.groups:
         fewer = "no ended run matches; give fewer filters, or an earlier --since"
-        if not found.problems and not spool.unread:
+        if not history.problems and not spool.unread:
             tell("no run has ended" if wanted == RunFilter() else fewer)
     elif key is None:
         render.pairs(_pairs(found))
     else:
-        _print_table(found.statistics, key)
-    _remark(found)
+        _print_table(found, key)
+    _remark(found, history)
     return 0
 
 
-def _remark(found: AccountingReport) -> None:
+def _remark(found: Statistics, history: History) -> None:
     """Report on stderr what is not counted."""
-    if found.unreadable:
-        tell(f"{count_of(found.unreadable, 'line')} of the history could not be read")
-    if found.statistics.duplicates:
-        tell(f"{count_of(found.statistics.duplicates, 'run')} recorded more than once in the history; each counts once")
-    if found.statistics.clock_set:
-        runs = count_of(found.statistics.clock_set, "run")
+    if history.unreadable:
+        tell(f"{count_of(history.unreadable, 'line')} of the history could not be read")
+    if found.duplicates:
+        tell(f"{count_of(found.duplicates, 'run')} recorded more than once in the history; each counts once")
+    if found.clock_set:
+        runs = count_of(found.clock_set, "run")
         tell(f"{runs} ended before the start, or centuries later, because the clock was set; their times do not count")
-    for problem in found.problems:
+    for problem in history.problems:
         tell(problem)
 
 
-def _print_json(found: AccountingReport, wanted: RunFilter, by: By | None) -> None:
-    statistics = found.statistics
+def _print_json(statistics: Statistics, history: History, wanted: RunFilter, by: By | None) -> None:
     render.as_json(
         {
             "version": 1,
@@ -101,16 +100,16 @@ def _print_json(found: AccountingReport, wanted: RunFilter, by: By | None) -> No
             **publicjson.plain(statistics),
             "total": statistics.total,
             "groups": [{by: key, **publicjson.plain(totals)} for key, totals in statistics.groups] if by else [],
-            "unreadable_lines": found.unreadable,
+            "unreadable_lines": history.unreadable,
             "duplicate_runs": statistics.duplicates,
             "clock_set_runs": statistics.clock_set,
-            "problems": found.problems,
+            "problems": history.problems,
         }
     )
 
 
-def _pairs(found: AccountingReport) -> list[tuple[str, str]]:
-    statistics, total = found.statistics, found.statistics.total
+def _pairs(statistics: Statistics) -> list[tuple[str, str]]:
+    total = statistics.total
     lines = [
         ("runs", f"{total.runs}, of {count_of(total.jobs, 'job')} that ended for good"),
         ("ended", f"{render.moment(statistics.first_at_ns)} to {render.moment(statistics.last_at_ns)}"),

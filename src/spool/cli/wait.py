@@ -1,32 +1,38 @@
-"""`spool wait`: wait for jobs to end, and exit with their code.
-
-`run` and `log` use the same messages for a held job and for how a job ended.
-"""
+"""`spool wait`, `log` and `attach`: stay with jobs until they end, and show or follow their output or terminal."""
 
 from __future__ import annotations
 
 import math
 import os
+import shlex
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence, Set
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from spool.cli import render
-from spool.cli.common import named, names_argument, opened, value_of
-from spool.cli.group import Verb
-from spool.cli.telling import tell
+from spool.cli.group import JobArgument, Verb, name_argument, named, names_argument, one_job, opened, own, value_of
+from spool.cli.render import tell
+from spool.client.output import POLL_S, Follower, Stream, output_paths, outputs, read_output, run_of
+from spool.client.requests import Requests
 from spool.client.waiting import End, Waiter
-from spool.core.errors import ExitCode, SpoolError
-from spool.core.layout import HELD, QUEUED, RUNNING, natural
+from spool.core.arrays import array_of
+from spool.core.errors import ExitCode, SpoolError, SpoolUnusable, cannot
+from spool.core.layout import HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, natural, without_here
+from spool.core.lifecycle import Verdict
 from spool.core.model import SECOND_NS, State
 from spool.core.units import parse_duration
+from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
 if TYPE_CHECKING:
-    from spool.query.outlook import WaitStatus, WaitWatch
+    from spool.query.listing import WaitStatus, WaitWatch
+
 
 _TURN_S = 0.25  # how often to look for holds and to refresh the bar
 _BAR_AFTER_NS = 500_000_000  # no bar for jobs that end at once
@@ -55,11 +61,7 @@ def code_of(outcome: State, exit_code: int | None) -> int:
 
 def told(end: End) -> str:
     """Return how a job ended as one line."""
-    if end.outcome is State.INVALID:
-        return end.reason
-    if end.reason.startswith(end.outcome):  # "cancelled by alice"
-        return f"job {end.name}: {end.reason}"
-    return f"job {end.name}: {end.outcome}{f': {end.reason}' if end.reason else ''}"
+    return end.reason if end.outcome is State.INVALID else render.ended(f"job {end.name}", end.outcome, end.reason)
 
 
 class HoldNotices:
@@ -74,15 +76,10 @@ class HoldNotices:
         """Report on stderr that the jobs *held* are held, each that the last call did not have."""
         new, self._told = held - self._told, set(held)
         for name in sorted(new, key=natural):
-            why = self._why(name)
+            why = ""
+            with suppress(OSError):  # it has just been released
+                why = self._spool.hold_reason(name, os.stat(self._spool.layout.job_file(HELD, name)).st_mtime_ns)
             self._say(f"job {name} is held{f': {why}' if why else ''}; `spool release {name}` lets it start")
-
-    def _why(self, name: str) -> str:
-        try:
-            status = os.stat(self._spool.layout.job_file(HELD, name))
-        except OSError:  # it has just been released
-            return ""
-        return self._spool.hold_reason(name, status.st_mtime_ns)
 
 
 class _Bar:
@@ -92,7 +89,7 @@ class _Bar:
         self._line = render.StatusLine()
         self._watch: WaitWatch | None = None
         if self._line.lively:
-            from spool.query.outlook import WaitWatch  # imported here: it imports half of the program
+            from spool.query.listing import WaitWatch  # imported here: it imports half of the program
 
             self._watch = WaitWatch(spool, names)
         self._after_ns = time.monotonic_ns() + _BAR_AFTER_NS
@@ -136,7 +133,31 @@ def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout
     spool = Spool.open(root)
     bar = _Bar(spool, names)
     try:
-        return _until_ended(spool, names, bar, first=first, timeout_ns=timeout_ns)
+        waiter = Waiter(spool)
+        codes: dict[str, int] = {}
+        for name, error in waiter.add(names).items():
+            tell(str(error))
+            codes[name] = int(ExitCode.NO_SUCH_JOB)
+        notices = HoldNotices(spool, bar.tell)
+        until = math.inf if timeout_ns is None else time.monotonic() + timeout_ns / SECOND_NS
+        warned = False
+        turn_s = 0.0  # holds are told and the bar is drawn before the first wait
+        while waiter and not (first and codes):
+            left_s = max(0.0, until - time.monotonic())
+            for end in sorted(waiter.wait(min(left_s, turn_s)), key=lambda end: names.index(end.name)):
+                codes[end.name] = _told(end, bar.tell)
+                if first:
+                    return codes[end.name]
+            notices.see(waiter.held)
+            if waiter and left_s == 0:
+                bar.tell(f"timed out waiting for {', '.join(sorted(waiter.names, key=names.index)[:5])}")
+                return TIMED_OUT
+            if not warned and waiter.is_unserved:
+                warned = True
+                bar.tell("no dispatcher is running, so no job starts: run `spool dispatch`")
+            bar.step()
+            turn_s = _TURN_S
+        return next((codes[name] for name in names if codes.get(name)), 0)
     except KeyboardInterrupt:
         bar.tell("interrupted: no job was cancelled; `spool cancel` does that")
         raise
@@ -144,39 +165,58 @@ def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout
         bar.close()
 
 
-def _until_ended(spool: Spool, names: Sequence[str], bar: _Bar, *, first: bool, timeout_ns: int | None) -> int:
-    waiter = Waiter(spool)
-    codes: dict[str, int] = {}
-    for name, error in waiter.add(names).items():
-        tell(str(error))
-        codes[name] = int(ExitCode.NO_SUCH_JOB)
-    notices = HoldNotices(spool, bar.tell)
-    until = math.inf if timeout_ns is None else time.monotonic() + timeout_ns / SECOND_NS
-    warned = False
-    turn_s = 0.0  # holds are told and the bar is drawn before the first wait
-    while waiter and not (first and codes):
-        left_s = max(0.0, until - time.monotonic())
-        for end in sorted(waiter.wait(min(left_s, turn_s)), key=lambda end: names.index(end.name)):
-            codes[end.name] = _told(end, bar.tell)
-            if first:
-                return codes[end.name]
-        notices.see(waiter.held)
-        if waiter and left_s == 0:
-            bar.tell(f"timed out waiting for {', '.join(sorted(waiter.names, key=names.index)[:5])}")
-            return TIMED_OUT
-        if not warned and waiter.is_unserved:
-            warned = True
-            bar.tell("no dispatcher is running, so no job starts: run `spool dispatch`")
-        bar.step()
-        turn_s = _TURN_S
-    return next((codes[name] for name in names if codes.get(name)), 0)
-
-
 def _told(end: End, say: Callable[[str], None]) -> int:
     """Report on stderr how a job ended, unless it finished, and return its exit code."""
     if end.outcome is not State.FINISHED:
         say(told(end))
     return code_of(end.outcome, end.exit_code)
+
+
+def followed(spool: Spool, job: str, before: int | None, *, quiet: bool) -> int:
+    """Return the exit code of a job, followed to its end, or INTERRUPTED after a second Ctrl-C."""
+    follower, notices = Follower(spool, (job,), after=before or 0), HoldNotices(spool)
+    interrupts: list[int] = []
+    ends = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.signal(number, lambda number, _: interrupts.append(number)) for number in ends}
+    cancelled = False
+    end: End | None = None
+    try:
+        for piece in follower.pieces():
+            if interrupts and not cancelled:
+                cancelled = True
+                _cancel(spool, job)
+            if len(interrupts) > 1:
+                tell(f"exiting; job {job} is being stopped")
+                return int(ExitCode.INTERRUPTED)
+            if isinstance(piece, End):
+                end = piece
+            elif piece is None:
+                sys.stdout.flush()
+                if not quiet:
+                    notices.see(follower.waiter.held)
+                time.sleep(POLL_S)
+            elif piece.data:
+                out = sys.stderr if piece.stream is Stream.ERR else sys.stdout
+                out.buffer.write(piece.data)
+                out.flush()
+            elif piece.run > 1 and not quiet:
+                tell(f"job {job}: run {piece.run}")
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        follower.close()
+    assert end is not None
+    return _told(end, tell if not quiet else lambda _: None)
+
+
+def _cancel(spool: Spool, job: str) -> None:
+    tell(f"cancelling job {job} (Ctrl-C again to exit at once)")
+    try:
+        Requests(spool, this_user()).cancel(job, "interrupted")
+    except SpoolUnusable as error:  # the spool of another user who accepts jobs
+        tell(str(error))
+    except SpoolError:
+        return  # it has just ended
 
 
 @click.command(cls=Verb)
@@ -217,3 +257,227 @@ def command(root: str, names: tuple[str, ...], wait_for_all: bool, wait_for_any:
     timeout_ns = value_of("--timeout", timeout, parse_duration) if timeout is not None else None
     wanted = named(spool, names) if names else sorted({*spool.names(QUEUED), *spool.names(RUNNING)}, key=natural)
     return until_ended(spool.root, wanted, first=wait_for_any, timeout_ns=timeout_ns)
+
+
+_LONGEST = 1 << 16  # a longer line is cut: a progress bar is one line as long as it goes on
+
+
+@click.command(cls=Verb)
+@click.argument("names", cls=JobArgument, nargs=-1, required=True, metavar="NAME...")
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the jobs have ended, retries included.")
+@click.option("--run", "run", type=int, metavar="N", help="The run to show. Default: the newest.")
+@click.option("--stderr", "errors", is_flag=True, help="Show the error output, if it has a separate file.")
+@click.option("-n", "--lines", type=click.IntRange(0), metavar="N", help="Only the last N lines of each job.")
+@click.option("--path", "only_path", is_flag=True, help="Print the path of the output instead.")
+@click.pass_obj
+def log(
+    root: str,
+    names: tuple[str, ...],
+    follow: bool,
+    run: int | None,
+    errors: bool,
+    lines: int | None,
+    only_path: bool,
+) -> int:
+    """Show or follow the output of jobs.
+
+      spool log train -n 20
+      spool log -f train      follows it through retries until the job has ended
+      spool log -f a b 'c*'   follows several: their names are before the lines
+      spool log sweep         the output of each task of an array, under its name
+
+    By hand: cat jobs/train/1/log   or   tail -f jobs/train/1/log
+    """
+    spool = opened(root)
+    jobs = _once(spool, named(spool, names))
+    stream = Stream.ERR if errors else Stream.OUT
+    if follow and not only_path:
+        for name in jobs:
+            if run is not None or spool.latest_run(name) is not None:
+                _run_of(spool, name, run)
+        _follow(Follower(spool, jobs, only=run, lines=lines), jobs, stream)
+        for name in jobs if not errors else ():
+            _tell_of_errors(spool, name, run)
+        return 0
+    code = 0
+    for at, name in enumerate(jobs):
+        try:
+            its_run = _run_of(spool, name, run)
+            if only_path:
+                for path in output_paths(spool, name, its_run, stream):
+                    render.say(path)
+            else:
+                head = [""] * (at > 0) + [f"==> {name} <=="] if len(jobs) > 1 else []
+                _show(_output(spool, name, its_run, stream, lines), head)
+                if not errors:
+                    _tell_of_errors(spool, name, run)
+        except SpoolError as error:  # the others have output
+            if len(jobs) == 1:
+                raise
+            sys.stdout.flush()
+            tell(str(error))
+            code = int(error.exit_code)
+    return code
+
+
+def _once(spool: Spool, names: Sequence[str]) -> list[str]:
+    """Return *names* without the tasks of arrays that are among them: an array's output is that of its tasks."""
+    newest = {name: spool.latest_run(name) for name in names} if len(names) > 1 else {}
+    arrays = {name for name, run in newest.items() if run is not None and spool.array(name, run) is not None}
+    return [name for name in names if array_of(name) not in arrays or not name.rpartition("_")[2].isdigit()]
+
+
+def _output(spool: Spool, name: str, run: int, stream: Stream, lines: int | None) -> Iterator[bytes]:
+    """Return the output of a run so far. Raises SpoolError with the reason if there can be none."""
+    from spool.query.details import why_never_begun  # takes as long to import as all else here
+
+    why = why_never_begun(spool, name, run)
+    if why and not os.path.exists(outputs(spool, name, run).stdout or ""):
+        raise _no_output(name, why, f"`spool show {name}` says more")
+    return read_output(spool, name, run, stream, lines=lines)
+
+
+def _show(pieces: Iterator[bytes], head: Sequence[str]) -> None:
+    """Print *pieces* behind the lines of *head*, after which a last line always ends: another job's may follow."""
+    data, last = next(pieces, b""), b"\n"  # first: it may fail
+    for line in head:
+        render.say(line)
+    sys.stdout.flush()
+    while data:
+        sys.stdout.buffer.write(data)
+        last, data = data, next(pieces, b"")
+    if head and not last.endswith(b"\n"):
+        sys.stdout.buffer.write(b"\n")
+
+
+def _tell_of_errors(spool: Spool, name: str, run: int | None) -> None:
+    """Say where the error output is, if there is some in a separate file."""
+    run = spool.latest_run(name) if run is None else run
+    if run is None:
+        return
+    is_array = spool.array(name, run) is not None
+    try:
+        paths = output_paths(spool, name, run, Stream.ERR) if is_array else iter((outputs(spool, name, run).stderr,))
+        path = next((path for path in paths if _has_text(path)), None)
+    except SpoolError:  # its tasks have no separate files
+        return
+    if path is not None:
+        sys.stdout.flush()
+        what = "the error output of its tasks is in files such as" if is_array else "its error output is in"
+        tell(f"{what} {path}; `spool log --stderr {name}` shows it")
+
+
+def _has_text(path: str | None) -> bool:
+    try:
+        return path is not None and os.path.getsize(path) > 0
+    except OSError:
+        return False
+
+
+def _run_of(spool: Spool, name: str, run: int | None) -> int:
+    """Return the selected run. Raises SpoolError, with the reason for a job that has not started."""
+    from spool.query.details import why_never_begun
+
+    if run is None and spool.latest_run(name) is None and (why := why_never_begun(spool, name)):
+        raise _no_output(name, why, f"`spool why {name}` says more, -f waits for it")
+    return run_of(spool, name, run)
+
+
+def _no_output(name: str, why: str, remedy: str) -> SpoolError:
+    return SpoolError(cannot("show", f"the output of job {name}", why, remedy=remedy))
+
+
+def _follow(follower: Follower, names: Sequence[str], stream: Stream) -> None:
+    """Print the output of *names* as it appears; of several jobs line by line, each line after the name of its job."""
+    unended = dict.fromkeys(names, b"")  # by job, the line that it has begun
+    write = sys.stdout.buffer.write
+
+    def write_lines(name: str, data: bytes) -> None:
+        *lines, unended[name] = data.split(b"\n")
+        write(b"".join(b"%s: %s\n" % (name.encode(), line) for line in lines))
+
+    with closing(follower):
+        for piece in follower.pieces():
+            if piece is None:
+                sys.stdout.flush()
+                time.sleep(POLL_S)
+            elif isinstance(piece, End):
+                if unended[piece.name]:
+                    write_lines(piece.name, unended[piece.name] + b"\n")
+                if piece.outcome is not State.FINISHED:
+                    sys.stdout.flush()
+                    tell(told(piece))
+            elif not piece.data:
+                if unended[piece.job]:  # of the run before
+                    write_lines(piece.job, unended[piece.job] + b"\n")
+                tell(f"job {piece.job}: run {piece.run}")
+            elif piece.stream is stream and len(names) == 1:
+                write(piece.data)
+            elif piece.stream is stream:
+                write_lines(piece.job, unended[piece.job] + piece.data)
+                if len(unended[piece.job]) > _LONGEST:
+                    write_lines(piece.job, unended[piece.job] + b"\n")
+    for name, line in unended.items():  # of a run that has ended before its job
+        if line:
+            write_lines(name, line + b"\n")
+    sys.stdout.flush()
+
+
+@click.command("attach", cls=Verb)
+@name_argument
+@click.option("-r", "--read-only", is_flag=True, help="Read-only: the job does not receive what you type.")
+@click.option("--run", type=int, metavar="N", help="The run to show. Default: the newest.")
+@click.option("--dry-run", is_flag=True, help="Print the command instead of executing it.")
+@click.pass_obj
+def attach(root: str, name: str, read_only: bool, run: int | None, dry_run: bool) -> int:
+    """Attach to the terminal of a running job, to watch it and to type its input.
+
+    Ctrl-B D detaches; the job continues. Only jobs submitted with --tmux have a terminal. It closes when the job ends,
+    unless the job has keep_session = true. For a job in Slurm this opens a shell on its node, beside the job.
+
+      spool submit --tmux --name ask -- python ask.py
+      spool attach ask
+
+    By hand: tmux -S ~/.spool/.tmux attach -t =ask/1
+    """
+    spool = opened(root) if read_only or dry_run else own(root)
+    name = one_job(spool, name)
+    argv = attach_command(spool, name, run, read_only=read_only)
+    if dry_run:
+        render.say(shlex.join(argv))
+        return 0
+    if not sys.stdin.isatty() or not sys.stdout.isatty():
+        remedy = f"`spool log -f {name}` needs no terminal"
+        raise SpoolError(cannot("attach to", f"job {name}", "this is not a terminal", remedy=remedy))
+    return subprocess.run(argv, env=without_here(os.environ), check=False).returncode
+
+
+def attach_command(spool: Spool, name: str, run: int | None = None, *, read_only: bool = False) -> tuple[str, ...]:
+    """Return the command to execute, for the newest run if none is given. Raises SpoolError if there is no terminal."""
+    from spool.executors import by_name
+
+    if run is None and spool.places(name) and spool.latest_run(name) is None:
+        raise SpoolError(cannot("attach to", f"job {name}", "it has not run yet", remedy=f"`spool why {name}`"))
+    run = run_of(spool, name, run, verb="attach to")
+    grant = spool.grant(name, run)
+    if grant is None:
+        raise SpoolError(cannot("attach to", f"job {name}", f"run {run} was never started"))
+    try:
+        if grant.executor not in LOCAL_EXECUTORS:
+            _check_lives(spool, name, run)  # the session of an ended run is not kept for later
+        return by_name(grant.executor).attach(spool.root, name, run, read_only=read_only)
+    except SpoolError:
+        _check_lives(spool, name, run)
+        raise
+    except ImportError as error:
+        why = f"the Python package {error.name} is not installed"
+        raise SpoolError(cannot("attach to", f"job {name}", why)) from error
+
+
+def _check_lives(spool: Spool, name: str, run: int) -> None:
+    from spool.machine.marks import MachineProber
+
+    proof = spool.load(name, run, MachineProber()).proof
+    if proof.verdict is Verdict.ENDED:
+        why, remedy = f"run {run} has ended ({proof.outcome})", f"`spool log {name}` shows its output"
+        raise SpoolError(cannot("attach to", f"job {name}", why, remedy=remedy)) from None

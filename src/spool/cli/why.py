@@ -1,4 +1,4 @@
-"""`spool why`: why a job is not running yet, what it is doing, or how it ended."""
+"""`spool why`: the reason a job is not running. `spool plan`: what would start now, and what waits."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Iterator
 import click
 
 from spool.cli import publicjson, render
-from spool.cli.common import for_each, json_option, one_job, viewed
-from spool.cli.group import JobArgument, Verb
+from spool.cli.group import JobArgument, Verb, for_each, json_option, one_job, viewed
+from spool.cli.render import tell
+from spool.core.model import Grant
+from spool.core.quotas import in_words
 from spool.core.reasons import count_of, some_of
 from spool.core.units import show_duration
 from spool.formats.capabilities import engine_title
-from spool.query.explain import Explanation, why
+from spool.query.explain import Explanation, PlannedJob, Preview, WaitingJob, preview, why
 
 _MOST = 8  # names in one line
 _NEXT = {
@@ -54,7 +56,7 @@ MEANINGS = {
     "left": "There is room, but it is kept for a job that goes first. " + _ITS_TURN,
     "disk": "The disk is nearly full, so no job starts. Free some space; the jobs start by themselves.",
     "executor": "Where it is to run cannot be used now. Once that is fixed, it starts by itself.",
-    "hook": "A hook or plugin decides when it starts. It is asked again by itself.",
+    "hook": "A hook decides when it starts. It is asked again by itself.",
     "submitted": "",
     "tasks": "The dispatcher makes a job of each of its tasks.",
     "unread": "The dispatcher looks at it again by itself.",
@@ -117,7 +119,7 @@ def _print(answer: Explanation) -> None:
 def sentences(answer: Explanation) -> Iterator[str]:
     """Yield the sentences and lists that explain why a job waits, what it does, or how it ended; first the answer."""
     if answer.outcome is not None:
-        yield _ended(answer)
+        yield render.ended(answer.name, answer.outcome, answer.reasons[0].text if answer.reasons else "")
         return
     if answer.doing:
         yield from _doing(answer)
@@ -161,13 +163,6 @@ def sentences(answer: Explanation) -> Iterator[str]:
         yield f"the dispatcher last reported: {answer.last_said}"
     if not answer.dispatcher and answer.engine is None:
         yield "no dispatcher is running: `spool dispatch` starts one"
-
-
-def _ended(answer: Explanation) -> str:
-    reason = answer.reasons[0].text if answer.reasons else ""
-    if answer.outcome is not None and reason.startswith(answer.outcome):  # "cancelled by alice"
-        return f"{answer.name}: {reason}"
-    return f"{answer.name}: {answer.outcome}{f': {reason}' if reason else ''}"
 
 
 def _doing(answer: Explanation) -> Iterator[str]:
@@ -225,3 +220,103 @@ def _in_engine(answer: Explanation, engine: str) -> Iterator[str]:
         yield f"in {engine} as job {answer.engine_id}, which alone knows when it starts"
     else:
         yield f"{engine} alone knows when it starts; `spool dispatch` asks it again"
+
+
+_COLUMNS = (
+    render.Column("#", right=True),
+    render.Column("NAME", cut="middle"),
+    render.Column("USER", cut="middle", drop=3),
+    render.Column("PRIO", right=True, drop=2),
+    render.Column("START", right=True),
+    render.Column("RUNS", right=True, drop=1),
+    render.Column("WHY", cut="words", least=12),
+)
+
+
+@click.command(cls=Verb)
+@json_option
+@click.pass_obj
+def plan(root: str, as_json: bool) -> int:
+    """Show what would start now, what waits, why, and until when. Nothing is started.
+
+    Jobs are in queue order. The scheduler itself answers, from a fresh look at the files and the machine; no dispatcher
+    is needed. It carries the schedule forward: START is when a job starts if every job finishes when expected. RUNS is
+    how long it may run. A ~ marks an estimate from earlier runs; `spool why` says from which. Some starts cannot be
+    foreseen, such as behind a suspended run: START is ?, and WHY says why. Far ahead, START is "later".
+
+      spool plan
+      spool plan --json | jq -r '.starts[].name'
+    """
+    spool = viewed(root)
+    found = preview(spool)
+    if as_json:
+        render.as_json({"version": 1, **publicjson.plain(found)})
+    else:
+        _print_plan(found, partly=bool(spool.unread))
+    return 0
+
+
+def _print_plan(found: Preview, *, partly: bool) -> None:
+    if found.config_problem is not None:
+        tell(found.config_problem)
+    if found.paused:
+        tell("the spool is paused: no job starts until `spool resume`")
+    rows = [(each.place, _row(each, "now", _gets(each.grant)), "green") for each in found.starts]
+    rows += [(each.place, _row(each, _planned_start(each, found), _why(each)), "") for each in found.waits]
+    rows.sort(key=lambda row: row[0])
+    if rows:
+        render.table(_COLUMNS, [row for _, row, _ in rows], [style for _, _, style in rows])
+    for ended in found.ends:
+        render.prose(f"{ended.name}: would end as {ended.outcome}: {ended.reason}")
+    for name, reason in sorted(found.left_out.items()):
+        render.prose(f"{name}: left out: {reason}")
+    begun = found.running - found.submitted
+    others = [f"{found.submitted} submitted" if found.submitted else ""]
+    others += [count_of(begun, "run") + " already running" if begun else "", f"{found.held} held"]
+    told = ", ".join(filter(None, [f"{len(found.starts)} would start", f"{len(found.waits)} waiting", *others]))
+    render.prose(told if rows or found.ends or found.left_out or partly else f"no waiting jobs ({told})")
+    if found.protected is not None:
+        until = ""
+        if found.protected_until_at_ns is not None:
+            about = "about " if found.protected_by_guess else ""
+            until = f", which could start in {about}{show_duration(max(0, found.protected_until_at_ns - found.at_ns))}"
+            until += " at the earliest" if found.start_is_earliest else ""
+        render.prose(f"resources are kept free for {found.protected}{until}")
+    if found.start_is_earliest and rows:
+        render.prose("the machine is shared, and other users' jobs may go first: each START is the earliest")
+    if not found.dispatcher:
+        render.prose("no dispatcher is running: `spool dispatch` starts one")
+
+
+def _row(each: PlannedJob, start: str, reason: str) -> list[str]:
+    job, expected = each.job, each.standing.expected
+    runs = f"{'~' if expected.is_guess else ''}{show_duration(expected.ns)}"
+    return [str(each.place), job.name, job.user, str(job.spec.priority), start, runs, reason]
+
+
+def _planned_start(each: WaitingJob, found: Preview) -> str:
+    start = each.start
+    if start.at_ns is None:
+        return "?" if start.later_than_ns is None else "later"
+    wait = start.at_ns - found.at_ns
+    about = "~" if start.guessed else ""
+    return f"in {about}{show_duration(wait)}" if wait > 0 else "next"
+
+
+def _why(each: WaitingJob) -> str:
+    """Return why a job waits, and why its start is unknown, if that is another reason."""
+    known = each.start.unknown in ("", each.reason)
+    return each.reason if known else f"{each.reason}; {each.start.unknown}"
+
+
+def _gets(grant: Grant) -> str:
+    parts = [count_of(grant.cpus, "CPU") + (f" ({grant.cpu_list})" if grant.cpu_list else "")]
+    if grant.memory_bytes is not None:
+        parts.append(render.size(grant.memory_bytes))
+    if grant.gpu_indices:
+        plural = "s" if len(grant.gpu_indices) > 1 else ""
+        share = f" ({render.size(grant.gpu_memory_bytes)} of each)" if grant.gpu_memory_bytes is not None else ""
+        parts.append(f"GPU{plural} {', '.join(map(str, grant.gpu_indices))}{share}")
+    if grant.resources:
+        parts.append(in_words(grant.resources, grant.resource_indices))
+    return "starts with " + ", ".join(parts)

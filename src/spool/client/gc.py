@@ -27,7 +27,7 @@ from msgspec import Struct
 from spool.client.submit import ever_used
 from spool.core import layout
 from spool.core.errors import InvalidJob, SpoolError, SpoolUnusable, cannot
-from spool.core.layout import CALLS, DONE, GONE_RESERVATIONS, HELD, JOBS, QUEUED, RUNNING, STAGING, WORKTREES
+from spool.core.layout import CALLS, DONE, GONE_RESERVATIONS, HELD, JOBS, QUEUED, RUNNING, STAGING
 from spool.formats import jobfile, journal, run_records
 from spool.formats.config import RetentionPolicy
 from spool.formats.journal import recall
@@ -39,7 +39,7 @@ from spool.store.spool import Spool
 _LOCK = "gc.lock"  # in the staging directory
 _LONG = 400  # of a path in a message
 _RUN = re.compile(r"[1-9][0-9]*", re.ASCII)
-_ORPHAN_AGE_NS = 3600 * 10**9  # of a call or a work tree without a job
+_ORPHAN_AGE_NS = 3600 * 10**9  # of a call without a job
 _ASIDE = re.compile(rf"[1-9][0-9]*\.gc\.{layout.NAME_PATTERN}\.[0-9]+", re.ASCII)
 
 Step = Callable[[int, int], object]  # called with the number of steps done, and of all
@@ -118,7 +118,9 @@ def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = 
     return Removal(tuple(going), tuple(jobs), tuple(problems), reservations)
 
 
-def remove(spool: Spool, removal: Removal, disk: Disk | None = None, step: Step = lambda done, of: None) -> Removal:
+def remove_planned(
+    spool: Spool, removal: Removal, disk: Disk | None = None, step: Step = lambda done, of: None
+) -> Removal:
     """Carry out *removal* where it still applies; return what was removed, and all errors.
 
     Raises SpoolError while another collection is running.
@@ -164,15 +166,13 @@ class _Collector:
         for entry in os.listdir(self._at[STAGING]):
             if _ASIDE.fullmatch(entry):
                 self._clear(entry)
-        for entry in self._orphans(CALLS):  # also one that was half written
+        for entry in self._orphaned_calls():  # also one that was half written
             with suppress(OSError):
                 self._disk.discard(entry, self._at[CALLS])
-        for entry in filter(layout.valid_name, self._orphans(WORKTREES)):
-            self._remove_tree(entry)
 
-    def _orphans(self, place: str) -> list[str]:
-        """Return the entries of a directory that are named like a job, and whose job never came."""
-        found, at = [], self._at.get(place)
+    def _orphaned_calls(self) -> list[str]:
+        """Return the calls whose job never came."""
+        found, at = [], self._at.get(CALLS)
         entries = os.listdir(at) if at is not None else ()
         for entry in entries:
             call, is_function, _ = entry.partition(layout.FUNCTION)
@@ -248,8 +248,7 @@ class _Collector:
         """Remove the file of a job without runs; return whether it is gone."""
         if name in self._stays or not _may_go(self._spool, name, self._unrecorded):
             return False
-        # The tree first, as without the record nothing tells of it.
-        if not self._remove_tree(name) or not self._discard(layout.file_of(name), DONE, f"the record of job {name}"):
+        if not self._discard(layout.file_of(name), DONE, f"the record of job {name}"):
             return False
         with suppress(OSError):  # a run has begun meanwhile, or a user keeps a file there
             self._disk.rmdir(name, self._at[JOBS])
@@ -257,22 +256,6 @@ class _Collector:
             with suppress(OSError):  # the next collection sees it
                 self._disk.discard(name, self._at[CALLS])
                 self._disk.discard(name + layout.FUNCTION, self._at[CALLS])
-        return True
-
-    def _remove_tree(self, name: str) -> bool:
-        """Remove the work tree of a job, if it has one, which git itself forgets; return whether it is gone."""
-        if WORKTREES not in self._at:
-            return True
-        aside = f"{os.getpid()}.gc.{name}.0"  # no run has that number
-        try:
-            self._disk.rename(name, aside, self._at[WORKTREES], self._at[STAGING])
-        except FileNotFoundError:
-            return True
-        except OSError as error:
-            where = self._spool.layout.at(f"{WORKTREES}/{name}")
-            self.problems.append(_cannot("remove", f"the work tree of job {name}", error, where))
-            return False
-        self._clear(aside, "the work tree of an old job")
         return True
 
     def remove_reservation(self, filename: str) -> bool:
@@ -288,13 +271,13 @@ class _Collector:
             return False
         return True
 
-    def _clear(self, entry: str, what: str = "all of an old run") -> None:
+    def _clear(self, entry: str) -> None:
         """Remove an entry of the staging directory."""
         errors = [error for error in self._disk.removing(entry, self._at[STAGING]) if error is not None]
         if errors:
             more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
             where = f"{self._disk.staging}/{errors[0].filename or entry}"
-            self.problems.append(_cannot("remove", what, errors[0], where) + more)
+            self.problems.append(_cannot("remove", "all of an old run", errors[0], where) + more)
 
 
 @contextmanager
@@ -306,7 +289,7 @@ def _directories(spool: Spool) -> Iterator[dict[str, int]]:
         path = spool.root
         try:
             root = open_directory(path)
-            for name in (JOBS, DONE, STAGING, GONE_RESERVATIONS, CALLS, WORKTREES):
+            for name in (JOBS, DONE, STAGING, GONE_RESERVATIONS, CALLS):
                 path = spool.layout.at(name)
                 with suppress(FileNotFoundError):
                     at[name] = open_directory(name, root)

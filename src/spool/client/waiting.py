@@ -242,7 +242,7 @@ def wait_for_ends(waiters: Collection[Waiter], timeout_s: float | None = None) -
 class _Awaited:
     """One awaited job."""
 
-    __slots__ = ("_absent_since_ns", "_again_at_ns", "_before", "_seen", "_spool", "held", "name")
+    __slots__ = ("_absent_since_ns", "_again_at_ns", "_before", "_place", "_seen", "_spool", "held", "name")
 
     def __init__(self, spool: Spool, name: str, *, seen: bool) -> None:
         self._spool = spool
@@ -250,6 +250,7 @@ class _Awaited:
         self.held = False  # at the last look
         self._before: int | None = None  # the newest run that had ended when the job was seen waiting or running
         self._seen = seen
+        self._place = QUEUED  # where it was seen last
         self._absent_since_ns: int | None = None
         self._again_at_ns = 0  # when to check the tasks of an array again
 
@@ -273,7 +274,7 @@ class _Awaited:
             return self._unrecorded()  # its file was removed, or will be: its run is being stopped
         if not self._patience_is_over():
             return None
-        reason = cancelled_by_mover(spool.root, QUEUED) if places else "its file was removed before it ran"
+        reason = cancelled_by_mover(spool.root, self._place) if places else "its file was removed before it ran"
         return End(name, State.CANCELLED, reason=reason)
 
     def _has_begun(self) -> bool:
@@ -327,6 +328,7 @@ class _Awaited:
 
     def _goes_on(self, places: list[str]) -> End | None:
         self._absent_since_ns = None
+        self._place = next(place for place in places if place != DONE)
         if not self._seen:
             # The newest run of a running job is this one, even if it has ended and only its file was not moved yet.
             result = self._newest() if RUNNING not in places else None

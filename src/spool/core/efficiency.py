@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -68,6 +68,9 @@ class Advice(Struct, frozen=True):
     time_limit_ns: int | None = None
     gpu_memory_bytes: int | None = None  # per GPU, if the run requested GPU memory
     notes: tuple[str, ...] = ()
+
+
+_AMOUNTS = ("cpus", "memory_bytes", "time_limit_ns", "gpu_memory_bytes")
 
 
 class Efficiency(Struct, frozen=True):
@@ -217,44 +220,42 @@ def rounded_time(duration_ns: int) -> int:
 
 def summary(runs: Sequence[MeasuredRun], waiting: int = 0) -> Summary:
     """Summarise an array: the newest run of each task that has one; *waiting* tasks have none yet."""
-    compared = [(run, efficiency(run)) for run in runs]
+    compared = [efficiency(run) for run in runs]
+    ended = [run for run in runs if run.ended]
+    final = [each.advice for run, each in zip(runs, compared, strict=True) if run.ended]
+    states = Counter(run.state for run in runs) + Counter({State.QUEUED: waiting})
+    uses = [use for run in runs for use in run.record.gpu_use]
     timed = [run for run in runs if run.record.cpu_time_ns is not None and run.run_time_ns]
-    busy_ns = sum(run.record.cpu_time_ns or 0 for run in timed)
-    wall_ns = sum(run.run_time_ns or 0 for run in timed)
-    given_ns = sum(run.grant.cpus * (run.run_time_ns or 0) for run in timed)
-    states = Counter(run.state.value for run in runs)
-    if waiting:
-        states[State.QUEUED.value] += waiting
-    advice = [each.advice for _, each in compared]
-    notes = Counter(note for run, each in compared if run.ended for note in each.advice.notes)
+    busy_ns, wall_ns = _sum(run.record.cpu_time_ns for run in timed), _sum(run.run_time_ns for run in timed)
     return Summary(
         tasks=len(runs) + waiting,
-        states={state.value: states[state.value] for state in State if states[state.value]},
-        cpus=_spread([run.grant.cpus for run in runs if run.grant.cpus]),
-        memory_bytes=_spread([run.grant.memory_bytes for run in runs]),
-        time_limit_ns=max((run.time_limit_ns for run in runs if run.time_limit_ns is not None), default=None),
-        run_time_ns=_spread([run.run_time_ns for run in runs if run.ended]),
-        cpu_time_ns=_spread([run.record.cpu_time_ns for run in runs if run.ended]),
-        peak_memory_bytes=_spread([run.record.peak_memory_bytes for run in runs if run.ended]),
-        cpus_used=busy_ns / wall_ns if wall_ns else None,
-        cpu_efficiency=busy_ns / given_ns if given_ns else None,
-        gpu_hours=sum(each.gpu_hours or 0.0 for _, each in compared),
-        gpu_efficiency=mean_part([use for run in runs for use in run.record.gpu_use]),
-        energy_mj=energy_mj([use for run in runs for use in run.record.gpu_use]),
-        advice=Advice(
-            cpus=_most([each.cpus for each in advice]),
-            memory_bytes=_most([each.memory_bytes for each in advice]),
-            time_limit_ns=_most([each.time_limit_ns for each in advice]),
-            gpu_memory_bytes=_most([each.gpu_memory_bytes for each in advice]),
-            notes=tuple(f"{count} of {len(runs)}: {note}" for note, count in notes.most_common()),
-        ),
+        states={state.value: states[state] for state in State if state in states},
+        cpus=_spread(run.grant.cpus or None for run in runs),
+        memory_bytes=_spread(run.grant.memory_bytes for run in runs),
+        time_limit_ns=_spread(run.time_limit_ns for run in runs).most,
+        run_time_ns=_spread(run.run_time_ns for run in ended),
+        cpu_time_ns=_spread(run.record.cpu_time_ns for run in ended),
+        peak_memory_bytes=_spread(run.record.peak_memory_bytes for run in ended),
+        cpus_used=_part(busy_ns, wall_ns),
+        cpu_efficiency=_part(busy_ns, _sum(run.grant.cpus * (run.run_time_ns or 0) for run in timed)),
+        gpu_hours=sum(each.gpu_hours or 0.0 for each in compared),
+        gpu_efficiency=mean_part(uses),
+        energy_mj=energy_mj(uses),
+        advice=_for_the_neediest(final, len(runs)),
     )
 
 
-def _spread(values: Sequence[int | None]) -> Spread:
+def _for_the_neediest(advice: Sequence[Advice], tasks: int) -> Advice:
+    """Return the most that the *advice* for any of that many tasks says, and each note with the number of its tasks."""
+    notes = Counter(note for each in advice for note in each.notes).most_common()
+    most = {name: _spread(getattr(each, name) for each in advice).most for name in _AMOUNTS}
+    return Advice(**most, notes=tuple(f"{count} of {tasks}: {note}" for note, count in notes))
+
+
+def _spread(values: Iterable[int | None]) -> Spread:
     known = sorted(value for value in values if value is not None)
     return Spread(len(known), nearest_rank(known, 50), known[-1] if known else None)
 
 
-def _most(values: Sequence[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
+def _sum(values: Iterable[int | None]) -> int:
+    return sum(value or 0 for value in values)

@@ -14,8 +14,9 @@ from spool.core.model import OUTCOMES, Grant, Request, Result
 class EventName(StrEnum):
     """Every kind of event; the word is also the name of its hook."""
 
+    QUEUEING = "queueing"  # new in queued/; a hook may veto it or set keys
     QUEUED = "queued"  # a new submission was found in queued/
-    SUBMITTING = "submitting"  # about to start; a listener may veto it
+    SUBMITTING = "submitting"  # about to start; a hook may veto it
     SUBMITTED = "submitted"  # its start is committed and the wrapper is launched
     HANDED_OVER = "handed_over"  # its engine has accepted it; it may wait there
     STARTED = "started"  # the wrapper has reported
@@ -24,7 +25,7 @@ class EventName(StrEnum):
     FINISHED = "finished"
     FAILED = "failed"
     RETRYING = "retrying"  # a run was over, and the submission goes on with another
-    CANCELLING = "cancelling"  # about to be cancelled; a listener may veto it
+    CANCELLING = "cancelling"  # about to be cancelled; a hook may veto it
     CANCELLED = "cancelled"
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"
@@ -57,8 +58,8 @@ OF_NO_JOB = frozenset(
 
 _GROUPS = {"ended": ENDS, "retried": frozenset({EventName.RETRYING})}
 
-# A message at every check would be noise.
-EVENT_WORDS = (*_GROUPS, *(name.value for name in EventName if name is not EventName.POLLING))
+# A message at every check would be noise, and a question to the hooks about a new file is no event.
+EVENT_WORDS = (*_GROUPS, *(name.value for name in EventName if name not in (EventName.POLLING, EventName.QUEUEING)))
 """The allowed words in `on` of the configuration."""
 
 JOB_WORDS = tuple(word for word in EVENT_WORDS if word not in OF_NO_JOB)
@@ -99,21 +100,12 @@ class Event(Struct, frozen=True, kw_only=True):
     wishes: dict[str, Any] = {}  # of the job file, by the capability whose listener it asks for; shown to no hook
     reservation: str | None = None
     gpu: str | None = None  # UUID
-    keys: dict[str, Any] | None = None  # of the job file, for a plugin that may add some; shown to no hook
+    keys: dict[str, Any] | None = None  # of the job file, for a hook that may set some
 
 
 class Answer(Struct, frozen=True):
-    """The listeners' answer to a new job, or to a proposed start or cancellation."""
+    """The hooks' answer to a new job, or to a proposed start or cancellation."""
 
-    no: str | None = None  # the reason for a veto, in the listener's words
-    init: str = ""  # shell text for the wrapper: before anything else, just before the command, after it
-    prep: str = ""
-    end: str = ""
+    no: str | None = None  # the reason for a veto, in a hook's words
     env: tuple[tuple[str, str], ...] = ()  # variables for the run
-    added: tuple[tuple[str, dict[str, Any]], ...] = ()  # for a new job: plugins, and the keys that each returned
-
-    def joined(self, other: Answer) -> Answer:
-        """Return an approval with the texts, the variables and the keys of both."""
-        pairs = ((self.init, other.init), (self.prep, other.prep), (self.end, other.end))
-        init, prep, end = ("\n".join(filter(None, pair)) for pair in pairs)
-        return Answer(None, init, prep, end, (*self.env, *other.env), (*self.added, *other.added))
+    keys: tuple[tuple[str, dict[str, Any]], ...] = ()  # for a new job: the hooks, and the keys that each sets

@@ -50,7 +50,6 @@ HOOKS = "hooks"
 EVENTS = "events.jsonl"
 CURSORS = ".listeners"
 TERMINALS = ".tmux"
-WORKTREES = "worktrees"  # of `spool rerun --exact`: a git work tree for each job
 CALLS = "calls"  # of Python functions, FORMAT 18
 FUNCTION = "~function"  # behind the name of a call: no job has such a name
 

@@ -1,8 +1,8 @@
 """The life of a run: from evidence to its state, and whether another of the same submission follows its end.
 
-The state follows from one table (docs/STATES.md numbers the same rows). It is proved, never stored. Evidence must be
-read in the order `jid`, process, `rc`: the reverse of the order in which it appears. Any other order reports a live or
-a finished run as lost.
+The state follows from one table (docs/FORMAT.md, 19.3, numbers the same rows). It is proved, never stored. Evidence
+must be read in the order `jid`, process, `rc`: the reverse of the order in which it appears. Any other order reports a
+live or a finished run as lost.
 """
 
 from __future__ import annotations
@@ -199,16 +199,16 @@ class EndStep(StrEnum):
 
 
 def ending(remains: Remains) -> EndStep:
-    """Return the next step for a run with these remains: the first matching row of docs/STATES.md, section 6."""
-    if not remains.others and not remains.wrapper:  # rows 1 and 2
+    """Return the next step for a run with these remains: the first case that matches (docs/FORMAT.md, 6.2)."""
+    if not remains.others and not remains.wrapper:
         return EndStep.OVER if remains.certain else EndStep.LOOK
-    if not remains.grace_over:  # row 3
+    if not remains.grace_over:
         return EndStep.ASK
-    if remains.wrapper_grace_over:  # row 4
+    if remains.wrapper_grace_over:
         return EndStep.KILL_ALL
-    if not remains.others:  # row 5: it is writing
+    if not remains.others:  # the wrapper is writing the exit code
         return EndStep.ASK
-    return EndStep.KILL if remains.frozen or remains.tired else EndStep.FREEZE  # rows 6 to 8
+    return EndStep.KILL if remains.frozen or remains.tired else EndStep.FREEZE
 
 
 _VOID_IF_UNSPOKEN = frozenset(EngineWord) - {

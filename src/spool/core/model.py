@@ -231,11 +231,15 @@ class Spec(Struct, frozen=True):
 
 
 class JobDefaults(Struct, frozen=True):
-    """Defaults for keys that a job file does not set, as values and as text."""
+    """Defaults for keys that a job file does not set, as values and as text.
+
+    `winning` are keys that hooks have set: these count whatever the file sets.
+    """
 
     kill_grace_ns: int = DEFAULT_KILL_GRACE_NS
     keys: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
+    winning: Mapping[str, Any] = field(default_factory=dict)
 
 
 _NO_NODE = frozenset({"-", "unknown"})  # what a wrapper writes that its engine has not told the node

@@ -1,6 +1,6 @@
 """Reviews by hooks of new jobs, starts and cancellations, without waiting for the answer (FORMAT 15.3).
 
-A new job to which plugins may add keys is not planned before their answer. A job whose start is under review keeps its
+A new job in which hooks may set keys is not planned before their answer. A job whose start is under review keeps its
 place in the plan, with its room, and starts in the pass after the answer. A run whose cancellation is under review goes
 on.
 """
@@ -28,13 +28,13 @@ from spool.dispatcher.scanner import Scanner
 from spool.formats import jobfile, journal, toml
 from spool.formats.listener_protocol import Reply
 from spool.machine.host import why_not_expanded
-from spool.state.run import UNFILLED, ActiveRun, JobFileVersion
+from spool.state.run import UNREVIEWED, ActiveRun, JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.disk import status_of
 
 log = logging.getLogger(__name__)
 
-_ASK = "ask plugins what to add to"
+_ASK = "ask the hooks about"
 _ANSWER = "apply the answer of a hook to"
 ASKED = "hook submitting: asked"
 _MOST_FILES = 64  # open questions about new files; those about starts need not wait for all others
@@ -82,12 +82,12 @@ class Admission(Component):
 
     @property
     def awaits_keys(self) -> bool:
-        """Whether plugins may still add keys to a new job."""
-        return bool(self._files or self._state.to_fill)
+        """Whether hooks may still set keys in a new job."""
+        return bool(self._files or self._state.to_review)
 
     @property
     def reviews_starts(self) -> bool:
-        """Whether hooks review starts, and may have texts for the wrapper."""
+        """Whether hooks review starts."""
         return EventName.SUBMITTING in self._events.asked
 
     def take_answers(self) -> list[tuple[ActiveRun, Stop]]:
@@ -95,7 +95,7 @@ class Admission(Component):
         if self._events.asked != self.asked:
             self.asked = self._events.asked
             self._review_no_more()
-        if self._state.to_fill:
+        if self._state.to_review:
             self._ask_about_files()
         replies = self.replies + self._events.take_replies()
         if replies:
@@ -106,7 +106,7 @@ class Admission(Component):
     def review(self, starts: Sequence[Start], now_ns: int) -> list[tuple[Start, Answer | None]]:
         """Return the starts that need no review or were approved; begin a review of the others.
 
-        Each comes with the hooks' texts for its wrapper.
+        Each comes with the hooks' variables for its run.
         """
         if not self.reviews_starts:
             return [(start, None) for start in starts]
@@ -151,7 +151,7 @@ class Admission(Component):
         """Apply one answer; return whether that succeeded, else it is applied again later."""
         number, answer = reply.number, reply.answer
         for name, file in list(self._files.items()):
-            if file.number == number and not self._try(Thing.of_job(name), self._fill, name, file, answer):
+            if file.number == number and not self._try(Thing.of_job(name), self._take_review, name, file, answer):
                 return False
         for name, start in list(self._starts.items()):
             if start.number == number and not self._try(Thing.of_job(name), self._answer_start, name, start, answer):
@@ -179,11 +179,11 @@ class Admission(Component):
 
     def _review_no_more(self) -> None:
         """After a change of the reviewed events: drop reviews that are no longer needed."""
-        if EventName.QUEUED not in self.asked:
-            for name in {**self._state.to_fill, **self._files}:
-                self._state.asked_to_fill(name)
+        if EventName.QUEUEING not in self.asked:
+            for name in {**self._state.to_review, **self._files}:
+                self._state.asked_to_review(name)
                 if (job := self._state.jobs.get(name)) is not None:
-                    self._state.fill_no_more(job)
+                    self._state.needs_no_review(job)
             self._files.clear()
         if EventName.SUBMITTING not in self.asked:
             for name in self._starts:
@@ -198,17 +198,17 @@ class Admission(Component):
     # New files.
 
     def _ask_about_files(self) -> None:
-        """Ask plugins which keys to add to the files that came or changed since the last pass."""
-        ready = (name for name in self._state.to_fill if not self._confinement.pauses(Thing.of_job(name), _ASK))
+        """Ask hooks which keys to set in the files that came or changed since the last pass."""
+        ready = (name for name in self._state.to_review if not self._confinement.pauses(Thing.of_job(name), _ASK))
         for name in list(islice(ready, max(0, _MOST_FILES - len(self._files)))):
             with self._confinement.of(Thing.of_job(name), _ASK) as piece:
                 self._ask_about_file(name)
             if not piece.failed:
-                self._state.asked_to_fill(name)
+                self._state.asked_to_review(name)
 
     def _ask_about_file(self, name: str) -> None:
         job, known = self._state.jobs.get(name), self._files.get(name)
-        file = _unfilled(job)
+        file = _unreviewed(job)
         if job is None or file is None or (known is not None and known.content == file.content):
             return
         text = self._spool.waiting_text(name, file.version)
@@ -220,10 +220,10 @@ class Admission(Component):
         number = self._events.review_file(job, file, keys, self._clock())
         self._files[name] = _FileReview(number, file.content)
 
-    def _fill(self, name: str, review: _FileReview, answer: Answer) -> None:
-        """Record the keys that plugins add to a file, and use it with them; hold a job that would be invalid."""
+    def _take_review(self, name: str, review: _FileReview, answer: Answer) -> None:
+        """Record the keys that hooks set in a file, and use it with them; hold a job that would be invalid."""
         job = self._state.jobs.get(name)
-        file = _unfilled(job)
+        file = _unreviewed(job)
         if job is not None and file is not None and file.content == review.content:
             text = self._spool.waiting_text(name, file.version)
             if text is None:
@@ -231,26 +231,25 @@ class Admission(Component):
             elif answer.no is not None:
                 self._refuse(job, answer.no)
             else:
-                self._add(job, file, text, answer)
+                self._set(job, file, text, answer)
         self._files.pop(name, None)
 
-    def _add(self, job: JobEntry, file: JobFileVersion, text: bytes, answer: Answer) -> None:
+    def _set(self, job: JobEntry, file: JobFileVersion, text: bytes, answer: Answer) -> None:
         defaults = self._settings.config.defaults
         try:
-            added, left = jobfile.additions(job.name, text, answer.added, defaults, why_not_expanded)
+            jobfile.check_set(job.name, text, answer.keys, defaults, why_not_expanded)
         except InvalidValue as error:
             self._refuse(job, str(error))
             return
-        for words in left:
-            log.info("job %s: %s", job.name, words)
-        line = journal.Added(job.name, *file.content, tuple((plugin, dict(keys)) for plugin, keys in added))
-        self._state.keys_added(line)
+        line = journal.Reviewed(job.name, *file.content, answer.keys)
+        self._state.keys_set(line)
         self._journal.note(line)
-        if added:
-            log.info("job %s: %s", job.name, jobfile.comments(added).replace("# ", "").rstrip().replace("\n", "; "))
+        if answer.keys:
+            said = jobfile.comments(answer.keys)
+            log.info("job %s: %s", job.name, said.replace("# ", "").rstrip().replace("\n", "; "))
             self._scanner.examine(QUEUED, job.name, anew=True)
         else:
-            self._state.fill_no_more(job)
+            self._state.needs_no_review(job)
 
     # Starts.
 
@@ -288,7 +287,7 @@ class Admission(Component):
         """Hold a job that must not start; if it cannot be held, because of its name, it stays where it is."""
         if not self._spool.hold_because(job.name, why):
             self._state.block(job, why)
-            if _unfilled(job) is not None:
+            if _unreviewed(job) is not None:
                 self._state.refuse_file(job, QUEUED, why)
             return
         log.info("job %s is held: %s", job.name, why)
@@ -330,10 +329,10 @@ class Admission(Component):
         self._state.changed()
 
 
-def _unfilled(job: JobEntry | None) -> JobFileVersion | None:
-    """Return the file of a job to which plugins may still add keys."""
+def _unreviewed(job: JobEntry | None) -> JobFileVersion | None:
+    """Return the file of a job in which hooks may still set keys."""
     file = job.queued if job is not None else None
-    return file if file is not None and file.problem == UNFILLED else None
+    return file if file is not None and file.problem == UNREVIEWED else None
 
 
 def _version(job: JobEntry) -> tuple[object, ...]:

@@ -543,16 +543,16 @@ class Expander(Component):
         if data is None:
             return None  # the next look sees that it is gone
         try:
-            texts = TaskFiles(name, data, spec, self._added_to(name, file))
+            texts = TaskFiles(name, data, spec, self._set_in(name, file))
         except InvalidFile:
             return None  # it is being changed
         staged = self._staged[name] = _Staged(file, data, texts, self._store.begin())
         return staged
 
-    def _added_to(self, name: str, file: JobFileVersion) -> bytes:
-        """Return, as TOML, what plugins added to the file of an array."""
-        added = self._state.added_to(name, file.content)
-        return jobfile.with_added(jobfile.NO_DEFAULTS, added.keys).text.encode() if added and added.keys else b""
+    def _set_in(self, name: str, file: JobFileVersion) -> bytes:
+        """Return, as TOML, what hooks set in the file of an array."""
+        reviewed = self._state.review_of(name, file.content)
+        return jobfile.with_set(jobfile.NO_DEFAULTS, reviewed.keys).text.encode() if reviewed and reviewed.keys else b""
 
     def _refuse(self, job: JobEntry, problems: list[Problem]) -> None:
         """Refuse the whole file, as for any other mistake: it makes an impossible task, or too many."""
@@ -576,8 +576,8 @@ class Expander(Component):
             expanded_at_ns=now_ns,
         )
         files = {layout.SPEC_COPY: staged.data, layout.ARRAY: render_array(record)}
-        if added := self._added_to(name, file):
-            files[layout.DEFAULTS] = added
+        if said := self._set_in(name, file):
+            files[layout.DEFAULTS] = said
         try:
             self._store.publish(staged.path, name, run, files)
         except OSError:

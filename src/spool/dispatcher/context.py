@@ -150,7 +150,7 @@ def all_lines(state: SchedulerState, boot_id: str) -> list[Line]:
         lines.append(journal.Started(array.name, array.run, boot_id, array.inode, array.arrived_at_ns, at_ns))
     # After the starts: a job that was moved out of running/ waits while its run is being stopped.
     lines += [job.wait.line(job.name) for job in state.jobs.values() if job.wait is not None]
-    lines += [added for name, added in state.added.items() if name in state.jobs]
+    lines += [reviewed for name, reviewed in state.reviewed.items() if name in state.jobs]
     return lines
 
 

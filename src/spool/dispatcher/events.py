@@ -42,7 +42,7 @@ from spool.formats.listener_protocol import (
     read_by_dispatcher,
     render,
 )
-from spool.listeners.discovery import ASKED_ABOUT, NO_SUBSCRIPTIONS, find_subscriptions, load_again
+from spool.listeners import NO_SUBSCRIPTIONS, find_subscriptions
 from spool.machine import identity
 from spool.machine.child_process import ChildProcess
 from spool.state.run import ActiveRun, JobFileVersion
@@ -198,8 +198,6 @@ class ListenerClient:
                 self._is_ready = True
                 self._ready(ready)
                 self._send_reviews()
-            case StepBegun(within_ns, 0):
-                self._ready_due_ns = self._clock() + within_ns + _PATIENCE_NS
             case StepBegun(within_ns, number):
                 if number in self._reviews:
                     self._reviews[number].due_ns = self._clock() + within_ns + _PATIENCE_NS
@@ -223,8 +221,7 @@ class ListenerClient:
                 del self._reviews[number]
             if review.wanted and review.tries >= _MOST_TRIES:
                 why = f"it crashed the listeners' process {review.tries} times"
-                who = "a plugin" if review.event.name is EventName.QUEUED else f"hook {review.event.name}"
-                self._answered(Reply(number, Answer(no=f"{who}: {why}")))
+                self._answered(Reply(number, Answer(no=f"hook {review.event.name}: {why}")))
 
     def _send_reviews(self) -> None:
         """Send the reviews that are not open, as many as may be. After a death one by one, to find the guilty one."""
@@ -248,7 +245,10 @@ class _Pending(Struct):
 
 
 _OPENING = Thing("spool", "the events"), "open"
-_EVERYTHING = frozenset(EventName) - {EventName.POLLING}  # for listeners that have not reported their wishes yet
+_EVERYTHING = frozenset(EventName) - {
+    EventName.POLLING,
+    EventName.QUEUEING,
+}  # for listeners that have not reported their wishes yet
 _HEAD = "/"
 _KEY = re.compile(rf"{_HEAD}([a-z]+):(?:(.+):)?(-?[0-9]+)")
 
@@ -334,7 +334,6 @@ class EventRecorder:
         writer = self._logs.events
         kinds = writer.kinds()
         if kinds:
-            load_again(self._spool.layout, self._spool.disk)
             if writer.unread():
                 self.news = True
                 self.client.listen(kinds)
@@ -422,8 +421,6 @@ class EventRecorder:
         self.wanted, self.asked = found.wants, found.asks
         if found.silent:
             self.wanted |= _EVERYTHING if ready is None else _known(ready.wants)
-        if found.may_ask:
-            self.asked |= ASKED_ABOUT if ready is None else _known(ready.asks)
 
     def _ready(self, ready: Ready) -> None:
         self._listeners = ready
@@ -452,7 +449,7 @@ class EventRecorder:
 
     def file(self, name: EventName, job: JobEntry, file: JobFileVersion, at_ns: int, reason: str = "") -> None:
         """Record an event about a waiting or held job."""
-        if self.wants(name, file.spec or file.unfilled):
+        if self.wants(name, file.spec or file.unreviewed):
             self._record(self._of_file(name, job, file, at_ns, reason))
 
     def reservation(self, name: EventName, this: OngoingCondition, at_ns: int, of: Reservation | None) -> None:
@@ -496,8 +493,8 @@ class EventRecorder:
         return self._review(replace(self._of_file(EventName.SUBMITTING, job, file, at_ns), grant=grant))
 
     def review_file(self, job: JobEntry, file: JobFileVersion, keys: dict[str, Any], at_ns: int) -> int:
-        """Ask plugins which keys to add to the file of a new job, which has *keys*; return the number of the review."""
-        return self._review(replace(self._of_file(EventName.QUEUED, job, file, at_ns), keys=keys))
+        """Ask hooks which keys to set in the file of a new job, which has *keys*; return the number of the review."""
+        return self._review(replace(self._of_file(EventName.QUEUEING, job, file, at_ns), keys=keys))
 
     def review_cancel(self, live: ActiveRun, stop: Stop, at_ns: int) -> int:
         """Request a review of the cancellation of a run; return its number."""
@@ -558,7 +555,7 @@ class EventRecorder:
             "user": name_of(file.uid),
             "submitted_at_ns": job.wait.arrived_at_ns if job.wait is not None else None,
         }
-        if (spec := file.spec or file.unfilled) is not None:
+        if (spec := file.spec or file.unreviewed) is not None:
             facts |= _fields(spec, _OF_SPEC) | {"wishes": _wishes(spec)}
         return self._event(name, event_id, at_ns, reason, **facts)
 

@@ -379,10 +379,10 @@ class Finalizer(Component):
         if status is None or text is None or not stat.S_ISREG(status.st_mode):
             return None
         seen = status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid
-        added = self._state.added_to(name, (status.st_ino, status.st_mtime_ns, status.st_size))
+        reviewed = self._state.review_of(name, (status.st_ino, status.st_mtime_ns, status.st_size))
         defaults = self._settings.config.defaults
-        if added is not None and added.keys:
-            defaults = jobfile.with_added(defaults, added.keys)
+        if reviewed is not None and reviewed.keys:
+            defaults = jobfile.with_set(defaults, reviewed.keys)
         return JobFileVersion(*seen, spec_of(text, name, defaults)), text
 
     def _unstarted(self, job: JobEntry, file: JobFileVersion, outcome: State, reason: str, now_ns: int) -> Result:

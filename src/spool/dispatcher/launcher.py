@@ -102,7 +102,7 @@ class Launcher(Component):
     ) -> tuple[list[ActiveRun], list[Blocked], SpoolTrouble | None]:
         """Start each of *starts*; return the runs (an `Unstartable` one was not launched) and the jobs left behind.
 
-        Each start comes with the hooks' texts for its wrapper. A job whose file was changed, moved or deleted since the
+        Each start comes with the hooks' variables for its run. A job whose file was changed, moved or deleted since the
         last look is skipped: the next look sees why. A failure of the spool as a whole is returned too, and the caller
         takes the runs back.
         """
@@ -143,7 +143,7 @@ class Launcher(Component):
         blocked: list[Blocked],
     ) -> None:
         """Claim the jobs of *starts* for runs, and add these to *prepared*, unless something is in the way."""
-        for start, texts in starts[: self._shortage.most()]:
+        for start, answer in starts[: self._shortage.most()]:
             job = self._startable(start.name)
             if job is None or job.queued is None:
                 continue
@@ -153,7 +153,7 @@ class Launcher(Component):
                 why = self._in_the_way(start.name) if start.name in self._state.doubted else ""
                 if not why:
                     self._events.file(EventName.SUBMITTING, job, job.queued, now_ns)
-                    made = self._prepare(job, job.queued, start, texts, now_ns)
+                    made = self._prepare(job, job.queued, start, answer, now_ns)
                     prepared.update(made)
                     why = "" if made else self._in_the_way(start.name)
             if piece.failed or why:
@@ -200,13 +200,13 @@ class Launcher(Component):
         return job
 
     def _prepare(
-        self, job: JobEntry, file: JobFileVersion, start: Start, texts: Answer | None, now_ns: int
+        self, job: JobEntry, file: JobFileVersion, start: Start, answer: Answer | None, now_ns: int
     ) -> dict[ActiveRun, RunGroup | None]:
         """Claim a job for a run; return it with the control group that it enters, or nothing if the claim failed."""
         spool, name = self._spool, job.name
         run = spool.next_run(name)
         live = self._live(job, file, run, start, now_ns)
-        ready = self._ahead.take(live, file) if texts is None else None
+        ready = self._ahead.take(live, file) if answer is None else None
         record = run_records.GrantRecord(
             job=name,
             run=run,
@@ -230,7 +230,7 @@ class Launcher(Component):
             text = file.text if file.text is not None else spool.waiting_text(name, file.version)
             if text is None:
                 return {}
-            script, group = self._write(live, texts)
+            script, group = self._write(live, answer)
             files |= _texts(live, text, script)
         spool.publish_metadir(name, run, files, ready)
         try:
@@ -246,7 +246,7 @@ class Launcher(Component):
         self._put(live)
         return {live: group}
 
-    def _write(self, live: ActiveRun, texts: Answer | None) -> tuple[bytes, RunGroup | None]:
+    def _write(self, live: ActiveRun, answer: Answer | None) -> tuple[bytes, RunGroup | None]:
         """Write the wrapper of a run, and create the control group that limits its memory and CPUs, if possible."""
         groups, group, grant = self._executors.groups(live.executor), None, live.grant
         if _starts(live.spec):  # its wrapper comes from a session that may not enter our groups
@@ -254,7 +254,7 @@ class Launcher(Component):
         if groups is not None and (grant.memory_bytes is not None or (grant.cpu_list and groups.binds_cpus())):
             group = groups.create(live.name, live.run, grant.memory_bytes, grant.cpu_list)
         try:
-            return self._scripts.render(live, self._executors[live.executor], texts, group), group
+            return self._scripts.render(live, self._executors[live.executor], answer, group), group
         except SpoolError as error:
             live.see(Unstartable(str(error)))
             return b"#!/bin/sh\n", group
@@ -416,9 +416,9 @@ class WrapperWriter:
         self._visible = [loaded(vendor.visible) for vendor in vendors_here()]
 
     def render(
-        self, live: ActiveRun, executor: Executor, texts: Answer | None = None, group: RunGroup | None = None
+        self, live: ActiveRun, executor: Executor, answer: Answer | None = None, group: RunGroup | None = None
     ) -> bytes:
-        """Return the text of `run.sh`; *texts* are those of plugins, *group* is the control group that it enters.
+        """Return the text of `run.sh`; *answer* is that of the hooks, *group* is the control group that it enters.
 
         Raises SpoolError for arguments that no process can have.
         """
@@ -428,8 +428,8 @@ class WrapperWriter:
             command = (f"{metadir}/{layout.SCRIPT}", *command[1:])
         command = wrapper.with_setup(spec.setup, command, spec.shell)
         environment = self._environment(live, metadir)
-        if texts is not None:
-            environment |= dict(texts.env)
+        if answer is not None:
+            environment |= dict(answer.env)
         written = wrapper.Assignments(
             metadir=metadir,
             command=command,
@@ -439,9 +439,6 @@ class WrapperWriter:
             workdir=workdir_of(spec),
             stdout=output_path(spec.stdout, live),
             stderr=output_path(spec.stderr, live),
-            init=texts.init if texts is not None else None,
-            prep=texts.prep if texts is not None else None,
-            end=texts.end if texts is not None else None,
             prolog=wrapper.both(self._settings.config.prolog, spec.prolog),
             epilog=wrapper.both(spec.epilog, self._settings.config.epilog),
             umask=spec.umask,

@@ -66,8 +66,8 @@ class Recovery(Component):
     def open(self, memory: Memory) -> None:
         """Begin with the journal's content: restore the results that a power cut took."""
         self.memory = memory
-        for added in memory.added.values():
-            self._state.keys_added(added)
+        for reviewed in memory.reviewed.values():
+            self._state.keys_set(reviewed)
         self._loader = self._with(memory)
         self._served_until_ns = self._spool.served_until_ns()
         with self._confinement.service("restore", "the results that a power cut took"):

@@ -26,7 +26,7 @@ from spool.dispatcher.context import Component, Context
 from spool.dispatcher.wakeup import Hint, NameChange
 from spool.formats import jobfile, journal, reservation
 from spool.machine.host import why_not_expanded
-from spool.state.run import UNFILLED, ActiveRun, JobFileVersion
+from spool.state.run import UNREVIEWED, ActiveRun, JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.config import Settings
 from spool.store.disk import status_of
@@ -289,7 +289,7 @@ class Scanner(Component):
         problem, mistake = _IN_EDITOR if edited else None, ""
         spec: Spec | None = None
         text: bytes | None = None
-        added: journal.Added | None = None
+        reviewed: journal.Reviewed | None = None
         is_foreign = seen.uid != self._spool.ownership.owner
         if why := self._spool.ownership.why_not(seen.origin, place, layout.file_of(name)):
             if seen.origin.links > 1 and time.time_ns() - seen.ctime_ns < QUIET_NS:
@@ -297,22 +297,22 @@ class Scanner(Component):
             mistake = f"cannot use job {name}: {why}\n"
         elif not edited:
             try:
-                added = self._state.added_to(name, (seen.inode, seen.mtime_ns, seen.size))
-                spec, text = self._texts.parse(name, seen.data, added)
+                reviewed = self._state.review_of(name, (seen.inode, seen.mtime_ns, seen.size))
+                spec, text = self._texts.parse(name, seen.data, reviewed)
                 text = seen.data if is_foreign else text  # its owner could change it and restore its time
             except InvalidJob as error:
                 mistake = jobfile.render_errors(name, error.problems)
         if mistake:
             problem = self._texts.complain(place, name, mistake, to_others=is_foreign)
         identity = (seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid)
-        if spec is not None and added is None and self._is_to_be_filled(place, spec):
-            return JobFileVersion(*identity, None, UNFILLED, unfilled=spec, text=text)
+        if spec is not None and reviewed is None and self._is_to_be_reviewed(place, spec):
+            return JobFileVersion(*identity, None, UNREVIEWED, unreviewed=spec, text=text)
         return JobFileVersion(*identity, spec, problem, bool(mistake), text=text)
 
-    def _is_to_be_filled(self, place: str, spec: Spec) -> bool:
-        """Whether plugins may add keys to such a file. What they add to an array is in the files of its tasks."""
+    def _is_to_be_reviewed(self, place: str, spec: Spec) -> bool:
+        """Whether hooks review such a file. What they set in an array is in the files of its tasks."""
         is_task = spec.task is not None and spec.task.array in self._state.arrays
-        return place == QUEUED and EventName.QUEUED in self._events.asked and not is_task
+        return place == QUEUED and EventName.QUEUEING in self._events.asked and not is_task
 
     def _take(self, place: str, name: str, file: JobFileVersion | ReadFailure) -> None:
         if file in (ReadFailure.GONE, ReadFailure.NOT_OURS):
@@ -367,10 +367,10 @@ class Scanner(Component):
         if place == HELD:
             self._see_why_held(job, file)
         self._state.see_file(job, place, file)
-        if file is not None and file.problem == UNFILLED:
-            self._state.to_be_filled(name)
+        if file is not None and file.problem == UNREVIEWED:
+            self._state.to_be_reviewed(name)
         # Whatever kept it from being read, it may have been invalid before that.
-        good = file is None or file.problem in (None, UNFILLED)
+        good = file is None or file.problem in (None, UNREVIEWED)
         if before is not None and before.problem is not None and good:
             self._texts.complain(place, name, None)
         now = time.time_ns()
@@ -466,15 +466,15 @@ class JobFileReader:
         # Complaints that could not be written or removed, and whether other users may read them.
         self.unsaid: dict[tuple[str, str], tuple[str | None, bool]] = {}
 
-    def parse(self, name: str, data: bytes, added: journal.Added | None = None) -> tuple[Spec, bytes | None]:
-        """Return the spec of job *name*, completed by what plugins *added* and by the configured defaults.
+    def parse(self, name: str, data: bytes, reviewed: journal.Reviewed | None = None) -> tuple[Spec, bytes | None]:
+        """Return the spec of job *name*, with what hooks set in it and the configured defaults.
 
         It comes with the text, as one object shared by all jobs with equal texts; None if this is the first of them.
         Raises InvalidJob.
         """
         defaults = self._settings.config.defaults
-        if added is not None and added.keys:
-            defaults = jobfile.with_added(defaults, added.keys)
+        if reviewed is not None and reviewed.keys:
+            defaults = jobfile.with_set(defaults, reviewed.keys)
             return jobfile.parse(data, name=name, defaults=defaults, why_no_path=why_not_expanded), None
         known = self._parsed.get(data)
         if known is not None:

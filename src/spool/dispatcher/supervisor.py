@@ -120,7 +120,7 @@ class Concluder(Component):
             return self._never_spoke(live, "the wrapper ended before it could identify itself")
         evidence = replace(evidence, stop=live.stopped_by(evidence.stop))
         if live.jid is None and evidence.liveness not in (Liveness.ABSENT, Liveness.VOID):
-            self._identify(live)
+            self.identify(live)
         proof = prove(
             replace(
                 evidence,
@@ -157,12 +157,12 @@ class Concluder(Component):
             # Taking the jid decides: the engine may start it again, or have it after all.
             spoke = not self._spool.take_jid(live.name, live.run)
             if spoke and self.jid(live) is not None:  # unseen before, so later records may be too
-                self._identify(live)
+                self.identify(live)
                 return self._conclude_elsewhere(live, handle)
             if spoke and end is None and stop is None:
                 raise OSError(errno.ESTALE, "its jid is there and says nothing yet")
         if spoke:
-            self._identify(live)
+            self.identify(live)
         if not spoke and evidence.recorded is None and (end is None or handle.refusal is not None) and stop is None:
             return Void(self._end_of(live), held_because=_refused_for_good(live, handle.refusal))
         proof = prove(
@@ -222,7 +222,8 @@ class Concluder(Component):
         found = self._spool.jid(live.name, live.run)
         return found if isinstance(found, Jid) and live.may_be(found) else None
 
-    def _identify(self, live: ActiveRun) -> None:
+    def identify(self, live: ActiveRun) -> None:
+        """Take the wrapper's identity from its record, if it has registered."""
         jid = self.jid(live)
         if jid is not None and live.handle is not None:
             live.handle.identified(jid)
@@ -355,6 +356,10 @@ class Supervisor(Component):
         gone: list[ActiveRun] = []
         if self._terminator.runs:
             with self._confinement.service("look at", "the processes of runs that are stopped"):
+                for live in (run.live for run in self._terminator.runs.values()):
+                    if live.jid is None and live.elsewhere is None:
+                        with suppress(OSError):  # a search may miss its children, which get their mark late
+                            self.concluder.identify(live)
                 gone = self._terminator.tick()
         for live in gone:
             self._terminator.forget(live)
@@ -408,8 +413,8 @@ class Supervisor(Component):
         handle, left = live.handle, None
         if handle is not None and isinstance(live.phase, Active | Outlived):
             found = handle.liveness()
-            if found is Liveness.ABSENT and (jid := self.concluder.jid(live)) is not None:
-                handle.identified(jid)
+            if found is Liveness.ABSENT:
+                self.concluder.identify(live)
                 found = handle.liveness()
             if found is Liveness.ALIVE and live.elsewhere is None:  # elsewhere it is only presumed
                 live.seen_alive()
@@ -441,7 +446,10 @@ class Supervisor(Component):
                 live.see(GONE)
         if isinstance(live.phase, Gone) and handle is not None:
             live.measured(handle.usage())
-        return self.concluder.conclude(live, left)
+        over = self.concluder.conclude(live, left)
+        if not over and isinstance(live.phase, Gone) and handle is not None and handle.liveness() is Liveness.ALIVE:
+            self._terminator.add(live)  # its wrapper has begun after the look that found nothing of it
+        return over
 
     def _has_leftovers(self, live: ActiveRun) -> bool:
         """Whether the command of a run has ended, and its wrapper waits for what that has left behind."""

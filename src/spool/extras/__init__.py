@@ -87,7 +87,7 @@ TABLE = (
         config="spool.extras.page:CONFIG",
         listener="spool.extras.page.writer:PageWriter",
         listens="spool.extras.page:listens",
-        checks="spool.extras.page.checks:CHECKS",
+        checks="spool.extras.page.writer:CHECKS",
     ),
     Capability(
         "capture",
@@ -95,19 +95,19 @@ TABLE = (
         config="spool.extras.capture:CONFIG",
         steps="spool.extras.capture.steps:Captures",
         wanted="spool.extras.capture:wanted",
-        record="spool.extras.capture.record:capture_of",
+        record="spool.extras.capture.code:capture_of",
         verbs={
             "diff": ContributedVerb(
-                "Jobs", "spool.extras.capture.diff:command", "Show what differs between two runs.", after="why"
+                "Jobs", "spool.extras.capture.verbs:diff", "Show what differs between two runs.", after="why"
             ),
             "rerun": ContributedVerb(
                 "Jobs",
-                "spool.extras.capture.rerun:command",
+                "spool.extras.capture.verbs:rerun",
                 "Submit an earlier run again, as a new job.",
                 after="requeue",
             ),
         },
-        told="spool.extras.capture.record:told",
+        told="spool.extras.capture.code:told",
     ),
     Capability(
         "metrics",
@@ -115,7 +115,6 @@ TABLE = (
         config="spool.extras.metrics:CONFIG",
         listener="spool.extras.metrics.listener:Metrics",
         listens="spool.extras.metrics:listens",
-        checks="spool.extras.metrics.checks:CHECKS",
     ),
     Capability(
         "notify",
@@ -123,7 +122,7 @@ TABLE = (
         job="spool.extras.notify:JOB",
         config="spool.extras.notify:CONFIG",
         doubts="spool.extras.notify.sending:doubts",
-        listener="spool.extras.notify.listener:Notifier",
+        listener="spool.extras.notify.sending:Notifier",
         listens="spool.extras.notify.settings:listens",
         for_jobs=True,
         completions={

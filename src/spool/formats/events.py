@@ -138,8 +138,9 @@ _FACTS = Table(
     Event,
     """
     id event=name:word time=at_ns:instant host version spool_dir reason job array=is_array run attempt user project
-    group tags executor engine_id metadir request:tables grant:tables submitted_at started_at reservation gpu
+    group tags executor engine_id metadir request:tables grant:tables submitted_at started_at reservation gpu keys:plain
     """,
     word=Form(str, said, str, attrgetter("value")),
     tables=Form(str, said, dict, _tables),
+    plain=Form(str, said, dict, dict),
 )

@@ -41,8 +41,8 @@ V = TypeVar("V")
 
 WhyNoPath = Callable[[str, Mapping[str, str]], str | None]
 
-Added = Sequence[tuple[str, Mapping[str, Any]]]
-"""The keys that plugins add to a job: the name of each plugin, and its keys."""
+SetKeys = Sequence[tuple[str, Mapping[str, Any]]]
+"""The keys that hooks set in a job: the name of each hook, and its keys."""
 
 _MOST_GPU_TYPES = 16
 
@@ -60,11 +60,12 @@ def parse(
 ) -> Spec:
     """Return the spec in the job file *data* of the job *name*. Raises only InvalidJob, with every problem.
 
-    *defaults* are the configuration's, for keys that the file does not set. *why_no_path* says why a path cannot be
-    expanded for a job with that `env` where it would run; None if that cannot be checked here.
+    *defaults* are the configuration's, for keys that the file does not set, with what hooks have set. *why_no_path*
+    says why a path cannot be expanded for a job with that `env` where it would run; None if that cannot be checked
+    here.
     """
     what = f"job {name}"
-    reading = FORMAT.read(data, what, name, partial(completed, defaults) if defaults.keys else None)
+    reading = FORMAT.read(data, what, name, partial(completed, defaults) if defaults.keys or defaults.winning else None)
     _check_together(reading)
     parts = FORMAT.read_parts(reading)
     if why_no_path is not None:
@@ -103,8 +104,22 @@ def shape(data: bytes) -> bytes | None:
 
 def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the job file *document* completed by *defaults*; `env` is merged variable by variable."""
+    document = _overridden(document, defaults.winning)
     keys = _applicable(defaults, document)
     return {**keys, **document, **_variables(keys, document)}
+
+
+def _overridden(document: Mapping[str, Any], winning: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return *document* with keys that win over its own; a command line takes the place of a script.
+
+    Those that mean nothing there are left out.
+    """
+    if not winning:
+        return document
+    winning = _applicable(JobDefaults(keys=winning), {**document, **winning})
+    without = "script" if isinstance(winning.get("command"), str) else None
+    own = {key: value for key, value in document.items() if key != without}
+    return {**own, **winning, **_variables(document, winning)}
 
 
 def _applicable(defaults: JobDefaults, document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -129,37 +144,39 @@ def _variables(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
 def from_defaults(defaults: JobDefaults, data: bytes) -> str:
     """Return, as TOML, the keys that *defaults* add to the job file *data*; "" if none, or if that cannot be read.
 
-    Comments before them say which are of plugins.
+    Comments before them say what hooks have set.
     """
     try:
-        own = toml.read(data, "the job file")
+        own = _overridden(toml.read(data, "the job file"), defaults.winning)
     except InvalidFile:
         return ""
     added = {key: value for key, value in _applicable(defaults, own).items() if key not in own}
     if isinstance(env := defaults.keys.get("env"), dict) and isinstance(stated := own.get("env"), dict):
         added |= {"env": {key: value for key, value in env.items() if key not in stated}}
     text = toml.write({key: value for key, value in added.items() if value != {}}).decode()
-    return "".join(line for line in defaults.text.splitlines(keepends=True) if line.startswith(_ADDED_BY)) + text
+    return "".join(line for line in defaults.text.splitlines(keepends=True) if line.startswith(SET_BY)) + text
 
 
-_ADDED_BY = "# added by plugin "
+SET_BY = "# set by "
+"""The beginning of a comment that says which hook has set what."""
 
 
-def with_added(defaults: JobDefaults, added: Added) -> JobDefaults:
-    """Return *defaults* with the keys that plugins added to one job; comments in the text name the plugins."""
-    keys = dict(defaults.keys)
-    for _, each in added:
-        keys = {**keys, **each, **_variables(keys, each)}
-    return JobDefaults(defaults.kill_grace_ns, keys, comments(added) + toml.write(keys).decode())
+def with_set(defaults: JobDefaults, said: SetKeys) -> JobDefaults:
+    """Return *defaults* with the keys that hooks set in one job; comments in the text name the hooks."""
+    winning: Mapping[str, Any] = {}
+    for _, each in said:
+        winning = _overridden(winning, each)
+    text = comments(said) + toml.write({**defaults.keys, _SET: winning}).decode()
+    return JobDefaults(defaults.kill_grace_ns, defaults.keys, text, winning)
 
 
-def comments(added: Added) -> str:
-    """Return lines of TOML comments that say which plugin added what."""
+def comments(said: SetKeys) -> str:
+    """Return lines of TOML comments that say which hook sets what."""
     lines = []
-    for plugin, each in added:
+    for hook, each in said:
         for key, value in each.items():
             pairs = {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
-            lines += [f"{_ADDED_BY}{plugin}: {name} = {_in_brief(one)}\n" for name, one in pairs.items()]
+            lines += [f"{SET_BY}{hook}: {name} = {_in_brief(one)}\n" for name, one in pairs.items()]
     return shown("".join(lines), "\n")
 
 
@@ -167,40 +184,19 @@ def _in_brief(value: object) -> str:
     return ", ".join(map(toml.show, value)).join("[]") if isinstance(value, list) else toml.show(value)
 
 
-def additions(
-    name: str, data: bytes, said: Added, defaults: JobDefaults, why_no_path: WhyNoPath | None = None
-) -> tuple[Added, list[str]]:
-    """Return what plugins add to the job file *data* of what they *said*, and in words what they do not.
-
-    Only keys that the file, or a plugin before, does not set are added; of `env`, such variables. Raises InvalidValue
-    if the job would be invalid.
-    """
-    own = toml.read(data, f"job {name}")
-    taken: list[tuple[str, dict[str, Any]]] = []
-    left = []
-    for plugin, each in said:
-        new = dict(_applicable(JobDefaults(keys=each), own))
-        if bad := new.keys() & _NEVER_ADDED:
-            raise InvalidValue(f'plugin {plugin}: cannot add "{min(bad)}", which makes another job of it')
-        variables, stated = new.get("env"), own.get("env")
-        for key in sorted(new.keys() & own.keys()):
-            if key == "env" and isinstance(variables, dict) and isinstance(stated, dict) and variables.keys() - stated:
-                new[key] = {variable: value for variable, value in variables.items() if variable not in stated}
-            else:
-                left.append(f"plugin {plugin}: {key} is set already and stays as it is")
-                del new[key]
-        if not new:
-            continue
+def check_set(
+    name: str, data: bytes, said: SetKeys, defaults: JobDefaults, why_no_path: WhyNoPath | None = None
+) -> None:
+    """Raise InvalidValue if the job file *data* would be invalid with what hooks set in it."""
+    for at, (hook, each) in enumerate(said, 1):
+        if bad := each.keys() & _NEVER_SET:
+            raise InvalidValue(f'{hook}: cannot set "{min(bad)}", which makes another job of it')
         try:
-            so_far = with_added(defaults, (*taken, (plugin, new)))
-            parse(data, name=name, defaults=so_far, why_no_path=why_no_path)
+            parse(data, name=name, defaults=with_set(defaults, said[:at]), why_no_path=why_no_path)
         except InvalidJob as error:
-            raise InvalidValue(f"plugin {plugin}: {'; '.join(one.message for one in error.problems)}") from None
+            raise InvalidValue(f"{hook}: {'; '.join(one.message for one in error.problems)}") from None
         except (TypeError, ValueError) as error:
-            raise InvalidValue(f"plugin {plugin}: {', '.join(new)}: {error}") from None
-        taken.append((plugin, new))
-        own = {**new, **own, **_variables(new, own)}
-    return tuple(taken), left
+            raise InvalidValue(f"{hook}: {', '.join(each)}: {error}") from None
 
 
 def defaults_of(stated: Mapping[str, Any]) -> tuple[JobDefaults, Problems]:
@@ -217,7 +213,8 @@ def recorded_defaults(text: bytes | None, kill_grace_ns: int) -> JobDefaults:
     if not text:
         return JobDefaults(kill_grace_ns)
     try:
-        return JobDefaults(kill_grace_ns, toml.read(text, "the defaults"), text.decode())
+        keys = toml.read(text, "the defaults")
+        return JobDefaults(kill_grace_ns, keys, text.decode(), winning=keys.pop(_SET, {}))
     except InvalidFile:
         return JobDefaults(kill_grace_ns)
 
@@ -537,9 +534,8 @@ _DEFAULTS_FORMAT = Format(keys.DEFAULTS, {**values.KINDS, **_KINDS}, InvalidConf
 # entries have options.
 _REPLACED = {key.name for key in keys.JOB.keys if key.kind in ("command", "workdir", "output", "script")}
 _ARRAY_ONLY = {key.name for key in keys.JOB.keys if key.array_only}
-_NEVER_ADDED = {*_ARRAY_ONLY, "command", "script", "task", "depends_on"}.union(
-    *(part.names for part in _PARTS if part.once)
-)
+_NEVER_SET = {*_ARRAY_ONLY, "task", "depends_on"}.union(*(part.names for part in _PARTS if part.once))
+_SET = "set_by_hooks"  # the table with them in the record of the defaults
 _ADDED_TO = {
     key.name for key in keys.JOB.keys if key.kind in ("variables", "amounts") or (key.table and not key.option)
 }
@@ -550,19 +546,16 @@ class TaskFiles:
     """Makes the files of the tasks of one array. Raises InvalidFile for invalid TOML.
 
     A task's file is an ordinary job file: the keys of the array's file, without those that make an array, with `{key}`
-    replaced, plus a table `[task]`. It depends only on the bytes of the array's file, what plugins have *added* to it
-    (TOML) and the position, so that it can be made again after a power cut.
+    replaced, plus a table `[task]`. It depends only on the bytes of the array's file, the record of the *defaults*
+    with what hooks have set in it, and the position, so that it can be made again after a power cut.
     """
 
-    def __init__(self, name: str, data: bytes, spec: Spec, added: bytes = b"") -> None:
+    def __init__(self, name: str, data: bytes, spec: Spec, defaults: bytes = b"") -> None:
         self.tasks = Tasks(name, spec)
         self._substitution = Substitution(self.tasks.keys)
         document = toml.read(data, f"job {name}")
-        self._head = b""
-        if added:
-            more = toml.read(added, f"what plugins added to job {name}")
-            document = {**more, **document, **_variables(more, document)}
-            self._head = b"".join(line for line in added.splitlines(keepends=True) if line.startswith(b"#"))
+        document = dict(_overridden(document, recorded_defaults(defaults, 0).winning))
+        self._head = b"".join(line for line in defaults.splitlines(keepends=True) if line.startswith(SET_BY.encode()))
         same: dict[str, Any] = {}
         self._scalars: dict[str, Any] = {}  # keys that differ from task to task
         self._env: dict[str, str] | None = None

@@ -1,6 +1,6 @@
 """The lines of `.journal`: state that the dispatcher must remember and that no job file has (FORMAT 1.10).
 
-It holds each job's place in the queue and its waiting clock, the keys that plugins added to its file, and the runs that
+It holds each job's place in the queue and its waiting clock, the keys that hooks set in it, and the runs that
 were started and are not over. One JSON
 array a line, the word first. A line that cannot be read (a power cut may leave half of one) is ignored: the journal
 holds memories, and each of them has a safe default.
@@ -35,14 +35,14 @@ class Left(msgspec.Struct, frozen=True, array_like=True, tag="left", gc=False):
     job: str
 
 
-class Added(msgspec.Struct, frozen=True, array_like=True, tag="added"):
-    """Plugins were asked what to add to this version of a job file: the keys that each has added, often none."""
+class Reviewed(msgspec.Struct, frozen=True, array_like=True, tag="reviewed"):
+    """Hooks were asked about this version of a job file: the keys that each has set, often none."""
 
     job: str
     inode: int
     mtime_ns: int
     size: int
-    keys: tuple[tuple[str, dict[str, Any]], ...] = ()  # plugin, keys; no key twice
+    keys: tuple[tuple[str, dict[str, Any]], ...] = ()  # hook, keys
 
     def is_for(self, version: tuple[int, int, int]) -> bool:
         """Whether it is about that version of the file: its inode, `mtime_ns` and size."""
@@ -87,7 +87,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told", gc=False):
     over: bool = False
 
 
-Line = Waits | Left | Added | Started | Stopping | Over | Told
+Line = Waits | Left | Reviewed | Started | Stopping | Over | Told
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 _encoder = msgspec.json.Encoder()
 
@@ -106,9 +106,9 @@ def parse(data: bytes) -> Iterator[Line]:
                 yield line
 
 
-def _is_of_a_job(line: Waits | Left | Added | Started | Stopping | Over) -> bool:
+def _is_of_a_job(line: Waits | Left | Reviewed | Started | Stopping | Over) -> bool:
     """Whether name and number, which become parts of a path, are valid for a job and its run."""
-    run = 1 if isinstance(line, Waits | Left | Added) else line.run
+    run = 1 if isinstance(line, Waits | Left | Reviewed) else line.run
     return layout.valid_name(line.job) and 0 < run <= layout.MOST_RUNS
 
 
@@ -120,15 +120,15 @@ class Memory(msgspec.Struct):
     over: dict[tuple[str, int], tuple[Started, Over]] = msgspec.field(default_factory=dict)
     closed: dict[str, Started] = msgspec.field(default_factory=dict)  # the newest run that is over for good
     stopping: dict[tuple[str, int], Stop] = msgspec.field(default_factory=dict)  # where no record says so
-    added: dict[str, Added] = msgspec.field(default_factory=dict)
+    reviewed: dict[str, Reviewed] = msgspec.field(default_factory=dict)
     told: set[str] = msgspec.field(default_factory=set)  # facts that listeners were told of, and that still hold
 
     def completed(self, name: str, version: tuple[int, int, int], defaults: JobDefaults) -> JobDefaults:
-        """Return *defaults* with what plugins added to that version of the file of a job (see :meth:`Added.is_for`)."""
-        added = self.added.get(name)
-        if added is None or not added.keys or not added.is_for(version):
+        """Return *defaults* with what hooks set in that version of the file of a job (see :meth:`Reviewed.is_for`)."""
+        reviewed = self.reviewed.get(name)
+        if reviewed is None or not reviewed.keys or not reviewed.is_for(version):
             return defaults
-        return jobfile.with_added(defaults, added.keys)
+        return jobfile.with_set(defaults, reviewed.keys)
 
     def newest(self, name: str) -> Started | None:
         """Return the newest run of a job that was started and is not over; None if there is none."""
@@ -148,9 +148,9 @@ def recall(lines: list[Line]) -> Memory:
                 (memory.told.discard if over else memory.told.add)(told)
             case Left():
                 memory.waits.pop(line.job, None)
-                memory.added.pop(line.job, None)
-            case Added():
-                memory.added[line.job] = line
+                memory.reviewed.pop(line.job, None)
+            case Reviewed():
+                memory.reviewed[line.job] = line
             case Started():
                 memory.open[line.job, line.run] = line
                 memory.closed.pop(line.job, None)
@@ -167,5 +167,5 @@ def recall(lines: list[Line]) -> Memory:
                     memory.over[line.job, line.run] = started, line
                 if line.final and started is not None:
                     memory.closed[line.job] = started
-                    memory.added.pop(line.job, None)
+                    memory.reviewed.pop(line.job, None)
     return memory

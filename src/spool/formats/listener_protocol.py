@@ -48,18 +48,17 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="is"):
     """The process is ready for reviews."""
 
     wants: tuple[str, ...]  # events that listeners other than the hooks receive
-    asks: tuple[str, ...]  # events that listeners other than the hooks review
     problems: tuple[str, ...] = ()
 
 
 class StepBegun(msgspec.Struct, frozen=True, tag="step_begun", tag_field="is"):
-    """The process begins a step of a review, or of getting ready: each hook and each plugin is one step.
+    """The process begins a step of a review: each hook is one.
 
     The next step, or the end, comes within that time plus the overhead of a step.
     """
 
     within_ns: int
-    number: int = 0  # of the review; 0: it is getting ready
+    number: int  # of the review
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply", tag_field="is"):
@@ -76,12 +75,8 @@ _to_dispatcher: msgspec.json.Decoder[ToDispatcher] = msgspec.json.Decoder(ToDisp
 
 
 def plain_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *keys* as they arrive at the other side, without those that are None.
-
-    Raises TypeError, ValueError or RecursionError for a value that JSON cannot hold.
-    """
-    stated = {key: value for key, value in keys.items() if value is not None}
-    return msgspec.json.decode(_encoder.encode(stated), type=dict[str, Any])
+    """Return *keys* of TOML as they arrive at the other side: dates and times as texts."""
+    return msgspec.json.decode(_encoder.encode(keys), type=dict[str, Any])
 
 
 def render(message: ToListeners | ToDispatcher) -> bytes:

@@ -91,21 +91,12 @@ def _type(value: dict[str, Any]) -> str:
 
 
 def write(checkout: str) -> None:
-    """Write the schemas, with copies beside the examples, and the tables of docs/FORMAT.md into a *checkout*."""
+    """Write the schemas into a *checkout*, with copies beside the examples."""
     for kind in KINDS:
         # Copies, not links, because examples are copied elsewhere.
         for folder in (f"src/spool/{FOLDERS.get(kind, 'formats')}", *(() if kind == "config" else ("examples",))):
             with open(f"{checkout}/{folder}/{kind}.schema.json", "w", encoding="utf-8") as file:
                 file.write(render(kind))
-    with open(f"{checkout}/docs/FORMAT.md", "r+", encoding="utf-8") as page:
-        text = page.read()
-        for kind in KINDS:
-            before, mark, rest = text.partition(f"<!-- keys of {kind} -->\n")
-            _, end, after = rest.partition("<!-- end of keys -->")
-            text = f"{before}{mark}{table(kind)}{end}{after}"
-        page.seek(0)
-        page.truncate()
-        page.write(text)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ The steps of the script, in order, and its records (docs/FORMAT.md has their gra
 * The prolog, the command and the epilog, each a child of its own (`SHELL -c TEXT`), so that an `exit` in a
   prolog ends the prolog and not the wrapper, and none sees the other's variables. A prolog that fails gives
   the run its exit code and the command is not run. The epilog runs whenever the prolog or the command was
-  tried, finds `SPOOL_EXIT_CODE`, and changes nothing about the run's exit code. Texts of plugins stand around and
+  tried, finds `SPOOL_EXIT_CODE`, and changes nothing about the run's exit code. Texts of capabilities stand around and
   between these three, in the same way: init, prolog, prep, command, end, epilog. Texts before the command find
   `SPOOL_ENV`, the path of the record `env`: what they append to it is in the environment of all that comes later.
 * HUP, INT, QUIT, TERM, USR1 and USR2 go on to the child that runs at that moment. After one of the first four,
@@ -122,7 +122,7 @@ class Assignments(Struct, frozen=True):
     workdir: str = "/"
     stdout: str | None = None  # None: the log in the metadir
     stderr: str | None = None  # None: same as stdout
-    init: str | None = None  # from plugins: before all else, just before the command, just after it
+    init: str | None = None  # from capabilities: before all else, just before the command, just after it
     prep: str | None = None
     end: str | None = None
     prolog: str | None = None

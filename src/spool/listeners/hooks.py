@@ -1,4 +1,4 @@
-"""The executables in `hooks/` of the spool, run for events and reviews of starts and cancellations (docs/EVENTS.md).
+"""The executables in `hooks/` of the spool: for events, and to review new jobs, starts and cancellations.
 
 Each runs in a session of its own, with the facts of the event, a time limit, and a limit on its output. Processes that
 it leaves behind are killed by the mark of the hook, and reaped: they pass to the process of the listeners, their
@@ -17,18 +17,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from spool.core.errors import InvalidValue
+from spool.core.errors import InvalidFile, InvalidValue
 from spool.core.events import Answer, Event, EventName
 from spool.core.model import SECOND_NS, Jid
 from spool.core.units import whole_words
+from spool.formats import toml
 from spool.formats.config import Config
 from spool.formats.events import facts, render_facts, variables
+from spool.formats.listener_protocol import plain_keys
 from spool.formats.wrapper import added_variables
-from spool.listeners.base import Begin, Listener
-from spool.listeners.discovery import CAN_BE_REFUSED, find_hooks
+from spool.listeners import REVIEWED, Begin, Listener, find_hooks
 from spool.machine import identity, marks, processes
 from spool.machine.marks import HOOK_MARK
 from spool.machine.processes import Process, Sought, send
@@ -40,7 +43,10 @@ _CUT_OFF = b"\n[the rest of its output was cut off]\n"
 inherits_orphans = False
 """Whether this process inherits the orphans of its hooks, as that of the listeners does."""
 _WALKS, _PAUSE_S = 40, 0.005  # until no process of a hook is left
-_ORPHAN_S = 5.0  # for an orphan that has just ended, since a plugin may be its parent
+_ORPHAN_S = 5.0  # for an orphan that has just ended, since a listener may be its parent
+
+_ANSWERS = {EventName.SUBMITTING: "SPOOL_ENV", EventName.QUEUEING: "SPOOL_KEYS"}
+"""The variable with the path of the file in which a hook answers."""
 
 _marks = itertools.count(1)
 _NOTHING: Mapping[str, str] = {}
@@ -59,11 +65,7 @@ class Hooks(Listener):
 
     def wants(self, name: EventName) -> bool:
         """Whether there are hooks for that kind of event, and it is not a review."""
-        return name not in CAN_BE_REFUSED and name in find_hooks(self._root).paths
-
-    def asks(self, name: EventName) -> bool:
-        """Whether there are hooks that review that kind of event."""
-        return name in CAN_BE_REFUSED
+        return name not in REVIEWED and name in find_hooks(self._root).paths
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
         """Run the hooks of *event*; the event is done whatever they do."""
@@ -74,24 +76,34 @@ class Hooks(Listener):
     def ask(self, event: Event, begin: Begin) -> Answer:
         """Run the hooks of *event* until one exits with a code other than 0; its output is the reason.
 
-        What those of a start append to `$SPOOL_ENV` is for the environment of the run.
+        What those of a start append to `$SPOOL_ENV` is for the environment of the run. What those of a new job write
+        to `$SPOOL_KEYS`, as TOML, are keys to set; each sees those of the hooks before it. *begin* is called before
+        each hook, with its time limit in nanoseconds.
         """
         found: dict[str, str] = {}
+        keys: list[tuple[str, dict[str, Any]]] = []
         for path in find_hooks(self._root).paths.get(event.name, ()):
             limit_ns = self._config().hook_time_limit_ns
             begin(limit_ns)
-            with _in_memory("env") as added:
+            with _in_memory("answer") as answer:
                 # A path of this process, because a hook may start programs that close the rest.
-                place = {"SPOOL_ENV": f"/proc/{os.getpid()}/fd/{added}"}
-                ran = self._run(path, event, limit_ns, place if event.name is EventName.SUBMITTING else {})
+                place = f"/proc/{os.getpid()}/fd/{answer}"
+                ran = self._run(path, event, limit_ns, {_ANSWERS[event.name]: place} if event.name in _ANSWERS else {})
                 if ran.problem is not None:
-                    said = ran.output.strip()
-                    return Answer(no=f"hook {event.name}: {_brief(said) or ran.problem}")
-                try:
-                    found |= added_variables(os.pread(added, _MOST_OUTPUT + 1, 0))  # a byte more than can be good
-                except InvalidValue as error:
-                    return Answer(no=f"hook {event.name}: its $SPOOL_ENV {error}")
-        return Answer(env=tuple(found.items()))
+                    return Answer(no=f"hook {event.name}: {_brief(ran.output.strip()) or ran.problem}")
+                said = os.pread(answer, _MOST_OUTPUT + 1, 0)  # a byte more than can be good
+            try:
+                if event.name is EventName.QUEUEING:
+                    new = plain_keys(toml.read(said, "its $SPOOL_KEYS"))
+                    keys += [(os.path.relpath(path, self._root), new)] if new else []
+                    event = replace(event, keys={**(event.keys or {}), **new})
+                else:
+                    found |= added_variables(said)
+            except InvalidValue as error:
+                return Answer(no=f"hook {event.name}: its $SPOOL_ENV {error}")
+            except InvalidFile as error:
+                return Answer(no=f"hook {event.name}: {error}")
+        return Answer(env=tuple(found.items()), keys=tuple(keys))
 
     def _run(self, path: str, event: Event, limit_ns: int, more: Mapping[str, str] = _NOTHING) -> _HookResult:
         shown = os.path.relpath(path, self._root)
@@ -102,7 +114,7 @@ class Hooks(Listener):
                 log.info("%s: %s", shown, _printable(line))
         about = event.job or event.reservation or event.gpu or "the dispatcher"
         if ran.problem is not None:
-            level = logging.INFO if event.name in CAN_BE_REFUSED else logging.WARNING
+            level = logging.INFO if event.name in REVIEWED else logging.WARNING
             log.log(level, "%s for %s: %s", shown, about, ran.problem)
         if ran.left:
             log.warning("%s for %s: killed %d processes that it left behind", shown, about, ran.left)

@@ -1,12 +1,15 @@
 """The process of the listeners: a thread for each, one for messages of the dispatcher, some for its reviews.
 
+An event is delivered at least once: a listener's cursor, on disk, passes it when the listener is done with it.
+Hooks get careful delivery: each try is recorded before, and an event that has crashed the process too often is skipped.
+
 Whatever a listener does, the dispatcher goes on. If this process ends, another one is started and continues from the
 cursors. While the process of an earlier dispatcher still delivers the last events, this one delays its deliveries, but
 not its reviews. It reads the configuration by itself.
 
 The dispatcher's messages come on its standard input, a socket, which also takes the answers. If the standard input is
 not a socket (when started by hand), it delivers the existing events and leaves at the end of that input. Processes
-started by plugins have an empty standard input, and no access to the socket.
+started by listeners have an empty standard input, and no access to the socket.
 """
 
 from __future__ import annotations
@@ -22,13 +25,13 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from spool.core import layout
 from spool.core.errors import InvalidConfig
-from spool.core.events import Answer, EventName
+from spool.core.events import Answer, Event, EventName
 from spool.core.layout import Layout
 from spool.core.model import SECOND_NS
 from spool.formats import capabilities, config
@@ -44,18 +47,204 @@ from spool.formats.listener_protocol import (
     read_by_listeners,
     render,
 )
-from spool.listeners import RUNS_FOREIGN_CODE, by_kind, hooks, kinds
-from spool.listeners.base import Begin, Gate, Listener, NullSink
-from spool.listeners.delivery import Delivery
-from spool.listeners.discovery import loading
+from spool.listeners import (
+    Begin,
+    Listener,
+    NullSink,
+    by_kind,
+    hooks,
+    kinds,
+    set_up_logging,
+)
 from spool.listeners.hooks import OrphanReaper
-from spool.listeners.logformat import set_up_logging
 from spool.machine.processes import become_subreaper
 from spool.store.disk import Disk
-from spool.store.eventlog import EventReader, cursors
+from spool.store.eventlog import EventLine, EventReader, cursors
 from spool.store.glance import read_config
 
 log = logging.getLogger(__name__)
+
+MOST_OPEN = 10_000  # events delivered to a listener and not done yet
+MOST_TRIES = 3  # of delivering an event that the process did not survive
+_MISTAKE = 70  # EX_SOFTWARE of sysexits.h
+_LOOK_S = 5.0  # even without a hint that there are more
+
+
+class Delivery:
+    """Delivers every event to one listener, from its cursor on. *careful*: record each try before it."""
+
+    def __init__(self, listener: Listener, reader: EventReader, *, careful: bool = False) -> None:
+        self._listener = listener
+        self._reader = reader
+        self._careful = careful
+        self._wake = threading.Condition()
+        self._news = True
+        self._open: dict[int, None] = {}  # positions of events delivered and not done, in order
+        self._read_to = reader.position
+        self._limit = 0.0
+        self._tries = reader.tries
+        self._leave_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name=f"spool-{listener.name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def more(self, limit: float) -> None:
+        """Deliver the events before the position *limit*; from any thread."""
+        with self._wake:
+            self._news = True
+            self._limit = limit
+            self._wake.notify_all()
+
+    def leave(self, within_s: float) -> None:
+        """Finish when all events are delivered, and after *within_s* at the latest."""
+        with self._wake:
+            self._leave_at = time.monotonic() + within_s
+            self._wake.notify_all()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for its end; return whether it has ended."""
+        self._thread.join(max(0.0, timeout_s))
+        return not self._thread.is_alive()
+
+    @property
+    def position(self) -> int:
+        """Every event before this position is done."""
+        with self._wake:
+            return next(iter(self._open), self._read_to)
+
+    def last_about(self, job: str, position: int) -> int | None:
+        """Return the position of the last undone event about *job* before *position*; None if there is none."""
+        reader, last, at = self._reader.another(), None, self.position
+        try:
+            while at < position and (found := reader.read(at)):
+                for one in found:
+                    if one.at < position and one.event is not None and one.event.job == job:
+                        last = one.at if self._listener.wants(one.event.name) else last
+                at = found[-1].end
+        except OSError:
+            return None
+        finally:
+            reader.close()
+        return last
+
+    def wait_for(self, at: int, timeout_s: float) -> bool:
+        """Wait until the event at that position is done; from any thread. Return whether it is."""
+        with self._wake:
+            self._wake.wait_for(lambda: self.position > at or self._leave_at is not None, timeout_s)
+            return self.position > at
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._news = False
+                told = self._tell_some()
+                due_s = self._tick()
+                self._save()
+                if self._over(idle=not told):
+                    break
+                if not told:
+                    self._sleep(due_s)
+        except Exception:
+            log.exception("the listener %s has crashed on an internal error", self._listener.name)
+            os._exit(_MISTAKE)  # the dispatcher starts another process, which continues from the cursors
+        with suppress(Exception):
+            self._listener.close()
+        self._save()
+        self._reader.close()
+
+    def _tell_some(self) -> bool:
+        """Deliver the events that can be read at once; return whether there were any."""
+        if len(self._open) >= MOST_OPEN:
+            return False
+        try:
+            found = self._reader.read(self._read_to)
+        except OSError as error:
+            log.error("cannot read the events: %s", error.strerror)
+            return False
+        told = False
+        for one in found:
+            if self._late or one.end > self._limit:
+                break
+            self._tell(one)
+            told = True
+        return told
+
+    def _tell(self, one: EventLine) -> None:
+        event = one.event
+        if event is not None and self._listener.wants(event.name):
+            if self._careful and not self._may_be_told(event, one.at):
+                event = None
+            if event is not None:
+                self._hear(event, one.at)
+        with self._wake:
+            self._read_to = one.end
+            self._wake.notify_all()
+        self._tries = 0
+
+    def _may_be_told(self, event: Event, at: int) -> bool:
+        """Record that an event is about to be delivered; False if that has ended this process too often."""
+        if self._tries >= MOST_TRIES:
+            log.error(
+                "%s skips event %s: it has crashed the listeners' process %d times",
+                self._listener.name,
+                event.id,
+                self._tries,
+            )
+            return False
+        self._put(at, self._tries + 1)
+        return True
+
+    def _hear(self, event: Event, at: int) -> None:
+        with self._wake:
+            self._open[at] = None
+
+        def done() -> None:
+            with self._wake:
+                self._open.pop(at, None)
+                if self._leave_at is not None or len(self._open) == MOST_OPEN - 1:
+                    self._wake.notify_all()
+
+        try:
+            self._listener.hear(event, done)
+        except Exception:
+            log.exception("the listener %s failed on event %s", self._listener.name, event.id)
+            done()
+
+    def _tick(self) -> float | None:
+        try:
+            return self._listener.tick()
+        except Exception:
+            log.exception("the listener %s failed", self._listener.name)
+            return _LOOK_S
+
+    @property
+    def _late(self) -> bool:
+        return self._leave_at is not None and time.monotonic() >= self._leave_at
+
+    def _over(self, *, idle: bool) -> bool:
+        return self._leave_at is not None and (self._late or (idle and not self._open and not self._news))
+
+    def _sleep(self, due_s: float | None) -> None:
+        wait_s = _LOOK_S if due_s is None else min(due_s, _LOOK_S)
+        if self._leave_at is not None:
+            wait_s = min(wait_s, self._leave_at - time.monotonic())
+        with self._wake:
+            over = self._leave_at is not None and not self._open
+            if not self._news and not over and wait_s > 0:
+                self._wake.wait(wait_s)
+
+    def _save(self) -> None:
+        position = self.position
+        self._put(position, self._tries if position == self._reader.position else 0)
+
+    def _put(self, position: int, tries: int) -> None:
+        try:
+            self._reader.save(position, tries)
+        except OSError as error:
+            log.error("cannot record the position of %s in the events: %s", self._listener.name, error.strerror)
+
 
 _LEAVE_S = 10.0  # plus the time limit of one hook: how long it outlives its dispatcher to deliver the rest
 _BEAT_S = 1.0
@@ -75,7 +264,7 @@ def main() -> None:
         code = 2
     with suppress(OSError):
         sys.stderr.flush()
-    os._exit(code)  # a plugin that hangs in a thread cannot delay the exit
+    os._exit(code)  # a listener that hangs in a thread cannot delay the exit
 
 
 def _own_input() -> int:
@@ -108,7 +297,7 @@ class _ListenerProcess:
         self._is_socket = stat.S_ISSOCK(os.fstat(channel).st_mode)
         if not self._is_socket:
             self._position = math.inf
-        self._reviewer = _Reviewer(self._listeners, self._say, self._catch_up)
+        self._reviewer = _Reviewer(hooks.Hooks(root, self._config), self._say, self._catch_up)
         self._text = b""
 
     def run(self) -> None:
@@ -157,14 +346,14 @@ class _ListenerProcess:
             delivery.more(self._position)
         return True
 
-    def _catch_up(self, kind: str, job: str | None, position: int, begin: Begin) -> None:
-        """Wait until a listener has received all about *job* before *position*, no longer than one hook may take."""
-        delivery = self._deliveries.get(kind)  # none while an earlier process delivers its last events
+    def _catch_up(self, job: str | None, position: int, begin: Begin) -> None:
+        """Wait until the hooks have received all about *job* before *position*, no longer than one hook may take."""
+        delivery = self._deliveries.get("hooks")  # none while an earlier process delivers its last events
         if delivery is not None and job is not None and (last := delivery.last_about(job, position)) is not None:
             limit_ns = self._config().hook_time_limit_ns
             begin(limit_ns)
             if not delivery.wait_for(last, limit_ns / SECOND_NS):
-                log.warning("%s is asked about job %s before it has received all earlier events of the job", kind, job)
+                log.warning("hooks are asked about job %s before they have received all earlier events of it", job)
 
     def _say(self, line: bytes) -> None:
         if not self._is_socket:
@@ -189,7 +378,6 @@ class _ListenerProcess:
             render(
                 Ready(
                     wants=tuple(name for name in EventName if any(listener.wants(name) for listener in others)),
-                    asks=tuple(name for name in EventName if self._reviewer.asks(name, others)),
                     problems=tuple(self._problems),
                 )
             )
@@ -197,12 +385,7 @@ class _ListenerProcess:
 
     def _made(self, kind: str) -> Listener | None:
         try:
-            if kind != "plugins":
-                return by_kind(kind, self._root, self._config)
-            with loading(self._layout, self._disk):
-                plugins = by_kind(kind, self._root, self._config, begin=self._begin)
-            self._problems += getattr(plugins, "problems", ())
-            return plugins
+            return by_kind(kind, self._root, self._config)
         except ImportError as error:
             problem = f"the listener {kind} is not available: {error}"
         except Exception as error:
@@ -212,9 +395,6 @@ class _ListenerProcess:
         self._problems.append(problem)
         return None
 
-    def _begin(self, within_ns: int) -> None:
-        self._say(render(StepBegun(within_ns)))
-
     def _go_on(self) -> None:
         if self._lock is None and self._take_lock():
             self._orphans.end_strangers()
@@ -222,7 +402,7 @@ class _ListenerProcess:
             for kind, listener in (self._listeners | {kind: NullSink(kind) for kind in self._refused}).items():
                 if kind not in self._deliveries and kind in cursors(self._layout):
                     reader = EventReader(self._root, kind, self._disk)
-                    delivery = Delivery(listener, reader, careful=kind in RUNS_FOREIGN_CODE)
+                    delivery = Delivery(listener, reader, careful=kind == "hooks")
                     self._deliveries[kind] = delivery
                     delivery.more(self._position)
                     delivery.start()
@@ -234,7 +414,7 @@ class _ListenerProcess:
             return False
         fd = os.open(f"{directory}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, not shared by a plugin's children
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, not shared by a child
         except OSError:
             os.close(fd)
             return False
@@ -261,26 +441,18 @@ class _ListenerProcess:
 
 
 class _Reviewer:
-    """Reviews starts and cancellations: asks the *listeners* that want it, several reviews at a time.
+    """Reviews new jobs, starts and cancellations: asks the *hooks*, several reviews at a time.
 
-    Each answer is passed to *say*. *catch_up* returns when a listener has received all events about a job before a
-    position.
+    Each answer is passed to *say*. *catch_up* returns when they have received all events about a job before a position.
     """
 
     def __init__(
-        self,
-        listeners: Mapping[str, Listener],
-        say: Callable[[bytes], None],
-        catch_up: Callable[[str, str | None, int, Begin], None],
+        self, asked: hooks.Hooks, say: Callable[[bytes], None], catch_up: Callable[[str | None, int, Begin], None]
     ) -> None:
+        self._hooks = asked
         self._catch_up = catch_up
-        self._listeners = listeners
         self._say = say
         self._pool: ThreadPoolExecutor | None = None
-
-    def asks(self, name: EventName, listeners: Iterable[Listener]) -> bool:
-        """Whether one of *listeners* reviews such an event."""
-        return any(isinstance(gate, Gate) and gate.asks(name) for gate in listeners)
 
     def ask(self, review: Review) -> None:
         """Answer a review in the background."""
@@ -294,22 +466,15 @@ class _Reviewer:
         def begin(within_ns: int) -> None:
             self._say(render(StepBegun(within_ns, number)))
 
-        texts = Answer()
-        for kind, gate in list(self._listeners.items()):
-            if not isinstance(gate, Gate) or not gate.asks(event.name):
-                continue
-            try:
-                self._catch_up(kind, event.job, review.after, begin)
-                answer = gate.ask(event, begin)
-                no = answer.no
-            except Exception as error:
-                log.exception("a plugin failed when asked about %s", event.id)
-                no = f"{type(error).__name__}: {error}"
-            if no is not None:
-                self._say(render(Reply(number, Answer(no=" ".join(no.split())[:_LONGEST_NO] or "no reason given"))))
-                return
-            texts = texts.joined(answer)
-        self._say(render(Reply(number, texts)))
+        try:
+            self._catch_up(event.job, review.after, begin)
+            answer = self._hooks.ask(event, begin)
+        except Exception as error:
+            log.exception("cannot ask the hooks about %s", event.id)
+            answer = Answer(no=f"hook {event.name}: {type(error).__name__}: {error}")
+        if answer.no is not None:
+            answer = Answer(no=" ".join(answer.no.split())[:_LONGEST_NO] or "no reason given")
+        self._say(render(Reply(number, answer)))
 
 
 class _CurrentConfig:

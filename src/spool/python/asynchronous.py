@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, TypeVar
 from spool.client.output import POLL_S, Follower, OutputPiece, Stream
 from spool.client.requests import Change
 from spool.client.waiting import End
-from spool.python.client import Client, matrix_of
-from spool.python.job import Job
-from spool.python.waiting import HasJob, Progress, WaitedJobs, job_of, shown
+from spool.python.client import Client, HasJob, Job, Progress, WaitedJobs, job_of, matrix_of, shown
 from spool.query.jobs import ALL_JOBS, JobFilter, JobList
 from spool.store.spool import Spool
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from spool.python.keys import CallKeys, JobKeys
+    from spool.python.client import CallKeys, JobKeys
 
 _T = TypeVar("_T", bound=Job | HasJob)
 

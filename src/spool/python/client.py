@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+import sys
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar
 
+from spool.client import autostart
 from spool.client.draft import Draft, exports, fresh_name, job_keys, plain, stem_of
-from spool.client.requests import Change
+from spool.client.output import POLL_S, Follower, OutputPiece, Stream, read_output, run_of
+from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests
 from spool.client.submit import check_submitter, default_root, ensure_spool, submit, where_taken
-from spool.client.waiting import End
-from spool.core.errors import InvalidValue, NotAllSubmitted, SpoolError, cannot
-from spool.core.layout import why_not_name
+from spool.client.waiting import End, Waiter, wait_for_ends
+from spool.core.arrays import array_of
+from spool.core.errors import InvalidValue, NoSuchJob, NotAllSubmitted, SpoolError, cannot
+from spool.core.layout import HELD, QUEUED, RUNNING, why_not_name
+from spool.core.model import Result, State
 from spool.formats import jobfile
-from spool.python.job import Job, requests_of, serve, served
+from spool.formats.capabilities import contributed
 from spool.query.foresight import doubts
-from spool.query.jobs import ALL_JOBS, JobFilter, JobList, list_jobs
-from spool.query.parameters import tasks_in
+from spool.query.jobs import ALL_JOBS, JobFilter, JobList, JobLister, list_jobs, with_parameters
+from spool.query.rows import JobRow, Parameters, html, row_of_result, tasks_in
 from spool.store.glance import defaults_of
+from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
 if TYPE_CHECKING:
@@ -26,9 +36,10 @@ if TYPE_CHECKING:
 
     from spool.core.accounting import RunFilter, Statistics
     from spool.core.model import Spec
-    from spool.python.keys import CallKeys, JobKeys
+    from spool.query.details import RunDetails
     from spool.query.explain import Explanation, Preview
     from spool.query.machine import GpuList
+
 
 log = logging.getLogger(__name__)
 
@@ -212,7 +223,7 @@ class Client:
         The `left_ns` of a run is known by its progress or its limit. With *forecast* the planner is asked too: for when
         runs end that are like earlier ones (`left_by` "guess"), and when each waiting job starts (`start_at_ns`).
         """
-        from spool.query.outlook import foreseen
+        from spool.query.listing import foreseen
 
         found = list_jobs(self._spool, wanted, everything=everything)
         return foreseen(self._spool, found, {}, ask=forecast)[0]
@@ -240,14 +251,14 @@ class Client:
         InvalidValue for another word.
         """
         from spool.core.accounting import By, RunFilter
-        from spool.query.accounting import account
+        from spool.store.history import History
 
         try:
             key = By(by) if by is not None else None
         except ValueError:
             why = f"the groups are {', '.join(By)}"
             raise InvalidValue(cannot("count", f"runs by {by!r}", why)) from None
-        return account(self._spool, wanted or RunFilter(), key).statistics
+        return History(self._spool.root).sums(wanted or RunFilter(), key)
 
     def _drafts(
         self,
@@ -310,3 +321,409 @@ def _command_of(command: object) -> str | list[str]:
 def job(name: str, root: str | os.PathLike[str] | None = None) -> Job:
     """Return the job of that name in the spool at *root*, by default that of the command line. Raises NoSuchJob."""
     return Client(root).job(name)
+
+
+class Job:
+    """A job by its name, in one spool: nothing is read before it is asked for, and each answer is read anew.
+
+    `str(job)` is the name. Two are equal if they have the same name in the same spool.
+    """
+
+    __slots__ = ("_parameters", "_spool", "_waiter", "name")
+
+    def __init__(self, spool: Spool, name: str, parameters: Mapping[str, str] | None = None) -> None:
+        """*parameters*: those of a task, as far as they are known."""
+        self._spool = spool
+        self.name: str = name
+        self._parameters = parameters
+        self._waiter: Waiter | None = None  # while it has not ended: some ends are believed after a while only
+
+    @property
+    def root(self) -> str:
+        """The directory of the spool."""
+        return self._spool.root
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The values of an array's matrix or rows that this task has; empty for another job."""
+        if self._parameters is None:
+            self._parameters = dict(Parameters(self._spool).of(self.name))
+        return dict(self._parameters)
+
+    @property
+    def outcome(self) -> State | None:
+        """How the job has ended; None if it has not. Raises NoSuchJob."""
+        if self._waiter is None:
+            self._waiter = Waiter(self._spool, (self.name,))
+        ends = self._waiter.poll()
+        if not ends:
+            return None
+        self._waiter = None  # it may run again
+        return ends[0].outcome
+
+    def wait(self, *, timeout_s: float | None = None) -> End | None:
+        """Wait until the job has ended and return its end; None after a timeout. Raises NoSuchJob."""
+        return next(iter(Waiter(self._spool, (self.name,)).wait(timeout_s)), None)
+
+    def result(self, *, timeout_s: float | None = None) -> Any:
+        """Wait until the job has ended and return what its Python function returned; for an array a list of all.
+
+        The function may have been submitted by another process. Raises what it has raised, a SpoolError if the job
+        ended without a result, and TimeoutError.
+        """
+        end = self.wait(timeout_s=timeout_s)
+        if end is None:
+            raise TimeoutError
+        for _, value_of in contributed("value"):
+            return value_of(self._spool, self.name, end)
+        raise SpoolError(cannot("read", f"the result of job {self.name}", "this installation cannot call functions"))
+
+    def output(self, run: int | None = None) -> bytes:
+        """Return the output so far: of the newest run, or of *run*; for an array that of each task."""
+        return b"".join(read_output(self._spool, self.name, run_of(self._spool, self.name, run)))
+
+    def tail(self, lines: int = 10) -> str:
+        """Return the last lines of the output of the newest run."""
+        run = run_of(self._spool, self.name)
+        return b"".join(read_output(self._spool, self.name, run, lines=lines)).decode("utf-8", "replace")
+
+    def follow(self) -> Iterator[bytes]:
+        """Yield the output as it appears, from the newest run on, until the job has ended."""
+        with closing(Follower(self._spool, (self.name,))) as follower:
+            for piece in follower.pieces():
+                if piece is None:
+                    time.sleep(POLL_S)
+                elif isinstance(piece, OutputPiece) and piece.data and piece.stream is Stream.OUT:
+                    yield piece.data
+
+    def cancel(self, reason: str = "") -> tuple[Change, ...]:
+        """End the job, whether it waits or runs; return the change of each of its files."""
+        return tuple(served(self._spool, each) for each in requests_of(self._spool).cancel(self.name, reason))
+
+    def why(self) -> Explanation:
+        """Return why the job does not run yet, when it could start, what it is doing, or how it ended."""
+        from spool.query.explain import why
+
+        return why(self._spool, self.name)
+
+    def runs(self) -> tuple[RunDetails, ...]:
+        """Return each start of the job, with its outcome, times, resources and files, as `spool show` knows them."""
+        from spool.query.details import job_details
+
+        return job_details(self._spool, self.name).runs
+
+    def row(self) -> JobRow:
+        """Return the job as a list of jobs has it. Raises NoSuchJob."""
+        row = JobLister(self._spool).row(self.name)
+        if row is None and (result := self._last_result()) is not None:
+            row = row_of_result(result)  # its file, which was removed to end it, is not in done/ yet
+        if row is None and (outcome := self.outcome) is not None:
+            row = JobRow(self.name, outcome, reason="never issued")
+        elif row is None:
+            row = JobRow(self.name, State.QUEUED, reason="not issued yet")
+        return with_parameters(self._spool, (row,))[0]
+
+    def _last_result(self) -> Result | None:
+        """Return the end of a job that is neither an array nor a task; None if there is none, or it continues."""
+        run = None if array_of(self.name) else self._spool.latest_run(self.name)
+        if run is None or self._spool.array(self.name, run) is not None:
+            return None
+        result = self._spool.result(self.name, run)
+        return result if result is not None and result.again is None else None
+
+    def tasks(self) -> tuple[Job, ...]:
+        """Return the tasks of an array in their order, with their parameters; of another job none."""
+        tasks = tasks_in(self._spool, self.name)
+        if tasks is None:
+            return ()
+        names = tasks.names()
+        return tuple(Job(self._spool, name, tasks.parameters(at)) for at, name in enumerate(names))
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        try:
+            places = self._spool.places(self.name)
+            state = next((place for place in (RUNNING, HELD, QUEUED) if place in places), "")
+            state = state or self.outcome or "not issued yet"
+        except (OSError, SpoolError):
+            state = "unknown"
+        return f"<spool.Job {self.name}: {state}>"
+
+    def _repr_html_(self) -> str:
+        """Return the job as a table for a notebook; an array with its tasks."""
+        from spool.query.listing import tasks_of
+
+        try:
+            tasks = tasks_of(self._spool, self.name)
+            return html((self.row(), *(tasks.rows if tasks is not None else ())), time.time_ns())
+        except SpoolError as error:
+            return html((), time.time_ns()) + f"<p>{escape(str(error))}</p>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _job_at, (self.root, self.name, self._parameters)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and (self.root, self.name) == (other.root, other.name)
+
+    def __hash__(self) -> int:
+        return hash((self.root, self.name))
+
+
+def _job_at(root: str, name: str, parameters: Mapping[str, str] | None) -> Job:
+    """Return a job that was pickled; it is the same in another process."""
+    return Job(Spool(root), name, parameters)
+
+
+def requests_of(spool: Spool) -> Requests:
+    """Return the requests for changes of jobs. Raises SpoolUnusable if the spool is another user's."""
+    return Requests(spool, this_user())
+
+
+def served(spool: Spool, change: Change) -> Change:
+    """Return *change* once a dispatcher is there to carry it out, if it needs one."""
+    if change.kind not in DRY_RUN | {ChangeKind.HELD, ChangeKind.CANCELLED}:
+        serve(spool)
+    return change
+
+
+def serve(spool: Spool) -> None:
+    """Start a dispatcher if none is running.
+
+    No error if none can be started: the request is on the disk for the next one, and a list of jobs reports it.
+    """
+    autostart.ensure(spool.root)
+
+
+_Names = str | Sequence[str]
+
+
+class CallKeys(TypedDict, total=False):
+    """The keys of a job that calls a Python function."""
+
+    shell: str
+    workdir: str
+    env: Mapping[str, str]
+    setup: str
+    container: str | Mapping[str, Any]
+    cpus: int
+    memory: str
+    gpus: int
+    gpu_memory: str
+    gpu_min_memory: str
+    gpu_type: _Names
+    resources: Mapping[str, int]
+    time_limit: str
+    signal: str
+    signal_to: Literal["main", "all", "shell"]
+    umask: str
+    limits: Mapping[str, int | str]
+    nice: int
+    gpu_idle: str
+    gpu_idle_action: Literal["warn", "stop"]
+    kill_grace: str
+    priority: int
+    depends_on: _Names | Mapping[str, Any]
+    on_dependency_failure: Literal["cancel", "wait"]
+    start_after: Any
+    scheduling_timeout: str
+    group: str
+    group_limit: int
+    max_running: int
+    retry: Mapping[str, Any]
+    requeue: bool
+    preemptible: bool
+    stdout: str
+    stderr: str
+    prolog: str
+    epilog: str
+    executor: str
+    executor_options: Sequence[str]
+    keep_session: bool
+    project: str
+    tags: Sequence[str]
+    comment: str
+    notify: _Names | Mapping[str, Any]
+
+
+class JobKeys(CallKeys, total=False):
+    """The keys of any job; those that spool writes itself are not among them."""
+
+    script: str
+    array: str
+    matrix: Mapping[str, Sequence[object]]
+    rows: Sequence[Mapping[str, object]]
+
+
+_EVERY_S = 0.1  # how often to draw a line of progress
+
+
+class HasJob(Protocol):
+    """What stands for a job, like the futures of an executor."""
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        ...
+
+
+_T = TypeVar("_T", bound=Job | HasJob)
+Progress = bool | Callable[[int, int], object]
+"""Whether to show progress, or a function that is called with the number of ended jobs, and of all."""
+
+
+def job_of(waited: Job | HasJob) -> Job:
+    """Return the job of what is waited for. Raises TypeError."""
+    job = waited if isinstance(waited, Job) else getattr(waited, "job", None)
+    if not isinstance(job, Job):
+        raise TypeError(f"cannot wait for {waited!r}: it is neither a Job nor has one as its attribute `job`")
+    return job
+
+
+class WaitedJobs:
+    """Jobs that are waited for, of any spools."""
+
+    def __init__(self, jobs: Iterable[Job] = ()) -> None:
+        """Wait for *jobs*. Raises NoSuchJob for the first that is unknown."""
+        self._waiters: dict[str, Waiter] = {}
+        for error in self.add(jobs).values():
+            raise error
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiters.values()))
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next look."""
+        return max((waiter.pause_s for waiter in self._waiters.values() if waiter), default=0.0)
+
+    def add(self, jobs: Iterable[Job]) -> dict[Job, NoSuchJob]:
+        """Wait for *jobs* too, and return the errors of those that are unknown."""
+        unknown: dict[Job, NoSuchJob] = {}
+        by_root: dict[str, list[str]] = {}
+        for job in jobs:
+            by_root.setdefault(job.root, []).append(job.name)
+        for root, names in by_root.items():
+            waiter = self._waiters.setdefault(root, Waiter(Spool(root)))
+            unknown |= {job_in(waiter, name): error for name, error in waiter.add(names).items()}
+        return unknown
+
+    def discard(self, job: Job) -> None:
+        """Wait for a job no longer."""
+        if job.root in self._waiters:
+            self._waiters[job.root].discard(job.name)
+
+    def poll(self) -> list[tuple[Job, End]]:
+        """Return the jobs that have ended since the last look, with their ends."""
+        return self.wait(0)
+
+    def wait(self, timeout_s: float | None = None) -> list[tuple[Job, End]]:
+        """Wait until a job has ended, and return what `poll` does; nothing after a timeout, or if no job is left."""
+        ends = wait_for_ends(self._waiters.values(), timeout_s)
+        return [(job_in(waiter, end.name), end) for waiter, end in ends]
+
+
+def job_in(waiter: Waiter, name: str) -> Job:
+    """Return the job of that name in the spool of *waiter*."""
+    return Job(Spool(waiter.root), name)
+
+
+def as_completed(jobs: Iterable[_T], *, timeout_s: float | None = None, progress: Progress = False) -> Iterator[_T]:
+    """Yield each of *jobs* when it has ended, whatever its outcome. Raises NoSuchJob, and TimeoutError.
+
+    *jobs* are Jobs, or objects with a Job as their attribute `job`, such as the futures of calls. *progress*:
+    show how many have ended, by tqdm if that is installed, else on a terminal by a line on stderr; or a function that
+    is called with the number of ended jobs and that of all.
+    """
+    return (waited for waited, _ in _ends(list(jobs), timeout_s, progress))
+
+
+def wait_all(
+    jobs: Iterable[Job | HasJob], *, timeout_s: float | None = None, progress: Progress = False
+) -> tuple[End | None, ...]:
+    """Wait until all *jobs* have ended, and return their ends in the order of *jobs*. Raises NoSuchJob.
+
+    After a timeout the end of a job that has not ended is None. *progress* is that of `as_completed`.
+    """
+    wanted = list(jobs)
+    found: dict[Job, End] = {}
+    try:
+        for waited, end in _ends(wanted, timeout_s, progress):
+            found[job_of(waited)] = end
+    except TimeoutError:
+        pass
+    return tuple(found.get(job_of(waited)) for waited in wanted)
+
+
+def wait_any(jobs: Iterable[_T], *, timeout_s: float | None = None) -> _T | None:
+    """Wait until one of *jobs* has ended, and return it; None after a timeout, or if there are no jobs.
+
+    Raises NoSuchJob.
+    """
+    try:
+        return next((waited for waited, _ in _ends(list(jobs), timeout_s, False)), None)
+    except TimeoutError:
+        return None
+
+
+def _ends(jobs: Sequence[_T], timeout_s: float | None, progress: Progress) -> Iterator[tuple[_T, End]]:
+    """Begin to wait, at once, and return what yields the ends. Raises NoSuchJob."""
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    left: dict[Job, list[_T]] = {}
+    for waited in jobs:
+        left.setdefault(job_of(waited), []).append(waited)
+    waits = WaitedJobs(left)
+
+    def ends() -> Iterator[tuple[_T, End]]:
+        done = 0
+        with shown(progress, len(jobs)) as show:
+            while left:
+                found = waits.wait(max(0.0, until - time.monotonic()))
+                if not found:
+                    raise TimeoutError(f"{len(jobs) - done} of {len(jobs)} jobs have not ended in time")
+                for job, end in found:
+                    for waited in left.pop(job):
+                        done += 1
+                        show(done)
+                        yield waited, end
+
+    return ends()
+
+
+@contextmanager
+def shown(progress: Progress, total: int) -> Iterator[Callable[[int], object]]:
+    """Yield what to call with the number of jobs that have ended, to show it as `as_completed` says."""
+    if callable(progress):
+        yield lambda done: progress(done, total)
+        return
+    bar: Any = None
+    if progress:
+        with suppress(ImportError):
+            from tqdm.auto import tqdm
+
+            bar = tqdm(total=total, unit="job")
+    if bar is not None:
+        with closing(bar):
+            yield lambda done: bar.update()
+    elif progress and sys.stderr.isatty():
+        yield from _on_a_line(total)
+    else:
+        yield lambda done: None
+
+
+def _on_a_line(total: int) -> Iterator[Callable[[int], object]]:
+    """Yield what shows the number of jobs that have ended on a line of stderr, and end the line."""
+    next_s = 0.0
+
+    def draw(done: int) -> None:
+        nonlocal next_s
+        if done == total or time.monotonic() >= next_s:
+            next_s = time.monotonic() + _EVERY_S
+            print(f"\r{done} of {total} jobs have ended", end="", file=sys.stderr, flush=True)
+
+    draw(0)
+    try:
+        yield draw
+    finally:
+        print(file=sys.stderr)

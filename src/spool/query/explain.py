@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _KEPT = frozenset({"held", "hook", "machine"})
 # Prefixes of the dispatcher's reasons for what waits for an answer, or got a no, and the code of each.
 _ANSWERS = {
-    "hook ": "hook", "plugins: ": "hook", **{f"{each.name}: ": each.name for each in capabilities() if each.steps},
+    "hook ": "hook", **{f"{each.name}: ": each.name for each in capabilities() if each.steps},
 }  # fmt: skip
 _MACHINE = "machine: "  # … for a start that waits for the arbiter of a shared machine
 
@@ -380,6 +380,6 @@ def preview(spool: Spool) -> Preview:
 
 
 def _asked_about(seen: Snapshot) -> dict[str, str]:
-    """Return the dispatcher's last words about the jobs whose start waits for hooks and plugins, or for a lease."""
+    """Return the dispatcher's last words about the jobs whose start waits for hooks, or for a lease."""
     said = {name: seen.last_word(name) for name in (seen.said.jobs if seen.said is not None else ())}
     return {name: why for name, why in said.items() if why.startswith((*_ANSWERS, _MACHINE))}

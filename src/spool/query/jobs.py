@@ -34,10 +34,10 @@ from spool.formats.capabilities import engine_title, running_words
 from spool.formats.history import job_of_line, parse_history_line
 from spool.formats.run_records import GrantRecord
 from spool.formats.state import JobView, StateView
-from spool.query.parameters import Parameters
 from spool.query.rows import (
     ORDERS,
     JobRow,
+    Parameters,
     array_row,
     dataframe,
     html,
@@ -178,14 +178,15 @@ def list_jobs(
         last = sorted((row.ended_at_ns or 0 for row in rows if row.state.ended), reverse=True)[: wanted.recent]
         rows = [row for row in rows if not row.state.ended or (last and (row.ended_at_ns or 0) >= last[-1])]
     if in_full:
-        rows = [_with_progress(spool, row) for row in with_parameters(spool, rows)]
+        rows = [with_progress(spool, row) for row in with_parameters(spool, rows)]
     return replace(found, rows=tuple(rows), unknown=tuple(n for n in names if not is_pattern(n) and n not in there))
 
 
-def _with_progress(spool: Spool, row: JobRow) -> JobRow:
+def with_progress(spool: Spool, row: JobRow) -> JobRow:
+    """Return *row* with the progress that its run reports now."""
     if row.state is not State.RUNNING or row.run is None:
         return row
-    from spool.query.progress import progress_of
+    from spool.client.output import progress_of
 
     return replace(row, progress=progress_of(spool, row.name, row.run))
 
@@ -448,7 +449,7 @@ class JobLister:
         return defaults_of(self._spool.root)
 
     def completed(self, name: str, status: os.stat_result, defaults: JobDefaults) -> JobDefaults:
-        """Return *defaults* with the keys that plugins added to the file of a waiting job, the same object if none."""
+        """Return *defaults* with the keys that hooks set in the file of a waiting job, the same object if none."""
         version = (status.st_ino, status.st_mtime_ns, status.st_size)
         return self._memory.completed(name, version, defaults) if self._memory is not None else defaults
 

@@ -12,16 +12,15 @@ from msgspec.structs import replace
 
 from spool.client.autostart import outlook
 from spool.core import layout
-from spool.core.errors import InvalidRecord
 from spool.core.gpus import GpuSlot, unknown_gpus, why_closed
+from spool.core.layout import DONE
 from spool.core.model import Gpu, Request, Reservation, Running, State
 from spool.core.reasons import instant, some_of
 from spool.core.reservations import is_active
 from spool.core.resources import FreeResources
-from spool.formats.history import parse_history_line
 from spool.machine.host import NO_CARD, unlisted_cards
 from spool.query.jobs import RECENT_NS, JobLister, counts
-from spool.query.rows import in_words
+from spool.query.rows import JobRow, in_words
 from spool.query.shared import GpuLease, leases_on, problems_of, without_users
 from spool.query.snapshot import Snapshot, snapshot
 from spool.store.spool import Service, Spool
@@ -109,7 +108,7 @@ class MachineStatus(Struct, frozen=True):
     resources: dict[str, PoolStatus]
     runs: tuple[RunHere, ...]
     states: dict[str, int]  # of waiting and running jobs
-    ended: dict[str, int]  # runs that ended within the last day, by outcome
+    ended: dict[str, int]  # jobs that ended within the last day, by outcome
     problems: tuple[str, ...]
 
     @property
@@ -247,7 +246,7 @@ def machine_status(spool: Spool) -> MachineStatus:
             _share(spool, run) for run in sorted(running.values(), key=lambda run: (run.started_at_ns, run.name))
         ),
         states={state.value: number for state, number in counts(listing.rows).items()},
-        ended=_ended(spool, seen.now_ns),
+        ended=_ended(spool, listing.rows, seen.now_ns),
         problems=tuple(dict.fromkeys(filter(None, problems))),
     )
 
@@ -290,17 +289,12 @@ def _dispatcher(spool: Spool, lister: JobLister) -> DispatcherStatus | None:
     return DispatcherStatus(state.pid, state.host or None, state.started_at_ns, heartbeat, lister.stale_ns, astray)
 
 
-def _ended(spool: Spool, now_ns: int) -> dict[str, int]:
+def _ended(spool: Spool, active: Iterable[JobRow], now_ns: int) -> dict[str, int]:
+    """Return how many jobs, none of them *active*, ended within the last day, by the outcome of their newest run."""
+    left = {*spool.names(DONE)}.difference(row.name for row in active)
     found: Counter[str] = Counter()
-    for line in spool.history():
-        try:
-            result = parse_history_line(line)
-        except InvalidRecord:
-            continue
-        if result.ended_at_ns is not None and now_ns - result.ended_at_ns > RECENT_NS:
-            if now_ns - (result.told_at_ns or 0) > RECENT_NS:
-                break
-            continue  # it ended long before it was recorded
-        if not result.again:  # its job has not ended
-            found[result.outcome.value] += 1
-    return dict(found)
+    for result in spool.accounts_since(now_ns - RECENT_NS):  # the newest first
+        if result.job in left:
+            left.discard(result.job)
+            found[result.outcome.value] += now_ns - (result.ended_at_ns or now_ns) <= RECENT_NS
+    return dict(+found)

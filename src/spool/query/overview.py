@@ -17,9 +17,8 @@ from spool.core.gpuuse import RecentUse
 from spool.core.model import SECOND_NS, Gpu, Machine, State
 from spool.core.units import show_size
 from spool.formats.state import MachineView, StateView
-from spool.query.jobs import JobFilter, JobList, counts, list_jobs
-from spool.query.outlook import UNKNOWN, Outlook, OutlookReader
-from spool.query.progress import progress_of
+from spool.query.jobs import JobFilter, JobList, counts, list_jobs, with_progress
+from spool.query.listing import UNKNOWN, Outlook, OutlookReader
 from spool.query.rows import JobRow, in_words, last_view
 from spool.query.shared import MachineSharing, lease_words, leases_on, problems_of, shared_machine, without_users
 from spool.query.snapshot import machine_now
@@ -101,12 +100,7 @@ class OverviewReader:
         if last is None or mark != self._mark or now_ns - last.at_ns >= _AT_LEAST_EVERY_NS:
             self._mark, self._last = mark, self._read(spool, now_ns, shared)
             return self._last
-        active = tuple(
-            replace(row, progress=progress_of(spool, row.name, row.run))
-            if row.state is State.RUNNING and row.run is not None
-            else row
-            for row in last.active
-        )
+        active = tuple(with_progress(spool, row) for row in last.active)
         if active == last.active:
             return None
         self._last = replace(last, active=active)
@@ -118,14 +112,14 @@ class OverviewReader:
         machine = view.machine if view is not None else None
         active = tuple(row for row in found.rows if not row.state.ended)
         recent = view.recent.as_of(now_ns, None) if view is not None else RecentUse()
+        jobs: dict[str, tuple[str, ...]] = {}
         if machine is not None and machine.gpus_at_ns is not None:
-            jobs: dict[str, Collection[str]] = {each.uuid: each.jobs for each in machine.gpus}
+            jobs = {each.uuid: each.jobs for each in machine.gpus}
             gpus, problem = tuple(each.gpu() for each in machine.gpus), machine.gpu_problem
         else:
             if now_ns - self._asked_at_ns >= self._gpus_every_ns * (1 if self._machine.gpus else 6):
                 self._machine, self._asked_at_ns = machine_now(spool, now_ns), now_ns
             gpus, problem = self._machine.gpus, self._machine.gpu_problem
-            jobs = _holders(spool, active) if gpus else {}
         refusal = in_words(machine.refusal, now_ns) if machine is not None else ""
         unread = spool.told() if isinstance(spool, TolerantSpool) else []
         problems = (refusal, *problems_of(shared), *found.problems, *unread)
@@ -150,16 +144,6 @@ def _changed_at(path: str) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _holders(spool: Spool, rows: Collection[JobRow]) -> dict[str, Collection[str]]:
-    """Return the jobs on each GPU, by its UUID, from the records of their runs."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        record = spool.grant(row.name, row.run) if row.run is not None else None
-        for uuid in record.grant.gpu_uuids if record is not None else ():
-            found.setdefault(uuid, []).append(row.name)
-    return dict(found)
 
 
 def _glance(gpu: Gpu, jobs: Collection[str], shared: MachineSharing | None, recent: RecentUse) -> GpuGlance:

@@ -37,8 +37,8 @@ from spool.formats.run_records import GrantRecord, WrittenUsage
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
-UNFILLED = "plugins: asked which keys to add"
-"""The problem of a new file to which plugins may still add keys."""
+UNREVIEWED = "hook queueing: asked"
+"""The problem of a new file in which hooks may still set keys."""
 
 
 class JobFileVersion(Struct):
@@ -53,7 +53,7 @@ class JobFileVersion(Struct):
     problem: str | None = None
     invalid: bool = False  # its problem is a mistake; the `.error` file says more
     unread: bool = False  # it could not be read, so the next look opens it again
-    unfilled: Spec | None = None  # the spec without what plugins may add, with the problem `UNFILLED`
+    unreviewed: Spec | None = None  # the spec without what hooks may set, with the problem `UNREVIEWED`
     text: bytes | None = None  # the parsed text, if kept: because several jobs share it, or its owner may change it
 
     @property

@@ -36,7 +36,7 @@ from spool.state.past import Sizing
 from spool.state.run import (
     FIRST_ATTEMPT,
     NO_BACKOFF,
-    UNFILLED,
+    UNREVIEWED,
     ActiveRun,
     Attempts,
     JobFileVersion,
@@ -81,8 +81,8 @@ class SchedulerState(Struct):
     array_files: set[str] = field(default_factory=set)  # waiting files to expand
     left: list[str] = field(default_factory=list)  # names without anything left, since the last call of `take_left`
     unsettled: dict[str, str] = field(default_factory=dict)  # names whose records could not be read yet, and why
-    added: dict[str, journal.Added] = field(default_factory=dict)  # what plugins added to files, by job
-    to_fill: dict[str, None] = field(default_factory=dict)  # jobs about which no plugin was asked yet
+    reviewed: dict[str, journal.Reviewed] = field(default_factory=dict)  # what hooks set in files, by job
+    to_review: dict[str, None] = field(default_factory=dict)  # jobs about which no hook was asked yet
     told_blocked: dict[str, str] = field(default_factory=dict)  # the last reasons of failed starts, as reported
     doubted: set[str] = field(default_factory=set)  # names whose next start checks for conflicting files first
     version: int = 0  # changes with every fact
@@ -260,28 +260,28 @@ class SchedulerState(Struct):
             file.spec, file.problem, file.invalid = None, problem, invalid
             self.settle(job)
 
-    def added_to(self, name: str, content: tuple[int, int, int]) -> journal.Added | None:
-        """Return what plugins added to that content of a job file; None if they were not asked."""
-        added = self.added.get(name)
-        return added if added is not None and added.is_for(content) else None
+    def review_of(self, name: str, content: tuple[int, int, int]) -> journal.Reviewed | None:
+        """Return what hooks set in that content of a job file; None if they were not asked."""
+        reviewed = self.reviewed.get(name)
+        return reviewed if reviewed is not None and reviewed.is_for(content) else None
 
-    def keys_added(self, line: journal.Added) -> None:
-        """Record what plugins added to a job file."""
-        self.added[line.job] = line
+    def keys_set(self, line: journal.Reviewed) -> None:
+        """Record what hooks set in a job file."""
+        self.reviewed[line.job] = line
 
-    def to_be_filled(self, name: str) -> None:
-        """Let plugins be asked about the file of a job."""
-        self.to_fill[name] = None
+    def to_be_reviewed(self, name: str) -> None:
+        """Let hooks be asked about the file of a job."""
+        self.to_review[name] = None
 
-    def asked_to_fill(self, name: str) -> None:
-        """Record that plugins were asked about the file of a job, or need not be."""
-        self.to_fill.pop(name, None)
+    def asked_to_review(self, name: str) -> None:
+        """Record that hooks were asked about the file of a job, or need not be."""
+        self.to_review.pop(name, None)
 
-    def fill_no_more(self, job: JobEntry) -> None:
-        """Let a file be used as it is, to which plugins add nothing."""
+    def needs_no_review(self, job: JobEntry) -> None:
+        """Let a file be used as it is, in which hooks set nothing."""
         file = job.queued
-        if file is not None and file.problem == UNFILLED:
-            file.spec, file.unfilled, file.problem = file.unfilled, None, None
+        if file is not None and file.problem == UNREVIEWED:
+            file.spec, file.unreviewed, file.problem = file.unreviewed, None, None
             self.settle(job)
 
     def see_why_held(self, job: JobEntry, why: str) -> None:
@@ -472,7 +472,7 @@ class SchedulerState(Struct):
         self.decisive += news or job.name in self.arrays
         if job.queued is None and job.held is None and job.live is None and job.wait is None:
             self.jobs.pop(job.name, None)
-            self.added.pop(job.name, None)
+            self.reviewed.pop(job.name, None)
             if self.arrays:
                 self.left.append(job.name)
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import gzip
 import os
 import stat
+import time
 import zlib
-from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from io import BufferedIOBase, BufferedReader
 
 from spool.core import layout
+from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
 from spool.core.model import SECOND_NS, RunAccount
-from spool.formats.history import compacted, read_ended_runs, read_told
+from spool.formats.history import read_ended_runs, read_told
 
 _SLACK_NS = 3600 * SECOND_NS  # tolerance in the order of lines, for a clock that was set
 _STEP = 1 << 20
@@ -37,16 +38,17 @@ class History:
         self.unreadable = 0  # lines so far that could not be parsed
         self.problems: list[str] = []  # files so far that could not be read completely
 
+    def sums(self, wanted: RunFilter, by: By | None) -> Statistics:
+        """Return the sums over the runs that *wanted* selects; days are those of this machine's clock."""
+        ledger = Ledger(wanted, by, local_day)
+        ledger.add(self.since(wanted.since_at_ns))
+        return ledger.statistics()
+
     def since(self, since_ns: int | None) -> Iterator[RunAccount]:
         """Yield the runs that ended from *since_ns* on, and some before, in recorded order. Reads no older part."""
         yield from self._all_of([*self._rotated(), self._current], since_ns)
 
-    def rotated_since(self, since_ns: int) -> Iterator[RunAccount]:
-        """Yield such runs of the rotated files only."""
-        if files := self._rotated():
-            yield from self._all_of([*files, self._current], since_ns, skipped=self._current)
-
-    def _all_of(self, files: Sequence[str], since_ns: int | None, skipped: str = "") -> Iterator[RunAccount]:
+    def _all_of(self, files: Sequence[str], since_ns: int | None) -> Iterator[RunAccount]:
         firsts = [self._first_told(path) for path in files]
         order = sorted(range(len(files)), key=lambda at: (at == len(files) - 1, firsts[at] or 0))
         for place, at in enumerate(order):
@@ -54,8 +56,7 @@ class History:
             follows = firsts[later[0]] if later else None
             if since_ns is not None and follows is not None and follows < since_ns - _SLACK_NS:
                 continue  # the next file is older: this whole file is older than asked for
-            if files[at] != skipped:
-                yield from self._read(files[at], since_ns)
+            yield from self._read(files[at], since_ns)
 
     def _rotated(self) -> list[str]:
         folder, name = os.path.split(self._current)
@@ -90,51 +91,6 @@ class History:
         except (OSError, EOFError, zlib.error):
             pass
         return None
-
-
-class RecentHistory:
-    """The runs that ended within the last *span_ns*, kept in memory: each look reads only the new lines.
-
-    If there are more than *most*, it keeps those recorded last.
-    """
-
-    def __init__(self, root: str, span_ns: int, most: int) -> None:
-        self._root = root
-        self._path = f"{root}/{layout.HISTORY}"
-        self._span_ns = span_ns
-        self._runs: deque[RunAccount] = deque(maxlen=most)
-        self._inode: int | None = None  # of the file of `_position`; 0: there was none
-        self._position = 0
-
-    def look(self, now_ns: int) -> Collection[RunAccount]:
-        """Return them in the order in which they ended. Raises OSError."""
-        since_ns = now_ns - self._span_ns
-        try:
-            with _opened(self._path) as file:
-                status = os.fstat(file.fileno())
-                if status.st_ino != self._inode or status.st_size < self._position:  # rotated away, or restored
-                    self._begin(status.st_ino, since_ns)
-                    self._position = _place_of(file.fileno(), since_ns - _SLACK_NS)
-                file.seek(self._position)
-                for text in _texts(file):
-                    whole = text[: text.rfind(b"\n") + 1]
-                    self._runs.extend(map(compacted, read_ended_runs(whole)[0]))
-                    self._position += len(whole)
-        except FileNotFoundError:
-            if self._inode != 0:
-                self._begin(0, since_ns)
-        while self._runs and (self._runs[0].told_at_ns or 0) < since_ns:
-            self._runs.popleft()
-        return sorted((run for run in self._runs if _end(run) >= since_ns), key=_end)
-
-    def _begin(self, inode: int, since_ns: int) -> None:
-        self._runs.clear()
-        self._runs.extend(map(compacted, History(self._root).rotated_since(since_ns)))
-        self._inode, self._position = inode, 0
-
-
-def _end(run: RunAccount) -> int:
-    return run.ended_at_ns or 0
 
 
 def _texts(file: BufferedIOBase) -> Iterator[bytes]:
@@ -183,3 +139,12 @@ def _place_of(fd: int, since_ns: int) -> int:
         if told is not None and told < since_ns:
             return place + begin
     return 0
+
+
+def local_day(at_ns: int) -> Day:
+    """Return the day of an instant by this machine's clock."""
+    now = time.localtime(at_ns // SECOND_NS)
+    start, end = (
+        int(time.mktime((now.tm_year, now.tm_mon, now.tm_mday + later, 0, 0, 0, 0, 0, -1))) for later in (0, 1)
+    )
+    return f"{now.tm_year:04}-{now.tm_mon:02}-{now.tm_mday:02}", start * SECOND_NS, end * SECOND_NS

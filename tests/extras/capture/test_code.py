@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from spool.extras.capture.code import GitError, code_at, interpreter_of, lock_file_of
-from spool.extras.capture.code import git as run_git
-from spool.extras.capture.record import CUT, MOST_UNTRACKED, NONE, WHOLE, Code
+from spool.extras.capture.code import (
+    CUT,
+    MOST_UNTRACKED,
+    NONE,
+    WHOLE,
+    Code,
+    GitError,
+    code_at,
+    interpreter_of,
+)
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -85,14 +91,6 @@ def test_the_diff_can_be_applied_whatever_the_user_likes_to_see(tree: Path) -> N
     for key, value in settings.items():
         git(tree, "config", key, value)
     assert (applied(tree) / "a").read_bytes() == (tree / "a").read_bytes()
-
-
-def test_a_refusal_of_git_is_its_error_and_not_what_it_was_about_to_do(tree: Path) -> None:
-    """`git worktree add` begins with what it prepares."""
-    (tree / "full").mkdir()
-    (tree / "full" / "x").touch()
-    with pytest.raises(GitError, match="already exists"):
-        run_git(["worktree", "add", "--detach", "full", "HEAD"], str(tree), time.monotonic() + 20)
 
 
 def test_a_large_diff_is_cut_and_said(tree: Path) -> None:
@@ -302,18 +300,3 @@ def test_no_interpreter_is_none(tmp_path: Path) -> None:
     """Neither is one that is not there."""
     assert interpreter_of([], str(tmp_path), {}) is None
     assert interpreter_of(["venv/bin/python"], str(tmp_path), {"PATH": "/nowhere"}) is None
-
-
-def test_the_lock_file_is_the_first_that_is_there(tmp_path: Path) -> None:
-    """In the working directory before the top of the tree; no directory or pipe is one, and a huge one is not kept."""
-    below = tmp_path / "below"
-    below.mkdir()
-    (below / "uv.lock").mkdir()
-    os.mkfifo(below / "poetry.lock")
-    assert stat.S_ISFIFO((below / "poetry.lock").stat().st_mode)
-    (tmp_path / "requirements.txt").write_text("numpy==2.1\n")
-    found = lock_file_of(str(below), str(tmp_path))
-    assert (found[0].path, found[0].kept, found[1]) == (f"{tmp_path}/requirements.txt", True, b"numpy==2.1\n")
-    (below / "requirements.txt").write_bytes(b"x" * (2 << 20))
-    found = lock_file_of(str(below), str(tmp_path))
-    assert (found[0].size_bytes, found[0].kept, found[0].hash, found[1]) == (2 << 20, False, None, b"")

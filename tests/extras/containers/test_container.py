@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from spool.core.model import Grant, Spec
 from spool.extras.containers import runtimes as container
-from spool.extras.containers.runtimes import Container, Inside, contained
+from spool.extras.containers.runtimes import Container
+from spool.formats.wrapper import Assignments, Surroundings
 
 GPUS = Grant(cpus=3, memory_bytes=100 << 20, gpu_uuids=("GPU-a", "GPU-b"), gpu_indices=(0, 1))
 
@@ -29,18 +31,20 @@ def install(place: Path, *names: str) -> None:
         (place / name).chmod(0o755)
 
 
-def inside(grant: Grant = GPUS, **keys: object) -> Inside:
-    """Return what a run gives to its container."""
-    environment = {
-        "A": "1",
-        "PATH": "/x",
-        "LD_PRELOAD": "x",
-        "BASH_FUNC_f%%": "()",
-        "CONDA_PREFIX": "/c",
-        "SPOOL_JOB": "j",
-    }
-    given = {"environment": environment, "workdir": "/work", "metadir": "/s/jobs/j/2"} | keys
-    return Inside("/s", "j", 2, grant=grant, **given)  # type: ignore[arg-type]
+def contained(stated: Container, words: tuple[str, ...], grant: Grant = GPUS, **keys: object) -> Assignments:
+    """Return what is written for a run of *words* in a container, with these of its variables and assignments."""
+    odd = {"PATH": "/x", "LD_PRELOAD": "x", "BASH_FUNC_f%%": "()", "CONDA_PREFIX": "/c", "SPOOL_JOB": "j"}
+    environment = keys.pop("environment", {"A": "1", **odd})
+    around = Surroundings("-", "host", terminal=keys.pop("terminal", None))  # type: ignore[arg-type]
+    written = Assignments(
+        "/s/jobs/j/2",
+        words,
+        around,
+        {**environment, "SPOOL_DIR": "/s"},  # type: ignore[dict-item]
+        **{"workdir": "/work", **keys},  # type: ignore[arg-type]
+    )
+    spec = Spec(command=words, parts=(("containers", stated),))
+    return container.launched(spec, written, SimpleNamespace(grant=grant, name="j", run=2))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +72,7 @@ def test_the_runtime_is_the_first_that_is_there_and_knows_the_image(
         assert why.endswith(("install it", "install one of them"))
     else:
         assert why is None
-        assert contained(stated, ("true",), inside()).command[0] == str(place / used)
+        assert contained(stated, ("true",)).command[0] == str(place / used)
 
 
 @pytest.mark.parametrize("name", ["podman", "docker"])
@@ -76,7 +80,8 @@ def test_a_container_gets_what_was_granted(place: Path, name: str) -> None:
     """CPUs, memory and exactly these GPUs; the user; the variables of the job that are not the host's."""
     install(place, name)
     words = contained(
-        Container("docker://x:1", options=("-v /a b:/c", "--cpus=9")), ("a", "-b", "c d"), inside()
+        Container("docker://x:1", options=("-v /a b:/c", "--cpus=9")),
+        ("a", "-b", "c d"),
     ).command
     assert words[1] == "run"
     assert words[-4:] == ("--entrypoint=a", "x:1", "-b", "c d")
@@ -87,11 +92,11 @@ def test_a_container_gets_what_was_granted(place: Path, name: str) -> None:
     gpus = {word for word in words if "GPU-" in word}
     each = {"--device=nvidia.com/gpu=GPU-a", "--device=nvidia.com/gpu=GPU-b"}
     assert gpus == ({'--gpus="device=GPU-a,GPU-b"'} if name == "docker" else each)
-    assert [word for word in words if word.startswith("--env=")] == ["--env=A", "--env=SPOOL_JOB"]
-    none = contained(Container("x"), ("a",), inside(Grant(cpus=0))).command
+    assert [word for word in words if word.startswith("--env=")] == ["--env=A", "--env=SPOOL_JOB", "--env=SPOOL_DIR"]
+    none = contained(Container("x"), ("a",), Grant(cpus=0)).command
     assert "--env=NVIDIA_VISIBLE_DEVICES=void" in none
     assert not [word for word in none if word.startswith(("--cpus", "--memory", "--gpus", "--device", "--interactive"))]
-    assert "--interactive" in contained(Container("x"), ("a",), inside(terminal=True)).command
+    assert "--interactive" in contained(Container("x"), ("a",), terminal="own").command
 
 
 @pytest.mark.parametrize("name", ["podman", "docker", "apptainer"])
@@ -99,11 +104,9 @@ def test_gpus_by_index_are_counted_in_the_container(place: Path, name: str) -> N
     """Docker and podman show the run's GPUs alone, so the first is 0; apptainer shows all."""
     install(place, name)
     grant = Grant(cpus=1, gpu_uuids=("GPU-a", "GPU-b"), gpu_indices=(1, 3))
-    words = contained(Container("x"), ("a",), inside(grant, environment={"CUDA_VISIBLE_DEVICES": "1,3"})).command
+    words = contained(Container("x"), ("a",), grant, environment={"CUDA_VISIBLE_DEVICES": "1,3"}).command
     assert ("--env=CUDA_VISIBLE_DEVICES=0,1" in words) is (name != "apptainer")
-    words = contained(
-        Container("x"), ("a",), inside(grant, environment={"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"})
-    ).command
+    words = contained(Container("x"), ("a",), grant, environment={"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}).command
     assert not [word for word in words if word.startswith("--env=CUDA_VISIBLE_DEVICES=")]
 
 
@@ -112,9 +115,7 @@ def test_gpus_of_amd_are_passed_as_devices(place: Path, name: str) -> None:
     """Which of them is the run's, `ROCR_VISIBLE_DEVICES` says, which goes along; none is asked of NVIDIA's toolkit."""
     install(place, name)
     grant = Grant(cpus=1, gpu_uuids=("GPU-0123456789abcdef",), gpu_indices=(0,))
-    words = contained(
-        Container("x"), ("a",), inside(grant, environment={"ROCR_VISIBLE_DEVICES": grant.gpu_uuids[0]})
-    ).command
+    words = contained(Container("x"), ("a",), grant, environment={"ROCR_VISIBLE_DEVICES": grant.gpu_uuids[0]}).command
     if name == "apptainer":
         assert ("--rocm" in words, "--nv" in words) == (True, False)
     else:
@@ -132,7 +133,7 @@ def test_pinned_cpus_are_those_of_the_container(
     """A daemon's container does not inherit the affinity of the run; podman without root may not set any."""
     install(place, name)
     monkeypatch.setattr(os, "geteuid", lambda: uid)
-    words = contained(Container("x"), ("a",), inside(Grant(cpus=2, cpu_list="0-1"))).command
+    words = contained(Container("x"), ("a",), Grant(cpus=2, cpu_list="0-1")).command
     assert ("--cpuset-cpus=0-1" in words) is bound
 
 
@@ -140,7 +141,7 @@ def test_pinned_cpus_are_those_of_the_container(
 def test_odd_paths_are_mounted_as_they_are(place: Path, path: str) -> None:
     """The option is a line of CSV."""
     install(place, "podman")
-    words = contained(Container("x"), ("a",), inside(workdir=path)).command
+    words = contained(Container("x"), ("a",), workdir=path).command
     (option,) = [word for word in words if word.startswith("--mount") and "/s/jobs" not in word]
     (fields,) = csv.reader([option.removeprefix("--mount=")])
     assert fields == ["type=bind", f"source={path}", f"destination={path}"]
@@ -149,9 +150,9 @@ def test_odd_paths_are_mounted_as_they_are(place: Path, path: str) -> None:
 def test_a_container_of_apptainer_is_within_the_run(place: Path) -> None:
     """It needs no limits of its own and leaves nothing behind; GPUs are there if the run has some."""
     install(place, "apptainer")
-    made = contained(Container("x:1", options=("--writable-tmpfs",)), ("a", "b"), inside())
+    made = contained(Container("x:1", options=("--writable-tmpfs",)), ("a", "b"))
     assert made.command[1] == "exec"
     assert made.command[-5:] == ("--nv", "--writable-tmpfs", "docker://x:1", "a", "b")
-    assert (made.before, made.after) == ("", "")
-    assert "--nv" not in contained(Container("/x.sif"), ("a",), inside(Grant(cpus=1))).command
-    assert contained(Container("~/x.sif"), ("a",), inside()).command[-2] == os.path.expanduser("~/x.sif")
+    assert (made.prep, made.end) == (None, None)
+    assert "--nv" not in contained(Container("/x.sif"), ("a",), Grant(cpus=1)).command
+    assert contained(Container("~/x.sif"), ("a",)).command[-2] == os.path.expanduser("~/x.sif")

@@ -33,16 +33,15 @@ from spool.formats.run_records import VOID_JID, render_engine
 from spool.formats.state import JobView
 from spool.machine import processes
 from spool.machine.processes import Found
-from spool.query.comparison import compare
-from spool.query.details import job_details
+from spool.query.details import compare, job_details
 from spool.query.explain import preview, why
 from spool.query.jobs import JobFilter, list_jobs
-from spool.query.outlook import WaitWatch
+from spool.query.listing import WaitWatch
 from spool.query.rows import JobRow
 from spool.state.run import ActiveRun
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
-from spool.testing.engine import HOST, FakeEngine, FakeRun
+from spool.testing.fakes import HOST, FakeEngine, FakeRun
 
 THERE = 'executor = "slurm"'  # a name that job files may say, and that no engine has yet
 
@@ -50,7 +49,7 @@ THERE = 'executor = "slurm"'  # a name that job files may say, and that no engin
 @pytest.fixture(autouse=True)
 def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an engine of that name, and no process looked for."""
-    monkeypatch.setattr(engines()["slurm"], "executor", "spool.testing.engine:FakeEngine")
+    monkeypatch.setattr(engines()["slurm"], "executor", "spool.testing.fakes:FakeEngine")
     monkeypatch.setattr(FakeEngine, "runs", {})
 
     def search(wanted: Any, *_: Any, **__: Any) -> Found:
@@ -761,7 +760,7 @@ def test_a_run_whose_engine_is_not_there_any_more_is_left_alone(
     assert not (session.world.root / "jobs" / "x" / "1" / "result.toml").exists()
     assert (session.world.root / "running" / "x.toml").exists()
     session.end()
-    monkeypatch.setattr(engines()["slurm"], "executor", "spool.testing.engine:FakeEngine")
+    monkeypatch.setattr(engines()["slurm"], "executor", "spool.testing.fakes:FakeEngine")
     run.end(0)
     session.settle()
     assert ends_of(session.world).outcomes["x"] == ("finished 1.0",)

@@ -12,7 +12,7 @@ from extras.engines import fake_slurm
 from extras.engines.fake_slurm import FakeSlurm
 from spool.core.layout import DONE
 from spool.extras.engines import engine
-from spool.testing.faults import FaultyDisk
+from spool.testing.fakes import FaultyDisk
 
 
 @pytest.fixture(autouse=True)

@@ -206,8 +206,9 @@ def test_what_an_engine_cannot_be_asked_of_gpus_is_refused_at_submission(engine:
     jobfile.parse(text.replace(asked, 'gpu_type = "A100"').encode(), name="x")
 
 
-def test_what_a_plugin_adds_for_gpus_of_this_machine_is_left_out() -> None:
+def test_what_a_hook_sets_for_gpus_of_this_machine_is_left_out() -> None:
     """A job on a cluster has no `gpu_idle`."""
     said = [("p", {"gpu_idle": "1h", "preemptible": True})]
     there = b'command = "true"\nexecutor = "slurm"\n'
-    assert dict(jobfile.additions("x", there, said, jobfile.NO_DEFAULTS)[0]) == {"p": {"preemptible": True}}
+    spec = jobfile.parse(there, name="x", defaults=jobfile.with_set(jobfile.NO_DEFAULTS, said))
+    assert (spec.gpu_idle_ns, spec.preemptible) == (None, True)

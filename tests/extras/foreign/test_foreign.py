@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from calling import Command
-from spool.cli import scripts
+from spool.cli import submission
 from spool.extras.foreign.lines import PIECES, SYSTEMS, Directive, convert
 from spool.store.ownership import this_user
 
@@ -310,7 +310,7 @@ def test_a_warning_needs_a_limit(spool: Command, spool_root: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "line",
-    ["#BSUB -J a[1-10] -n 4", "# @ total_tasks = 4", "#HQ --cpus=4", "#flux: -N4"],
+    ["#BSUB -J a[1-10] -n 4", "#HQ --cpus=4", "#flux: -N4"],
 )
 def test_lines_that_are_not_read_are_refused_as_a_whole(
     spool: Command, spool_root: Path, tmp_path: Path, line: str
@@ -373,7 +373,7 @@ def test_a_script_runs_by_the_shell_that_its_scheduler_would_take(
     said = spool("import", script)
     assert said.code == 0, said.err
     first, _, rest = tomllib.loads(said.out)["script"].partition("\n")
-    assert first == line if line is not None else os.path.basename(first) in scripts.SHELLS
+    assert first == line if line is not None else os.path.basename(first) in submission.SHELLS
     assert rest == (text.partition("\n")[2] if text.startswith("#!") else text)
     keys = tomllib.loads(spool("import", "--no-capture", script).out)
     assert keys["command"] == [*first[2:].split(None, 1), str(script)]

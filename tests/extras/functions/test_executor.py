@@ -22,7 +22,7 @@ import pytest
 import called
 import spool
 from served import Served
-from spool.client.gc import plan_removal, remove
+from spool.client.gc import plan_removal, remove_planned
 from spool.client.requests import Requests
 from spool.client.waiting import End, Waiter
 from spool.core.errors import InvalidJob, InvalidRecord, InvalidValue, SpoolError, SpoolUnusable
@@ -41,7 +41,7 @@ from spool.extras.functions.executor import (
 )
 from spool.formats import keys
 from spool.formats.config import RetentionPolicy
-from spool.python.keys import CallKeys, JobKeys
+from spool.python.client import CallKeys, JobKeys
 from spool.store.disk import Disk
 from spool.store.spool import Spool
 from support import PATIENCE_S, ROOT, wait_for
@@ -604,7 +604,7 @@ def test_a_large_function_goes_with_the_last_call_that_has_it(alone: Executor) -
     one.cancel()
     (root / "calls" / one.name).unlink()
     open_spool = Spool(alone.root)
-    remove(open_spool, plan_removal(open_spool, RetentionPolicy(max_age_ns=0), time.time_ns()))
+    remove_planned(open_spool, plan_removal(open_spool, RetentionPolicy(max_age_ns=0), time.time_ns()))
     left = sorted(path.name for path in (root / "calls").iterdir())
     assert left == [two.name, f"{two.name}~function"]
 
@@ -871,7 +871,7 @@ def test_a_call_that_is_killed_before_its_job_leaves_nothing_for_long(alone: Exe
     for each in (path, f"{alone.root}/calls/{future.name}"):
         os.utime(each, (1, 1))
     place = Spool(alone.root)
-    remove(place, plan_removal(place, RetentionPolicy(max_age_ns=0), time.time_ns()))
+    remove_planned(place, plan_removal(place, RetentionPolicy(max_age_ns=0), time.time_ns()))
     assert sorted(os.listdir(f"{alone.root}/calls")) == [future.name, "young"]
 
 
@@ -883,7 +883,7 @@ def test_the_call_goes_with_its_job(served: Served, executor: Executor) -> None:
     place = Spool(str(served.root))
 
     def is_gone() -> bool:
-        remove(place, plan_removal(place, RetentionPolicy(max_age_ns=0), time.time_ns()))
+        remove_planned(place, plan_removal(place, RetentionPolicy(max_age_ns=0), time.time_ns()))
         return not (served.root / "calls" / future.name).exists()
 
     wait_for(is_gone)  # the dispatcher has recorded the end by then

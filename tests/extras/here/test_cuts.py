@@ -15,7 +15,7 @@ from spool.dispatcher import launcher, recovery
 from spool.executors.base import Launch
 from spool.extras.here.launching import own_terminal
 from spool.store.spool import Spool
-from spool.testing.faults import FaultyDisk
+from spool.testing.fakes import FaultyDisk
 
 
 def _caller_looks(session: Session) -> None:

@@ -597,13 +597,14 @@ def test_the_key_says_what_it_does_not_go_with(served: Served) -> None:
         assert text in served.until(lambda error=error: error.exists() and error.read_text(), name)  # type: ignore[misc]
 
 
-def test_a_plugin_adds_nothing_that_gives_it_another_run() -> None:
+def test_a_hook_sets_nothing_that_gives_it_another_run() -> None:
     """As from `[defaults]`, what does not go with the key is left out; the key itself is refused."""
-    said = {"p": {"gpu_idle": "1h", "retry": {"max": 1}, "preemptible": True, "stdout": "out"}}
+    said = (("p", {"project": "p", "retry": {"max": 1}, "preemptible": True, "stdout": "out"}),)
     data = b'command = "true"\nterminal = "x"\n'
-    assert jobfile.additions("x", data, tuple(said.items()), jobfile.NO_DEFAULTS)[0] == (("p", {"gpu_idle": "1h"}),)
-    with pytest.raises(InvalidValue, match='plugin p: cannot add "terminal"'):
-        jobfile.additions("x", b'command = "true"\n', (("p", {"terminal": "x"}),), jobfile.NO_DEFAULTS)
+    spec = jobfile.parse(data, name="x", defaults=jobfile.with_set(jobfile.NO_DEFAULTS, said))
+    assert (spec.project, spec.retry.max, spec.preemptible, spec.stdout) == ("p", 0, False, None)
+    with pytest.raises(InvalidValue, match=r'^p: cannot set "terminal"'):
+        jobfile.check_set("x", b'command = "true"\n', (("p", {"terminal": "x"}),), jobfile.NO_DEFAULTS)
 
 
 @pytest.mark.parametrize("executor", [None], indirect=True)

@@ -40,7 +40,7 @@ from spool.formats.config import Config
 from spool.formats.state import SharedView
 from spool.machine import shared
 from spool.state.world import as_if_alone, on_shared
-from spool.testing.faults import FaultyDisk, PowerCut
+from spool.testing.fakes import FaultyDisk, PowerCut
 
 T = TypeVar("T")
 WHY = "cpus: needs 1, 0 free (2 leases of bob hold 2)"

@@ -15,7 +15,7 @@ from extras.machine.sharing import BOB, G, gpu_share, join, mine, shares
 from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import ForeignProcess, Gpu, Grant
 from spool.formats.state import GpuView, JobView, SharedView
-from spool.query.outlook import expected_end
+from spool.query.listing import expected_end
 from spool.query.shared import UserShare
 from spool.store.locked_spool import LockedSpool
 from spool.store.ownership import this_user

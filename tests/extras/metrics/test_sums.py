@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from spool.core.events import Event, EventName
-from spool.core.model import SECOND_NS, GpuUse, Grant, Result, State
-from spool.extras.metrics.sums import BOUNDS_NS, Histogram, Sums
+from spool.core.model import SECOND_NS, Grant, Result, State
+from spool.extras.metrics.listener import BOUNDS_NS, Histogram, Sums
 
 RESULT = Result(
     job="train",
@@ -47,21 +47,12 @@ def test_a_life_of_a_job_is_counted() -> None:
     assert {word: (sum(runs.counts), runs.sum_ns) for word, runs in told.runs.items()} == {
         "failed": (2, 120 * SECOND_NS)
     }
-    assert (told.cpu_ns, told.gpu_ns, told.gpu_busy_ns) == (200 * SECOND_NS, 240 * SECOND_NS, 0)
+    assert (told.cpu_ns, told.gpu_ns) == (200 * SECOND_NS, 240 * SECOND_NS)
 
 
-def test_the_time_in_which_gpus_computed_is_counted_where_it_is_known() -> None:
-    """Of two GPUs for a minute, half busy on average, one minute; a run of which it is unknown adds nothing.
-
-    GPUs of an engine count as many as were asked for: only that knows which they were, and whether they computed.
-    """
-    use = (GpuUse(30 * SECOND_NS, 100.0, 100), GpuUse(30 * SECOND_NS, 0.0, 0))
-    known = replace(FAILED, result=replace(RESULT, run=2, attempt=2, gpu_use=use))
-    assert sums(RETRYING, known).gpu_busy_ns == 60 * SECOND_NS
-    paused = replace(known, result=replace(known.result, suspended_ns=30 * SECOND_NS))
-    assert sums(paused).gpu_busy_ns == 30 * SECOND_NS
-    far = replace(FAILED, result=replace(RESULT, grant=Grant(1, gpus_elsewhere=3)))
-    assert (sums(far).gpu_ns, sums(far).gpu_busy_ns) == (3 * 60 * SECOND_NS, 0)
+def test_gpus_of_an_engine_count_as_many_as_were_asked_for() -> None:
+    """Only the engine knows which they were."""
+    assert sums(replace(FAILED, result=replace(RESULT, grant=Grant(1, gpus_elsewhere=3)))).gpu_ns == 3 * 60 * SECOND_NS
 
 
 def test_what_is_told_again_counts_once() -> None:
@@ -99,5 +90,5 @@ def test_a_histogram_puts_a_bound_into_its_own_bucket() -> None:
 
 def test_what_was_seen_is_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of repeats is bounded."""
-    monkeypatch.setattr("spool.extras.metrics.sums._REMEMBERED", 2)
+    monkeypatch.setattr("spool.extras.metrics.listener._REMEMBERED", 2)
     assert sums(*(replace(EVENT, id=key) for key in "12131")).submissions == 4

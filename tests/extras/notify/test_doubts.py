@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from calling import Command
-from spool.doctor.checks import Level, examine
+from spool.doctor import Level, examine
 from spool.extras.notify.checks import CHECKS
 from spool.extras.notify.sending import contacts, events
 from spool.extras.notify.settings import Notify

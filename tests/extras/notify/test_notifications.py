@@ -21,9 +21,8 @@ from served import Served
 from spool import __version__
 from spool.core.events import Event, EventName
 from spool.core.model import Result, State
-from spool.extras.notify import listener
-from spool.extras.notify.listener import Notifier, last_lines
-from spool.extras.notify.sending import Patience
+from spool.extras.notify import sending
+from spool.extras.notify.sending import Notifier, Patience, last_lines
 from spool.extras.notify.settings import Notifications, Notify, NotifyRule
 from spool.formats.config import Config
 from support import PATIENCE_S, wait_for
@@ -167,21 +166,6 @@ def test_an_event_that_is_told_again_is_sent_once(told: Told, web: WebServer, ho
     assert len(web.requests) == 3
 
 
-def test_many_messages_to_a_person_become_one(told: Told, mail: MailServer, mailbox: str) -> None:
-    """What piled up while the mail server was away comes as one mail that counts and lists it."""
-    mail.mode = "dead"
-    told.of(FAILED, mailbox)
-    wait_for(lambda: mail.tries > 1)
-    for number in range(60):
-        told.of(replace(FAILED, id=f"{number}", job=f"task-{number}"), mailbox)
-    mail.mode = "well"
-    wait_for(lambda: len(told.done) == 61)
-    assert len(mail.mails) < 30
-    assert any("events: " in mail["Subject"] for mail in mail.mails)
-    everything = "\n".join(text_of(mail) + mail["Subject"] for mail in mail.mails)
-    assert all(f"task-{number} has failed" in everything for number in range(60))
-
-
 def test_the_configured_notifier_sends_to_what_nothing_else_understands(told: Told, tmp_path: Path) -> None:
     """The shell text has the address as $1 and the event as $2, and the message on its standard input."""
     told.config = configured(notifier=f'{{ echo "$1 $2"; cat; }} > {tmp_path}/sent')
@@ -245,21 +229,6 @@ def test_no_secret_of_an_address_is_logged(
     assert address.partition(":")[0][:3] in said
 
 
-def test_whoever_can_read_the_secrets_is_said(told: Told, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A configuration with secrets that the group may read is reported once; behind a closed door it is nobody's."""
-    config = tmp_path / "config.toml"
-    config.write_text("")
-    told.config = configured(contacts={"me": (f"discord://1/{SECRET}",)})
-    config.chmod(0o644)
-    tmp_path.chmod(0o700)
-    told.hear(FAILED)
-    assert "readable by others" not in caplog.text
-    tmp_path.chmod(0o755)
-    for number in range(3):
-        told.hear(replace(FAILED, id=f"{number}"))
-    assert caplog.text.count(f"chmod 600 {config}") == 1
-
-
 def test_without_apprise_mail_works_and_the_rest_says_what_to_install(
     told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -280,7 +249,7 @@ def test_without_apprise_mail_works_and_the_rest_says_what_to_install(
 
 def test_close_sends_what_was_never_tried_and_ends(tmp_path: Path, hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """That the dispatcher has stopped is told, although there is nobody to tell it after that."""
-    monkeypatch.setattr(listener, "_CLOSE_S", PATIENCE_S)
+    monkeypatch.setattr(sending, "_CLOSE_S", PATIENCE_S)
     with Told(tmp_path, Config()) as told:
         told.of(FAILED, hook)
     assert told.done

@@ -8,17 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from spool.extras.notify.sending import Message, Patience, SendQueue, ShellCommand, UndeliveredError, masked, scrubbed
+from spool.extras.notify.sending import Message, Patience, SendQueue, UndeliveredError, by_command, masked, scrubbed
 from support import PATIENCE_S, left_behind, processes, wait_for
 
 MOST = 100
-QUICK = Patience(first_s=0.001, longest_s=0.001, tries=1_000_000, for_s=PATIENCE_S, most_waiting=MOST)
+QUICK = Patience(first_s=0.001, longest_s=0.001, tries=1_000_000, for_s=PATIENCE_S)
 
 
 class Receiver:
     """Takes a message once it is `awake`, and refuses it while it is `broken`."""
-
-    for_programs = True
 
     def __init__(self) -> None:
         self.awake = threading.Event()
@@ -26,7 +24,7 @@ class Receiver:
         self.tries = 0
         self.taken: list[str] = []
         self.done: list[str] = []
-        self.queue = SendQueue("receiver", self, QUICK)
+        self.queue = SendQueue("receiver", self.send, QUICK)
 
     def send(self, message: Message) -> None:
         self.awake.wait(PATIENCE_S)
@@ -51,7 +49,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def test_a_slow_receiver_gets_everything(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
-    """However many wait, none is given up while none has failed, and each program is told of each in order."""
+    """However many wait, none is given up while none has failed, and each is sent by itself and in order."""
     receiver.put(*range(5 * MOST))
     assert receiver.done == []
     receiver.awake.set()
@@ -60,26 +58,9 @@ def test_a_slow_receiver_gets_everything(receiver: Receiver, caplog: pytest.LogC
     assert caplog.text == ""
 
 
-def test_of_what_waits_for_a_receiver_that_is_away_the_newest_is_kept(
-    receiver: Receiver, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Also of what came while it was only slow; the log says so, and what was kept arrives when it is back."""
-    receiver.put(*range(5 * MOST))
-    receiver.broken = True
-    receiver.awake.set()
-    wait_for(lambda: receiver.tries > 3)
-    receiver.put(*range(5 * MOST, 8 * MOST))
-    assert len(receiver.done) >= 7 * MOST
-    assert receiver.taken == []
-    assert "it keeps failing and too many messages are waiting" in caplog.text
-    receiver.broken = False
-    wait_for(lambda: len(receiver.done) == 8 * MOST)
-    assert set(receiver.taken) >= {str(number) for number in range(8 * MOST - MOST * 8 // 10, 8 * MOST)}
-
-
 def test_a_failure_or_two_cost_nothing(receiver: Receiver) -> None:
     """A receiver that is started anew has missed nothing, however much came meanwhile."""
-    receiver.queue = SendQueue("receiver", receiver, Patience(first_s=60.0, most_waiting=MOST))
+    receiver.queue = SendQueue("receiver", receiver.send, Patience(first_s=60.0))
     receiver.broken = True
     receiver.awake.set()
     receiver.put(0)
@@ -92,10 +73,10 @@ def test_a_command_that_fails_or_hangs_is_cut_off_and_tried_again(tmp_path: Path
     """Its exit code and its last words are the reason; a command that hangs is killed with all its group."""
     message, before = Message("failed", "t", "b", {}), processes()
     with pytest.raises(UndeliveredError, match="is 3: no such user"):
-        ShellCommand("bob", "yes | head -c 3000000 >&2; echo no such user >&2; exit 3").send(message)
+        by_command("bob", "yes | head -c 3000000 >&2; echo no such user >&2; exit 3", message)
     mark = f"SPOOL_TEST={tmp_path}"
     with pytest.raises(UndeliveredError, match=r"within 1s"):
-        ShellCommand("bob", f"{mark} sleep 600; :", limit_s=1).send(message)
+        by_command("bob", f"{mark} sleep 600; :", message, limit_s=1)
     wait_for(lambda: not left_behind(processes() - before, mark.encode()))
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from pathlib import Path
 
-from spool.extras.page.content import ContentReader
-from spool.extras.page.document import render
+from spool.extras.page.document import PageReader
 
 EVIL = (
     '</script><script>window.owned=1;document.title="owned"</script><img src=x onerror="window.owned=1">'
@@ -16,7 +15,7 @@ EVIL = (
 
 def page_of(root: Path, now_ns: int, *, served: bool = True, every_s: float = 3) -> str:
     """Return the page of a spool as its writer would make it at that moment."""
-    return render(ContentReader(str(root)).read(now_ns, served=served), every_s, 60).decode()
+    return PageReader(str(root)).page(now_ns, every_s, 60, served=served).decode()
 
 
 class Page(HTMLParser):

@@ -21,13 +21,13 @@ from query.test_counts import COUNTED, a_second_job, an_array_with_tasks
 from served import Served
 from spool.core.layout import DONE
 from spool.core.model import SECOND_NS, State
-from spool.doctor.checks import examine, of_the_machine
+from spool.doctor import examine, of_the_machine
 from spool.extras.page import writer
 from spool.extras.page.content import ContentReader
 from spool.extras.page.writer import PageWriter
 from spool.formats import config
 from spool.formats.config import Config
-from spool.listeners.discovery import find_subscriptions
+from spool.listeners import find_subscriptions
 from spool.query.jobs import counts, list_jobs
 from spool.store.tolerant import TolerantSpool
 from support import wait_for

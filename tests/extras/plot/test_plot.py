@@ -20,7 +20,7 @@ from rich.cells import cell_len
 from calling import Command
 from plugins.fake_nvml import FakeNvml
 from spool.cli import render
-from spool.cli.charts import Bar, Line
+from spool.cli.render import Bar, Line
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Machine, Result, State
 from spool.extras.plot import pictures

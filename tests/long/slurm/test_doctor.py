@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
 
 from long.slurm.cluster import Cluster, path_with
 from served import Served
-from spool.doctor.checks import Finding, Level, examine
+from spool.doctor import Finding, Level, examine
 from spool.extras.engines import probe
 from spool.extras.engines.probe import OF_SLURM
-from support import ROOT
 
 
 def _found(root: Path) -> dict[str, Finding]:
     return {finding.check: finding for finding in examine(str(root), checks=OF_SLURM)}
-
-
-def test_the_checks_are_those_of_the_page() -> None:
-    """The page about clusters has a row for each check, in the order in which they are made."""
-    page = (ROOT / "docs" / "CLUSTER.md").read_text()
-    table = page.partition("| check | what it looks at |\n|---|---|\n")[2].partition("\n\n")[0]
-    rows = re.findall(r"^\| (.+) \| (.+) \|$", table, re.MULTILINE)
-    assert rows == [(check.name, check.looks_at) for check in OF_SLURM]
 
 
 def test_a_cluster_that_is_well_is_found_well(unserved: Served, slurm: Cluster) -> None:

@@ -22,7 +22,7 @@ _TABLE = KeyTable(
         default=False, field="capture.git"),
     Key("diff", "size", "How much of the uncommitted changes to keep; 0B keeps none.",
         default="1M", field="capture.diff_bytes"),
-    Key("packages", "flag", "Whether to record the Python of the command, its packages, and the lock file.",
+    Key("packages", "flag", "Whether to record the Python of the command and its packages.",
         default=False, field="capture.packages"),
 )
 

@@ -1,4 +1,4 @@
-"""Which code a directory has: its git commit and changes, the interpreter of a command, and its packages.
+"""Which code a run begins with: its commit and changes, its interpreter and packages; and their record (FORMAT 4.27).
 
 git is asked such that a repository starts no other program: no file system monitor, hook, filter, external diff or
 text conversion, and no bare repository that lies inside a work tree counts. Nothing is fetched that a partial clone
@@ -16,40 +16,31 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from msgspec import Struct
+
+from spool.core.errors import InvalidRecord
 from spool.core.layout import without_here
-from spool.extras.capture import record
-from spool.extras.capture.record import (
-    CUT,
-    MOST_PACKAGES,
-    MOST_UNTRACKED,
-    NONE,
-    WHOLE,
-    Capture,
-    Code,
-    Interpreter,
-    LockFile,
-    render_capture,
-)
+from spool.core.model import SECOND_NS
+from spool.core.reasons import count_of
+from spool.core.units import show_duration
+from spool.formats import toml
 from spool.formats.freetext import one_line
+from spool.formats.wire import Form, Table, said, several
 from spool.machine import identity
 from spool.store.disk import Disk
 
-LOCK_FILES = (
-    "uv.lock", "pixi.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "conda-lock.yml", "requirements.txt",
-    "environment.yml",
-)  # fmt: skip
-"""The names of lock files; the first that is there counts."""
+if TYPE_CHECKING:
+    from spool.query.details import RunDetails
+    from spool.store.spool import Spool
 
-MOST_LOCK_BYTES = 1 << 20
 _WITHIN_S = 10.0  # git may take so long, all its commands together
 _MOST_LISTED = 4 << 20  # bytes of git's list of files; a longer one is cut
 _PLAIN = (
@@ -67,6 +58,141 @@ _PYTHON = re.compile(r"(?:python|pypy)[0-9]*(?:\.[0-9]+)?")
 _VERSION = re.compile(r"(?:version|version_info)\s*=\s*([0-9]+(?:\.[0-9]+)*)", re.ASCII)
 _INFO = re.compile(r"([A-Za-z0-9._]+)-([^-]+?)(?:-py[0-9.]+)?\.(?:dist|egg)-info")
 _DRIVER = re.compile(r"Kernel Module\S*\s+(?:for \S+\s+)?([0-9]+(?:\.[0-9]+)+)")
+MOST_UNTRACKED = 100
+"""How many untracked files are named; the others are counted."""
+
+MOST_PACKAGES = 2000
+"""How many packages of an interpreter are named."""
+
+RECORD, DIFF = "capture.toml", "capture.diff"
+FILES = (DIFF, RECORD)
+"""What the metadir of a run has of it; the last says what the others are."""
+
+_LATER_NS = 60 * SECOND_NS  # a capture that is older than this may not be what the run began with
+
+WHOLE, CUT, NONE = "whole", "cut", "none"
+"""What is kept of the uncommitted changes: all of them; the first bytes of too many; nothing, as configured."""
+
+
+class Code(Struct, frozen=True):
+    """The git work tree that a job's working directory is in."""
+
+    top: str  # its directory
+    prefix: str = ""  # of the working directory below it; "" is the top itself
+    commit: str | None = None  # None: there is none yet
+    branch: str | None = None  # None: no branch is checked out
+    changed: int = 0  # files that differ from the commit
+    diff: str | None = None  # WHOLE, CUT or NONE; None: nothing differs
+    diff_bytes: int = 0  # that are kept
+    diff_hash: str | None = None  # SHA-256 of these
+    untracked: tuple[str, ...] = ()  # the first, relative to `top`
+    untracked_count: int = 0
+    PUBLIC: ClassVar[str] = """
+        top prefix commit branch changed diff diff_bytes diff_sha256=diff_hash untracked untracked_count
+    """
+
+
+class Interpreter(Struct, frozen=True):
+    """The Python that a job finds, from files alone: it is not run."""
+
+    path: str
+    prefix: str = ""  # the environment that it is of
+    version: str | None = None
+    found_by: str = ""  # "command", the variable that names its environment, or "PATH"
+    packages: tuple[str, ...] = ()  # "NAME VERSION", of its site-packages
+    PUBLIC: ClassVar[str] = "path prefix version found_by packages"
+
+
+class Capture(Struct, frozen=True):
+    """What was there when a run began, as far as that is known."""
+
+    captured_at_ns: int | None = None
+    problem: str = ""  # what could not be found out, and why
+    host: str | None = None
+    kernel: str | None = None
+    driver: str | None = None  # of NVIDIA
+    code: Code | None = None
+    interpreter: Interpreter | None = None
+    PUBLIC: ClassVar[str] = "captured_at_ns problem host kernel driver git=code python=interpreter"
+
+
+def code_in_words(code: Code) -> str:
+    """Return a commit and what differed from it, in a line: `3f2a1bc9d0e1 (main), 2 files changed`."""
+    parts = [code.commit[:12] if code.commit is not None else "no commit yet"]
+    if code.branch is not None:
+        parts[0] += f" ({code.branch})"
+    if code.changed:
+        kept = {WHOLE: "", CUT: ", diff cut", NONE: ", diff not kept"}.get(code.diff or "", "")
+        parts.append(f"{count_of(code.changed, 'file')} changed{kept}")
+    if code.untracked_count:
+        parts.append(f"{code.untracked_count} untracked")
+    return ", ".join(parts)
+
+
+def told(run: RunDetails) -> list[tuple[str, str]]:
+    """Return the lines of `spool show` about what a run began with."""
+    capture, started_at_ns = run.parts.get("capture"), run.record.started_at_ns
+    if capture is None:
+        return []
+    lines = [("not captured", capture.problem)]
+    if capture.code is not None:
+        at_ns, code = capture.captured_at_ns, code_in_words(capture.code)
+        if at_ns is not None and started_at_ns is not None and started_at_ns - at_ns > _LATER_NS:
+            code += f"; captured {show_duration(started_at_ns - at_ns)} before the run began"
+        lines += [("commit", code), ("work tree", capture.code.top)]
+    if (python := capture.interpreter) is not None:
+        parts = [python.path, f"({python.version})" if python.version else ""]
+        lines.append(("python", " ".join(filter(None, parts))))
+        lines.append(("packages", count_of(len(python.packages), "package") if python.packages else ""))
+    return [*lines, ("driver", capture.driver or "")]
+
+
+def capture_of(spool: Spool, name: str, run: int) -> Capture | None:
+    """Return what was captured of the code that a run began with; None if nothing was."""
+    text = spool.record(name, run, RECORD)
+    if text is None:
+        return None
+    try:
+        return parse_capture(text)
+    except InvalidRecord as error:
+        return Capture(problem=str(error))
+
+
+def _list(most: int) -> Form:
+    """Return the form of a list of texts, a line each."""
+    return Form(
+        lambda texts: f"[\n{''.join(f'  {toml.quote(text)},{chr(10)}' for text in texts)}]",
+        lambda keys, key: tuple(map(one_line, several(keys, key, str)))[:most],
+    )
+
+
+_WHAT = "a capture record"
+_CODE = Table(
+    _WHAT,
+    Code,
+    """
+    top! prefix commit branch changed! diff:extent diff_bytes diff_sha256=diff_hash untracked_count
+    untracked:untracked
+    """,
+    {"top": ""},
+    extent=Form(toml.quote, lambda keys, key: text if (text := said(keys, key)) in (WHOLE, CUT, NONE) else None),
+    untracked=_list(MOST_UNTRACKED),
+)
+_PYTHON_KEYS = "path! prefix version found_by packages:packages"
+_INTERPRETER = Table(_WHAT, Interpreter, _PYTHON_KEYS, {"path": ""}, packages=_list(MOST_PACKAGES))
+_CAPTURE = Table(
+    _WHAT,
+    Capture,
+    "captured_at problem host kernel driver git=code:code python=interpreter:python",
+    code=_CODE.inner(),
+    python=_INTERPRETER.inner(),
+)
+
+render_capture, parse_capture = _CAPTURE.render, _CAPTURE.parse
+"""`capture.toml`."""
+
+
+# How it is found out.
 
 
 class GitError(Exception):
@@ -197,7 +323,6 @@ def code_at(directory: str, until: float, most_diff: int) -> tuple[Code, bytes]:
         diff_hash=sha256(diff).hexdigest() if diff else None,
         untracked=tuple(untracked[:MOST_UNTRACKED]),
         untracked_count=len(untracked),
-        submodules=os.path.lexists(f"{top}/.gitmodules"),
     )
     return code, diff
 
@@ -270,43 +395,6 @@ def _packages(directory: str) -> Iterator[str]:
                 yield f"{match[1].replace('_', '-')} {match[2]}"
 
 
-def sources_in(prefix: str, top: str) -> list[str]:
-    """Return the directories in the tree *top* from which the Python of *prefix* imports, by editable installs."""
-    found: dict[str, None] = {}
-    for site in _sites(prefix, f"{prefix}/bin/python"):
-        with suppress(OSError):
-            for name in sorted(os.listdir(site)):
-                if name.endswith(".pth"):
-                    with suppress(OSError, UnicodeDecodeError), open(f"{site}/{name}", encoding="utf-8") as file:
-                        lines = file.read(1 << 16).splitlines()
-                        found.update(dict.fromkeys(os.path.normpath(line) for line in lines if line.startswith("/")))
-                elif name.endswith(".dist-info"):
-                    with suppress(OSError, ValueError), open(f"{site}/{name}/direct_url.json", "rb") as said:
-                        path = str(json.loads(said.read(1 << 16))["url"]).removeprefix("file://")
-                        found.update(dict.fromkeys((f"{path}/src", path)))
-    return [path for path in found if path == top or path.startswith(f"{top}/")]
-
-
-def lock_file_of(workdir: str, top: str | None) -> tuple[LockFile, bytes] | None:
-    """Return the lock file in a working directory or else at the top of its work tree, and its text; None without."""
-    for directory in dict.fromkeys((workdir, top or workdir)):
-        for name in LOCK_FILES:
-            path = f"{directory}/{name}"
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                with open(fd, "rb") as file:
-                    status = os.fstat(fd)
-                    if not stat.S_ISREG(status.st_mode):
-                        continue
-                    text = file.read(MOST_LOCK_BYTES + 1)
-            except OSError:
-                continue
-            if len(text) > MOST_LOCK_BYTES:
-                return LockFile(path, None, status.st_size), b""
-            return LockFile(path, sha256(text).hexdigest(), status.st_size, kept=True), text
-    return None
-
-
 def driver_version() -> str | None:
     """Return the version of NVIDIA's kernel module; None if there is none."""
     with suppress(OSError, UnicodeDecodeError), open("/proc/driver/nvidia/version", encoding="utf-8") as file:
@@ -320,23 +408,17 @@ def capture(order: dict[str, Any]) -> dict[str, bytes]:
     until = time.monotonic() + _WITHIN_S
     workdir, files, problems = str(order["workdir"]), dict[str, bytes](), list[str]()
     captured_at_ns = time.time_ns()
-    code = interpreter = lock = None
+    code = interpreter = None
     if order["git"]:
         try:
             code, diff = code_at(workdir, until, int(order["diff_bytes"]))
             if diff:
-                files[record.DIFF] = diff
+                files[DIFF] = diff
         except GitError as error:
             problems.append(one_line(str(error)))
-    if order["packages"]:
-        if order["words"] is not None:  # else it is that of a container
-            interpreter = interpreter_of(order["words"], workdir, order["environment"])
-        found = lock_file_of(workdir, code.top if code is not None else None)
-        if found is not None:
-            lock, text = found
-            if text:
-                files[record.LOCK] = text
-    said = Capture(
+    if order["packages"] and order["words"] is not None:  # else it is that of a container
+        interpreter = interpreter_of(order["words"], workdir, order["environment"])
+    record = Capture(
         captured_at_ns=captured_at_ns,
         problem="; ".join(problems),
         host=identity.host(),
@@ -344,9 +426,8 @@ def capture(order: dict[str, Any]) -> dict[str, bytes]:
         driver=driver_version(),
         code=code,
         interpreter=interpreter,
-        lock_file=lock,
     )
-    return {record.RECORD: render_capture(said), **files}
+    return {RECORD: render_capture(record), **files}
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from spool.core.scheduler import Start
 from spool.dispatcher.context import Context
 from spool.dispatcher.launcher import workdir_of
 from spool.dispatcher.steps import Steps
-from spool.extras.capture.record import FILES, RECORD, Capture, render_capture
+from spool.extras.capture.code import FILES, RECORD, Capture, render_capture
 from spool.formats.freetext import one_line
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 from spool.machine.host import login_environment
@@ -228,7 +228,7 @@ def _link(spool: LockedSpool, source: str, target: str) -> None:
     for name in FILES:
         try:
             spool.disk.link(f"{source}/{name}", f"{target}/{name}")
-        except (FileNotFoundError, FileExistsError):  # there is no diff, or no lock file
+        except (FileNotFoundError, FileExistsError):  # there is no diff
             continue
         except OSError:
             with open(f"{source}/{name}", "rb") as file:

@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import time
 import zlib
-from collections.abc import Mapping
 from contextlib import suppress
 from shlex import quote
 
@@ -85,27 +84,6 @@ READER = PartReader(_read)
 """What reads the key `container`."""
 
 
-class Inside(Struct, frozen=True):
-    """What a container gets of its run. Paths are the same inside and outside."""
-
-    spool_dir: str
-    job: str
-    run: int
-    metadir: str
-    workdir: str
-    grant: Grant
-    environment: Mapping[str, str]
-    terminal: bool = False  # it reads what is typed
-
-
-class Contained(Struct, frozen=True):
-    """A command in a container, and the shell texts just before and just after it."""
-
-    command: tuple[str, ...]
-    before: str = ""
-    after: str = ""
-
-
 def problem(spec: Spec) -> str | None:
     """Return why the container of a job cannot be started on this machine, and what to do; None if it can."""
     container = spec.part("containers")
@@ -148,52 +126,38 @@ def _unserved(program: str, environment: tuple[tuple[str, str], ...]) -> str | N
 
 
 def launched(spec: Spec, written: Assignments, live: ActiveRun) -> Assignments:
-    """Return what is written for a run whose command runs in a container; its shell is in the image."""
-    inside = Inside(
-        spool_dir=written.environment["SPOOL_DIR"],
-        job=live.name,
-        run=live.run,
-        metadir=written.metadir,
-        workdir=written.workdir,
-        grant=live.grant,
-        environment=written.environment,
-        terminal=bool(written.surroundings.terminal),
-    )
-    made = contained(spec.part("containers"), wrapper.words_of(written.command, written.shell), inside)
-    prep, end = wrapper.both(written.prep, made.before), wrapper.both(made.after, written.end)
-    return replace(written, command=made.command, shell=_SHELL, prep=prep, end=end)
+    """Return what is written for a run whose command runs in a container; its shell is in the image.
 
-
-def contained(container: Container, words: tuple[str, ...], inside: Inside) -> Contained:
-    """Return what runs *words* in the container.
-
-    Without a runtime, the name of the first that it may have is left, and the run fails with 127.
+    Paths are the same inside and outside. Without a runtime, the name of the first that it may have is left, and the
+    run fails with 127.
     """
+    container, grant = spec.part("containers"), live.grant
     name, program = _found(container) or (_possible(container)[0],) * 2
+    words = wrapper.words_of(written.command, written.shell)
     if name == "apptainer":
-        return Contained((program, "exec", *_apptainer(inside), *_options(container), _image(container, name), *words))
-    title = f"spool-{zlib.crc32(os.fsencode(inside.spool_dir)):08x}-{inside.job}-{inside.run}"
-    labels = (f"--label=spool.dir={inside.spool_dir}", f"--label=spool.metadir={inside.metadir}")
+        options = (*_apptainer(written, grant), *_options(container), _image(container, name))
+        return replace(written, command=(program, "exec", *options, *words), shell=_SHELL)
+    spool_dir = written.environment["SPOOL_DIR"]
+    title = f"spool-{zlib.crc32(os.fsencode(spool_dir)):08x}-{live.name}-{live.run}"
+    labels = (f"--label=spool.dir={spool_dir}", f"--label=spool.metadir={written.metadir}")
     words = (f"--entrypoint={words[0]}", _image(container, name), *words[1:])
-    command = (program, "run", f"--name={title}", *labels, *_engine(name, inside), *_options(container), *words)
-    filled = {"runtime": quote(program), "title": title, "stop": quote(f"{inside.metadir}/{STOP}")}
-    filled["filter"] = quote(f"label=spool.dir={inside.spool_dir}")
-    return Contained(command, _fill(_BEFORE, filled), _fill(_AFTER, filled))
+    command = (program, "run", f"--name={title}", *labels, *_engine(name, written, grant), *_options(container), *words)
+    filled = {"runtime": quote(program), "title": title, "stop": quote(f"{written.metadir}/{STOP}")}
+    filled["filter"] = quote(f"label=spool.dir={spool_dir}")
+    before, after = (re.sub(r"@(\w+)@", lambda match: filled[match[1]], text) for text in (_BEFORE, _AFTER))
+    prep, end = wrapper.both(written.prep, before), wrapper.both(after, written.end)
+    return replace(written, command=command, shell=_SHELL, prep=prep, end=end)
 
 
-def _fill(text: str, filled: Mapping[str, str]) -> str:
-    return re.sub(r"@(\w+)@", lambda match: filled[match[1]], text)
-
-
-def _engine(name: str, inside: Inside) -> tuple[str, ...]:
+def _engine(name: str, written: Assignments, grant: Grant) -> tuple[str, ...]:
     """Return the options of docker and podman, which are the same but for these few."""
-    grant, uid, gid = inside.grant, os.geteuid(), os.getegid()
-    options = [f"--user={uid}:{gid}", f"--workdir={inside.workdir}", "--security-opt=label=disable"]
+    uid, gid, has_amd = os.geteuid(), os.getegid(), _has_amd(written, grant)
+    options = [f"--user={uid}:{gid}", f"--workdir={written.workdir}", "--security-opt=label=disable"]
     if name == "docker" or shutil.which("catatonit") or any(map(os.path.exists, _INITS)):
         options.append("--init")  # else a command that does not expect it is a process 1, and hears no TERM
     if name == "podman" and uid:
         options.append("--userns=keep-id")
-    if inside.terminal:
+    if written.surroundings.terminal:
         options.append("--interactive")
     if grant.cpus:
         options.append(f"--cpus={grant.cpus}")
@@ -201,26 +165,30 @@ def _engine(name: str, inside: Inside) -> tuple[str, ...]:
         options.append(f"--memory={grant.memory_bytes}b")
     if grant.cpu_list and (name == "docker" or not uid):  # else its processes inherit the affinity of the run
         options.append(f"--cpuset-cpus={grant.cpu_list}")
-    if _has_amd(inside):  # ROCR_VISIBLE_DEVICES, which goes along, says which of these
+    if has_amd:  # ROCR_VISIBLE_DEVICES, which goes along, says which of these
         options += [*(f"--device={path}" for path in _OF_AMD), f"--group-add={_group_of_amd(name)}"]
     elif grant.gpu_uuids and name == "docker":
         options.append(f'--gpus="device={",".join(grant.gpu_uuids)}"')
     elif grant.gpu_uuids:
         options += [f"--device=nvidia.com/gpu={uuid}" for uuid in grant.gpu_uuids]
-    if not grant.gpu_uuids or _has_amd(inside):
+    if not grant.gpu_uuids or has_amd:
         options.append("--env=NVIDIA_VISIBLE_DEVICES=void")  # where the runtime gives all GPUs to images that ask
-    options += _mounts(inside)
-    options.append(f"--env-file={inside.metadir}/{ENVIRONMENT}")  # what texts before the command have added
-    variables = [f"--env={key}" for key in inside.environment if _goes_along(key)]
-    if inside.environment.get("CUDA_VISIBLE_DEVICES", "")[:1].isdecimal():  # it has only these GPUs, and counts them
-        variables.append(f"--env=CUDA_VISIBLE_DEVICES={','.join(map(str, range(len(grant.gpu_uuids))))}")
-    return (*options, *variables)
+    options += _mounts(written)
+    options.append(f"--env-file={written.metadir}/{ENVIRONMENT}")  # what texts before the command have added
+    options += [
+        f"--env={key}"
+        for key in written.environment
+        if key not in _OF_THE_HOST and not key.startswith(_PREFIXES_OF_THE_HOST)
+    ]
+    if written.environment.get("CUDA_VISIBLE_DEVICES", "")[:1].isdecimal():  # it has only these GPUs, and counts them
+        options.append(f"--env=CUDA_VISIBLE_DEVICES={','.join(map(str, range(len(grant.gpu_uuids))))}")
+    return tuple(options)
 
 
-def _has_amd(inside: Inside) -> bool:
+def _has_amd(written: Assignments, grant: Grant) -> bool:
     """Whether the granted GPUs are of AMD: their variable names them."""
-    uuids = inside.grant.gpu_uuids
-    return bool(uuids) and inside.environment.get("ROCR_VISIBLE_DEVICES") == ",".join(uuids)
+    uuids = grant.gpu_uuids
+    return bool(uuids) and written.environment.get("ROCR_VISIBLE_DEVICES") == ",".join(uuids)
 
 
 def _group_of_amd(runtime: str) -> str:
@@ -232,18 +200,16 @@ def _group_of_amd(runtime: str) -> str:
     return "render"
 
 
-def _apptainer(inside: Inside) -> tuple[str, ...]:
+def _apptainer(written: Assignments, grant: Grant) -> tuple[str, ...]:
     """Return the options of apptainer, which passes on the environment and stays within the run and its limits."""
-    gpus = [] if not inside.grant.gpu_uuids else ["--rocm"] if _has_amd(inside) else ["--nv"]
-    return (f"--pwd={inside.workdir}", *_mounts(inside), *gpus)
+    gpus = [] if not grant.gpu_uuids else ["--rocm"] if _has_amd(written, grant) else ["--nv"]
+    return (f"--pwd={written.workdir}", *_mounts(written), *gpus)
 
 
-def _mounts(inside: Inside) -> list[str]:
-    return [f"--mount=type=bind,{_field('source', path)},{_field('destination', path)}" for path in _folders(inside)]
-
-
-def _folders(inside: Inside) -> tuple[str, ...]:
-    return (inside.workdir, inside.metadir)
+def _mounts(written: Assignments) -> list[str]:
+    """Return the options that mount the working directory and the metadir where they are."""
+    folders = (written.workdir, written.metadir)
+    return [f"--mount=type=bind,{_field('source', path)},{_field('destination', path)}" for path in folders]
 
 
 def _field(key: str, path: str) -> str:
@@ -260,10 +226,6 @@ def _options(container: Container) -> list[str]:
         for option, parts in zip(container.options, split, strict=True)
         for word in (parts.groups() if parts else (option,))
     ]
-
-
-def _goes_along(key: str) -> bool:
-    return key not in _OF_THE_HOST and not key.startswith(_PREFIXES_OF_THE_HOST)
 
 
 def _image(container: Container, runtime: str) -> str:

@@ -20,7 +20,7 @@ from spool.core.errors import SpoolError
 from spool.core.layout import LOCAL_EXECUTORS
 from spool.core.model import SECOND_NS
 from spool.core.units import show_duration, whole_words
-from spool.doctor.checks import Check, Finding, Findings, Subject, fail, good, warn
+from spool.doctor import Check, Finding, Findings, Subject, fail, good, warn
 from spool.executors.base import Launch
 from spool.extras.engines.language import Sighting
 from spool.extras.engines.slurm import SlurmLanguage, number_in, settings_in
@@ -256,11 +256,10 @@ def _as_asked(slurm: _Slurm, found: _Answer, mark: str) -> Findings:
 
 
 OF_SLURM = (
-    Check("Slurm", "whether its commands are here, and its controller answers", _controller),
-    Check("Slurm's settings", "how long it remembers jobs, what memory they get, what changes them", _cluster_settings),
+    Check("Slurm", _controller),
+    Check("Slurm's settings", _cluster_settings),
     Check(
         "probe",
-        "what a job on a node finds: the spool, the user, the clock; what became of its options",
         _probe,
         (layout.QUEUED, layout.STAGING),
     ),

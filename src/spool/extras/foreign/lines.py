@@ -537,19 +537,12 @@ _LINE = re.compile(r"((?:#SBATCH|# GFLOW|#PBS)(?![^ \t])|#\$(?=[ \t]*-[a-zA-Z@])
 _READ_ANYWHERE = ("# GFLOW", "#$")
 
 
-_OF_OTHERS = {
-    "LSF": r"#BSUB\s+-.*",
-    "Moab": r"#MSUB\s+-.*",
-    "OAR": r"#OAR\s+-.*",
-    "LoadLeveler": r"#\s*@\s*(?:queue|(?:job_name|class|node|total_tasks|wall_clock_limit|resources)\s*=.*)\s*",
-    "Flux": r"#\s*(?:FLUX|flux):\s*-.*",
-    "HyperQueue": r"#HQ\s+-.*",
-}
+_UNREAD = re.compile(r"#(?:BSUB|MSUB|COBALT|OAR|HQ|PJM)\s+-.*|#\s*(?:FLUX|flux):\s*-.*")
 
 
-def unread_system(line: str) -> str | None:
-    """Return the scheduler that *line* of a script is for, if its lines are not read here."""
-    return next((system for system, pattern in _OF_OTHERS.items() if re.fullmatch(pattern, line)), None)
+def is_unread(line: str) -> bool:
+    """Whether *line* of a script is for a scheduler whose lines are not read here."""
+    return _UNREAD.fullmatch(line) is not None
 
 
 def is_line(line: str, *, late: bool = False) -> bool:
@@ -561,7 +554,7 @@ def is_line(line: str, *, late: bool = False) -> bool:
 def is_line_of_a_shell(line: str) -> bool:
     """Whether *line* is for a scheduler that gives a script without a `#!` line to a shell."""
     found = _LINE.fullmatch(line)
-    return found[1] in ("#PBS", "#$") if found is not None else unread_system(line) is not None
+    return found[1] in ("#PBS", "#$") if found is not None else is_unread(line)
 
 
 def interpreter(line: str) -> str | None:

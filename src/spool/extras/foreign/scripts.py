@@ -16,11 +16,9 @@ from itertools import pairwise
 import click
 
 from spool.cli import fastsubmit, joboptions, render
-from spool.cli.common import job_name
-from spool.cli.group import Verb
-from spool.cli.scripts import MAX_HEAD_BYTES, OPTIONS, SHELLS, Asked, ScriptText, head_lines
-from spool.cli.submission import draft_of
-from spool.cli.telling import tell
+from spool.cli.group import Verb, job_name
+from spool.cli.render import tell
+from spool.cli.submission import MAX_HEAD_BYTES, OPTIONS, SHELLS, Asked, ScriptText, draft_of, head_lines
 from spool.client import submit as submitting
 from spool.client.draft import Exports, escaped, matching, placeholders, stem_of
 from spool.core.errors import InvalidJob, InvalidValue, UsageError, cannot
@@ -195,12 +193,11 @@ def _directives(script: bytes, what: str) -> Iterator[Directive]:
 
 def _check_unread(script: bytes, what: str, *, refused: bool) -> None:
     """Tell about lines for a scheduler whose lines are not read here, or raise UsageError if nothing else is read."""
-    unread = [(number, line, system) for number, line in head_lines(script) if (system := lines.unread_system(line))]
+    unread = [(number, line) for number, line in head_lines(script) if lines.is_unread(line)]
     if not unread:
         return
-    number, line, system = unread[0]
     more = f" and {count_of(len(unread) - 1, 'more line')}" if len(unread) > 1 else ""
-    why = f"line {number}: `{line}`{more} for {system} {'are' if more else 'is'} not read"
+    why = f"line {unread[0][0]}: `{unread[0][1]}`{more} for a scheduler whose lines are not read"
     if refused:
         remedy = "write `#SPOOL --cpus 8 --gpus 1 --time-limit 2h` for what they say, or give --ignore-directives"
         raise UsageError(cannot("carry over", f"the options of {what}", why, remedy=remedy))

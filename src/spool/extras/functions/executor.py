@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -41,7 +41,7 @@ from spool.core.errors import SHORTAGES, InvalidValue, SpoolError, cannot
 from spool.core.layout import QUEUED, RUNNING, why_not_name
 from spool.core.model import State
 from spool.extras.functions import calls
-from spool.python.job import Job
+from spool.python.client import Job
 from spool.query.foresight import doubts
 from spool.store.disk import Disk
 from spool.store.ownership import check_owner, this_user
@@ -50,7 +50,7 @@ from spool.store.spool import Spool
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from spool.python.keys import CallKeys
+    from spool.python.client import CallKeys
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,6 @@ _MOST_LINES = 10  # of a log, beside an exception
 _MOST_TASKS = 100_000  # of one array, FORMAT 3.1
 _POLL_S = 0.005
 _SERVE_EVERY_S = 2.0
-_TICK_NS = 20_000_000  # two changes of a directory this close may have the same time
 _EXPANDING_S = 5.0
 _SHORTAGE_S = 0.5
 _OTHER_PROCESS = "each call is a process of its own: let the function do that"
@@ -126,13 +125,9 @@ class RemoteError(SpoolError):
 class RemoteTraceback(Exception):
     """The traceback of an exception in its own process: the cause of the exception here."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        super().__init__(text)
-
     def __str__(self) -> str:
         """Return the traceback, below the words that Python prints before a cause."""
-        return f"\n{self.text}"
+        return f"\n{self.args[0]}"
 
 
 _FAILURES = {
@@ -154,38 +149,33 @@ class CallResult:
         self._spool = spool
         self._name = name
         self._end = end
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._is_read = False
 
     def error(self) -> BaseException | None:
         """Return the exception of the call, or why there is no value; None if there is one. Raises OSError."""
-        if not self._is_read:
-            try:
-                self._value, self._error = self._read()
-            except SpoolError as error:
-                self._error = error
-            self._is_read = True
-        return self._error
+        return self._read[1]
 
     def value(self) -> Any:
         """Return the value. Raises what `error` returns or raises."""
-        error = self.error()
+        value, error = self._read
         if error is not None:
             raise error
-        return self._value
+        return value
 
+    @cached_property
     def _read(self) -> tuple[Any, BaseException | None]:
         end, name = self._end, self._name
-        found = calls.read_return(self._spool.root, name, end.run) if end.run is not None else None
-        if found is None and end.outcome is State.FINISHED:
-            why = "it calls no Python function, or its run was removed"
-            raise SpoolError(cannot("read", f"the result of job {name}", why))
-        if found is None:
-            return None, self._noted(_FAILURES.get(end.outcome, JobFailed)(name, end))
-        payload, told = found
-        if told is None:
-            return _loaded(payload, name), None
+        try:
+            found = calls.read_return(self._spool.root, name, end.run) if end.run is not None else None
+            if found is None and end.outcome is State.FINISHED:
+                why = "it calls no Python function, or its run was removed"
+                raise SpoolError(cannot("read", f"the result of job {name}", why))
+            if found is None:
+                return None, self._noted(_FAILURES.get(end.outcome, JobFailed)(name, end))
+            payload, told = found
+            if told is None:
+                return _loaded(payload, name), None
+        except SpoolError as wrong:
+            return None, wrong
         error: BaseException | None = None
         if payload:
             with suppress(Exception):  # its class is not here, or is another one
@@ -250,7 +240,7 @@ class Future(concurrent.futures.Future[T]):
         self._watcher = watcher
         self.name = name
         self.array = array
-        self._is_withdrawn = False
+        self._is_over = False
 
     @property
     def job(self) -> Job:
@@ -259,7 +249,11 @@ class Future(concurrent.futures.Future[T]):
 
     def __repr__(self) -> str:
         """Return the name and the state."""
-        return f"<spool.Future {self.name}: {self._state.lower()}>"
+        return f"<spool.Future {self.name}: {'running' if self.running() else self._state.lower()}>"
+
+    def running(self) -> bool:
+        """Whether the job runs now."""
+        return not self.done() and self._watcher.runs(self.name)
 
     def result(self, timeout: float | None = None) -> T:
         """Return what the call has returned; raise what it has raised, or a JobFailed.
@@ -282,35 +276,26 @@ class Future(concurrent.futures.Future[T]):
 
     def cancel(self) -> bool:
         """Cancel the call if it waits, and return whether it is cancelled. One that has begun goes on."""
-        if not (self.running() or self.done()):
+        if not self.done():
             self._watcher.withdraw(self)
         return self.cancelled()
 
-    # For the watcher.
+    def finish(self, result: CallResult | None, error: BaseException | None = None) -> None:
+        """Set its end, for the watcher: without a *result* or an *error* instead of one it was cancelled as it waited.
 
-    def cancelled_before_it_began(self) -> None:
-        """Set that it is cancelled. The user's thread and the watcher's may both find that."""
+        The user's thread and the watcher's may both find an end; the first counts.
+        """
         with self._condition:
-            if self._is_withdrawn or self.running() or self.done():
+            if self._is_over:
                 return
-            self._is_withdrawn = True
-        if super().cancel():
-            self.set_running_or_notify_cancel()
-
-    def begins(self) -> None:
-        """Set that it runs."""
-        with self._condition:
-            if not (self._is_withdrawn or self.running() or self.done()):
-                self.set_running_or_notify_cancel()
-
-    def ended(self, result: CallResult, error: BaseException | None) -> None:
-        """Set that its job has ended, with *error* instead of a value unless that is None."""
-        if self._is_withdrawn or self.done():
-            return
-        if error is not None:
-            self.set_exception(error)
-        else:
-            self.set_result(cast("T", result))  # `result` has the value
+            self._is_over = True
+        if result is None and error is None:
+            super().cancel()
+        if self.set_running_or_notify_cancel():
+            if error is not None:
+                self.set_exception(error)
+            else:
+                self.set_result(cast("T", result))  # `result` has the value
 
 
 class Watcher:
@@ -323,7 +308,6 @@ class Watcher:
         self._new: list[str] = []
         self._wakes = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._running: tuple[int, int] | None = None  # the mark of the directory when it was last read
         self._served = 0.0  # monotonic
         self._told: str | None = None  # why no dispatcher serves the spool
         self._unread: list[End] = []  # whose exception could not be read for the moment
@@ -356,10 +340,14 @@ class Watcher:
         """Return the job of that name."""
         return Job(self._spool, name)
 
+    def runs(self, name: str) -> bool:
+        """Whether the job of that name runs now."""
+        return os.path.lexists(self._spool.layout.job_file(RUNNING, name))
+
     def withdraw(self, future: Future[Any]) -> None:
         """Cancel a call if its job waits."""
         if self._requests.withdraw(future.name):
-            self._cancelled(future)
+            self._finish(future, None)
 
     def withdraw_all(self, futures: Sequence[Future[Any]] | None = None) -> None:
         """Cancel every job of *futures* that waits, also those of an array that a dispatcher is just expanding."""
@@ -369,7 +357,7 @@ class Watcher:
             gone = {array for array in {each.array for each in waiting} - {""} if self._requests.withdraw(array)}
             for future in waiting:
                 if future.array in gone:
-                    self._cancelled(future)
+                    self._finish(future, None)
                 else:
                     future.cancel()
             if time.monotonic() >= until:
@@ -413,11 +401,6 @@ class Watcher:
     def _look(self, ends: Waiter, new: Sequence[str]) -> None:
         for name, error in ends.add(new).items():  # its files were removed
             self._end(End(name, State.LOST, reason=str(error)))
-        mark = self._spool.mark_of(RUNNING)
-        if mark is None or mark != self._running or time.time_ns() - mark[1] < _TICK_NS:
-            self._running = mark
-            for future in filter(None, map(self._open.get, self._spool.names(RUNNING))):
-                future.begins()
         ended, self._unread = [*self._unread, *ends.poll()], []
         for end in ended:
             try:
@@ -430,30 +413,22 @@ class Watcher:
         future = self._open.get(end.name)
         if future is None:
             return
-        if end.outcome is State.CANCELLED and end.run is None and not future.running():
-            self._cancelled(future)
+        if end.outcome is State.CANCELLED and end.run is None:
+            self._finish(future, None)
             return
-        future.begins()
         result = CallResult(self._spool, end.name, end)
         # A value is read when it is asked for, and may be large; an exception is what others wait for.
-        future.ended(result, result.error() if end.outcome is not State.FINISHED else None)
-        self._forget(future)
+        self._finish(future, result, result.error() if end.outcome is not State.FINISHED else None)
 
-    def _cancelled(self, future: Future[Any]) -> None:
-        future.cancelled_before_it_began()
-        self._forget(future)
-
-    def _forget(self, future: Future[Any]) -> None:
-        """Watch a call no more. It has its end by now, so that a wait for all open calls misses none."""
+    def _finish(self, future: Future[Any], result: CallResult | None, error: BaseException | None = None) -> None:
+        """End a call, and watch it no more. It has its end by then, so that a wait for all open calls misses none."""
+        future.finish(result, error)
         with self._wakes:
             self._open.pop(future.name, None)
 
     def _give_up(self, error: Exception) -> None:
         for future in self.open:
-            future.begins()
-            if future.running():
-                future.set_exception(error)
-            self._forget(future)
+            self._finish(future, None, error)
 
 
 class Executor(concurrent.futures.Executor):

@@ -16,10 +16,9 @@ from types import FrameType
 from msgspec.structs import replace
 
 from spool.cli import render
-from spool.cli.common import own
-from spool.cli.scripts import Asked
-from spool.cli.submission import draft_of, publish, tell_doubts
-from spool.cli.telling import made, tell
+from spool.cli.group import own
+from spool.cli.render import made, tell
+from spool.cli.submission import Asked, draft_of, publish, tell_doubts
 from spool.cli.wait import HoldNotices, code_of, told
 from spool.client import autostart, submit
 from spool.client.draft import Draft

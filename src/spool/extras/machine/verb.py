@@ -14,9 +14,8 @@ from collections.abc import Iterable, Sequence
 import click
 
 from spool.cli import render
-from spool.cli.common import json_option
-from spool.cli.group import Subverbs, Verb, unfilled
-from spool.cli.telling import tell
+from spool.cli.group import Subverbs, Verb, json_option
+from spool.cli.render import tell
 from spool.client import service
 from spool.core.errors import ExitCode, InvalidConfig, SpoolError, SpoolUnusable, UsageError, cannot
 from spool.core.reasons import count_of
@@ -56,20 +55,16 @@ _FIXED = 3  # columns that are there even if they are empty
 _MOST_USERS = 50
 
 
-_HELP = unfilled("""
-Share the machine among several users, each with a spool of their own.
-
-The users' dispatchers ask one arbiter before they start a job, so that CPUs, memory and GPUs are given out once, in a
-fair order. The arbiter needs no privilege: it opens no file of a user, and starts and ends nothing.
-
-  sudo spool machine install
-  spool machine status
-""")
-
-
-@click.group(cls=Subverbs, help=_HELP, short_help="Share the machine among several users.")
+@click.group(cls=Subverbs, short_help="Share the machine among several users.")
 def command() -> None:
-    """Do nothing: the subcommands do the work."""
+    """Share the machine among several users, each with a spool of their own.
+
+    The users' dispatchers ask one arbiter before they start a job, so that CPUs, memory and GPUs are given out once, in
+    a fair order. The arbiter needs no privilege: it opens no file of a user, and starts and ends nothing.
+
+      sudo spool machine install
+      spool machine status
+    """
 
 
 @command.command("status", cls=Verb, short_help="Show what each user has, and whether the arbiter answers.")
@@ -112,7 +107,7 @@ def serve(directory: str | None) -> int:
     Such an arbiter gives turns to users who trust you with turns; it does not protect them from each other.
     """
     from spool.extras.machine.arbiter import Arbiter
-    from spool.listeners.logformat import set_up_logging
+    from spool.listeners import set_up_logging
 
     path = os.path.abspath(directory) if directory is not None else shared.DIRECTORY
     if directory is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spool.doctor.checks import Check, Findings, Subject, good, warn
+from spool.doctor import Check, Findings, Subject, good, warn
 from spool.extras.notify.sending import masked, readable_by_others, why_undelivered
 from spool.extras.notify.settings import settings_of
 
@@ -17,12 +17,12 @@ def _notify(subject: Subject) -> Findings:
         if (why := why_undelivered(name, settings, thoroughly=True)) is not None:
             fine = False
             yield warn(f"{masked(name)}: {why}", "fix `contacts` or `notify` in config.toml")
-    for path in readable_by_others(subject.root, settings):
+    if (path := readable_by_others(subject.root, settings)) is not None:
         fine = False
         yield warn(f"{path} holds secrets and is readable by others", f"chmod 600 {path}")
     if fine:
         yield good(f"{len(named)} recipients are valid; only a real message shows whether they answer")
 
 
-CHECKS = (Check("notify", "whether the recipients in the configuration are valid", _notify),)
+CHECKS = (Check("notify", _notify),)
 """The check, as a row of the doctor's table."""

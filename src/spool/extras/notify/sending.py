@@ -1,9 +1,9 @@
-"""How a message reaches an address, by Apprise if that is a URL, else by a shell command; and what is against it.
+"""Messages to the recipients that a job or the configuration names (docs/EVENTS.md): their words, and their way.
 
-Each address has a queue with a thread of its own, so a dead receiver delays no other. A message that fails is retried
-with growing delays, for a bounded time; a receiver that keeps failing loses its oldest messages. A receiver that
-accepts messages gets all of them, however slowly: their number is bounded by the open events of the delivery. Many
-messages to one person are sent as a single one.
+The listener looks up the addresses for an event and puts the message into the queue of each: by Apprise if the address
+is a URL, else by a shell command. Each queue has a thread of its own, so a dead receiver delays no other. A message
+that fails is retried with growing delays, for a bounded time. A receiver that accepts messages gets all of them,
+however slowly: their number is bounded by the open events of the delivery.
 
 Apprise is an extra of the package. Its import takes a third of a second, so it waits until an address needs it.
 """
@@ -19,11 +19,13 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from functools import partial
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote
 
 from msgspec import Struct
@@ -31,12 +33,18 @@ from msgspec import Struct
 from spool.core import layout
 from spool.core.errors import InvalidValue
 from spool.core.events import ENDS, JOB_WORDS, Event, EventName
-from spool.core.layout import Layout
-from spool.core.model import Spec
-from spool.extras.notify.settings import NAME, Notifications, expanded, settings_of, wish_of
+from spool.core.gpuuse import mean_part
+from spool.core.layout import Layout, engine_of
+from spool.core.model import SECOND_NS, Grant, Result, Spec
+from spool.core.quotas import in_words
+from spool.core.units import show_duration, show_percent, show_size
+from spool.extras.notify.settings import NAME, Notifications, addressees, expanded, settings_of
+from spool.formats.capabilities import engine_title
 from spool.formats.config import Config
-from spool.listeners.base import MESSAGES
+from spool.formats.events import facts
+from spool.listeners import Listener
 from spool.store.glance import config_if
+from spool.store.reading import end_of_file
 from spool.store.spool import Spool
 from spool.version import __version__
 
@@ -58,6 +66,11 @@ _SENDMAIL = rf"""PATH=$PATH:{_SENDMAIL_PLACES}
 }} | sendmail -i -- "$1"
 """
 
+_REMEMBERED = 20_000  # ids of events
+_CLOSE_S = 3.0
+_MOST_LOG_BYTES = 64 << 10
+_MOST_COLUMNS = 300
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _COMMAND_LIMIT_S = 60.0
 _MAIL = re.compile(r"\w[\w.+-]*@[\w.-]+")
 _PLAIN = re.compile(r"[\w.+-]+(?:@[\w.-]+)?")
@@ -67,7 +80,6 @@ _MOST_WORDS = 300  # of what Apprise or a command says
 _TALKATIVE = ("urllib3", "requests", "requests_oauthlib", "oauthlib", "charset_normalizer")
 
 _MOST_IN_ORDER = 3  # after this number of tries a message lets the others go first
-_AWAY = 3  # after this number of failures in a row the receiver is more than restarting
 _TYPES: dict[str, str] = {
     **dict.fromkeys(ENDS, "failure"),
     EventName.FINISHED: "success",
@@ -89,14 +101,8 @@ class Message(Struct, frozen=True):
     document: dict[str, Any]  # the same as data for programs
 
 
-class Transport(Protocol):
-    """One way to one address."""
-
-    for_programs: bool
-    """Whether each message is sent separately, because a program reads it."""
-
-    def send(self, message: Message) -> None:
-        """Deliver the message, or raise UndeliveredError."""
+Send = Callable[[Message], None]
+"""Delivers a message to one address, or raises UndeliveredError."""
 
 
 def why_unreachable(address: str, notifier: str | None) -> str | None:
@@ -111,11 +117,11 @@ def why_unreachable(address: str, notifier: str | None) -> str | None:
     return _NO_SENDMAIL if shutil.which("sendmail", path=path) is None else None
 
 
-def transport_for(address: str, notifier: str | None) -> Transport:
-    """Return the transport for *address*. Raises UndeliveredError if there is none. Contacts nothing yet."""
+def transport_for(address: str, notifier: str | None) -> Send:
+    """Return what delivers messages to *address*. Raises UndeliveredError if there is none. Contacts nothing yet."""
     if (why := why_unreachable(address, notifier)) is not None:
         raise UndeliveredError(why)
-    return AppriseService(address) if "://" in address else ShellCommand(address, notifier or _SENDMAIL)
+    return AppriseService(address).send if "://" in address else partial(by_command, address, notifier or _SENDMAIL)
 
 
 def why_undelivered(named: str, settings: Notifications, *, thoroughly: bool = False) -> str | None:
@@ -141,24 +147,17 @@ def doubts(spec: Spec, config: Config) -> Iterator[str]:
             yield f"cannot send anything to {masked(named)}: {why}"
 
 
-def readable_by_others(root: str, settings: Notifications, event: Event | None = None) -> Iterator[str]:
-    """Yield the files with addresses, of the configuration and of the job of *event*, that other users can read.
-
-    A URL may hold a password or a token.
-    """
-    at = Layout(root)
+def readable_by_others(root: str, settings: Notifications) -> str | None:
+    """Return the path of the configuration if it has URLs, which may hold passwords, and other users can read it."""
     stated = [*settings.contacts.values(), *(rule.to for rule in settings.rules)]
-    paths = [at.at(layout.CONFIG)] if any("://" in address for to in stated for address in to) else []
-    wish = wish_of(event) if event is not None else None
-    if event is not None and event.job is not None and wish is not None and "://" in "".join(wish.to):
-        paths += [at.job_file(place, event.job) for place in layout.PLACES]
-    for path in paths:
-        try:
-            file, way = os.stat(path).st_mode, os.stat(root).st_mode
-        except OSError:
-            continue
-        if any(file & read and way & enter for read, enter in ((0o040, 0o010), (0o004, 0o001))):
-            yield path
+    path = Layout(root).at(layout.CONFIG)
+    if not any("://" in address for to in stated for address in to):
+        return None
+    try:
+        file, way = os.stat(path).st_mode, os.stat(root).st_mode
+    except OSError:
+        return None
+    return path if any(file & read and way & enter for read, enter in ((0o040, 0o010), (0o004, 0o001))) else None
 
 
 def contacts(spool: Spool) -> list[str]:
@@ -192,35 +191,28 @@ def scrubbed(text: str, address: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text).strip()[-_MOST_WORDS:]
 
 
-class ShellCommand:
-    """Runs a shell text with the address as `$1` and the event as `$2`; the message comes on its standard input."""
+def by_command(address: str, command: str, message: Message, limit_s: float = _COMMAND_LIMIT_S) -> None:
+    """Run a shell text with the address as `$1` and the event as `$2`; the message comes on its standard input.
 
-    for_programs = False
-
-    def __init__(self, address: str, text: str, *, limit_s: float = _COMMAND_LIMIT_S) -> None:
-        self._address, self._text, self._limit_s = address, text, limit_s
-
-    def send(self, message: Message) -> None:
-        """Run it. A non-zero exit code or a timeout is a failure; on a timeout its whole group is killed."""
-        arguments = ["/bin/sh", "-c", self._text, "notifier", self._address, message.event]
-        text = f"{' '.join(message.title.split())}\n\n{message.body}".encode(errors="replace")
-        with (
-            tempfile.TemporaryFile() as said,
-            subprocess.Popen(
-                arguments, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True
-            ) as process,
-        ):
-            try:
-                process.communicate(text, self._limit_s)
-            except subprocess.TimeoutExpired:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                raise UndeliveredError(f"the command that sends it did not end within {self._limit_s:g}s") from None
-            if process.returncode:
-                said.seek(max(0, said.tell() - _MOST_WORDS))
-                words = said.read().decode(errors="replace").strip().rpartition("\n")[2]
-                why = f"the exit code of the command that sends it is {process.returncode}"
-                raise UndeliveredError(f"{why}: {scrubbed(words, '')}" if words else why)
+    A non-zero exit code or a timeout is a failure; on a timeout its whole group is killed. Raises UndeliveredError.
+    """
+    arguments = ["/bin/sh", "-c", command, "notifier", address, message.event]
+    text = f"{' '.join(message.title.split())}\n\n{message.body}".encode(errors="replace")
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True) as process,
+    ):
+        try:
+            process.communicate(text, limit_s)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise UndeliveredError(f"the command that sends it did not end within {limit_s:g}s") from None
+        if process.returncode:
+            said.seek(max(0, said.tell() - _MOST_WORDS))
+            words = said.read().decode(errors="replace").strip().rpartition("\n")[2]
+            why = f"the exit code of the command that sends it is {process.returncode}"
+            raise UndeliveredError(f"{why}: {scrubbed(words, '')}" if words else why)
 
 
 class AppriseService:
@@ -231,7 +223,7 @@ class AppriseService:
         self._address = address
         with _collected() as said:
             self._stated = _understood(address)
-            self.for_programs = self._stated.get("schema") in ("json", "jsons")
+            self._is_hook = self._stated.get("schema") in ("json", "jsons")
             self._plugin: Any = self._open() if self._stated else None
         if self._plugin is None:
             words = f": {scrubbed('; '.join(said), address)}" if said else ""
@@ -242,7 +234,7 @@ class AppriseService:
         import apprise
 
         with _collected() as said:
-            plugin = self._open(_payload(message)) if self.for_programs else self._plugin
+            plugin = self._open(_payload(message)) if self._is_hook else self._plugin
             arrived = plugin.notify(
                 title=message.title,
                 body=message.body,
@@ -264,7 +256,7 @@ class AppriseService:
         )
         is_mail = self._stated["schema"] in ("mailto", "mailtos")
         ours: dict[str, Any] = {"redirect": "no"}  # it would carry the secrets elsewhere
-        if not self.for_programs:
+        if not self._is_hook:
             ours["overflow"] = "split"  # a long text becomes several messages
         if is_mail:
             ours["format"] = "text"
@@ -336,13 +328,6 @@ class Patience(Struct, frozen=True):
     longest_s: float = 300.0
     tries: int = 15
     for_s: float = 3600.0  # a receiver that has failed for longer loses the messages that have waited for longer
-    most_waiting: int = 2_000  # for one receiver that is away; the oldest are given up
-    gather_from: int = 20  # this many for one person are sent as a single message
-    gather_most: int = 200
-
-    def after(self, failures: int) -> float:
-        """Return the delay after this number of failures in a row, at least one."""
-        return float(min(self.first_s * 2 ** min(failures - 1, 30), self.longest_s))
 
 
 class _Waiting(Struct, eq=False):
@@ -355,10 +340,10 @@ class _Waiting(Struct, eq=False):
 class SendQueue:
     """The messages for one address, which is *shown* in the log."""
 
-    def __init__(self, shown: str, transport: Transport, patience: Patience | None = None) -> None:
+    def __init__(self, shown: str, send: Send, patience: Patience) -> None:
         self._shown = shown
-        self._transport = transport
-        self._patience = patience or Patience()
+        self._send = send
+        self._patience = patience
         self._change = threading.Condition()
         self._waiting: deque[_Waiting] = deque()
         self._thread: threading.Thread | None = None
@@ -369,16 +354,11 @@ class SendQueue:
     def put(self, message: Message, done: Callable[[], None]) -> None:
         """Send *message* in the background, and call *done* once it has arrived or is given up."""
         with self._change:
-            # Messages to a receiver that is away must not take the room of others.
-            most, count = self._patience.most_waiting, len(self._waiting)
-            many = count - most * 9 // 10 if self._failures >= _AWAY and count >= most else 0
-            surplus = [self._waiting.popleft() for _ in range(many)]
             self._waiting.append(_Waiting(message, done, time.monotonic()))
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._run, name=f"to {self._shown}", daemon=True)
                 self._thread.start()
             self._change.notify()
-        self._give_up(surplus, "it keeps failing and too many messages are waiting")
 
     def close(self) -> None:
         """Send what waits unless the receiver is failing, and end. What is not delivered then is not done."""
@@ -392,71 +372,232 @@ class SendQueue:
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
-        while batch := self._next():
-            self._deliver(batch)
-
-    def _next(self) -> list[_Waiting]:
-        """Wait for messages, and after a failure for the retry; return those to send together, [] to end."""
-        with self._change:
-            if self._failures:
-                self._change.wait_for(lambda: self._closing, self._patience.after(self._failures))
+        while (waiting := self._next()) is not None:
+            try:
+                self._send(waiting.message)
+            except UndeliveredError as error:
+                self._failed(waiting, str(error))
+            except Exception as error:
+                # A foreign exception may contain anything, even the address.
+                self._failed(waiting, f"{type(error).__name__} in what sends it")
             else:
-                self._change.wait_for(lambda: self._closing or self._waiting)
-            if not self._waiting or (self._closing and self._failures):
-                return []
-            count = len(self._waiting)
-            gathers = not self._transport.for_programs and count >= self._patience.gather_from
-            return [self._waiting.popleft() for _ in range(min(count, self._patience.gather_most) if gathers else 1)]
-
-    def _deliver(self, batch: list[_Waiting]) -> None:
-        messages = [waiting.message for waiting in batch]
-        try:
-            self._transport.send(messages[0] if len(messages) == 1 else _digest(messages))
-        except UndeliveredError as error:
-            self._failed(batch, str(error))
-        except Exception as error:
-            # A foreign exception may contain anything, even the address.
-            self._failed(batch, f"{type(error).__name__} in what sends it")
-        else:
-            self._failures = 0
-            MESSAGES.add("delivered", len(batch))
-            for waiting in batch:
+                self._failures = 0
                 waiting.done()
 
-    def _failed(self, batch: list[_Waiting], why: str) -> None:
-        MESSAGES.add("failed", len(batch))
+    def _next(self) -> _Waiting | None:
+        """Wait for a message, and after a failure for the retry; return the message, None to end."""
+        with self._change:
+            if self._failures:
+                delay_s = min(self._patience.first_s * 2 ** min(self._failures - 1, 30), self._patience.longest_s)
+                self._change.wait_for(lambda: self._closing, delay_s)
+            else:
+                self._change.wait_for(lambda: self._closing or self._waiting)
+            return self._waiting.popleft() if self._waiting and not (self._closing and self._failures) else None
+
+    def _failed(self, waiting: _Waiting, why: str) -> None:
         now = time.monotonic()
         if not self._failures:
             self._failing_since = now
-            log.warning("cannot notify %s of %s: %s; trying again", self._shown, batch[0].message.title, why)
+            log.warning("cannot notify %s of %s: %s; trying again", self._shown, waiting.message.title, why)
         self._failures += 1
-        too_old = now - self._patience.for_s
+        waiting.tries += 1
         with self._change:
-            for waiting in batch:
-                waiting.tries += 1
             # In order; but a message that the receiver chokes on must not block the others.
-            self._waiting.extendleft(waiting for waiting in reversed(batch) if waiting.tries < _MOST_IN_ORDER)
-            self._waiting.extend(waiting for waiting in batch if waiting.tries >= _MOST_IN_ORDER)
+            (self._waiting.appendleft if waiting.tries < _MOST_IN_ORDER else self._waiting.append)(waiting)
             given_up = [
-                waiting
-                for waiting in self._waiting
-                if waiting.tries >= self._patience.tries or max(waiting.since, self._failing_since) < too_old
+                each
+                for each in self._waiting
+                if each.tries >= self._patience.tries
+                or max(each.since, self._failing_since) < now - self._patience.for_s
             ]
-            self._waiting = deque(waiting for waiting in self._waiting if waiting not in given_up)
-        self._give_up(given_up, why)
+            self._waiting = deque(each for each in self._waiting if each not in given_up)
+        if given_up:
+            more = f" and {len(given_up) - 1} more" if len(given_up) > 1 else ""
+            log.error("gave up notifying %s of %s%s: %s", self._shown, given_up[0].message.title, more, why)
+        for each in given_up:
+            each.done()
 
-    def _give_up(self, given_up: Sequence[_Waiting], why: str) -> None:
-        if not given_up:
+
+class Notifier(Listener):
+    """Notifies the recipients that a job or the configuration names. *config* returns the configuration in force."""
+
+    name = "notify"
+
+    def __init__(self, root: str, config: Callable[[], Config], *, patience: Patience | None = None) -> None:
+        self._config = config
+        self._patience = patience or Patience()
+        self._queues: dict[tuple[str, str | None], SendQueue] = {}
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._complained: set[str] = set()
+
+    def wants(self, name: EventName) -> bool:
+        """Return True for all events except polling: whether a job wants those is in the event."""
+        return name is not EventName.POLLING
+
+    def hear(self, event: Event, done: Callable[[], None]) -> None:
+        """Send a message to each address; call *done* when the last has arrived or is given up.
+
+        A repeat is done at once: after a crash the first one, before it in the file of events, is delivered again.
+        """
+        if event.id in self._seen:
+            done()
             return
-        more = f" and {len(given_up) - 1} more" if len(given_up) > 1 else ""
-        log.error("gave up notifying %s of %s%s: %s", self._shown, given_up[0].message.title, more, why)
-        MESSAGES.add("given_up", len(given_up))
-        for waiting in given_up:
-            waiting.done()
+        self._seen[event.id] = None
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+        to = self._to(event)
+        if not to:
+            done()
+            return
+        left = list(to)
+
+        def arrived() -> None:
+            left.pop()
+            if not left:  # which two threads may see: an event may be done twice
+                done()
+
+        document = facts(event)
+        title = f"{PREFIX}{headline(event)}"
+        texts = {lines: body(event, last_lines(event.metadir or "", lines)) for lines in {lines for _, lines in to}}
+        for queue, lines in to:
+            queue.put(Message(event.name.value, title, texts[lines], document), arrived)
+
+    def close(self) -> None:
+        """Send what waits, for a moment. The rest is left to the next process."""
+        deadline = time.monotonic() + _CLOSE_S
+        for queue in self._queues.values():
+            queue.close()
+        for queue in self._queues.values():
+            queue.join(deadline)
+
+    def _to(self, event: Event) -> list[tuple[SendQueue, int]]:
+        settings = settings_of(self._config())
+        found: dict[str, int] = {}
+        for named, lines in addressees(event, settings.rules).items():
+            try:
+                for address in expanded(named, settings.contacts):
+                    found[address] = max(found.get(address, 0), lines)
+            except InvalidValue as error:
+                self._complain(f"cannot notify {masked(named)}: {error}")
+        queues = ((self._queue(address, settings.notifier), lines) for address, lines in found.items())
+        return [(queue, lines) for queue, lines in queues if queue is not None]
+
+    def _queue(self, address: str, notifier: str | None) -> SendQueue | None:
+        key = (address, notifier)
+        if key not in self._queues:
+            try:
+                self._queues[key] = SendQueue(masked(address), transport_for(address, notifier), self._patience)
+            except UndeliveredError as error:
+                self._complain(f"cannot notify {masked(address)}: {error}")
+        return self._queues.get(key)
+
+    def _complain(self, words: str) -> None:
+        if words not in self._complained:
+            self._complained.add(words)
+            log.error("%s", words)
 
 
-def _digest(messages: Sequence[Message]) -> Message:
-    """Return many messages to one person as a single one."""
-    told = ", ".join(f"{count} {event}" for event, count in Counter(message.event for message in messages).items())
-    lines = (f"{message.document.get('time', '')[:19]} {message.title.removeprefix(PREFIX)}\n" for message in messages)
-    return Message(messages[0].event, f"{PREFIX}{len(messages)} events: {told}", "".join(lines), {})
+_SAYS = {
+    EventName.QUEUED: "is queued",
+    EventName.SUBMITTING: "is about to start",
+    EventName.SUBMITTED: "starts",
+    EventName.HANDED_OVER: "was handed over",
+    EventName.STARTED: "has started",
+    EventName.POLLING: "runs",
+    EventName.GPU_IDLE: "leaves its GPUs idle",
+    EventName.FINISHED: "has finished",
+    EventName.FAILED: "has failed",
+    EventName.RETRYING: "continues with another run",
+    EventName.CANCELLING: "is about to be cancelled",
+    EventName.CANCELLED: "was cancelled",
+    EventName.TIMEOUT: "was stopped at its time limit",
+    EventName.OUT_OF_MEMORY: "ran out of memory",
+    EventName.PREEMPTED: "was preempted",
+    EventName.LOST: "was lost",
+    EventName.UNSCHEDULABLE: "could not be scheduled",
+    EventName.HELD: "is held",
+    EventName.RELEASED: "is released",
+    EventName.RESERVATION_STARTED: "has begun",
+    EventName.RESERVATION_ENDED: "has ended",
+    EventName.GPU_TAKEN: "is taken",
+    EventName.GPU_FREE: "is free",
+    EventName.DISPATCHER_STARTED: "has started",
+    EventName.DISPATCHER_STOPPED: "has stopped",
+}
+
+
+def headline(event: Event) -> str:
+    """Return *event* as one line: "train has failed: exit code 3"."""
+    kinds = ((event.reservation, "reservation "), (event.gpu, "GPU "), (event.spool_dir, "the dispatcher of "))
+    subject = event.job or next((f"{kind}{name}" for name, kind in kinds if name is not None), "")
+    said = f"{subject} {_SAYS[event.name]}"
+    if event.name is EventName.SUBMITTED and (engine := engine_of(event.executor)) is not None:
+        said = f"{subject} is on its way to {engine_title(engine)}"  # which decides when it starts
+    if event.name is EventName.CANCELLED and event.reason.startswith("cancelled "):
+        return f"{subject} was {event.reason}"
+    # "Finished" already means exit code 0.
+    return f"{said}: {event.reason}" if event.reason and event.name is not EventName.FINISHED else said
+
+
+def body(event: Event, log: str = "") -> str:
+    """Return the details of *event*, one fact per line, and the last lines of its log."""
+    result = event.result
+    lines = []
+    if event.job is not None:
+        attempt = f" (attempt {event.attempt})" if event.attempt is not None and event.attempt > 1 else ""
+        who = ", ".join(filter(None, [event.user, event.project and f"project {event.project}"]))
+        lines = [("run", f"{event.run}{attempt}" if event.run is not None else ""), ("user", who)]
+    lines += [("host", event.host), ("time", _moment(event.at_ns))]
+    if result is not None:
+        lines += _result(result)
+    elif event.started_at_ns is not None:
+        lines.append(("waited", _span(event.submitted_at_ns, event.started_at_ns)))
+    grant = event.grant or (result.grant if result is not None else Grant())
+    lines.append(("GPUs", ", ".join(map(str, grant.gpu_indices))))
+    lines.append(("resources", in_words(grant.resources, grant.resource_indices) if grant.resources else ""))
+    lines.append(("metadir", event.metadir or ""))
+    text = "".join(f"{key}: {value}\n" for key, value in lines if value)
+    return f"{text}\nThe end of its log:\n\n{log}\n" if log else text
+
+
+def _result(result: Result) -> list[tuple[str, str]]:
+    code, peak_bytes, asked = (result.exit_code, result.peak_memory_bytes, result.grant.memory_bytes)
+    signal = f" (signal {code - 128})" if code is not None and code > 128 else ""
+    ran = _span(result.started_at_ns, result.ended_at_ns, result.suspended_ns)
+    of = f" of {show_size(asked)}" if asked else ""
+    busy = mean_part(result.gpu_use)
+    later = f", not before {_moment(result.again_at_ns)}" if result.again_at_ns is not None else ""
+    return [
+        ("exit code", f"{code}{signal}" if code is not None else ""),
+        ("ran", ran),
+        ("suspended", show_duration(result.suspended_ns) if ran and result.suspended_ns else ""),
+        ("waited", _span(result.submitted_at_ns, result.started_at_ns or result.ended_at_ns)),
+        ("memory", f"{show_size(peak_bytes)}{of}" if peak_bytes is not None else ""),
+        ("CPU time", show_duration(result.cpu_time_ns) if result.cpu_time_ns is not None else ""),
+        ("GPUs busy", f"{show_percent(busy)} on average" if busy is not None else ""),
+        ("goes on", f"{result.again}{later}" if result.again is not None else ""),
+    ]
+
+
+def _span(since_ns: int | None, until_ns: int | None, without_ns: int = 0) -> str:
+    return "" if since_ns is None or until_ns is None else show_duration(max(0, until_ns - since_ns - without_ns))
+
+
+def _moment(at_ns: int) -> str:
+    return datetime.fromtimestamp(at_ns // SECOND_NS, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def last_lines(metadir: str, count: int) -> str:
+    """Return the last *count* lines of the run's log as plain text, "" if the job has no log there."""
+    if not metadir or count <= 0:
+        return ""
+    try:
+        data = end_of_file(f"{metadir}/{layout.JOB_LOG}", _MOST_LOG_BYTES)
+    except OSError:
+        return ""
+    lines = []
+    for line in data.decode(errors="replace").rstrip("\n").split("\n")[-count:]:
+        shown = _ESCAPES.sub("", line).rstrip("\r").rpartition("\r")[2]  # the visible part of a progress bar
+        plain = "".join(character for character in shown if character.isprintable() or character == "\t")
+        lines.append(plain if len(plain) <= _MOST_COLUMNS else f"{plain[:_MOST_COLUMNS]}...")
+    return "\n".join(lines)

@@ -16,7 +16,7 @@ from typing import Any
 from rich.cells import cell_len
 
 from spool.cli import render
-from spool.cli.charts import MARKS, Line
+from spool.cli.render import MARKS, Line
 from spool.core.accounting import By
 from spool.core.errors import shown
 from spool.core.model import SECOND_NS, Result, State
@@ -361,7 +361,7 @@ def _told(bar: LaneBar) -> str:
         "now" if at_ns is None else f"{datetime.fromtimestamp(at_ns // SECOND_NS):%b %d %H:%M}"
         for at_ns in (run.started_at_ns, run.ended_at_ns)
     )
-    return f"{run.job}{'' if bar.alone else ' and others'}, {run.account.user or '?'}, {began} to {ended}"
+    return f"{run.job}{'' if bar.alone else ' and others'}, {run.user or '?'}, {began} to {ended}"
 
 
 def _text(at: tuple[float, float], text: str, size: int, anchor: str = "start") -> str:

@@ -9,9 +9,8 @@ import time
 import click
 
 from spool.cli import render
-from spool.cli.common import moment_of, viewed
-from spool.cli.group import Verb
-from spool.cli.telling import tell
+from spool.cli.group import Verb, moment_of, viewed
+from spool.cli.render import tell
 from spool.core.accounting import By, RunFilter
 from spool.core.errors import SpoolError, UsageError, cannot
 from spool.core.reasons import count_of

@@ -13,9 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.cli import publicjson, render
-from spool.cli.common import json_option, opened, value_of
-from spool.cli.group import Verb
-from spool.cli.telling import tell
+from spool.cli.group import Verb, json_option, opened, value_of
+from spool.cli.render import tell
 from spool.client.submit import is_spool
 from spool.core.errors import UsageError, cannot
 from spool.core.model import SECOND_NS, Machine, Policy, Request

@@ -8,8 +8,7 @@ from contextlib import suppress
 
 import click
 
-from spool.cli.common import opened
-from spool.cli.group import Verb
+from spool.cli.group import Verb, opened
 from spool.core.errors import SpoolError, cannot
 from spool.executors import by_name
 

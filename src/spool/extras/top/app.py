@@ -30,8 +30,8 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
 from spool.cli import control, group, ls, render
-from spool.cli.edit import change_keys
-from spool.cli.log import attach_command
+from spool.cli.submit import change_keys
+from spool.cli.wait import attach_command
 from spool.cli.why import sentences
 from spool.client import autostart
 from spool.client.output import outputs
@@ -43,9 +43,9 @@ from spool.extras.top import header
 from spool.extras.top.widgets import Dialog, ListColumn, RowList, TextPane
 from spool.query.details import why_never_begun
 from spool.query.explain import why
+from spool.query.listing import ListedJob
 from spool.query.overview import Overview, OverviewReader
 from spool.query.rows import JobRow
-from spool.query.tasks import ListedJob
 from spool.store.ownership import this_user
 from spool.store.reading import end_of_file
 from spool.store.spool import Spool

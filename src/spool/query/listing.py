@@ -1,0 +1,354 @@
+"""What a list of jobs shows beyond their rows: arrays, similar jobs folded, dependencies as a tree, expected ends.
+
+A run's own progress and its limit are known from its line. Everything else that is expected, when those that wait
+start and awaited ones end, is asked of the planner, once for all lines, and only if a dispatcher is there to start jobs
+and the queue is short enough to answer at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from spool.client.waiting import task_names
+from spool.core.arrays import array_of
+from spool.core.errors import SpoolError
+from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.core.model import ALIVE, SECOND_NS, State
+from spool.core.reasons import ranges_of
+from spool.core.runtimes import ExpectedStart, Source, TimeLeft, time_left
+from spool.query.jobs import JobFilter, JobList, JobLister, list_jobs, with_parameters
+from spool.query.rows import JobRow
+from spool.store.spool import Spool
+
+_FOLDED = frozenset({State.QUEUED, State.HELD, State.FINISHED})
+BAD = frozenset(state for state in State if state.ended and state is not State.FINISHED)
+"""The outcomes of a job that did not finish."""
+
+_DEEP = 12  # levels of a tree; deeper ones are not indented further
+_FEW = 2  # this many similar rows are not folded
+
+
+class ListedJob(Struct, frozen=True):
+    """A line of a list: a job, or *count* similar tasks of an array, with the first of them in *row*."""
+
+    row: JobRow
+    name: str
+    count: int = 1
+
+
+class ArrayTasks(Struct, frozen=True):
+    """The tasks of an array in order: those that have begun or wait, and those not issued yet."""
+
+    rows: tuple[JobRow, ...]
+
+    def counts(self) -> dict[str, int]:
+        """Return how many tasks are in each state, ended states first."""
+        found = Counter(row.state for row in self.rows)
+        return {state.value: found[state] for state in sorted(found, key=lambda state: (not state.ended, state))}
+
+    def failed(self) -> tuple[str, ...]:
+        """Return the tasks that have ended without finishing."""
+        return tuple(row.name for row in self.rows if row.state in BAD)
+
+
+def tasks_of(spool: Spool, name: str) -> ArrayTasks | None:
+    """Return the tasks of the array *name*; None if it is not an array, or not expanded."""
+    record = spool.newest_array(name)
+    if record is None:
+        return None
+    names = task_names(spool, name, record.run, record)
+    wanted = frozenset(names)
+    known = {row.name: row for row in JobLister(spool).listing(only=wanted.__contains__).rows}
+    goes_on = any(place in (QUEUED, HELD, RUNNING) for place in spool.places(name))
+    since_ns = record.submitted_at_ns or 0
+
+    def row_of(task: str) -> JobRow:
+        row = known.get(task)
+        if row is not None and not (row.state.ended and (row.submitted_at_ns or since_ns) < since_ns):
+            return row
+        if goes_on:
+            return JobRow(
+                task, State.QUEUED, user=record.user, submitted_at_ns=since_ns or None, reason="not issued yet"
+            )
+        return JobRow(task, State.CANCELLED, user=record.user, reason="never issued")
+
+    return ArrayTasks(with_parameters(spool, map(row_of, names)))
+
+
+def folded(spool: Spool, rows: Iterable[JobRow], states: Set[State] = _FOLDED) -> list[ListedJob]:
+    """Return the lines of a list in which similar tasks of an array in one of *states* share one line."""
+    alike: dict[tuple[object, ...], list[JobRow]] = {}
+    order: list[tuple[object, ...]] = []
+    for at, row in enumerate(rows):
+        array = array_of(row.name) if row.state in states else ""
+        key: tuple[object, ...] = (at,)
+        if array and _index(row):
+            again = row.attempt is not None and row.attempt > 1 and not row.state.ended
+            key = (array, row.state, row.priority, row.user, row.cpus, row.gpus, again)
+        if key not in alike:
+            order.append(key)
+        alike.setdefault(key, []).append(row)
+    arrays = {key[0]: spool.newest_array(str(key[0])) is not None for key in order if len(alike[key]) > _FEW}
+    found: list[ListedJob] = []
+    for key in order:
+        group = alike[key]
+        if len(group) > _FEW and arrays[key[0]]:
+            found.append(ListedJob(group[0], f"{key[0]}_[{ranges_of(int(_index(row)) for row in group)}]", len(group)))
+        else:
+            found += [ListedJob(row, row.name) for row in group]
+    return found
+
+
+def tree(spool: Spool, rows: Sequence[JobRow]) -> list[ListedJob]:
+    """Return the jobs below their dependencies, and tasks below their array, as the lines of a tree.
+
+    A job with several dependencies is below the first of them, and its line names the others. Jobs in a dependency
+    cycle are below none.
+    """
+    rows = list({row.name: row for row in reversed(rows)}.values())[::-1]
+    names = {row.name for row in rows}
+    parents = {row.name: _parents(spool, row, names) for row in rows}
+    below: dict[str, list[JobRow]] = {}
+    for row in rows:
+        if parents[row.name]:
+            below.setdefault(parents[row.name][0], []).append(row)
+    found: list[ListedJob] = []
+    placed: set[str] = set()
+    for root in [*(row for row in rows if not parents[row.name]), *rows]:
+        todo = [(ListedJob(root, root.name), "", "", 0)] if root.name not in placed else []
+        while todo:
+            one, head, rest, depth = todo.pop()
+            placed.add(one.row.name)
+            others = parents[one.row.name][1:]
+            also = f" (also after {', '.join(others)})" if others else ""
+            found.append(ListedJob(one.row, f"{head}{one.name}{also}", one.count))
+            children = [row for row in below.get(one.row.name, ()) if row.name not in placed and one.count == 1]
+            placed.update(row.name for row in children)
+            leaves = {row.name for row in children if row.name not in below and len(parents[row.name]) == 1}
+            lines = folded(spool, (row for row in children if row.name in leaves))
+            lines += [ListedJob(row, row.name) for row in children if row.name not in leaves]
+            if depth >= _DEEP:
+                todo += [(line, f"{rest}… ", rest, depth + 1) for line in reversed(lines)]
+            else:
+                last = len(lines) - 1
+                drawn = [
+                    (f"{rest}└─ ", f"{rest}   ") if at == last else (f"{rest}├─ ", f"{rest}│  ")
+                    for at in range(last + 1)
+                ]
+                todo += [(line, *signs, depth + 1) for line, signs in reversed(list(zip(lines, drawn, strict=True)))]
+    return found
+
+
+def _parents(spool: Spool, row: JobRow, names: Set[str]) -> list[str]:
+    """Return the listed jobs that a job depends on; for a task its array comes first."""
+    array = array_of(row.name)
+    found = [array] if array in names and _index(row) and spool.newest_array(array) is not None else []
+    spec = spool.job_spec(row.place, row.name) if row.place is not None else None
+    depends_on = spec.depends_on if spec is not None else None
+    found += [name for name in (depends_on.names() if depends_on is not None else ()) if name in names]
+    return list(dict.fromkeys(found))
+
+
+def _index(row: JobRow) -> str:
+    text = row.name.rpartition("_")[2]
+    return text if text.isascii() and text.isdigit() else ""
+
+
+_MOST = 500  # jobs; with more that wait, the planner is not asked
+_FEW_ENDED = 3  # ended jobs that suffice to estimate the rest
+_ENOUGH = 50_000  # the bound on the work of a forecast, about a quarter of a second
+_SHARE = 50  # a view that stays open uses one part in N of a processor to ask
+_AT_MOST_EVERY_NS = 3 * SECOND_NS
+_LATEST_NS = 60 * SECOND_NS
+
+
+class Outlook(Struct, frozen=True):
+    """What the planner expects, by the names of jobs: the starts of those that wait, and the ends."""
+
+    starts: Mapping[str, ExpectedStart] = field(default_factory=dict)
+    ends: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, row: JobRow, now_ns: int) -> JobRow:
+        """Return *row* with its `left` or its `start`, as far as known."""
+        if row.state is State.QUEUED:
+            return replace(row, start=self.starts.get(row.name))
+        left = left_of(row, now_ns, self.ends.get(row.name))
+        return row if left is None else replace(row, left=left)
+
+
+UNKNOWN = Outlook()
+"""An outlook without the planner."""
+
+
+class OutlookReader:
+    """Asks for a view that stays open: no more often than it may cost. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._last = UNKNOWN
+        self._due_ns = 0
+
+    def look(self, spool: Spool, rows: Collection[JobRow], now_ns: int, *, served: bool) -> Outlook:
+        """Return what is expected of *rows*, from a moment ago; *served*: a dispatcher starts jobs."""
+        if not served:
+            self._last, self._due_ns = UNKNOWN, 0
+        elif not 0 <= self._due_ns - now_ns <= _LATEST_NS:
+            begun_ns = time.thread_time_ns()
+            self._last = outlook(spool, rows, now_ns)
+            pause_ns = max(_AT_MOST_EVERY_NS, _SHARE * (time.thread_time_ns() - begun_ns))
+            self._due_ns = now_ns + min(pause_ns, _LATEST_NS)
+        return self._last
+
+
+def foreseen(
+    spool: Spool, found: JobList, arrays: Mapping[str, ArrayTasks], *, ask: bool = True
+) -> tuple[JobList, dict[str, ArrayTasks]]:
+    """Return a list of jobs, and the tasks of *arrays*, with the `left` or the `start` of each, as far as known.
+
+    *ask*: also what only the planner knows.
+    """
+    lists = [found.rows, *(one.rows for one in arrays.values())]
+    rows = iter(with_outlook(spool, [row for each in lists for row in each], found.at_ns, served=ask and found.serves))
+    jobs, *tasks = [tuple(next(rows) for _ in each) for each in lists]
+    return replace(found, rows=jobs), dict(zip(arrays, map(ArrayTasks, tasks), strict=True))
+
+
+def with_outlook(spool: Spool, rows: Iterable[JobRow], now_ns: int, *, served: bool) -> tuple[JobRow, ...]:
+    """Return *rows* with their `left` or their `start`, as far as known; *served*: a dispatcher starts jobs."""
+    listed = tuple(rows)
+    found = outlook(spool, listed, now_ns) if served else UNKNOWN
+    return tuple(found.of(row, now_ns) for row in listed)
+
+
+def outlook(spool: Spool, rows: Iterable[JobRow], now_ns: int) -> Outlook:
+    """Return what the planner expects of those of *rows* that say nothing themselves, of none if too many wait."""
+    asked = [row for row in rows if _waits(row) or (_goes_on(row) and left_of(row, now_ns) is None)]
+    if asked:
+        with suppress(OSError, SpoolError):  # both are reported where the rows come from
+            if len(spool.names(QUEUED)) <= _MOST:
+                return _foresee(spool, [row.name for row in asked if _waits(row)], now_ns)
+    return UNKNOWN
+
+
+def left_of(row: JobRow, now_ns: int, guess_ns: int | None = None) -> TimeLeft | None:
+    """Return the time that remains of the run of *row*; None if it has none, or nothing tells.
+
+    *guess_ns* is when it ends if it lasts as long as similar runs.
+    """
+    ran_ns = row.time_ns(now_ns)
+    if not _goes_on(row) or ran_ns is None:
+        return None
+    return time_left(row.progress, ran_ns, row.time_limit_ns, None if guess_ns is None else guess_ns - now_ns)
+
+
+def _goes_on(row: JobRow) -> bool:
+    return (
+        row.state is State.RUNNING and row.started_at_ns is not None and row.suspended_at_ns is None and not row.array
+    )
+
+
+def _waits(row: JobRow) -> bool:
+    return row.state is State.QUEUED and not row.array
+
+
+def _foresee(spool: Spool, names: Sequence[str], now_ns: int) -> Outlook:
+    """Ask the planner when those of *names* that wait start and end, and when each run ends."""
+    from spool.core.forecast import forecast
+    from spool.query.snapshot import snapshot  # imported on demand: a list rarely needs this half of the program
+
+    seen = snapshot(spool, now_ns, with_tasks=bool(names))
+    run_times, here, starts = seen.view.past.run_times, seen.view.running, dict[str, ExpectedStart]()
+    ends = {
+        name: at_ns
+        for at_ns, name in here.ends(now_ns)
+        if run_times.of_run(here[name]).source is not Source.NONE
+        and not here[name].submitted  # its engine alone decides its start
+        and (here[name].stopping or not here[name].suspended)
+    }
+    for name, start in forecast(seen.plan, names, enough=_ENOUGH).items() if names else ():
+        job = seen.view.queue.get(name)
+        if start.at_ns is None or job is None:
+            continue
+        starts[name] = ExpectedStart(start.at_ns, is_guess=start.guessed or seen.shared is not None)
+        expected = run_times.of_job(job)
+        if seen.shared is None and expected.source is not Source.NONE:  # else only the earliest start is known
+            ends[name] = start.at_ns + expected.ns
+    return Outlook(starts, ends)
+
+
+class WaitStatus(Struct, frozen=True):
+    """The progress of awaited jobs; an array counts as its tasks."""
+
+    total: int
+    ended: int
+    bad: int  # of the ended ones
+    submitted: int  # waiting on their engine
+    running: int
+    only: JobRow | None  # the only job, if there is just one
+    end_at_ns: int | None  # the expected end of all of them; None: unknown
+
+
+class WaitWatch:
+    """Watches awaited jobs.
+
+    The expected end comes from the rate at which they have ended so far, or, before any has, from the planner: the
+    earliest start of each, and the run time of similar jobs.
+    """
+
+    def __init__(self, spool: Spool, names: Sequence[str]) -> None:
+        self._spool = spool
+        self._names = tuple(names)
+        self._first: tuple[int, int] | None = None  # the time of the first look, and how many had ended by then
+        self._planned: int | None = None
+        self._plan_after_ns = 0
+
+    def look(self, now_ns: int) -> WaitStatus:
+        """Return their progress."""
+        rows = self._rows()
+        ended = sum(row.state.ended for row in rows)
+        begun_ns, ended_then = self._first = self._first or (now_ns, ended)
+        left = [row.name for row in rows if not row.state.ended]
+        if ended - ended_then >= _FEW_ENDED:
+            end_at_ns: int | None = now_ns + len(left) * (now_ns - begun_ns) // (ended - ended_then)
+        else:
+            end_at_ns = self._by_plan(left, now_ns)
+        return WaitStatus(
+            total=len(rows),
+            ended=ended,
+            bad=sum(row.state in BAD for row in rows),
+            submitted=sum(row.state is State.SUBMITTED for row in rows),
+            running=sum(row.state in ALIVE for row in rows),
+            only=rows[0] if len(rows) == 1 else None,
+            end_at_ns=end_at_ns if end_at_ns is not None and end_at_ns > now_ns else None,
+        )
+
+    def _rows(self) -> list[JobRow]:
+        wanted = frozenset(self._names)
+        found = {row.name: row for row in list_jobs(self._spool, JobFilter(self._names)).rows if row.name in wanted}
+        rows: list[JobRow] = []
+        for name in self._names:
+            tasks = tasks_of(self._spool, name)
+            if tasks is not None:
+                rows += tasks.rows
+            elif name in found:
+                rows.append(found[name])
+        return rows
+
+    def _by_plan(self, names: Sequence[str], now_ns: int) -> int | None:
+        """Return the expected end of the last of *names*, by a plan that may be a while old."""
+        if now_ns >= self._plan_after_ns:
+            begun = time.monotonic_ns()
+            self._planned = expected_end(self._spool, names, now_ns) if len(names) <= _MOST else None
+            self._plan_after_ns = now_ns + max(30 * SECOND_NS, 100 * (time.monotonic_ns() - begun))
+        return self._planned
+
+
+def expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None:
+    """Return when the last of *names* is expected to have ended; None: unknown."""
+    ends = _foresee(spool, names, now_ns).ends
+    return max((ends[name] for name in names), default=0) if ends.keys() >= set(names) else None

@@ -1,0 +1,664 @@
+"""Stand-ins for tests: values, an engine without a machine, and a disk that stops before a chosen change.
+
+**Values** have sensible defaults for everything that a test does not set. Sizes and durations are written as in a job
+file (`"16G"`, `"2h"`) or given as integers of bytes and nanoseconds. GPU number i has the UUID `GPU-i`, and a run that
+requests GPUs has the first ones by default.
+
+**The engine**'s runs elsewhere begin, end and stop under control of a test.
+
+**The disk** loses power, or runs out of space: :class:`FaultyDisk` is a :class:`spool.store.disk.Disk` that performs
+every change for real and counts them. Run a piece of the program over it once to count its changes, then once for each
+of them with the power cut there: the disk is then as a successor would find it. :func:`every_cut` does this. A cut
+stands for the sudden end of the process (`kill -9`, a reset): earlier changes have happened. When the machine itself
+loses power, written data may be lost as well; for that, `recorded` shows whether the syncs are in the right places.
+"""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from msgspec import Struct, field
+
+from spool.core import layout
+from spool.core.errors import SpoolError, cannot
+from spool.core.lifecycle import EngineWord, Liveness
+from spool.core.model import (
+    SECOND_NS,
+    Dependencies,
+    ForeignProcess,
+    Gpu,
+    Grant,
+    Jid,
+    Machine,
+    Request,
+    Result,
+    Running,
+    SignalTo,
+    Spec,
+    State,
+    Waiting,
+)
+from spool.core.units import parse_duration, parse_size
+from spool.executors import EngineEnd, Launch, Usage
+from spool.formats import run_records
+from spool.formats.wrapper import Surroundings
+from spool.machine import identity
+from spool.store.disk import Disk
+
+NOW_NS = 1_800_000_000 * SECOND_NS
+"""The default instant of every value."""
+
+
+_REQUESTED = frozenset({"cpus", "memory", "gpus", "gpu_memory", "gpu_type", "gpu_min_memory", "resources"})
+
+
+def gpu_uuid(index: int) -> str:
+    """Return the UUID of GPU number *index*."""
+    return f"GPU-{index}"
+
+
+def a_request(
+    *,
+    cpus: int = 1,
+    memory: str | int | None = None,
+    gpus: int = 0,
+    gpu_memory: str | int | None = None,
+    gpu_type: str | tuple[str, ...] = (),
+    gpu_min_memory: str | int | None = None,
+    resources: Mapping[str, int] | None = None,
+) -> Request:
+    """Return a request: by default one processor and nothing else."""
+    named = tuple(sorted((resources or {}).items()))
+    types = (gpu_type,) if isinstance(gpu_type, str) else gpu_type
+    least = _size(gpu_min_memory)
+    return Request(cpus, _size(memory), gpus, _size(gpu_memory), types, named, gpu_min_memory_bytes=least)
+
+
+def a_spec(
+    command: str | tuple[str, ...] = "true",
+    *,
+    time_limit: str | int | None = None,
+    scheduling_timeout: str | int | None = None,
+    depends_on: Iterable[str] | Dependencies | None = None,
+    **fields: Any,
+) -> Spec:
+    """Return a spec: by default a command that does nothing. *fields* are others of `Spec`, and keys of `a_request`."""
+    if depends_on is not None and not isinstance(depends_on, Dependencies):
+        depends_on = Dependencies(all=tuple(depends_on))
+    requested = {key: fields.pop(key) for key in fields.keys() & _REQUESTED}
+    return Spec(
+        command,
+        request=fields.pop("request", None) or a_request(**requested),
+        time_limit_ns=_duration(time_limit),
+        scheduling_timeout_ns=_duration(scheduling_timeout),
+        depends_on=depends_on,
+        **fields,
+    )
+
+
+def a_job(
+    name: str = "job",
+    *,
+    spec: Spec | None = None,
+    user: str = "alice",
+    arrived_at_ns: int = NOW_NS,
+    attempt: int = 1,
+    not_before_ns: int | None = None,
+    **keys: Any,
+) -> Waiting:
+    """Return a waiting job whose clock runs since its arrival.
+
+    *keys* are those of `a_spec`; *spec*, if given, replaces everything from the file.
+    """
+    return Waiting(
+        name,
+        a_spec(**keys) if spec is None else spec,
+        user,
+        arrived_at_ns,
+        clock_at_ns=arrived_at_ns,
+        attempt=attempt,
+        not_before_ns=not_before_ns,
+    )
+
+
+def a_grant(request: Request | None = None, *, on: Iterable[int] | None = None) -> Grant:
+    """Return the grant of exactly *request*, on the GPUs *on*: by default the first ones."""
+    request = request or Request()
+    indices = tuple(range(request.gpus) if on is None else on)
+    return Grant(
+        cpus=request.cpus,
+        memory_bytes=request.memory_bytes,
+        gpu_uuids=tuple(gpu_uuid(index) for index in indices),
+        gpu_indices=indices,
+        gpu_memory_bytes=request.gpu_memory_bytes,
+        resources=request.resources,
+    )
+
+
+def a_run(
+    name: str = "run",
+    *,
+    on: Iterable[int] | None = None,
+    spec: Spec | None = None,
+    grant: Grant | None = None,
+    user: str = "alice",
+    run: int = 1,
+    attempt: int = 1,
+    started_at_ns: int = NOW_NS,
+    stopping: bool = False,
+    **keys: Any,
+) -> Running:
+    """Return a live run with its request granted on the GPUs *on*, by default the first ones.
+
+    *keys* are those of `a_spec`; *spec*, if given, replaces everything from the file.
+    """
+    indices = None if on is None else tuple(on)
+    if spec is None:
+        spec = a_spec(**keys if indices is None else keys | {"gpus": len(indices)})
+    return Running(
+        name,
+        run,
+        user,
+        spec,
+        a_grant(spec.request, on=indices) if grant is None else grant,
+        started_at_ns,
+        attempt,
+        stopping,
+    )
+
+
+def a_gpu(
+    index: int = 0,
+    *,
+    uuid: str | None = None,
+    name: str = "NVIDIA H100 80GB HBM3",
+    memory: str | int | None = "80G",
+    used: str | int = 0,
+    foreign: Iterable[ForeignProcess] = (),
+    taken: Iterable[tuple[str, str | int]] = (),
+    problem: str | None = None,
+) -> Gpu:
+    """Return an idle GPU.
+
+    *used* is the memory in use, by any process; *taken* each job's part of it.
+    """
+    total = _size(memory)
+    return Gpu(
+        uuid=gpu_uuid(index) if uuid is None else uuid,
+        index=index,
+        name=name,
+        memory_total_bytes=total,
+        memory_free_bytes=None if total is None or problem is not None else total - (_size(used) or 0),
+        foreign=tuple(foreign),
+        problem=problem,
+        taken_bytes=tuple((job, _size(size) or 0) for job, size in taken),
+    )
+
+
+def a_machine(
+    cpus: int = 4,
+    gpus: int | Iterable[Gpu] = 2,
+    *,
+    memory: str | int = "16G",
+    available: str | int | None = None,
+    gpu_problem: str | None = None,
+    disk_free: str | int | None = "100G",
+) -> Machine:
+    """Return an idle machine with that number of idle GPUs, or the given ones.
+
+    *available* None: all of *memory*.
+    """
+    return Machine(
+        cpus=cpus,
+        memory_bytes=_size(memory) or 0,
+        memory_available_bytes=_size(memory if available is None else available),
+        gpus=tuple(a_gpu(index) for index in range(gpus)) if isinstance(gpus, int) else tuple(gpus),
+        gpu_problem=gpu_problem,
+        disk_free_bytes=_size(disk_free),
+    )
+
+
+def a_result(
+    job: str = "job",
+    outcome: State = State.FINISHED,
+    *,
+    run: int = 1,
+    attempt: int = 1,
+    reason: str = "",
+    exit_code: int | None = None,
+    submitted_at_ns: int = NOW_NS,
+    waited: str | int = 0,
+    ran: str | int = "60s",
+    user: str = "alice",
+    project: str | None = None,
+    request: Request | None = None,
+) -> Result:
+    """Return the result of a run with the given waiting and run times. Exit code 0 if finished, 1 if failed."""
+    started_at_ns = submitted_at_ns + (_duration(waited) or 0)
+    if exit_code is None:
+        exit_code = {State.FINISHED: 0, State.FAILED: 1}.get(outcome)
+    request = request or Request()
+    return Result(
+        job,
+        run,
+        attempt,
+        outcome,
+        reason,
+        submitted_at_ns=submitted_at_ns,
+        started_at_ns=started_at_ns,
+        ended_at_ns=started_at_ns + (_duration(ran) or 0),
+        exit_code=exit_code,
+        user=user,
+        project=project,
+        request=request,
+        grant=a_grant(request),
+    )
+
+
+def _size(value: str | int | None) -> int | None:
+    return parse_size(value) if isinstance(value, str) else value
+
+
+def _duration(value: str | int | None) -> int | None:
+    return parse_duration(value) if isinstance(value, str) else value
+
+
+HOST = "elsewhere"
+
+
+class FakeRun(Struct, eq=False):
+    """A run of the fake engine. It waits there until `begin`, and goes on until `end`."""
+
+    engine: FakeEngine
+    key: tuple[str, int]
+    metadir: str
+    jid: Jid | None = None
+    obeys: bool = True  # it ends on request
+    gone: bool = False
+    absent: bool = False  # the engine reports that it never had it
+    asked: list[str] = field(default_factory=list)  # the signals sent to it
+    used: Usage = field(default_factory=Usage)
+    exit_status: None = None
+    engine_id: str | None = None  # once the engine has accepted it
+    waits: str | None = None
+    halted: str | None = None
+    blocked: bool = False
+    alive_at_ns: int | None = None
+    said: EngineEnd | None = None  # how the engine reports its end
+    refusal: str | None = None
+    resists: str = ""
+    lingers: bool = False
+    by_others: bool = False
+    doubtful: bool = False
+    is_child: bool = False
+    holds_memory: bool = True
+
+    def begin(self) -> None:
+        """Write the records of its wrapper, on a host of its own."""
+        self.jid = Jid(4711, 1, "there", "-", HOST, f"{self.engine.name}:4711")
+        self._write(layout.JID, run_records.render_jid(self.jid))
+
+    def end(self, code: int | None) -> None:
+        """End it with that exit code, or without one."""
+        if code is not None:
+            self._write(layout.RC, run_records.render_rc(code))
+        self.gone = True
+
+    def _write(self, name: str, data: bytes) -> None:
+        with open(os.path.join(self.metadir, name), "xb") as record:
+            record.write(data)
+
+    def identified(self, jid: Jid) -> None:
+        """Return the wrapper's identity."""
+        self.jid = jid
+
+    @property
+    def ending(self) -> EngineEnd | None:
+        """The end as the test set it; None: the run's records suffice."""
+        return (self.said or EngineEnd(EngineWord.FORGOTTEN, "it is gone")) if self.gone else None
+
+    def liveness(self) -> Liveness:
+        """Return ALIVE, whether it has begun or waits."""
+        return Liveness.ABSENT if self.absent else Liveness.GONE if self.gone else Liveness.ALIVE
+
+    def watch(self) -> None:
+        """Return nothing that signals its end: callers poll."""
+
+    def left_behind(self, exit_code: int | None = None) -> bool:
+        """Leave nothing behind."""
+        return False
+
+    def signal(self, signal_name: str, to: SignalTo) -> int:
+        """Record a signal, and go on."""
+        self.asked.append(signal_name)
+        return 1
+
+    def usage(self) -> Usage:
+        """Return the resource use that the test set."""
+        return self.used
+
+    def close(self) -> None:
+        """Do nothing."""
+        self.engine.runs.pop(self.key, None)
+
+
+class FakeEngine:
+    """Executor and engine in one. Its runs outlive the dispatcher, so there is one table for all instances."""
+
+    name = "fake"
+    runs: ClassVar[dict[tuple[str, int], FakeRun]] = {}
+    has: ClassVar[Machine] = Machine(cpus=8, memory_bytes=64 << 30)
+    problem: ClassVar[str | None] = None
+
+    tells = silent = False
+
+    def __init__(self, *made_with: object) -> None:
+        """Ignore the machine, the configuration and the spool."""
+
+    # The executor.
+
+    @property
+    def engine(self) -> FakeEngine:
+        """Return itself."""
+        return self
+
+    def unavailable(self) -> str | None:
+        """Return the problem that the test set."""
+        return self.problem
+
+    def surroundings(self) -> Surroundings:
+        """Return empty surroundings: the wrapper is never executed."""
+        return Surroundings(identity.pid_namespace(), identity.host(), identity.boot_id())
+
+    def start(self, launch: Launch) -> FakeRun:
+        """Add a run, which waits."""
+        made = self.runs[launch.job, launch.run] = FakeRun(self, (launch.job, launch.run), launch.metadir)
+        return made
+
+    def close(self) -> None:
+        """Release nothing."""
+
+    def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
+        """Raise SpoolError: there are no terminals."""
+        raise SpoolError(cannot("attach to", f"job {job}", "it runs elsewhere"))
+
+    def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
+        """Do nothing."""
+
+    # The engine.
+
+    def machine(self) -> Machine:
+        """Return the machine for all its runs."""
+        return self.has
+
+    def fileno(self) -> None:
+        """Return None."""
+
+    def due_ns(self) -> None:
+        """Return None."""
+
+    def work(self) -> tuple[FakeRun, ...]:
+        """Do nothing: each run is asked."""
+        return ()
+
+    def limit_array(self, array: str, at_once: int | None) -> None:
+        """Do nothing: the planner keeps the limits."""
+
+    def keep_back(self, arrays: Collection[str], *, paused: bool) -> None:
+        """Do nothing: nothing is handed over later."""
+
+    def adopt(self, job: str, run: int, jid: Jid | None) -> FakeRun:
+        """Return the run of that name; one that is not in the table is gone."""
+        known = self.runs.get((job, run)) or FakeRun(self, (job, run), "", jid, gone=True)
+        known.engine = self
+        return known
+
+    def terminate(self, runs: Mapping[FakeRun, bool]) -> Collection[FakeRun]:
+        """Ask each run to end once, then force it."""
+        for run, kill in runs.items():
+            if kill or "TERM" not in run.asked:
+                run.asked.append("KILL" if kill else "TERM")
+            if not run.gone and (kill or run.obeys):
+                run.end(None if kill else 143)
+        return [run for run in runs if run.gone]
+
+    def suspend(self, runs: Mapping[FakeRun, bool]) -> Collection[FakeRun]:
+        """Record the suspension."""
+        for run, on in runs.items():
+            run.asked.append("STOP" if on else "CONT")
+        return list(runs)
+
+
+class PowerCut(BaseException):
+    """The process is gone. Not an Exception, so that the program under test cannot catch it."""
+
+
+class Operation(Struct, frozen=True):
+    """One change of the disk: the primitive's name, and its paths (for a log: its path)."""
+
+    name: str
+    paths: tuple[str, ...]
+    background: bool = False  # made by another thread than the one that owns the disk
+
+
+class FaultyDisk(Disk):
+    """A disk that fails at a chosen change.
+
+    *cut_at*: the number, counted from 1, of the change before which the power fails; that change and all later ones
+    raise :class:`PowerCut`. *fail_at*: the number of the change that raises OSError with *error* instead of happening,
+    *fail_for* how many changes do so from there on; *only* restricts this to some names. *torn*: if that change writes
+    data, half of it is written first.
+
+    Only the thread that made the disk is counted: syncs of a background thread depend on timing, and a cut must not.
+    After a cut a background thread's changes are silently ignored, since its process is dead.
+    """
+
+    def __init__(
+        self,
+        staging: str,
+        *,
+        cut_at: int | None = None,
+        torn: bool = False,
+        fail_at: int | None = None,
+        fail_for: int = 1,
+        error: int = errno.ENOSPC,
+        only: frozenset[str] | None = None,
+    ) -> None:
+        super().__init__(staging)
+        self.only = only
+        self.cut_at = cut_at
+        self.torn = torn
+        self.fail_at = fail_at
+        self.fail_for = fail_for
+        self.error = error
+        self.count = 0
+        self.recorded: list[Operation] = []
+        self._owner = threading.get_ident()
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the power is gone."""
+        return self.cut_at is not None and self.count >= self.cut_at
+
+    def names(self, *, background: bool = False) -> list[str]:
+        """Return the names of the primitives called, in order: by the owner, or in the background."""
+        return [operation.name for operation in self.recorded if operation.background is background]
+
+    def _happens(self, name: str, *paths: str, half: Callable[[], None] | None = None) -> bool:
+        """Count and record one change; raise if the fault is here. False: skip it."""
+        if threading.get_ident() != self._owner:
+            if not self.is_cut:
+                self.recorded.append(Operation(name, paths, background=True))
+            return not self.is_cut
+        was_cut = self.is_cut
+        self.count += 1
+        if self.is_cut:
+            if self.torn and half is not None and not was_cut:
+                half()
+            raise PowerCut(f"power cut before change {self.count}: {name} {' '.join(paths)}")
+        here = self.fail_at is not None and 0 <= self.count - self.fail_at < self.fail_for
+        if here and (self.only is None or name in self.only):
+            if self.torn and half is not None:
+                half()
+            raise OSError(self.error, os.strerror(self.error), paths[0])
+        self.recorded.append(Operation(name, paths))
+        return True
+
+
+def _faulty(primitive: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a primitive of `Disk`, unless the fault is here; a fault may write half of its data."""
+    signature = inspect.signature(primitive)
+
+    def unless_faulty(disk: FaultyDisk, *arguments: Any, **named: Any) -> Any:
+        bound = signature.bind(disk, *arguments, **named)
+        given = bound.arguments
+        paths = [
+            _path_of(value) if name == "fd" else path_at(value, given.get(f"{name}_at" if name != "path" else "at"))
+            for name, value in given.items()
+            if name in ("fd", "path", "old", "new", "one", "other")
+        ]
+
+        def half() -> None:
+            given["data"] = given["data"][: len(given["data"]) // 2]
+            primitive(*bound.args, **bound.kwargs)
+
+        happens = disk._happens(primitive.__name__, *paths, half=half if "data" in given else None)
+        return primitive(disk, *arguments, **named) if happens else True
+
+    return unless_faulty
+
+
+for _name in (
+    *("create", "fill", "append", "overwrite", "rename", "rename_new", "exchange", "link", "unlink", "mkdir", "rmdir"),
+    *("chmod", "sync_file", "sync_directory", "sync_log"),
+):
+    setattr(FaultyDisk, _name, _faulty(getattr(Disk, _name)))
+
+
+def every_cut(scenario: Callable[[int], FaultyDisk], limit: int = 1000) -> Iterator[FaultyDisk]:
+    """Run *scenario* with its power cut before its first change, its second, and so on; yield each disk.
+
+    *scenario* takes the number to cut at, does its work on a new FaultyDisk, lets PowerCut through or catches it at its
+    end, and returns that disk. The last disk that is yielded is the one whose power never failed. AssertionError after
+    *limit* cuts: a scenario that never ends.
+    """
+    for number in range(1, limit + 1):
+        disk = scenario(number)
+        yield disk
+        if not disk.is_cut:
+            return
+    raise AssertionError(f"the scenario still made changes after {limit} cuts")
+
+
+def cut_off(action: Callable[[], object]) -> bool:
+    """Perform *action*; return whether its power was cut."""
+    try:
+        action()
+    except PowerCut:
+        return True
+    return False
+
+
+def path_at(path: str, at: int | None) -> str:
+    """Return the absolute form of *path*, which is relative to the open directory *at*."""
+    return path if at is None else f"{_path_of(at)}/{path}"
+
+
+def _path_of(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:  # longer than a path may be
+        return f"(descriptor {fd})"
+
+
+class PathFaults:
+    """Makes operations of :mod:`os` on some paths fail, reading included, as on a broken file system.
+
+    While it is `active`, every operation on a path that *concerns* returns true for is recorded in `met`, as its name
+    and the path, and those chosen by `choose` fail. `renameat2` counts as "rename", and an operation on a descriptor as
+    one on its path.
+    """
+
+    READING = ("open", "read", "lstat", "stat", "listdir", "scandir")
+    CHANGING = ("write", "link", "rename", "unlink", "mkdir", "rmdir", "utime", "chmod")
+
+    def __init__(self, concerns: Callable[[str], bool]) -> None:
+        self._concerns = concerns
+        self.active = True  # whether operations are recorded, and fail
+        self.met: list[tuple[str, str]] = []
+        self.raised = 0
+        self._chosen: tuple[str, str] | None = None
+        self._begun = False
+        self._error = 0
+        self._times = 0
+        self._saved: dict[str, Callable[..., object]] = {}
+
+    def choose(self, operation: str, path: str, error: int, *, times: int) -> None:
+        """Let *operation* on *path* fail with the errno *error*, that many *times* after `begin`."""
+        self._chosen, self._error, self._times = (operation, path), error, times
+
+    def begin(self) -> None:
+        """Activate the chosen failures."""
+        self._begun = True
+
+    def heal(self) -> None:
+        """Deactivate all failures."""
+        self._begun = False
+
+    def __enter__(self) -> PathFaults:
+        """Intercept every operation."""
+        from spool.store import disk
+
+        for name in (*self.READING, *self.CHANGING):
+            self._saved[name] = getattr(os, name)
+            setattr(os, name, self._checked(name, self._saved[name]))
+        self._saved["renameat2"] = disk.rename_new
+        disk.rename_new = self._checked("rename", disk.rename_new)  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Restore the operations."""
+        from spool.store import disk
+
+        disk.rename_new = self._saved.pop("renameat2")  # type: ignore[assignment]
+        for name, function in self._saved.items():
+            setattr(os, name, function)
+
+    def _checked(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
+        def checked(*arguments: object, **named: object) -> object:
+            about = arguments[: 2 if name in ("link", "rename") else 1]
+            beside = [named.get("dir_fd"), None]
+            if name in ("link", "rename"):
+                beside = [named.get("src_dir_fd"), named.get("dst_dir_fd")]
+            for path in map(self._path, about, beside):
+                if path is not None and self._concerns(path):
+                    self._meet(name, path)
+            return function(*arguments, **named)
+
+        return checked
+
+    def _path(self, about: object, at: object = None) -> str | None:
+        if isinstance(at, int) and isinstance(about, str):
+            return f"{self._path(at)}/{about}"
+        if isinstance(about, int):
+            try:
+                return str(self._saved_readlink(f"/proc/self/fd/{about}"))
+            except OSError:
+                return None
+        return os.fsdecode(about) if isinstance(about, str | bytes | os.PathLike) else None
+
+    _saved_readlink = staticmethod(os.readlink)
+
+    def _meet(self, name: str, path: str) -> None:
+        if not self.active:
+            return
+        self.met.append((name, path))
+        if self._begun and self._chosen == (name, path) and self._times > 0:
+            self._times -= 1
+            self.raised += 1
+            raise OSError(self._error, os.strerror(self._error), path)
