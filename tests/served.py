@@ -19,7 +19,7 @@ import forking
 from spool.core import layout
 from spool.core.errors import ExitCode
 from spool.core.model import Grant, Result, State
-from spool.formats.history import render_history
+from spool.formats.run_records import render_history
 from spool.machine import identity
 from spool.store.ownership import this_user
 from spool.testing.served import PATIENCE_S, ServedSpool, wait_for

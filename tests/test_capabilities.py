@@ -14,7 +14,7 @@ from spool.cli import group
 from spool.core.capability import Capability
 from spool.core.model import Grant
 from spool.formats import capabilities
-from spool.formats.history import render_history
+from spool.formats.run_records import render_history
 from spool.testing.fakes import a_result
 from support import ROOT, wait_for
 

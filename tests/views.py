@@ -10,7 +10,7 @@ import pytest
 
 from spool.core import layout
 from spool.core.model import SECOND_NS, ForeignProcess, Grant, Request, Result, State
-from spool.formats.history import render_history
+from spool.formats.run_records import render_history
 from spool.formats.state import GpuUseView, GpuView, JobView, MachineView, PoolView, StateView, render_state
 from spool.query import shared
 from spool.query.shared import GpuShare, MachineSharing, MachineUse, UserShare

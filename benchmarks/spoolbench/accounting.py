@@ -53,7 +53,7 @@ def collecting(engine: SpoolEngine, scratch: Scratch, size: Size) -> Samples:
 def end(root: Path, jobs: int, runs: int) -> None:
     """Write what *runs* runs of each of *jobs* jobs leave: eight small files each."""
     from spool.core.model import Result, State
-    from spool.formats.history import render_result
+    from spool.formats.run_records import render_result
 
     for job in range(jobs):
         (root / "done" / f"job_{job}.toml").write_text('command = "true"\n')
@@ -79,7 +79,7 @@ def _peak_mib(argv: list[str], env: dict[str, str]) -> float:
 def write(path: Path, count: int) -> None:
     """Write the lines, as a dispatcher does."""
     from spool.core.model import Grant, Request, Result, State
-    from spool.formats.history import render_history
+    from spool.formats.run_records import render_history
 
     random = Random(count)
     outcomes = (*[State.FINISHED] * 8, State.FAILED, State.TIMEOUT)
@@ -116,6 +116,6 @@ def write(path: Path, count: int) -> None:
 
 
 def _render(at_ns: int) -> str:
-    from spool.formats.timestamps import render_instant
+    from spool.formats.wire import render_instant
 
     return render_instant(at_ns, digits=0)

@@ -23,7 +23,7 @@ from spool.core.resources import Runs
 from spool.core.runtimes import stem
 from spool.core.scheduler import View
 from spool.core.sizes import Most, Sizes, sized
-from spool.formats.history import parse_history_line
+from spool.formats.run_records import parse_history_line
 
 CPUS, MEMORY_BYTES = 64, 256 << 30
 KINDS, JOBS = 60, 5_000

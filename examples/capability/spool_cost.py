@@ -12,8 +12,7 @@ from spool import Client
 from spool.core.capability import Capability, ContributedVerb
 from spool.formats.key import Key, KeyTable, Part
 from spool.formats.validation import PartReader
-from spool.store.config import Settings
-from spool.store.spool import Spool
+from spool.store.edited import Settings
 
 _TABLE = KeyTable("CostTable", "Prices.", Key("gpu_hour", "number", "The price of a GPU hour.", least=0, default=0))
 
@@ -34,7 +33,7 @@ CAPABILITY = Capability(
 @click.pass_obj
 def command(root: str) -> int:
     """Show what each user's GPU hours cost."""
-    price = (Settings(Spool(root)).config.part("cost") or {}).get("gpu_hour", 0)
+    price = (Settings(root).config.part("cost") or {}).get("gpu_hour", 0)
     for user, totals in Client(root).stats(by="user").groups:
         click.echo(f"{user or '-'}  {totals.gpu_hours * price:.2f}")
     return 0

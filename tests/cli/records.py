@@ -14,7 +14,7 @@ from calling import put_job
 from spool.core import layout
 from spool.core.model import Grant, Result
 from spool.formats import run_records
-from spool.formats.history import render_history, render_result
+from spool.formats.run_records import render_history, render_result
 from spool.formats.state import JobView, StateView, render_state
 from spool.machine import identity
 from spool.store.spool import Service, Spool

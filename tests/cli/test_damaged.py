@@ -22,8 +22,7 @@ from spool.client import autostart
 from spool.core.model import Grant, Result, State
 from spool.formats import run_records
 from spool.query import snapshot
-from spool.store.config import Settings
-from spool.store.spool import Spool
+from spool.store.edited import Settings
 from spool.store.tolerant import TolerantSpool
 from support import make_spool
 
@@ -253,7 +252,7 @@ def test_a_configuration_that_cannot_be_read_leaves_the_last_good_one(
     """What was in force stays so and the problem is told, also by the commands; when the file is back it counts."""
     path = spool_root / "config.toml"
     path.write_text("autostart = false\ncpus = 3\n")
-    settings = Settings(Spool(str(spool_root)))
+    settings = Settings(str(spool_root))
     damage(path)
     assert settings.reload() is False
     assert settings.config.policy is not None
@@ -275,14 +274,14 @@ def test_a_configuration_that_could_not_be_read_for_a_moment_is_read_by_the_next
     """Without a descriptor to spare the old one stays in force, is told once, and the new one counts in the end."""
     path = spool_root / "config.toml"
     path.write_text("cpus = 3\n")
-    settings = Settings(Spool(str(spool_root)))
+    settings = Settings(str(spool_root))
     path.write_text("cpus = 4\nautostart = false\n")
 
     def fails(path: str) -> bytes:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("spool.store.config.read_config", fails)
+        patch.setattr("spool.store.edited.read_config", fails)
         assert [settings.reload() for _ in range(3)] == [False] * 3
         assert (settings.config.cpus, "Too many open files" in str(settings.problem)) == (3, True)
         assert len(caplog.records) == 1
@@ -299,7 +298,7 @@ def test_a_configuration_that_may_not_be_read_is_told_until_it_may(anywhere: Pat
         spool_at(root.with_name("mine"))
         path = root.with_name("mine") / "config.toml"
         path.write_text("cpus = 3\n")
-        settings = Settings(Spool(str(path.parent)))
+        settings = Settings(str(path.parent))
         path.chmod(0)
         changed = settings.reload()
         told = [settings.config.cpus, settings.problem, changed]

@@ -12,7 +12,7 @@ import pytest
 
 from calling import Command, asked, put_job
 from spool.core.model import Grant, Request, Result, State
-from spool.formats.history import render_history
+from spool.formats.run_records import render_history
 from spool.query import snapshot
 from spool.store.ownership import this_user
 

@@ -15,7 +15,7 @@ from calling import Command, asked, put_job
 from cli.records import begin, expand
 from spool.core.model import SECOND_NS, Grant, Request, Result, State, Stop, StopKind, Suspension
 from spool.formats import run_records
-from spool.formats.history import render_history
+from spool.formats.run_records import render_history
 from spool.query import explain
 from spool.query.listing import expected_end
 from spool.store.ownership import this_user

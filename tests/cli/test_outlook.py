@@ -14,7 +14,7 @@ import pytest
 from calling import Command, asked, put_job
 from cli.records import begin, view
 from spool.core.model import SECOND_NS, Result, State
-from spool.formats.history import render_history
+from spool.formats.run_records import render_history
 from spool.formats.state import JobView, MachineView
 from spool.python.client import Client
 from spool.query.jobs import list_jobs

@@ -11,7 +11,7 @@ import pytest
 from calling import Command, put_job
 from cli.records import end, expand
 from spool.core.model import Result, State
-from spool.formats.history import parse_result
+from spool.formats.run_records import parse_result
 from spool.store.ownership import this_user
 from support import wait_for
 

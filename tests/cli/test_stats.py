@@ -15,7 +15,7 @@ import pytest
 from calling import Command, asked
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Result, State
-from spool.formats.history import render_history
+from spool.formats.run_records import render_history
 from spool.store.history import local_day
 
 T0 = 1_700_000_000 * S

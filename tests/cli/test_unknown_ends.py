@@ -10,7 +10,7 @@ import pytest
 from calling import Command, asked, put_job
 from cli.records import metadir_of
 from spool.core.model import Grant, Request, Result, State
-from spool.formats.history import render_history, render_result
+from spool.formats.run_records import render_history, render_result
 
 KINDS = {
     "unknown word": lambda text: text.replace(b'"failed"', b'"evaporated"'),

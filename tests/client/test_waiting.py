@@ -13,7 +13,7 @@ from spool.client import waiting
 from spool.client.waiting import End, Waiter
 from spool.core.errors import NoSuchJob
 from spool.core.model import Result, State
-from spool.formats.history import render_result
+from spool.formats.run_records import render_result
 from spool.store import ownership
 from spool.store.spool import Spool
 

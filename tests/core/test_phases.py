@@ -7,9 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import get_args
 
-from spool.core.lifecycle import RunEnd
-from spool.core.model import Result, State
-from spool.core.phases import (
+from spool.core.lifecycle import (
     Active,
     Claimed,
     Ended,
@@ -18,6 +16,7 @@ from spool.core.phases import (
     Outlived,
     Phase,
     Recorded,
+    RunEnd,
     TakenBack,
     Unread,
     Unstartable,
@@ -27,6 +26,7 @@ from spool.core.phases import (
     is_over,
     known_end,
 )
+from spool.core.model import Result, State
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "ARCHITECTURE.md"
 ENDED = Ended(State.FAILED, "exit code 1", RunEnd(7), 1)

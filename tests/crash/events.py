@@ -14,7 +14,7 @@ from spool.dispatcher.events import ListenerClient
 from spool.formats import capabilities
 from spool.formats.config import Config
 from spool.store.disk import Disk
-from spool.store.eventlog import EventReader
+from spool.store.logs import EventReader
 
 
 def nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:

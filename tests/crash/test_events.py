@@ -22,7 +22,7 @@ from spool.core.layout import HELD as HELD_PLACE
 from spool.core.layout import RUNNING
 from spool.dispatcher import launcher, observer
 from spool.dispatcher.events import ConditionKind, OngoingCondition, conditions
-from spool.formats.listener_protocol import Reply
+from spool.formats.events import Reply
 from spool.listeners import HookFiles
 from spool.testing.fakes import FaultyDisk
 

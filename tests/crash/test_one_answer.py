@@ -20,7 +20,7 @@ from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.core.model import Machine, Result, State
-from spool.formats.history import parse_history_line
+from spool.formats.run_records import parse_history_line
 from spool.formats.state import StateView, parse_state, render_state
 from spool.machine import marks
 from spool.query import snapshot

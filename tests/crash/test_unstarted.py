@@ -19,7 +19,7 @@ from spool.core.model import Result, State
 from spool.dispatcher.context import Journal
 from spool.dispatcher.finalizer import Finalizer
 from spool.formats.config import RetentionPolicy
-from spool.formats.history import render_history
+from spool.formats.run_records import render_history
 from spool.formats.state import StateView, render_state
 from spool.store.spool import Service, Spool
 from spool.testing.fakes import FaultyDisk, PowerCut

@@ -16,7 +16,7 @@ from crash.world import Session
 from spool.core import layout
 from spool.core.events import EventName
 from spool.core.model import SECOND_NS, GpuWork, Machine, StopKind
-from spool.dispatcher.limits import GpuUseRecorder
+from spool.dispatcher.monitor import GpuUseRecorder
 from spool.state.run import ActiveRun
 from spool.store.disk import SpoolTrouble
 from spool.testing.fakes import a_gpu, a_machine

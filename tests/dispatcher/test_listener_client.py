@@ -21,10 +21,9 @@ from spool.core import layout
 from spool.core.events import Event, EventName
 from spool.core.model import SECOND_NS
 from spool.dispatcher.events import ListenerClient
-from spool.formats.events import render_event
-from spool.formats.listener_protocol import AT_ONCE, Ready, Reply
+from spool.formats.events import AT_ONCE, Ready, Reply, render_event
 from spool.store.disk import Disk
-from spool.store.eventlog import EventWriter
+from spool.store.logs import EventWriter
 from support import PATIENCE_S, ROOT, wait_for
 
 HOUR_NS = 3600 * SECOND_NS

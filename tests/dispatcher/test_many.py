@@ -19,11 +19,11 @@ from crash.world import Session, history
 from spool.core import layout
 from spool.core.layout import RUNNING
 from spool.core.model import Gpu, Grant, Machine, Result, Spec, Stop, StopKind
-from spool.dispatcher import limits, scanner, wakeup
+from spool.dispatcher import monitor, scanner, wakeup
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.context import Context
-from spool.dispatcher.limits import LimitEnforcer
 from spool.dispatcher.loop import Dispatcher
+from spool.dispatcher.monitor import LimitEnforcer
 from spool.dispatcher.status import StatusWriter
 from spool.dispatcher.wakeup import Timer, Timers
 from spool.executors import Executors, local
@@ -332,7 +332,7 @@ def test_memory_is_watched_less_often_where_that_takes_long(watched: Memory, mon
     used = iter((0, 10_000_000, 10_000_000, 110_000_000))
     clocks = SimpleNamespace(thread_time_ns=lambda: next(used), monotonic_ns=lambda: 0)
     monkeypatch.setattr(wakeup, "time", clocks)
-    monkeypatch.setattr(limits, "boot_clock", lambda: 0)
+    monkeypatch.setattr(monitor, "boot_clock", lambda: 0)
     waits = []
     for _ in range(2):
         watched.check(50)

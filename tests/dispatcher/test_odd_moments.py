@@ -18,7 +18,7 @@ from spool.dispatcher.wakeup import Hint
 from spool.executors.base import Launch
 from spool.executors.local import LocalRun
 from spool.store.disk import Disk
-from spool.store.stable_read import FileText, ReadFailure, read_stable
+from spool.store.edited import FileText, ReadFailure, read_stable
 from support import wait_for
 
 

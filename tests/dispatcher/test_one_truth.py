@@ -21,7 +21,7 @@ from spool.core.constraints import Holding
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Machine, State
 from spool.core.scheduler import Plan
-from spool.dispatcher import limits, wakeup
+from spool.dispatcher import monitor, wakeup
 from spool.dispatcher.context import all_lines
 from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.wakeup import DirectoryWatcher
@@ -294,7 +294,7 @@ def test_the_planner_knows_that_a_run_is_being_stopped(session: Session, how: st
 
 def test_the_memory_of_a_run_that_nobody_saw_is_unknown(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a look finds no process there is no peak, rather than one of 0."""
-    monkeypatch.setattr(limits, "MEMORY_EVERY_NS", 0)
+    monkeypatch.setattr(monitor, "MEMORY_EVERY_NS", 0)
     session.users.submit("short", "ok", 'memory = "1M"')
     session.settle()
     assert [result.peak_memory_bytes for result in history(session.world.root)] == [None]

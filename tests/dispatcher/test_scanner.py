@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import pytest
 
 from crash.world import Session, ends_of
 from spool.core.layout import DONE, HELD, QUEUED
-from spool.core.model import Spec
+from spool.core.model import SECOND_NS, Spec
 from spool.dispatcher import observer
 from spool.dispatcher.scanner import JobFileReader
 from spool.dispatcher.wakeup import DirectoryWatcher, Hint, NameChange
 from spool.formats import jobfile
-from spool.formats.journal import Added
+from spool.formats.journal import Reviewed
 from spool.query import snapshot
 from spool.store.spool import Spool
 
@@ -39,9 +40,11 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     parse = JobFileReader.parse
 
-    def noted(self: JobFileReader, name: str, data: bytes, added: Added | None) -> tuple[Spec, bytes | None]:
+    def noted(
+        self: JobFileReader, name: str, data: bytes, reviewed: Reviewed | None = None
+    ) -> tuple[Spec, bytes | None]:
         found.append(name)
-        return parse(self, name, data, added)
+        return parse(self, name, data, reviewed)
 
     monkeypatch.setattr(JobFileReader, "parse", noted)
     return found
@@ -308,3 +311,20 @@ def test_an_editor_that_comes_or_goes_while_a_look_has_given_way_is_seen(session
         scanner.go_on(0)
     assert {name: state.jobs[name].held for name in ("edited", "other")} == told
     assert all((file is not None and file.spec is None) == opened for file in told.values())
+
+
+def test_a_job_that_spool_holds_is_still_held_by_it_while_an_editor_has_it_open(session: Session) -> None:
+    """Its reason goes with the edit, not before."""
+    file = put(session, "x", 'command = "ok"\n', HELD)
+    reason = file.with_name("x.toml.reason")
+    reason.write_text("its program is not there\n")
+    for _ in range(2):
+        look(session)
+        session.settle()
+        assert session.now.state.jobs["x"].hold_reason == "its program is not there"
+        assert reason.exists()
+        file.with_name(".x.toml.swp").touch()
+    os.utime(file, ns=(time.time_ns() + SECOND_NS,) * 2)
+    look(session)
+    session.settle()
+    assert not reason.exists()

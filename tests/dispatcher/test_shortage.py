@@ -17,9 +17,8 @@ import pytest
 from crash.world import Session, World, check, ends_of
 from spool.core import layout
 from spool.core.errors import StartRefused
-from spool.core.lifecycle import RunEnd
+from spool.core.lifecycle import Ended, RunEnd, Void
 from spool.core.model import SECOND_NS, State
-from spool.core.phases import Ended, Void
 from spool.dispatcher import recovery
 from spool.dispatcher.planner import Shortage
 from spool.dispatcher.wakeup import Timer

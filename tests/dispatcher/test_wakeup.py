@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from spool.core.lifecycle import Outlived
 from spool.core.model import Grant, Spec
-from spool.core.phases import Outlived
 from spool.dispatcher import wakeup
 from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.wakeup import Pace, Wakeup

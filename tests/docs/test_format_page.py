@@ -10,7 +10,7 @@ from spool.core import errors, layout
 from spool.core.events import EventName
 from spool.core.model import OUTCOMES, State, StopKind
 from spool.formats import journal
-from spool.formats.history import HISTORY
+from spool.formats.run_records import HISTORY
 from spool.formats.state import JobView, StateView
 from spool.formats.values import OWN_VARIABLES, SET_BY_SPOOL, WARNING_SIGNALS
 from spool.listeners import REVIEWED
@@ -76,7 +76,15 @@ def test_the_environment_is_the_page_s() -> None:
 def test_the_journal_s_lines_are_the_page_s() -> None:
     """Clause 1.10 has each kind of line with as many words as the journal writes."""
     found = {word: rest.count(",") for word, rest in re.findall(r'`\["(\w+)"(.*?)\]`', clause("1.10"))}
-    kinds = (journal.Waits, journal.Left, journal.Added, journal.Started, journal.Stopping, journal.Over, journal.Told)
+    kinds = (
+        journal.Waits,
+        journal.Left,
+        journal.Reviewed,
+        journal.Started,
+        journal.Stopping,
+        journal.Over,
+        journal.Told,
+    )
     assert found == {str(kind.__struct_config__.tag): len(kind.__struct_fields__) for kind in kinds}
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from spool.core.gpuuse import GpuWatch
 from spool.core.model import OUTCOMES, GpuUse, Grant, Request, Result
 from spool.formats import run_records
-from spool.formats.freetext import one_line
+from spool.formats.wire import one_line
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).map(one_line)
 word = st.from_regex(r"[!-~]{1,20}", fullmatch=True)

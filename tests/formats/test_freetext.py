@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from spool.core.errors import InvalidRecord
 from spool.core.model import State, StopKind
-from spool.formats.freetext import MOST_BYTES, MOST_READ, one_line, peak_in
-from spool.formats.history import parse_result
-from spool.formats.run_records import parse_engine, parse_engine_end, parse_grant, parse_rc, parse_stop
+from spool.formats.run_records import parse_engine, parse_engine_end, parse_grant, parse_rc, parse_result, parse_stop
+from spool.formats.wire import MOST_BYTES, MOST_READ, one_line, peak_in
 
 HOSTILE = "\x1b[2J\u202e\u2066a" * 50_000
 

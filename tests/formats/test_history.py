@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from formats.some_records import results
 from spool.core.model import OUTCOMES, Result, RunAccount
-from spool.formats import history
-from spool.formats.history import (
+from spool.formats import run_records
+from spool.formats.run_records import (
     HISTORY,
     parse_history_line,
     parse_result,
@@ -74,7 +74,7 @@ def test_the_order_of_instants_stays(start: int, length: int) -> None:
 def test_the_fields_are_those_of_the_history() -> None:
     """But for those made of others, no field is read that no line has; a default, where there is one, is the same."""
     written = HISTORY.defaults()
-    for field in msgspec.structs.fields(history._RunLine):
+    for field in msgspec.structs.fields(run_records._RunLine):
         if field.name.endswith("_ns") or field.name in ("gpu_percent", "gpu_energy_mj"):
             continue
         assert field.encode_name in written

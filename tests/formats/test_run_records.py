@@ -32,8 +32,8 @@ from spool.core.model import (
     Suspension,
 )
 from spool.formats import run_records
-from spool.formats.history import parse_history_line, parse_result, render_history, render_result
-from spool.formats.timestamps import parse_instant, render_instant
+from spool.formats.run_records import parse_history_line, parse_result, render_history, render_result
+from spool.formats.wire import parse_instant, render_instant
 from spool.store.spool import Spool
 
 GOLDEN = Path(__file__).parent / "golden" / "records"

@@ -13,7 +13,7 @@ from spool.core.events import Event, EventName
 from spool.formats.events import render_event
 from spool.listeners.process import MOST_TRIES, Delivery
 from spool.store.disk import Disk
-from spool.store.eventlog import EventReader, EventWriter
+from spool.store.logs import EventReader, EventWriter
 from support import PATIENCE_S, wait_for
 
 
@@ -156,7 +156,7 @@ def test_only_so_much_is_open_at_once(stand: Stand, monkeypatch: pytest.MonkeyPa
     """A listener that is slow has taken in so many events and what one read gives, and all of them in the end."""
     most, line = 5, len(render_event(_event("00", EventName.FINISHED)))
     monkeypatch.setattr("spool.listeners.process.MOST_OPEN", most)
-    monkeypatch.setattr("spool.store.eventlog._AT_ONCE", 3 * line)
+    monkeypatch.setattr("spool.store.logs._AT_ONCE", 3 * line)
     taken_in = []
     listener = Recorder(lambda _: taken_in.append(len(listener.open)))
     listener.at_once = False

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spool.core.model import SECOND_NS
-from spool.machine.child_process import ChildProcess, import_path
+from spool.machine.commands import ChildProcess, import_path
 from support import PATIENCE_S
 
 ECHO = "import os\nwhile data := os.read(0, 1 << 16):\n    os.write(1, data)\n"

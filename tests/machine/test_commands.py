@@ -135,7 +135,7 @@ def test_a_helper_that_hangs_is_given_up(runner: CommandRunner, monkeypatch: pyt
 def test_a_helper_that_cannot_be_started_is_told_of(runner: CommandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """An urgent question is answered with the reason; what is to be done waits, and is done once there is a helper."""
     with monkeypatch.context() as without:
-        without.setattr("spool.machine.child_process.sys.executable", "/nonexistent/python")
+        without.setattr("spool.machine.commands.sys.executable", "/nonexistent/python")
         waits, asks = runner.order(sh("echo done")), runner.order(sh("echo done", urgent=True))
         assert runner.due_ns() <= time.monotonic_ns()
         ended = dict(runner.work())

@@ -12,7 +12,7 @@ from filled import filled
 from spool.client.submit import make_spool
 from spool.core.model import SECOND_NS, Result, Spec, State
 from spool.formats import jobfile
-from spool.formats.history import render_history
+from spool.formats.run_records import render_history
 from spool.formats.state import JobView
 from spool.query.details import job_details
 from spool.query.explain import why

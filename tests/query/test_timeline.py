@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from spool.core.accounting import By, RunFilter
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Machine, Result, RunAccount, State
-from spool.formats.history import render_history
-from spool.formats.run_records import GrantRecord, render_grant
+from spool.formats.run_records import GrantRecord, render_grant, render_history
 from spool.query import timeline as module
 from spool.query.timeline import NO_GROUP, OTHERS, Frame, Timeline, TimelineRun, UsageCurve, timeline
 from spool.store.spool import Spool

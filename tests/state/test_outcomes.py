@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spool.core.model import Dependencies, Result, Spec, State, Waiting
-from spool.formats.history import render_history, render_result
+from spool.formats.run_records import render_history, render_result
 from spool.state import load
 from spool.state.load import OutcomeIndex
 from spool.state.table import SchedulerState

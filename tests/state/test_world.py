@@ -16,7 +16,7 @@ from spool.core.model import SECOND_NS, Gpu, Grant, Machine, Request, Running, S
 from spool.machine.gpus import NO_ANSWER
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
-from spool.store.config import Settings
+from spool.store.edited import Settings
 from spool.store.spool import Spool
 from support import PATIENCE_S, make_spool, wait_for
 
@@ -30,7 +30,7 @@ NOW = time.time_ns()
 def world(tmp_path: Path) -> MachineMonitor:
     """Give the world of an empty spool, whose disk is short below 1 GiB."""
     spool = Spool(str(make_spool(tmp_path / "spool")))
-    return MachineMonitor(spool, SchedulerState(), Settings(spool))
+    return MachineMonitor(spool, SchedulerState(), Settings(spool.root))
 
 
 def test_what_is_free_counts_where_it_decides(world: MachineMonitor) -> None:
@@ -81,7 +81,7 @@ def watched(tmp_path: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
     root = make_spool(tmp_path / "spool")
     (root / "config.toml").write_text('gpu.poll = "1h"\n')
     spool = Spool(str(root))
-    world = MachineMonitor(spool, SchedulerState(), Settings(spool), with_gpus=True)
+    world = MachineMonitor(spool, SchedulerState(), Settings(spool.root), with_gpus=True)
     yield world
     world.close()
 

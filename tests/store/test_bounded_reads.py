@@ -9,8 +9,8 @@ import pytest
 
 from spool.client.output import progress_of
 from spool.core import layout
-from spool.formats.freetext import MOST_BYTES, MOST_READ
 from spool.formats.toml import MAX_BYTES
+from spool.formats.wire import MOST_BYTES, MOST_READ
 from spool.store.reading import read_bytes, read_record
 from spool.store.spool import Spool
 

@@ -11,9 +11,9 @@ from spool.core import layout
 from spool.core.events import Event, EventName
 from spool.core.model import Grant, Request, Result, State
 from spool.formats.events import parse_event, render_event
-from spool.store import eventlog
+from spool.store import logs
 from spool.store.disk import Disk
-from spool.store.eventlog import EventReader, EventWriter
+from spool.store.logs import EventReader, EventWriter
 from spool.testing.fakes import FaultyDisk, PowerCut
 
 
@@ -119,7 +119,7 @@ def test_what_all_have_read_is_cut_off_and_no_cursor_changes(spool_root: Path) -
 
 def test_a_listener_that_never_reads_does_not_fill_the_disk(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of more than the most that is kept, the newer half stays, in whole lines, and what is lost is told once."""
-    monkeypatch.setattr(eventlog, "MOST_BYTES", 4000)
+    monkeypatch.setattr(logs, "MOST_BYTES", 4000)
     writer = EventWriter(str(spool_root), disk(spool_root))
     writer.begin("hooks")
     lost, sizes = 0, list[int]()

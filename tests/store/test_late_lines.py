@@ -8,8 +8,8 @@ import pytest
 
 from spool.core.model import SECOND_NS, Policy, Result
 from spool.core.priority import Past
-from spool.formats import history as codec
-from spool.formats.history import render_history
+from spool.formats import run_records as codec
+from spool.formats.run_records import render_history
 from spool.query.jobs import JobLister
 from spool.query.machine import _ended
 from spool.state.past import past_of

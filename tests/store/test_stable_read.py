@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 
 from spool.formats.toml import MAX_BYTES
-from spool.store import stable_read
+from spool.store import edited
 from spool.store.disk import read_file
+from spool.store.edited import FileText, ReadFailure, read_stable
 from spool.store.reading import read_record
-from spool.store.stable_read import FileText, ReadFailure, read_stable
 from support import wait_for
 
 TEXT = b'command = "true"\n'
@@ -252,8 +252,8 @@ def test_without_leases_a_file_is_whole_once_it_has_been_quiet(
     now = file.stat().st_mtime_ns
     for passed, whole_by_then in [
         (0, False),
-        (stable_read.QUIET_NS - 1, False),
-        (stable_read.QUIET_NS, True),
+        (edited.QUIET_NS - 1, False),
+        (edited.QUIET_NS, True),
         (1 << 60, True),
         (-3600 * 10**9, True),  # of a server whose clock is ahead: only the near past and future wait
     ]:

@@ -188,10 +188,10 @@ def gc(
     """
     from spool.client.gc import plan_removal, remove_planned
     from spool.formats.config import RetentionPolicy
-    from spool.store.config import Settings
+    from spool.store.edited import Settings
 
     spool = own(root)
-    configured = Settings(spool).config.gc
+    configured = Settings(spool.root).config.gc
     keep = RetentionPolicy(
         value_of("--older-than", older_than, parse_duration) if older_than is not None else configured.max_age_ns,
         keep_runs if keep_runs is not None else configured.max_runs,

@@ -19,8 +19,7 @@ from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, Usa
 from spool.core.gpus import stranger
 from spool.core.layout import is_pattern, natural, why_not_name
 from spool.core.model import Machine, Reservation
-from spool.core.quotas import in_words
-from spool.core.reasons import count_of
+from spool.core.reasons import count_of, pools_in_words
 from spool.core.reservations import NOBODY
 from spool.core.units import show_duration, show_size
 from spool.formats import reservation
@@ -128,7 +127,7 @@ def _row(each: RunHere, now_ns: int) -> list[str]:
         str(grant.cpus),
         render.size(grant.memory_bytes),
         ",".join(map(str, grant.gpu_indices)) if run.elsewhere is None else count_of(grant.gpu_count, "GPU"),
-        in_words(grant.resources, grant.resource_indices),
+        pools_in_words(grant.resources, grant.resource_indices),
         render.duration(now_ns - run.started_at_ns),
         _remark(each),
     ]

@@ -15,11 +15,10 @@ from spool.cli.group import Verb, job_name, json_option, moment_of, states_of, s
 from spool.cli.render import tell
 from spool.core.errors import ExitCode, shown
 from spool.core.layout import is_pattern
-from spool.core.quotas import in_words
-from spool.core.reasons import some_of
+from spool.core.reasons import pools_in_words, some_of
 from spool.core.units import show_duration
-from spool.formats.timestamps import render_instant
 from spool.formats.toml import uncollected
+from spool.formats.wire import render_instant
 from spool.query.jobs import JobFilter, JobList, list_jobs
 from spool.query.listing import ArrayTasks, ListedJob, folded, foreseen, tasks_of, tree
 from spool.query.rows import ORDERS, JobRow, by_value, outcomes_by_value, with_metrics
@@ -91,7 +90,7 @@ FIELDS = {
     "reason": JobField(render.Column("REASON", cut="end"), _reason),
     "project": JobField(render.Column("PROJECT", cut="middle"), lambda one, now_ns: one.row.project or ""),
     "tags": JobField(render.Column("TAGS", cut="end"), lambda one, now_ns: ",".join(one.row.tags)),
-    "resources": JobField(render.Column("RESOURCES", cut="end"), lambda one, now_ns: in_words(one.row.resources)),
+    "resources": JobField(render.Column("RESOURCES", cut="end"), lambda one, now_ns: pools_in_words(one.row.resources)),
     "run": JobField(render.Column("RUN", right=True), lambda one, now_ns: render.count(one.row.run)),
     "attempt": JobField(render.Column("ATTEMPT", right=True), lambda one, now_ns: render.count(one.row.attempt)),
     "exit": JobField(render.Column("EXIT", right=True), lambda one, now_ns: render.count(one.row.exit_code)),

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from spool.formats.timestamps import render_instant
+from spool.formats.wire import render_instant
 
 PUBLIC = {
     "Advice": "cpus memory_bytes time_limit_ns gpu_memory_bytes notes",

@@ -13,8 +13,7 @@ from spool.cli.group import Verb, json_option, name_argument, one_job, opened
 from spool.core.efficiency import Advice, Efficiency, Spread, Summary
 from spool.core.lifecycle import exit_words
 from spool.core.model import Grant, State
-from spool.core.quotas import in_words
-from spool.core.reasons import count_of, ranges_of
+from spool.core.reasons import count_of, pools_in_words, ranges_of
 from spool.core.runtimes import Basis
 from spool.core.units import format_duration, format_size, show_duration, show_size
 from spool.formats.capabilities import contributed
@@ -164,7 +163,7 @@ def _asks(found: JobDetails) -> str:
     if row.gpus:
         parts.append(f"{row.gpus} GPU{'' if row.gpus == 1 else 's'}")
     if row.resources:
-        parts.append(in_words(row.resources))
+        parts.append(pools_in_words(row.resources))
     return ", ".join(parts)
 
 
@@ -239,7 +238,7 @@ def _given(run: RunDetails) -> str:
     if grant.gpus_elsewhere:
         parts.append(count_of(grant.gpus_elsewhere, "GPU"))
     if grant.resources:
-        parts.append(in_words(grant.resources, grant.resource_indices))
+        parts.append(pools_in_words(grant.resources, grant.resource_indices))
     return ", ".join(parts)
 
 

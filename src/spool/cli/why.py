@@ -10,8 +10,7 @@ from spool.cli import publicjson, render
 from spool.cli.group import JobArgument, Verb, for_each, json_option, one_job, viewed
 from spool.cli.render import tell
 from spool.core.model import Grant
-from spool.core.quotas import in_words
-from spool.core.reasons import count_of, some_of
+from spool.core.reasons import count_of, pools_in_words, some_of
 from spool.core.units import show_duration
 from spool.formats.capabilities import engine_title
 from spool.query.explain import Explanation, PlannedJob, Preview, WaitingJob, preview, why
@@ -318,5 +317,5 @@ def _gets(grant: Grant) -> str:
         share = f" ({render.size(grant.gpu_memory_bytes)} of each)" if grant.gpu_memory_bytes is not None else ""
         parts.append(f"GPU{plural} {', '.join(map(str, grant.gpu_indices))}{share}")
     if grant.resources:
-        parts.append(in_words(grant.resources, grant.resource_indices))
+        parts.append(pools_in_words(grant.resources, grant.resource_indices))
     return "starts with " + ", ".join(parts)

@@ -14,8 +14,8 @@ from msgspec import Struct
 from spool.client.waiting import End, Waiter, task_names
 from spool.core import layout
 from spool.core.errors import InvalidRecord, NoSuchJob, SpoolError, cannot
-from spool.formats.freetext import metrics_in, one_line
-from spool.formats.history import parse_history_line
+from spool.formats.run_records import parse_history_line
+from spool.formats.wire import metrics_in, one_line
 from spool.formats.wrapper import Outputs, outputs_of
 from spool.store.reading import end_of_file
 from spool.store.spool import Spool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct, field
@@ -110,12 +110,6 @@ def why_never(request: Request, pools: Sequence[Pool]) -> str | None:
         if need > pool.total:
             return f"needs {need} of the resource {name}, the spool has {pool.total}"
     return None
-
-
-def in_words(counts: Iterable[tuple[str, int]], indices: Iterable[tuple[str, tuple[int, ...]]] = ()) -> str:
-    """Return named resources as "licence 1, tpu 2 (0, 3)"."""
-    which = {name: f" ({', '.join(map(str, each))})" for name, each in indices}
-    return ", ".join(f"{name} {count}{which.get(name, '')}" for name, count in counts)
 
 
 def _named(request: Request, pools: Sequence[Pool]) -> list[tuple[Pool | None, int]]:

@@ -129,3 +129,9 @@ def some_of(names: Iterable[str], most: int = 4) -> str:
     if rest <= 1:
         return ", ".join(listed)
     return f"{', '.join(listed[:most])} and {rest} more"
+
+
+def pools_in_words(counts: Iterable[tuple[str, int]], indices: Iterable[tuple[str, tuple[int, ...]]] = ()) -> str:
+    """Return named resources as "licence 1, tpu 2 (0, 3)"."""
+    which = {name: f" ({', '.join(map(str, each))})" for name, each in indices}
+    return ", ".join(f"{name} {count}{which.get(name, '')}" for name, count in counts)

@@ -26,7 +26,7 @@ from spool.dispatcher.context import Component, Context
 from spool.dispatcher.monitor import Monitor
 from spool.dispatcher.scanner import Scanner
 from spool.formats import jobfile, journal, toml
-from spool.formats.listener_protocol import Reply
+from spool.formats.events import Reply
 from spool.machine.host import why_not_expanded
 from spool.state.run import UNREVIEWED, ActiveRun, JobFileVersion
 from spool.state.table import JobEntry

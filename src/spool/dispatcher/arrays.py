@@ -29,16 +29,14 @@ from spool.dispatcher.observer import MISSING_NS
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.terminator import StopOrders
 from spool.formats import jobfile, journal, run_records
-from spool.formats.history import render_result
 from spool.formats.jobfile import TaskFiles
-from spool.formats.run_records import ArrayRecord, render_array
+from spool.formats.run_records import ArrayRecord, render_array, render_result
 from spool.machine import identity
 from spool.machine.host import why_not_expanded
-from spool.state.array import Array, new_array
 from spool.state.run import JobFileVersion
-from spool.state.table import JobEntry
-from spool.store.arrays import ArrayStore, Issue
+from spool.state.table import Array, JobEntry, new_array
 from spool.store.disk import status_of
+from spool.store.locked_spool import ArrayStore, Issue
 from spool.store.ownership import mover, name_of
 
 log = logging.getLogger(__name__)

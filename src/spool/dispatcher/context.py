@@ -21,8 +21,8 @@ from spool.formats.config import Config
 from spool.formats.journal import Line
 from spool.state.run import ActiveRun, StopOrdered
 from spool.state.table import JobEntry, SchedulerState
-from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble
+from spool.store.edited import Settings
 from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
 

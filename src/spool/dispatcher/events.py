@@ -29,8 +29,7 @@ from spool.core.units import show_size
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.wakeup import Timers
 from spool.formats.capabilities import capabilities
-from spool.formats.events import render_event
-from spool.formats.listener_protocol import (
+from spool.formats.events import (
     AT_ONCE,
     Available,
     Ready,
@@ -41,14 +40,15 @@ from spool.formats.listener_protocol import (
     ToListeners,
     read_by_dispatcher,
     render,
+    render_event,
 )
 from spool.listeners import NO_SUBSCRIPTIONS, find_subscriptions
 from spool.machine import identity
-from spool.machine.child_process import ChildProcess
+from spool.machine.commands import ChildProcess
 from spool.state.run import ActiveRun, JobFileVersion
 from spool.state.table import JobEntry
-from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble
+from spool.store.edited import Settings
 from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
 from spool.store.ownership import name_of

@@ -17,16 +17,15 @@ from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.errors import shown
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import continued
+from spool.core.lifecycle import Ended, Filed, Recorded, Void, continued
 from spool.core.model import Jid, Result, Spec, State, StopKind
-from spool.core.phases import Ended, Filed, Recorded, Void
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.supervisor import COULD_NOT_START
 from spool.formats import jobfile, journal, run_records
-from spool.formats.freetext import metrics_in, one_line
-from spool.formats.history import render_history, render_result
+from spool.formats.run_records import render_history, render_result
+from spool.formats.wire import metrics_in, one_line
 from spool.machine import identity
 from spool.state.load import OutcomeIndex
 from spool.state.run import ActiveRun, Attempts, JobFileVersion, QueueTime, attempts_after

@@ -18,9 +18,8 @@ from msgspec import Struct
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
 from spool.core.events import Answer, EventName
-from spool.core.lifecycle import Liveness
+from spool.core.lifecycle import Liveness, Unstartable
 from spool.core.model import SECOND_NS, Spec
-from spool.core.phases import Unstartable
 from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
@@ -33,8 +32,8 @@ from spool.machine.cgroups import RunGroup
 from spool.machine.host import expanded, vendors_here
 from spool.state.run import ActiveRun, JobFileVersion
 from spool.state.table import JobEntry
-from spool.store.config import Settings
 from spool.store.disk import SpoolTrouble, status_of
+from spool.store.edited import Settings
 from spool.store.locked_spool import Staged
 from spool.store.ownership import name_of
 from spool.store.spool import Spool

@@ -19,7 +19,7 @@ from spool.machine import shared
 from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
 from spool.state.world import as_if_alone, on_shared
-from spool.store.config import Settings
+from spool.store.edited import Settings
 from spool.store.locked_spool import LockedSpool
 
 log = logging.getLogger(__name__)

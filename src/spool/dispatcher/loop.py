@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
+from spool.core.lifecycle import Filed, TakenBack, Unstartable
 from spool.core.model import SECOND_NS, State
-from spool.core.phases import Filed, TakenBack, Unstartable
 from spool.core.scheduler import Ending, Plan, Start
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.arrays import Arrays
@@ -28,8 +28,7 @@ from spool.dispatcher.events import EventRecorder
 from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.launcher import Launcher, is_on_its_way
 from spool.dispatcher.leases import LeaseGate
-from spool.dispatcher.limits import GpuUseRecorder, LimitEnforcer
-from spool.dispatcher.monitor import Monitor
+from spool.dispatcher.monitor import GpuUseRecorder, LimitEnforcer, Monitor
 from spool.dispatcher.observer import FileMoves, Observer, Pause
 from spool.dispatcher.planner import Planner
 from spool.dispatcher.recovery import Recovery
@@ -50,7 +49,7 @@ from spool.state.load import OutcomeIndex
 from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
-from spool.store.config import Settings
+from spool.store.edited import Settings
 from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
 
@@ -88,7 +87,7 @@ class Dispatcher:
         self.clock = clock
         self.timers = Timers()
         self.confinement = Confinement(spool.root, self.timers.timer("files", always=True))
-        self.settings = Settings(spool)
+        self.settings = Settings(spool.root)
         spool.accept(lambda: self.settings.config.accept_from)
         self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
         self.executors = Executors(

@@ -1,4 +1,4 @@
-"""Events that are not caused by a step of the dispatcher.
+"""What only watching shows of runs and of the spool: limits, GPUs that runs leave idle, and events that no step causes.
 
 These are: engines have accepted runs, wrappers have begun, runs go on, reservations begin and end, GPUs are used and
 free again, and a dispatcher is running. Lasting conditions are noted in the journal, so that the next dispatcher
@@ -7,20 +7,33 @@ neither skips nor repeats their events.
 
 from __future__ import annotations
 
+import heapq
+import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from spool.core import layout
 from spool.core.events import EventName
 from spool.core.gpus import stranger
+from spool.core.gpuuse import GpuWatch
 from spool.core.lifecycle import Liveness
-from spool.core.model import SECOND_NS, Gpu, Jid, Machine, Running, Stop, StopKind
+from spool.core.model import SECOND_NS, Gpu, GpuWork, Jid, Machine, Running, Stop, StopKind
 from spool.core.reservations import is_active
+from spool.core.units import format_duration, show_duration, show_size
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.events import ConditionKind, OngoingCondition, conditions
+from spool.dispatcher.launcher import SILENT_NS
 from spool.dispatcher.scanner import Reservations
+from spool.dispatcher.wakeup import Pace, boot_clock
 from spool.formats import journal
 from spool.formats.capabilities import engine_title
+from spool.formats.run_records import render_gpus
 from spool.state.run import ActiveRun
 from spool.state.world import MachineMonitor
 
@@ -250,3 +263,230 @@ def _taker(gpu: Gpu, runs: list[Running]) -> str:
 
 def _key(live: ActiveRun, name: EventName) -> str:
     return f"{live.name}:{live.run}:{name}"
+
+
+log = logging.getLogger(__name__)
+
+MEMORY_EVERY_NS = SECOND_NS
+_SHARE = 50  # and it may use one part in N of a processor
+_AGAIN_NS = SECOND_NS // 4  # after an error
+
+_WRITE_GPUS_EVERY_NS = 15 * SECOND_NS
+_READ_GPUS, _WRITE_GPUS, _JUDGE_GPUS = "read the GPU use of", "write the GPU use of", "warn of the idle GPUs of"
+_MOST_LOOKS = 2  # a look counts for at most the time of this many intervals between looks
+
+
+class _Moment(Struct, frozen=True, order=True):
+    at_ns: int  # on the clock since boot
+    key: tuple[str, int]
+    warning: bool
+
+
+def _is_due(live: ActiveRun, now_ns: int, moment: _Moment) -> bool:
+    """Whether that moment of a run has come; its limit may have changed since it was set."""
+    if live.submitted is not None:
+        return live.gives_up_boot_ns is not None and live.gives_up_boot_ns <= now_ns
+    limit, signal = live.spec.time_limit_ns, live.spec.signal
+    if limit is None:
+        return False
+    before_ns = signal.before_ns if moment.warning and signal is not None else 0
+    return not live.suspended and live.counts_from_boot_ns + limit - before_ns <= now_ns
+
+
+class LimitEnforcer(Component):
+    """Enforces the limits of live runs. *order* orders a run to be stopped."""
+
+    def __init__(self, context: Context, order: Callable[[ActiveRun, Stop], None]) -> None:
+        super().__init__(context)
+        self._order = order
+        self._timer = context.timers.timer("limits", boot_clock, always=True)
+        self._memory_timer = context.timers.timer("limits", always=True)
+        self.moments: list[_Moment] = []
+        self.with_memory: set[tuple[str, int]] = set()
+        self._pace = Pace(_SHARE)
+        self._memory_at_ns = 0
+
+    def add(self, live: ActiveRun) -> None:
+        """Watch a run that was started, adopted or continued, or whose limit has changed."""
+        limit = live.spec.time_limit_ns
+        if limit is not None and live.submitted is None:
+            end = live.counts_from_boot_ns + limit
+            heapq.heappush(self.moments, _Moment(end, live.key, False))
+            signal = live.spec.signal
+            if signal is not None:
+                # For an adopted run that may be late, which is better than never.
+                heapq.heappush(self.moments, _Moment(end - signal.before_ns, live.key, True))
+        if live.gives_up_boot_ns is not None:
+            heapq.heappush(self.moments, _Moment(live.gives_up_boot_ns, live.key, False))
+        if live.grant.memory_bytes is not None:
+            self.with_memory.add(live.key)
+            self._memory_timer.set(self._memory_at_ns)
+        self._timer.set(self.moments[0].at_ns if self.moments else None)
+
+    def check(self) -> None:
+        """Warn and stop runs that exceed a limit."""
+        now = boot_clock()
+        while self.moments and self.moments[0].at_ns <= now:
+            moment = heapq.heappop(self.moments)
+            live = self._state.live.get(moment.key)
+            if live is None or not live.holds_room or live.is_outlived or live.stop is not None:
+                continue
+            if not _is_due(live, now, moment):
+                continue
+            if self._begins_late(live):
+                heapq.heappush(self.moments, replace(moment, at_ns=now + _AGAIN_NS))
+                continue
+            if not _is_due(live, now, moment):
+                self.add(live)
+                continue
+            with self._confinement.of(Thing.of_run(live.key), "limit") as piece:
+                self._enforce(live, warning=moment.warning)
+            if piece.failed:
+                heapq.heappush(self.moments, replace(moment, at_ns=now + _AGAIN_NS))
+        self._timer.set(self.moments[0].at_ns if self.moments else None)
+        if self.with_memory and time.monotonic_ns() >= self._memory_at_ns:
+            with self._confinement.service("watch", "the memory of runs"), self._pace:
+                self._check_memory()
+            self._memory_at_ns = time.monotonic_ns() + max(MEMORY_EVERY_NS, self._pace.pause_ns)
+            self._memory_timer.set(self._memory_at_ns if self.with_memory else None)
+
+    def _begins_late(self, live: ActiveRun) -> bool:
+        """Whether the command of a run is still to begin; once it has, its time counts from then.
+
+        On a busy machine that can take longer than a short limit. What takes longer than a wrapper may take to register
+        counts as run time.
+        """
+        if live.elsewhere is not None or live.begun_at_ns is not None:
+            return False
+        with suppress(OSError):
+            since = self._spool.dated_record(*live.key, layout.JID if live.adopted else layout.GRANT)
+            begun = self._spool.dated_record(*live.key, layout.STATUS)
+            if begun is None:
+                return since is not None and time.monotonic_ns() < live.unregistered_until_ns
+            if since is not None:
+                live.command_began(begun[1], min(max(0, begun[1] - since[1]), SILENT_NS))
+        return False
+
+    def _enforce(self, live: ActiveRun, *, warning: bool) -> None:
+        signal = live.spec.signal
+        if live.submitted is not None:
+            allowed = show_duration(live.spec.scheduling_timeout_ns or 0)
+            words = f"it has waited longer than {allowed} ({live.submitted})"
+            self._order(live, Stop(StopKind.UNSCHEDULABLE, "spool", time.time_ns(), words))
+        elif warning and signal is not None:
+            log.info("job %s: %s before its time limit", live.name, signal.name)
+            if live.handle is not None:
+                live.handle.signal(signal.name, live.spec.signal_to)
+        elif not warning:
+            limit = live.spec.time_limit_ns or 0
+            self._order(live, Stop(StopKind.TIMEOUT, "spool", time.time_ns(), f"limit {format_duration(limit)}"))
+
+    def _check_memory(self) -> None:
+        runs: dict[Any, ActiveRun] = {}  # all of this machine: elsewhere the engine enforces the limit
+        for key in self.with_memory:
+            live = self._state.live.get(key)
+            if live is not None and live.holds_room and live.handle is not None and not live.handle.holds_memory:
+                runs[live.handle] = live
+        self.with_memory = {live.key for live in runs.values()}
+        if not runs:
+            return  # a walk over all processes would be useless
+        limits = {handle: live.grant.memory_bytes or 0 for handle, live in runs.items()}
+        for handle, used in self._executors.local.memory_bytes(limits).items():
+            live, limit = runs[handle], limits[handle]
+            live.used_memory(used)
+            if used > limit and live.stop is None and not live.is_outlived:
+                words = f"used {show_size(used)} of {show_size(limit)}"
+                self._order(live, Stop(StopKind.MEMORY, "spool", time.time_ns(), words))
+
+
+class GpuUseRecorder(Component):
+    """Sums up the GPU use of runs, and notices runs that leave their GPUs idle. *order* orders a run to be stopped.
+
+    It uses the looks that the planner takes anyway while jobs with GPUs run (`gpu.poll`), and asks NVML nothing itself.
+    Its sums are in the metadir (`gpus.toml`), written once in a while, so that the mean of a run is right across a
+    restart of the dispatcher.
+    """
+
+    def __init__(self, context: Context, world: MachineMonitor, order: Callable[[ActiveRun, Stop], None]) -> None:
+        super().__init__(context)
+        self._world = world
+        self._order = order
+        self._seen_at_ns: int | None = None  # the time of the last processed look of NVML
+        self._written_ns: dict[tuple[str, int], int] = {}  # monotonic: when the sums of a run were written last
+
+    def watch_run(self, live: ActiveRun) -> None:
+        """Read the sums of a run that an earlier dispatcher has begun."""
+        if not live.grant.gpu_uuids:
+            return
+        with self._confinement.of(Thing.of_run(live.key), _READ_GPUS):
+            watch = self._spool.gpu_watch(live.name, live.run)
+            if watch is not None and len(watch.gpus) == len(live.grant.gpu_uuids):
+                live.gpus_watched(watch)
+                self._written_ns[live.key] = time.monotonic_ns()
+
+    def turn(self, machine: Machine | None) -> None:
+        """Process a new look at the GPUs, if there is one."""
+        at_ns = self._world.gpus_at_ns
+        if machine is None or at_ns is None or at_ns == self._seen_at_ns:
+            return
+        self._seen_at_ns = at_ns
+        state = self._state
+        state.recent.note_gpus(at_ns, {gpu.uuid: gpu.utilisation_percent for gpu in machine.gpus})
+        work = {gpu.uuid: {done.job: done for done in gpu.work} for gpu in machine.gpus}
+        for name in list(state.runs.with_gpus):
+            job = state.jobs.get(name)
+            live = job.live if job is not None else None
+            if live is None or live.started_at_ns > at_ns or not live.holds_room:
+                continue
+            self._take_in(live, at_ns, [work.get(uuid, {}).get(name) for uuid in live.grant.gpu_uuids])
+        self._written_ns = {key: at for key, at in self._written_ns.items() if key in state.live}
+
+    def leave(self) -> None:
+        """Write the sums since the last writing."""
+        for live in list(self._state.live.values()):
+            if live.gpu_watch is not None and live.result is None:
+                self._write(live)
+
+    def _take_in(self, live: ActiveRun, at_ns: int, work: list[GpuWork | None]) -> None:
+        before = live.gpu_watch or GpuWatch.since(live.started_at_ns, len(live.grant.gpu_uuids))
+        if live.stop is not None or live.is_outlived:
+            return  # its use while it is being ended is not typical of it
+        if live.suspension.since_ns is not None:
+            live.gpus_watched(before.passed_over(at_ns))
+            return
+        watch = before.looked(at_ns, work, _MOST_LOOKS * self._settings.config.gpu.poll_ns)
+        live.gpus_watched(watch)
+        if watch.is_due(live.spec) and not live.asking:
+            with self._confinement.of(Thing.of_run(live.key), _JUDGE_GPUS):
+                self._judge(live, watch, at_ns)
+        elif before.is_told != watch.is_told or self._is_due(live):
+            self._write(live)
+
+    def _is_due(self, live: ActiveRun) -> bool:
+        """Whether the sums must be written: after the first look, so that short runs have some, later rarely."""
+        written_ns = self._written_ns.get(live.key)
+        return written_ns is None or time.monotonic_ns() - written_ns >= _WRITE_GPUS_EVERY_NS
+
+    def _judge(self, live: ActiveRun, watch: GpuWatch, at_ns: int) -> None:
+        """Report that a run leaves its GPUs idle, and stop it if its job file says so."""
+        words, stops = watch.words(live.spec), live.spec.gpu_idle_action == "stop"
+        log.warning("job %s run %d: %s%s", live.name, live.run, words, "; stopping it" if stops else "")
+        self._events.run(EventName.GPU_IDLE, live, at_ns, words, part=str(watch.told + 1))
+        # If a hook prevents the stop, it is asked again after the same time, not at every look.
+        live.gpus_watched(watch.telling(again=stops))
+        flushed = False
+        with suppress(OSError):  # on a full disk it is stopped all the same
+            self._events.flush()
+            flushed = True
+        if stops:
+            self._order(live, Stop(StopKind.CANCEL, "spool", self._clock(), words))
+        if flushed:  # else the next dispatcher repeats the report: the record of it comes last
+            self._write(live)
+
+    def _write(self, live: ActiveRun) -> None:
+        thing = Thing.of_run(live.key)
+        if live.gpu_watch is None or self._confinement.pauses(thing, _WRITE_GPUS):
+            return
+        self._written_ns[live.key] = time.monotonic_ns()
+        with self._confinement.of(thing, _WRITE_GPUS):
+            self._spool.put_note(live.name, live.run, layout.GPUS, render_gpus(live.gpu_watch))

@@ -16,7 +16,7 @@ from spool.core.model import SECOND_NS, State, Stop, StopKind
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.finalizer import Finalizer
-from spool.dispatcher.limits import LimitEnforcer
+from spool.dispatcher.monitor import LimitEnforcer
 from spool.dispatcher.scanner import Reservations, Scanner
 from spool.dispatcher.terminator import StopOrders
 from spool.dispatcher.wakeup import DirectoryWatcher, Hint, Pace

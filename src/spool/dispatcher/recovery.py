@@ -25,17 +25,15 @@ from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.launcher import SILENT_NS
 from spool.formats import journal, run_records
-from spool.formats.history import render_history, render_result
 from spool.formats.jobfile import TaskFiles
 from spool.formats.journal import Memory
-from spool.formats.run_records import ArrayRecord, render_array
+from spool.formats.run_records import ArrayRecord, render_array, render_history, render_result
 from spool.machine import identity
-from spool.state.array import Array
 from spool.state.load import Loader, load_array
 from spool.state.run import ActiveRun
-from spool.store.arrays import ArrayStore
+from spool.state.table import Array
 from spool.store.disk import status_of
-from spool.store.locked_spool import LockedSpool
+from spool.store.locked_spool import ArrayStore, LockedSpool
 
 log = logging.getLogger(__name__)
 

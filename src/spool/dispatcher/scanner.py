@@ -28,18 +28,18 @@ from spool.formats import jobfile, journal, reservation
 from spool.machine.host import why_not_expanded
 from spool.state.run import UNREVIEWED, ActiveRun, JobFileVersion
 from spool.state.table import JobEntry
-from spool.store.config import Settings
 from spool.store.disk import status_of
-from spool.store.locked_spool import LockedSpool
-from spool.store.ownership import Origin
-from spool.store.stable_read import (
+from spool.store.edited import (
     QUIET_NS,
     FileText,
     ReadFailure,
+    Settings,
     in_order_of_making,
     is_open_in_editor,
     read_stable,
 )
+from spool.store.locked_spool import LockedSpool
+from spool.store.ownership import Origin
 
 RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon to try a file again that is being written
 _IN_TURN = 256  # files of live runs, in each look at everything

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, assert_never
 
-from spool.core import layout, phases
+from spool.core import layout, lifecycle
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, shown, suspended_words
 from spool.core.model import SECOND_NS, Jid, Machine, Request, Spec, State
 from spool.core.scheduler import Plan
@@ -260,21 +260,21 @@ class StatusWriter(Component):
         """Return the state of a run, and the reason, as in every view."""
         phase = live.phase
         match phase:
-            case phases.Unread(empty=True) | phases.Gone():  # its end cannot be read yet
+            case lifecycle.Unread(empty=True) | lifecycle.Gone():  # its end cannot be read yet
                 return State.STOPPING, "has ended"
-            case phases.Void():
+            case lifecycle.Void():
                 proof = Proof(Verdict.VOID)
-            case phases.Ended():
+            case lifecycle.Ended():
                 proof = Proof(Verdict.ENDED, phase.outcome, phase.reason)
-            case phases.Recorded() | phases.Filed():
+            case lifecycle.Recorded() | lifecycle.Filed():
                 proof = Proof(Verdict.ENDED, phase.ended.outcome, phase.ended.reason)
             case (
-                phases.Unread()
-                | phases.Claimed()
-                | phases.Unstartable()
-                | phases.TakenBack()
-                | phases.Active()
-                | phases.Outlived()
+                lifecycle.Unread()
+                | lifecycle.Claimed()
+                | lifecycle.Unstartable()
+                | lifecycle.TakenBack()
+                | lifecycle.Active()
+                | lifecycle.Outlived()
             ):
                 proof = self._proof(live)
             case _:  # pragma: no cover

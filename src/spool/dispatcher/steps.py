@@ -19,7 +19,7 @@ from spool.dispatcher.context import Component, Context
 from spool.dispatcher.wakeup import Wakeup
 from spool.formats.capabilities import capabilities, loaded
 from spool.formats.config import RetentionPolicy
-from spool.machine.child_process import import_path
+from spool.machine.commands import import_path
 from spool.state.run import ActiveRun
 
 log = logging.getLogger(__name__)

@@ -13,28 +13,36 @@ from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.lifecycle import (
+    GONE,
+    Active,
+    Ended,
     EngineWord,
     Evidence,
     Exit,
+    Gone,
     LastSigns,
     Liveness,
+    Outlived,
     Prober,
     Proof,
     RunEnd,
+    TakenBack,
+    Unread,
+    Unstartable,
     Verdict,
+    Void,
     ends_unspoken,
     exit_words,
     prove,
     stop_words,
 )
 from spool.core.model import SECOND_NS, Jid, State, StopKind
-from spool.core.phases import GONE, Active, Ended, Gone, Outlived, TakenBack, Unread, Unstartable, Void
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.terminator import Terminator
 from spool.dispatcher.wakeup import Wakeup, boot_clock
 from spool.executors import RunHandle
-from spool.formats.freetext import peak_in
+from spool.formats.wire import peak_in
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, REFUSED
 from spool.state.run import ActiveRun
 from spool.store.disk import status_of

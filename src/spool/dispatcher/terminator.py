@@ -15,8 +15,8 @@ from msgspec import Struct
 from spool.core import layout
 from spool.core.forecast import preempt
 from spool.core.layout import QUEUED
+from spool.core.lifecycle import Outlived, Unread
 from spool.core.model import SECOND_NS, State, Stop, StopKind, Suspension
-from spool.core.phases import Outlived, Unread
 from spool.core.scheduler import Plan
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.confinement import Thing
@@ -25,9 +25,8 @@ from spool.dispatcher.monitor import Monitor
 from spool.dispatcher.wakeup import Timer, boot_clock
 from spool.executors import Engine, RunHandle
 from spool.formats.run_records import render_suspended
-from spool.state.array import Array
 from spool.state.run import ActiveRun
-from spool.state.table import JobEntry
+from spool.state.table import Array, JobEntry
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ TABLE = (
     ),
     Capability(
         "engines",
-        "Hands jobs to Slurm, to Grid Engine, or to another cluster that an installed package can talk to.",
+        "Hands jobs to Slurm or to Grid Engine.",
         job="spool.extras.engines:JOB",
         config="spool.extras.engines:CONFIG",
         only_elsewhere="are for the command of an engine such as Slurm, and the job's executor is {}",
@@ -42,7 +42,6 @@ TABLE = (
                 "spool.extras.engines.engine:executor",
                 check="spool.extras.engines.language:check",
                 still_ends="spool.extras.engines.slurm:still_ends",
-                checks="spool.extras.engines.probe:OF_SLURM",
                 shortcut="Hand it to Slurm: the same as --executor slurm.",
             ),
             "sge": EngineOffer(
@@ -52,7 +51,6 @@ TABLE = (
                 still_ends="spool.extras.engines.sge:still_ends",
             ),
         },
-        search="spool.extras.engines:offered",
     ),
     Capability(
         "here",

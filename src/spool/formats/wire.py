@@ -1,4 +1,4 @@
-"""Records as tables, which write them and read them, as TOML and as JSON: a new field is one word.
+"""Records as tables, which write and read them, as TOML and as JSON: a new field is one word.
 
 A table lists the keys of a record in their order, each as `KEY=ATTRIBUTE:KIND!`. A kind says how a value is written and
 read. Mostly the key is enough: its attribute has the same name, or ends in `_ns`, and the type of that says the kind.
@@ -6,23 +6,154 @@ An attribute of a part has a dot, "grant.cpus".
 
 A key is left out if it would read as a missing key does: as the default of the attribute. "!" writes it in TOML even
 so. In TOML a value that is not of its kind reads as a missing key; in JSON it is an error.
+
+An instant is RFC 3339 in UTC, for users and tools, and exact to the nanosecond for spool itself.
+
+Free text, which a job, a hook or an engine has written, may be anything: a hundred megabytes, terminal escapes, another
+encoding. Spool keeps one line of it that can be printed anywhere and stored a million times (FORMAT 4).
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from operator import attrgetter, itemgetter
 from types import GenericAlias
 from typing import Annotated, Any, Generic, Required, TypedDict, TypeGuard, TypeVar
 
 from msgspec import Meta, Struct
 
-from spool.core.errors import InvalidFile, InvalidRecord, cannot
+from spool.core.errors import InvalidFile, InvalidRecord, cannot, shown
 from spool.core.model import OUTCOMES, State
 from spool.formats import toml
-from spool.formats.freetext import one_line
-from spool.formats.timestamps import at_lines, parse_instant, read_at, render_instant
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_LATEST_NS = (1 << 63) - 1  # in the year 2262
+_RFC_3339 = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt ]([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?([Zz]|[+-][0-9]{2}:[0-9]{2})"
+)
+
+
+def render_instant(at_ns: int, *, digits: int = 9) -> str:
+    """Return *at_ns* as RFC 3339 in UTC, the second with that many digits after its point (rounded down)."""
+    seconds, rest = divmod(at_ns, 1_000_000_000)
+    whole = _whole_second(seconds)
+    return f"{whole}.{rest:09}"[: len(whole) + 1 + digits] + "Z" if digits else f"{whole}Z"
+
+
+@lru_cache(maxsize=64)
+def _whole_second(seconds: int) -> str:
+    moment = time.gmtime(seconds)
+    return (
+        f"{moment.tm_year:04}-{moment.tm_mon:02}-{moment.tm_mday:02}"
+        f"T{moment.tm_hour:02}:{moment.tm_min:02}:{moment.tm_sec:02}"
+    )
+
+
+def parse_instant(text: str) -> int | None:
+    """Return an RFC 3339 date and time as ns since the epoch, exactly; None for any other text."""
+    match = _RFC_3339.fullmatch(text)
+    if match is None:
+        return None
+    date, clock, fraction, offset = match.groups()
+    try:
+        moment = datetime.fromisoformat(f"{date}T{clock}{offset.upper()}")
+    except ValueError:
+        return None
+    return (moment - _EPOCH) // timedelta(seconds=1) * 1_000_000_000 + int((fraction or "0").ljust(9, "0"))
+
+
+def at_lines(key: str, at_ns: int | None) -> str:
+    """Return the two TOML lines of an instant, "" if it is unknown.
+
+    The date and time is to the microsecond, because TOML readers may keep no more; `…_ns` beside it is exact.
+    """
+    return "" if at_ns is None else f"{key} = {render_instant(at_ns, digits=6)}\n{key}_ns = {at_ns}\n"
+
+
+def read_at(keys: dict[str, Any], key: str) -> int | None:
+    """Return the instant that `at_lines` wrote, preferably the exact one."""
+    exact = keys.get(f"{key}_ns")
+    if type(exact) is int:
+        return exact if 0 <= exact <= _LATEST_NS else None
+    moment = keys.get(key)
+    if isinstance(moment, datetime) and moment.tzinfo is not None:
+        at_ns = (moment - _EPOCH) // _MICROSECOND * 1000
+        return at_ns if 0 <= at_ns <= _LATEST_NS else None
+    return None
+
+
+MOST_BYTES = 1024
+"""The longest text that is kept, in bytes of UTF-8."""
+
+MOST_READ = 4096
+"""The longest part of a one-line record that is read."""
+
+_CUT = "…"
+_METRIC = re.compile(r"[ \t]*([A-Za-z_][A-Za-z0-9_./@-]{0,39})[ \t]*=(.*)")
+_MOST_METRICS = 20
+_LONGEST_METRIC = 40  # characters of a value
+_METRICS_TAIL = 8192  # bytes at the end of the file that count
+_PEAK = re.compile(r"exceeded memory limit \(([0-9]{1,18}) > ([0-9]{1,18})\)", re.IGNORECASE | re.ASCII)
+
+
+def one_line(text: bytes | str) -> str:
+    """Return the first line of *text* that is not blank: printable, with single blanks, at most `MOST_BYTES` long."""
+    if isinstance(text, bytes):
+        text = text[: MOST_READ + 1].decode("utf-8", "replace")
+    for line in text[:MOST_READ].splitlines():
+        if words := line.split():
+            return _shortened(" ".join(words))
+    return ""
+
+
+def metrics_in(text: bytes) -> tuple[tuple[str, str], ...]:
+    """Return the metrics in the end of a file `metrics`: the last value of each, in the order of their first lines.
+
+    Lines that are not `key = value` say nothing, and neither does what comes before the last few KiB.
+    """
+    if not text:
+        return ()
+    found: dict[str, str] = {}
+    for line in text[-_METRICS_TAIL:].decode("utf-8", "replace").splitlines():
+        match = _METRIC.fullmatch(line)
+        value = one_line(match[2]) if match is not None else ""
+        if match is not None and value and (match[1] in found or len(found) < _MOST_METRICS):
+            found[match[1]] = value if len(value) <= _LONGEST_METRIC else f"{value[: _LONGEST_METRIC - 1]}…"
+    return tuple(found.items())
+
+
+def peak_in(words: str) -> int | None:
+    """Return how many bytes a run had in memory when its engine ended it for that, in the engine's *words*; else None.
+
+    Such words are `exceeded memory limit (324599808 > 52428800), being killed`.
+    """
+    match = _PEAK.search(words)
+    if match is None:
+        return None
+    peak, limit = int(match[1]), int(match[2])
+    return peak if peak > limit else None
+
+
+def _shortened(line: str) -> str:
+    """Return *line* with unprintable characters escaped, cut between two characters if it is too long."""
+    if line.isascii() and line.isprintable() and len(line) <= MOST_BYTES:
+        return line
+    parts, size, fits = list[str](), 0, 0  # the first *fits* of *parts* leave room for the mark of the cut
+    for character in line:
+        part = shown(character)
+        size += len(part.encode())
+        if size > MOST_BYTES:
+            return "".join(parts[:fits]).rstrip() + _CUT
+        parts.append(part)
+        if size <= MOST_BYTES - len(_CUT.encode()):
+            fits = len(parts)
+    return "".join(parts)
+
 
 T = TypeVar("T")
 Keys = dict[str, Any]
@@ -203,7 +334,7 @@ def optional(keys: Keys, key: str, kind: type[T]) -> T | None:
 
 
 def said(keys: Keys, key: str) -> str | None:
-    """Return the text of *key* as one line (`freetext`), because the job itself may have written the record."""
+    """Return the text of *key* as `one_line`, because the job itself may have written the record."""
     text = optional(keys, key, str)
     return None if text is None else one_line(text)
 

@@ -28,8 +28,7 @@ from spool.core.model import SECOND_NS, Jid
 from spool.core.units import whole_words
 from spool.formats import toml
 from spool.formats.config import Config
-from spool.formats.events import facts, render_facts, variables
-from spool.formats.listener_protocol import plain_keys
+from spool.formats.events import facts, plain_keys, render_facts, variables
 from spool.formats.wrapper import added_variables
 from spool.listeners import REVIEWED, Begin, Listener, find_hooks
 from spool.machine import identity, marks, processes

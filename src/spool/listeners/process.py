@@ -36,7 +36,7 @@ from spool.core.layout import Layout
 from spool.core.model import SECOND_NS
 from spool.formats import capabilities, config
 from spool.formats.config import Config
-from spool.formats.listener_protocol import (
+from spool.formats.events import (
     AT_ONCE,
     Available,
     Ready,
@@ -59,8 +59,8 @@ from spool.listeners import (
 from spool.listeners.hooks import OrphanReaper
 from spool.machine.processes import become_subreaper
 from spool.store.disk import Disk
-from spool.store.eventlog import EventLine, EventReader, cursors
 from spool.store.glance import read_config
+from spool.store.logs import EventLine, EventReader, cursors
 
 log = logging.getLogger(__name__)
 

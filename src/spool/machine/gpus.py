@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu, GpuWork
 from spool.machine import identity
-from spool.machine.child_process import ChildProcess, import_path
+from spool.machine.commands import ChildProcess, import_path
 from spool.machine.host import vendors_here
 from spool.machine.nvml import IDLE_SECONDS, WHERE, Device, Sample
 

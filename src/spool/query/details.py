@@ -40,7 +40,7 @@ from spool.query.jobs import JobLister, with_parameters
 from spool.query.listing import ArrayTasks, tasks_of, with_outlook
 from spool.query.rows import JobRow, with_metrics
 from spool.state.past import past_of
-from spool.store.config import Settings
+from spool.store.edited import Settings
 from spool.store.reading import is_too_long
 from spool.store.runfiles import RunFiles
 from spool.store.spool import Spool
@@ -212,7 +212,7 @@ def _defaults(spool: Spool, lister: JobLister, row: JobRow) -> JobDefaults:
     """Return what completes the file of a job: now, with what hooks set in it, or at the start of its run."""
     if row.place not in (layout.QUEUED, layout.HELD) and row.run is not None:
         return spool.defaults(row.name, row.run)
-    defaults = Settings(spool).config.defaults
+    defaults = Settings(spool.root).config.defaults
     with suppress(OSError):
         status = os.stat(spool.layout.job_file(row.place or layout.QUEUED, row.name))
         return lister.completed(row.name, status, defaults)
@@ -237,7 +237,7 @@ def _expected(
         sized = next_request(spool, row.name, row.user or "", spec)
     if spec.is_array:
         return None, sized
-    past = past_of(spool, time.time_ns(), Settings(spool).config.policy)
+    past = past_of(spool, time.time_ns(), Settings(spool.root).config.policy)
     return past.run_times.expected(row.user or "", row.name, spec), sized
 
 

@@ -59,9 +59,9 @@ class _Seer:
 
     @cached_property
     def _config(self) -> Config:
-        from spool.store.config import Settings
+        from spool.store.edited import Settings
 
-        return Settings(self._spool).config
+        return Settings(self._root).config
 
     def _usual_executor(self) -> str:
         said = config_if(self._root, b"executor")
@@ -79,7 +79,8 @@ class _Seer:
             yield from self._not_executed(spec)
         yield from self._one_output(name, spec)
         yield from self._not_expanded(spec)
-        yield from doubts_of_parts(spec, self._config)
+        if spec.parts:  # else the configuration need not be read
+            yield from doubts_of_parts(spec, self._config)
         yield from self._unknown(name, spec)
 
     def _executor_problem(self, executor: str, spec: Spec) -> str | None:

@@ -31,8 +31,7 @@ from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended
 from spool.core.model import NOT_SUSPENDED, SECOND_NS, JobDefaults, Result, State, Suspension
 from spool.core.reasons import instant
 from spool.formats.capabilities import engine_title, running_words
-from spool.formats.history import job_of_line, parse_history_line
-from spool.formats.run_records import GrantRecord
+from spool.formats.run_records import GrantRecord, job_of_line, parse_history_line
 from spool.formats.state import JobView, StateView
 from spool.query.rows import (
     ORDERS,
@@ -50,7 +49,7 @@ from spool.query.rows import (
 )
 from spool.store.glance import defaults_of
 from spool.store.reading import glimpse
-from spool.store.runfiles import RunFiles, why_copied
+from spool.store.runfiles import RunFiles
 from spool.store.spool import MISSED_NS, Service, Spool
 from spool.store.tolerant import unreadable
 
@@ -561,7 +560,7 @@ class JobLister:
         final = filed or not self.dispatcher
         state, reason = shown(proof, filed=final, stop=stop, submitted=submitted, elsewhere=elsewhere)
         if proof.verdict is Verdict.ENDED and final and not filed:
-            reason = (state is State.LOST and why_copied(self._spool.root, grant)) or reason
+            reason = (state is State.LOST and self._spool.why_copied(grant)) or reason
             reason = "not recorded yet" if state is State.FINISHED else f"{reason}; not recorded yet"
         end = (files.result or self._unrecorded(files, state)) if state is not None and state.ended else None
         if end is not None:
@@ -680,7 +679,7 @@ class JobLister:
 
     def _cancelled(self, name: str) -> JobRow | None:
         """Return a job that was cancelled before any dispatcher saw it, as its record will have it; None if gone."""
-        from spool.store.config import Settings
+        from spool.store.edited import Settings
         from spool.store.ownership import cancelled_by_mover, name_of
 
         try:
@@ -699,7 +698,7 @@ class JobLister:
             ended_at_ns=at_ns,
             user=name_of(status.st_uid),
         )
-        spec = self._spool.job_spec(DONE, name, Settings(self._spool).config.defaults)
+        spec = self._spool.job_spec(DONE, name, Settings(self._spool.root).config.defaults)
         if spec is not None:
             result = replace(result, project=spec.project, group=spec.group, tags=spec.tags, request=spec.request)
         return replace(row_of_result(result), run=None, attempt=None)

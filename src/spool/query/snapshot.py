@@ -21,9 +21,8 @@ from spool.core.arrays import array_of
 from spool.core.constraints import Holding
 from spool.core.errors import InvalidJob, InvalidReservation, SpoolError, cannot
 from spool.core.layout import HELD, QUEUED, RUNNING, engine_of
-from spool.core.lifecycle import Verdict
+from spool.core.lifecycle import Outlived, Verdict
 from spool.core.model import SECOND_NS, JobDefaults, Machine, Policy, Reservation, Sized, Spec, Waiting
-from spool.core.phases import Outlived
 from spool.core.reservations import NOBODY, conflict, is_active, known_gpus, settle
 from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
@@ -35,17 +34,15 @@ from spool.machine.host import why_not_expanded
 from spool.machine.marks import MachineProber
 from spool.query.rows import gpus_told, in_words, last_view
 from spool.query.shared import MachineSharing, MachineUse, arbiter_view, shared_machine
-from spool.state.array import Array
 from spool.state.load import ArrayNames, Loader, OutcomeIndex, load_array
 from spool.state.past import Sizing, past_of
 from spool.state.run import ActiveRun, JobFileVersion, StartBackoff
-from spool.state.table import SchedulerState
+from spool.state.table import Array, SchedulerState
 from spool.state.world import MachineMonitor, as_if_alone, on_shared
-from spool.store.config import Settings
 from spool.store.disk import remedy_for
+from spool.store.edited import FileText, ReadFailure, Settings, is_open_in_editor, read_stable
 from spool.store.reading import read_bytes
 from spool.store.spool import Spool
-from spool.store.stable_read import FileText, ReadFailure, is_open_in_editor, read_stable
 from spool.store.tolerant import unreadable
 
 
@@ -253,7 +250,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     precedence, so that all answers agree. *with_tasks*, the tasks that arrays have not issued yet wait like the others.
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
-    settings = Settings(spool)
+    settings = Settings(spool.root)
     table = SchedulerState(
         executors=Executors(lambda: settings.config.executor, config=lambda: settings.config),
         newest_result=spool.newest_result,
@@ -486,7 +483,7 @@ def machine_now(spool: Spool, now_ns: int, *, with_gpus: bool = True, patience_n
 
     The wait for NVML is limited to *patience_ns*.
     """
-    settings = Settings(spool)
+    settings = Settings(spool.root)
     world = MachineMonitor(
         spool, SchedulerState(), settings, with_gpus=with_gpus, told=lambda: gpus_told(spool, now_ns)
     )
@@ -502,7 +499,7 @@ def next_request(spool: Spool, name: str, user: str, spec: Spec) -> Sized | None
     """Return what the next run of a job of *user* with that *spec* requests; None: what its file states."""
     if not spec.is_sized:
         return None
-    now_ns, config, request = time.time_ns(), Settings(spool).config, spec.request
+    now_ns, config, request = time.time_ns(), Settings(spool.root).config, spec.request
     past = past_of(spool, now_ns, config.policy, sizes=True)
     sizing = Sizing(spool.newest_result)
     sizing.fit(machine_now(spool, now_ns, with_gpus=bool(request.gpus and request.gpu_memory_auto)), config.policy)

@@ -20,8 +20,7 @@ from spool.core.errors import UsageError
 from spool.core.layout import RUNNING, engine_of
 from spool.core.model import SECOND_NS, Machine, RunAccount
 from spool.core.units import LARGEST, cpus_in
-from spool.formats.history import compacted
-from spool.formats.run_records import GrantRecord
+from spool.formats.run_records import GrantRecord, compacted
 from spool.query.jobs import RECENT_NS, JobLister
 from spool.query.rows import JobRow
 from spool.query.snapshot import machine_now

@@ -13,19 +13,17 @@ from contextlib import AbstractContextManager, suppress
 
 from msgspec.structs import replace
 
-from spool.core import layout, phases
+from spool.core import layout, lifecycle
 from spool.core.arrays import Tasks, array_of, outcome_of
 from spool.core.errors import InvalidRecord
 from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING
 from spool.core.model import SECOND_NS, Grant, Jid, Spec, State
-from spool.formats.history import parse_history_line
 from spool.formats.journal import Memory, Started, Waits
-from spool.formats.run_records import ArrayRecord, GrantRecord
-from spool.state.array import Array, new_array
+from spool.formats.run_records import ArrayRecord, GrantRecord, parse_history_line
 from spool.state.run import ActiveRun, Attempts, attempts_so_far
-from spool.state.table import JobEntry, SchedulerState
-from spool.store.config import Settings
-from spool.store.runfiles import RunFiles, why_copied
+from spool.state.table import Array, JobEntry, SchedulerState, new_array
+from spool.store.edited import Settings
+from spool.store.runfiles import RunFiles
 from spool.store.spool import Spool
 
 FEW = 4096
@@ -236,7 +234,7 @@ class Loader:
         )
         if spec.preemptible and record.submitted_at_ns is not None:
             live.tried_before(self._attempts(key[0], record.submitted_at_ns, before=key[1]))
-        live.began_before_copy(why_copied(self._spool.root, granted))
+        live.began_before_copy(self._spool.why_copied(granted))
         live.suspends(files.suspension, self._spool.suspend_order(files.name) or "")
         return live
 
@@ -259,7 +257,7 @@ class Loader:
         )
         stop = self._memory.stopping.get((name, started.run))
         live = ActiveRun.of_records(record, spec, granted_at_ns=started.at_ns, stop=stop, inode=started.inode)
-        live.phase = phases.UNREAD
+        live.phase = lifecycle.UNREAD
         return live
 
     def spec(self, name: str, run: int, inode: int) -> Spec:

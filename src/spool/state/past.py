@@ -17,7 +17,7 @@ from spool.core.priority import Past
 from spool.core.quotas import limits_of
 from spool.core.runtimes import stem
 from spool.core.sizes import Most, Sizes, may_grow, sized
-from spool.formats.history import parse_history_line
+from spool.formats.run_records import parse_history_line
 from spool.store.spool import Spool
 
 _MOST = 10_000  # newest runs that are read

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.core import phases
+from spool.core import lifecycle
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import LOCAL_EXECUTORS
 from spool.core.lifecycle import Liveness, RunEnd, handed_to
@@ -213,7 +213,7 @@ class ActiveRun(Struct, eq=False):
     started_at_ns: int
     executor: str
     started_boot_ns: int = 0  # on the clock since boot, which cannot be set
-    phase: phases.Phase = phases.CLAIMED
+    phase: lifecycle.Phase = lifecycle.CLAIMED
     handle: RunHandle | None = None  # None: no process was started yet, or only its records are known
     unregistered_until_ns: int = 0  # monotonic: a missing jid proves nothing until then
     order: StopAsked | StopOrdered | None = None  # to stop it
@@ -247,28 +247,28 @@ class ActiveRun(Struct, eq=False):
     @property
     def holds_room(self) -> bool:
         """Whether its grant is still in use."""
-        return phases.holds_room(self.phase)
+        return lifecycle.holds_room(self.phase)
 
     @property
     def is_over(self) -> bool:
         """Whether its end is known, or that it never began."""
-        return phases.is_over(self.phase)
+        return lifecycle.is_over(self.phase)
 
     @property
-    def ended(self) -> phases.Ended | None:
+    def ended(self) -> lifecycle.Ended | None:
         """Return its end; None: not known yet, or it never began."""
-        return phases.known_end(self.phase)
+        return lifecycle.known_end(self.phase)
 
     @property
     def end(self) -> RunEnd | None:
         """Return when it ended, or was found never to begin; None: not known yet."""
-        over = self.phase if isinstance(self.phase, phases.Void) else self.ended
+        over = self.phase if isinstance(self.phase, lifecycle.Void) else self.ended
         return over.end if over is not None else None
 
     @property
     def result(self) -> Result | None:
         """Return its result once recorded."""
-        return self.phase.result if isinstance(self.phase, phases.Recorded | phases.Filed) else None
+        return self.phase.result if isinstance(self.phase, lifecycle.Recorded | lifecycle.Filed) else None
 
     @property
     def adopted(self) -> bool:
@@ -283,7 +283,7 @@ class ActiveRun(Struct, eq=False):
     @property
     def is_outlived(self) -> bool:
         """Whether its command has ended, or its wrapper was killed, and other processes of it may be left."""
-        return isinstance(self.phase, phases.Outlived)
+        return isinstance(self.phase, lifecycle.Outlived)
 
     @property
     def suspended(self) -> bool:
@@ -373,7 +373,7 @@ class ActiveRun(Struct, eq=False):
     def merely_runs(self) -> bool:
         """Whether it runs on this machine, and there is no other news of it."""
         return (
-            self.phase is phases.ACTIVE
+            self.phase is lifecycle.ACTIVE
             and self.executor in LOCAL_EXECUTORS
             and not isinstance(self.order, StopOrdered)
             and self.gpu_watch is None
@@ -389,13 +389,13 @@ class ActiveRun(Struct, eq=False):
 
     # Transitions of its life.
 
-    def see(self, phase: phases.Phase) -> None:
+    def see(self, phase: lifecycle.Phase) -> None:
         """Enter *phase*, as seen, if that follows from the current one."""
-        self.phase = phases.after(self.phase, phase)
+        self.phase = lifecycle.after(self.phase, phase)
 
     def become(self, read: ActiveRun) -> None:
         """Replace its records by those of *read*, which are readable now; an order to stop it remains."""
-        if not isinstance(self.phase, phases.Unread):
+        if not isinstance(self.phase, lifecycle.Unread):
             return
         order, handle = self.order, self.handle
         for name in ActiveRun.__struct_fields__:
@@ -479,7 +479,7 @@ class ActiveRun(Struct, eq=False):
     def launched(self, handle: RunHandle) -> None:
         """Set *handle*: its wrapper is on its way."""
         self.adopted_as(handle)
-        self.see(phases.ACTIVE)
+        self.see(lifecycle.ACTIVE)
 
     def adopted_as(self, handle: RunHandle) -> None:
         """Set *handle*: an earlier dispatcher has started it."""
@@ -491,7 +491,7 @@ class ActiveRun(Struct, eq=False):
     def taken_back(self, refusal: str | None = None) -> None:
         """Let its missing jid prove at once that it was not started. *refusal* is the machine's reason."""
         self.unregistered_until_ns = 0
-        self.see(phases.TakenBack(refusal))
+        self.see(lifecycle.TakenBack(refusal))
 
     def stop_ordered(self, stop: Stop) -> None:
         """Set the order to stop it."""
@@ -563,7 +563,7 @@ class ActiveRun(Struct, eq=False):
     @property
     def running(self) -> Running:
         """Return the run for the planner; a run that has outlived its command is being stopped as well."""
-        outlived_at_ns = self.phase.since_ns if isinstance(self.phase, phases.Outlived) else None
+        outlived_at_ns = self.phase.since_ns if isinstance(self.phase, lifecycle.Outlived) else None
         return Running(
             self.name,
             self.run,
@@ -608,7 +608,7 @@ class ActiveRun(Struct, eq=False):
             inode=inode,
             started_at_ns=granted_at_ns,
             executor=record.executor,
-            phase=phases.ACTIVE,
+            phase=lifecycle.ACTIVE,
             order=StopOrdered(stop) if stop is not None else None,
             origin=Adopted(record.boot_id),
             claim_told=True,

@@ -18,7 +18,7 @@ from spool.machine import marks
 from spool.machine.gpus import PATIENCE_NS, GpuLook, GpuWatcher, Ignore, Ours
 from spool.machine.host import Host, disk_free_bytes
 from spool.state.table import SchedulerState
-from spool.store.config import Settings
+from spool.store.edited import Settings
 from spool.store.spool import Spool
 
 _TOTALS_EVERY_NS = 10 * SECOND_NS

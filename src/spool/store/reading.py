@@ -12,8 +12,8 @@ import stat
 from collections.abc import Iterator
 
 from spool.core import layout
-from spool.formats.freetext import MOST_READ
 from spool.formats.toml import MAX_BYTES
+from spool.formats.wire import MOST_READ
 from spool.store.disk import SpoolTrouble, of_the_spool, open_if_there, status_of
 
 _MAX_RECORD = MAX_BYTES + 1  # one more than a TOML file may have, which proves it too long

@@ -31,9 +31,15 @@ from spool.core.model import (
     in_force,
 )
 from spool.formats import run_records
-from spool.formats.freetext import MOST_READ, one_line
-from spool.formats.history import parse_history_line, parse_result
-from spool.formats.run_records import ArrayRecord, GrantRecord, WrittenUsage, parse_array
+from spool.formats.run_records import (
+    ArrayRecord,
+    GrantRecord,
+    WrittenUsage,
+    parse_array,
+    parse_history_line,
+    parse_result,
+)
+from spool.formats.wire import MOST_READ, one_line
 from spool.store.disk import read_file, status_of
 from spool.store.lock import serving
 from spool.store.reading import (
@@ -46,7 +52,7 @@ from spool.store.reading import (
     read_with_status,
     refuse_link,
 )
-from spool.store.runfiles import RunFiles, why_copied
+from spool.store.runfiles import RunFiles
 
 if TYPE_CHECKING:
     from spool.store.ownership import Ownership
@@ -491,6 +497,26 @@ class Spool:
         """Whether a dispatcher took the jid of a run, so that it never starts."""
         return self.jid(name, run) is Liveness.VOID
 
+    @property
+    def place(self) -> str:
+        """The inode of the directory of all runs, which a move keeps and a copy does not, and the path of the spool.
+
+        Raises OSError.
+        """
+        return f"{os.stat(self.layout.at(layout.JOBS)).st_ino} {one_line(os.fsencode(self.root))}"
+
+    def why_copied(self, grant: GrantRecord | None) -> str:
+        """Return why a run with that record, in this spool, is that of another one; "" if it is not.
+
+        A run without a recorded place is this spool's. Raises OSError.
+        """
+        if grant is None or grant.place is None:
+            return ""
+        inode, _, path = grant.place.partition(" ")
+        if inode == self.place.partition(" ")[0]:
+            return ""
+        return f"run {grant.run} began in {path}; this spool is a copy of that, where it may have gone on"
+
     def has_begun(self, name: str, run: int) -> bool:
         """Whether a record shows that a run has begun, whether its jid exists or not."""
         traces = (layout.STATUS, layout.JOB_LOG, layout.FAILURE, layout.RC)
@@ -637,7 +663,7 @@ class Spool:
             return jid  # it may wait there for days, through restarts of this machine
         if grant is None or not grant.boot_id or grant.boot_id == prober.boot_id():
             # The jid was removed, or this spool is a copy, and the original may have it by now.
-            return Liveness.GONE if self.has_begun(name, run) or why_copied(self.root, grant) else jid
+            return Liveness.GONE if self.has_begun(name, run) or self.why_copied(grant) else jid
         if grant.host is None or prober.liveness(Jid(1, 0, grant.boot_id, "-", grant.host)) is Liveness.REBOOTED:
             return Liveness.REBOOTED  # started before this boot; its jid did not reach the disk
         return jid

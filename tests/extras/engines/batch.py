@@ -7,12 +7,13 @@ there stops its answers, and a file `full` keeps submitted jobs waiting.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from spool.core.errors import SpoolError
 from spool.core.lifecycle import EngineWord
 from spool.executors import Launch
-from spool.extras.engines.language import EngineConfig, Language, Sighting, shared_settings
+from spool.extras.engines.language import EngineConfig, Language, Sighting
+from spool.formats.config import Config
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd
 
@@ -50,11 +51,11 @@ look)
     done
     ;;
 cancel)
-    signal=$1 only_waiting=$2 && shift 2
+    signal=$1 && shift
     for job; do
         if [ "$signal" != KILL ]; then
             kill -s "$signal" "$(cat "$job/pid")"
-        elif [ -z "$only_waiting" ] || [ ! -e "$job/pid" ]; then
+        else
             touch "$job/cancelled" && kill -s KILL -- "-$(cat "$job/group")"
         fi
     done
@@ -76,13 +77,14 @@ class BatchLanguage(Language):
     surroundings = EngineSurroundings("batch", "BATCH_NODE", "BATCH_ID")
     variables = (DIRECTORY,)
 
-    def __init__(self, settings: Callable[[], Mapping[str, object]] = dict) -> None:
-        """Use *settings*, which gives its table in the configuration, as it is now."""
-        self._settings = settings
+    def __init__(self, config: Callable[[], Config] = Config) -> None:
+        """Use the settings of *config* as they are now."""
+        self._config = config
 
     def policy(self) -> EngineConfig:
-        """Return a policy of frequent looks and unlimited submissions, unless the settings say otherwise."""
-        return shared_settings({"poll": "100ms", "submit_per_second": 1000, "max_in_flight": 200, **self._settings()})
+        """Return its table in the configuration, or a policy of frequent looks and unlimited submissions."""
+        usual = EngineConfig(poll_ns=100_000_000, submit_per_second=1000, max_in_flight=200)
+        return self._config().part(self.name) or usual
 
     def missing(self) -> str | None:
         """Return that its directory is unknown."""
@@ -116,9 +118,9 @@ class BatchLanguage(Language):
         (done,) = answers
         return [_sighting(*line.split()) for line in done.out.splitlines()] if done.status == 0 else None
 
-    def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> Command:
+    def cancel(self, ids: Sequence[str], signal: str | None) -> Command:
         """Return the command that cancels jobs, or signals their wrappers."""
-        return self._command("cancel", signal or "KILL", "yes" if only_waiting else "", *ids)
+        return self._command("cancel", signal or "KILL", *ids)
 
     def is_silence(self, done: CommandEnd) -> bool:
         """Whether the batch system was away."""

@@ -18,18 +18,16 @@ from spool.cli.why import sentences
 from spool.core import layout
 from spool.core.events import EventName
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import EngineWord, Liveness
+from spool.core.lifecycle import ACTIVE, EngineWord, Liveness
 from spool.core.model import SECOND_NS, Machine, Result, State, StopKind
-from spool.core.phases import ACTIVE
 from spool.core.units import show_size
-from spool.dispatcher import launcher, limits, recovery
+from spool.dispatcher import launcher, monitor, recovery
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.loop import Dispatcher
 from spool.executors import EngineEnd, Usage
 from spool.formats.capabilities import engines
 from spool.formats.events import facts, variables
-from spool.formats.history import parse_result, render_result
-from spool.formats.run_records import VOID_JID, render_engine
+from spool.formats.run_records import VOID_JID, parse_result, render_engine, render_result
 from spool.formats.state import JobView
 from spool.machine import processes
 from spool.machine.processes import Found
@@ -246,7 +244,7 @@ def test_the_time_limit_of_a_run_elsewhere_is_kept_here(session: Session, monkey
     for minutes in (9, 10):
         assert run.asked == ["USR1"] * (minutes - 9)
         at_ns = live.started_boot_ns + minutes * 60 * SECOND_NS
-        monkeypatch.setattr(limits, "boot_clock", lambda at_ns=at_ns: at_ns)
+        monkeypatch.setattr(monitor, "boot_clock", lambda at_ns=at_ns: at_ns)
         session.turns(1)
     session.settle()
     assert run.asked == ["USR1", "TERM"]
@@ -407,7 +405,7 @@ def test_a_job_that_waits_too_long_in_its_engine_is_unschedulable(
         live = now(session).state.live["x", 1]
     for minutes, asked in ((3, []), (5, ["TERM"])):
         at_ns = live.started_boot_ns + minutes * 60 * SECOND_NS
-        monkeypatch.setattr(limits, "boot_clock", lambda at_ns=at_ns: at_ns)
+        monkeypatch.setattr(monitor, "boot_clock", lambda at_ns=at_ns: at_ns)
         session.turns(2)
         assert run.asked == asked
     session.settle()
@@ -422,7 +420,7 @@ def test_a_job_that_has_begun_in_time_may_run_for_as_long_as_it_likes(
 ) -> None:
     """A scheduling timeout ends with the start."""
     run, live = running(session, "x", 'scheduling_timeout = "10m"')
-    monkeypatch.setattr(limits, "boot_clock", lambda: live.started_boot_ns + 3600 * SECOND_NS)
+    monkeypatch.setattr(monitor, "boot_clock", lambda: live.started_boot_ns + 3600 * SECOND_NS)
     session.turns(2)
     assert run.asked == []
 
@@ -467,8 +465,8 @@ def test_no_more_runs_are_in_an_engine_than_the_configuration_allows(
 def test_quotas_and_groups_count_what_is_in_an_engine(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """GPUs too, though nobody here knows which ones: what a user may have at once is a matter of both machines."""
     monkeypatch.setattr(FakeEngine, "has", Machine.of_an_engine(200))
-    limits = "[quotas.default_user]\nmax_running_gpus = 4\nmax_running_cpus = 9\n"
-    (session.world.root / layout.CONFIG).write_text(f'disk_floor = "0M"\n{limits}')
+    monitor = "[quotas.default_user]\nmax_running_gpus = 4\nmax_running_cpus = 9\n"
+    (session.world.root / layout.CONFIG).write_text(f'disk_floor = "0M"\n{monitor}')
     session.users.submit("a", "true", THERE, "gpus = 3", 'group = "g"', "group_limit = 1")
     session.settle()
     session.users.submit("b", "true", THERE, "gpus = 2")

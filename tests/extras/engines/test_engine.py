@@ -16,8 +16,7 @@ from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, ArrayTask, Jid, Request, Spec
 from spool.executors import Launch
 from spool.executors.base import EngineEnd
-from spool.extras.engines.engine import ClusterEngine
-from spool.extras.engines.run import GRACE_NS, LOG_GRACE_NS, ClusterRun
+from spool.extras.engines.engine import GRACE_NS, LOG_GRACE_NS, ClusterEngine, ClusterRun
 from spool.extras.engines.slurm import SlurmConfig, SlurmLanguage
 from spool.formats.config import Config
 from spool.formats.run_records import VOID_JID, parse_jid
@@ -116,7 +115,7 @@ class Bench:
         self.commands = Commands()
         self.folder = Folder(root)
         self.config = Config()
-        self.settings = "ClusterName = lab\nMaxArraySize = 1001\nMinJobAge = 300 sec\n"
+        self.settings = "ClusterName = lab\n"
         self.engine = self.dispatcher()
 
     def dispatcher(self) -> ClusterEngine:
@@ -162,7 +161,7 @@ class Bench:
     def handed(self, status: int | None = 0, out: str = "", err: str = "", name: str = "a") -> ClusterRun:
         """Start a run, and have sbatch answer so."""
         run = self.start(name)
-        self.work()
+        self.work(1)
         self.answer("sbatch", status, out, err)
         return run
 
@@ -351,7 +350,9 @@ def test_what_slurm_cannot_be_asked_for_is_refused_without_asking(
     bench.config = with_settings(gpu_memory="shard")
     bench.start("b", Spec("true", request=Request(gpus=1, gpu_memory_bytes=4 << 30)))
     bench.start("c", Spec("true", request=Request(gpus=1, gpu_types=("A100",))))
-    bench.work()
+    bench.work(1)
+    bench.answer("sbatch", out="7\n")
+    bench.work(1)
     shared, typed = bench.sent()
     assert ("--gres=shard:4" in shared, "--gres=gpu:A100:1" in typed) == (True, True)
 
@@ -360,7 +361,7 @@ def test_what_slurm_cannot_be_asked_for_is_refused_without_asking(
     ("status", "err"), [(1, "slurm_load_jobs error: Unable to contact slurm controller"), (None, ""), (-15, "")]
 )
 def test_nothing_is_concluded_from_silence(bench: Bench, status: int | None, err: str) -> None:
-    """However long it lasts, runs live, nothing is handed over, and the questions become fewer."""
+    """However long it lasts, runs live, nothing is handed over, and the engine is asked twice a minute."""
     run, doubtful = bench.submitted("a"), bench.handed(None, name="b")
     bench.look(line("7", "RUNNING"))
     bench.work()
@@ -370,7 +371,7 @@ def test_nothing_is_concluded_from_silence(bench: Bench, status: int | None, err
     assert (is_alive(run), is_alive(doubtful)) == (True, True)
     assert "has not answered since" in (bench.engine.unavailable() or "")
     asked = len(bench.commands.asked("scontrol"))
-    for seconds, more in ((59, 0), (1, 1)):
+    for seconds, more in ((29, 0), (1, 1)):
         bench.work(seconds)
         assert len(bench.commands.asked("scontrol")) == asked + more
     bench.look(line("7", "RUNNING"), line("8", "RUNNING", name="b"))
@@ -522,26 +523,27 @@ def test_a_stop_of_what_is_suspended_there_needs_no_grace(bench: Bench) -> None:
     assert bench.cancels() == ["7"]
 
 
-def test_a_stop_of_what_waits_there_never_touches_what_has_begun(bench: Bench) -> None:
+def test_a_stop_of_what_waits_there_takes_it_out(bench: Bench) -> None:
     """If it has begun in the meantime, it is asked to end like any other."""
     run = bench.submitted()
     bench.look(line("7", "PENDING"))
     bench.stop(run)
     bench.look(line("7", "RUNNING"))
     bench.stop(run)
-    assert bench.cancels() == ["--state=PENDING 7", "--batch --signal=TERM 7"]
+    assert bench.cancels() == ["7", "--batch --signal=TERM 7"]
 
 
 def test_a_stop_of_what_is_not_handed_over_ends_it_here(bench: Bench) -> None:
     """It leaves the line, and Slurm never hears of it; one that is on its way is awaited."""
-    bench.config = with_settings(submit_per_second=0.1)
     first, second = bench.start("a"), bench.start("b")
     bench.work()
     assert list(bench.engine.terminate({first: False, second: False})) == [second]
     assert second.liveness() is Liveness.ABSENT
     bench.answer("sbatch", out="7\n")
     bench.stop(first)
-    assert bench.cancels() == ["--state=PENDING 7"]
+    assert bench.cancels() == ["7"]
+    bench.work(1)
+    assert len(bench.sent()) == 1
 
 
 def test_an_order_that_nobody_heard_is_given_again(bench: Bench) -> None:
@@ -643,69 +645,6 @@ def test_inherited_variables_do_not_change_what_slurm_is_asked_for(
     assert {key for key in command.environment if key.startswith(("SLURM", "SBATCH"))} == {"SLURM_CONF"}
     assert command.environment["SPOOL_DIR"] == bench.folder.root
     assert os.environ["SLURM_JOB_ID"] == "x"
-
-
-def test_every_order_of_answers_leaves_one_submission_for_each_run(bench: Bench) -> None:
-    """Two runs, three kinds of answers to each: no more than one sbatch for a run, whatever comes in between."""
-    kinds: list[Callable[[str], object]] = [
-        lambda job: bench.commands.answer("sbatch", out=f"{job}\n"),
-        lambda job: bench.commands.answer("sbatch", None),
-        lambda job: bench.commands.answer("sbatch", 1, err="Socket timed out"),
-    ]
-    for number, (first, second) in enumerate(product(kinds, kinds), 1):
-        number *= 2
-        names = f"x{number}", f"y{number}"
-        runs = [bench.start(name) for name in names]
-        for answer, name in zip((first, second), names, strict=True):
-            bench.look(*(line(str(n), "RUNNING", name=f"{c}{n}") for n in range(2, number, 2) for c in "xy"))
-            bench.work(20)
-            answer(name[1:])
-            bench.work()
-        for run in runs:
-            run.close()
-    assert len(bench.sent()) == 2 * len(kinds) ** 2
-
-
-# What administrators do.
-
-
-@pytest.mark.parametrize(
-    ("log", "rc", "word"),
-    [
-        (
-            "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT … DUE TO JOB REQUEUE ***\n",
-            b"143\n",
-            EngineWord.PREEMPTED,
-        ),
-        ("slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT … DUE TO PREEMPTION ***\n", None, EngineWord.PREEMPTED),
-        ("", b"5\n", EngineWord.FAILED),  # RequeueExit of its configuration
-    ],
-)
-def test_what_is_put_back_into_the_queue_has_ended(bench: Bench, log: str, rc: bytes | None, word: EngineWord) -> None:
-    """Its wrapper never begins twice, so it would wait for nothing; what the engine still has of it is cancelled."""
-    run = bench.running()
-    bench.spoke()
-    bench.folder.put_record("a", 1, layout.ENGINE_LOG, log.encode())
-    if rc is not None:
-        bench.folder.put_record("a", 1, layout.RC, rc)
-    waits = line("7", "PENDING", "BeginTime")
-    bench.look(waits)
-    assert bench.look(waits) == {"a"}
-    assert word_of(run) is word
-    bench.folder.put_record("a", 1, layout.RESULT, b"")
-    run.close()
-    bench.look(waits)
-    assert bench.cancels() == ["7"]
-
-
-def test_what_began_after_the_question_was_not_put_back(bench: Bench) -> None:
-    """An answer that is older than the wrapper's first word says that the job waits, and that proves nothing."""
-    run = bench.submitted()
-    bench.spoke(5)
-    bench.look(line("7", "PENDING", "Priority"))
-    assert is_alive(run)
-    bench.look(line("7", "COMPLETING"))
-    assert is_alive(run)
 
 
 def test_a_job_that_waits_again_before_its_wrapper_has_spoken_goes_on_waiting(bench: Bench) -> None:
@@ -811,34 +750,6 @@ def test_a_refusal_is_told_from_silence_whatever_it_is_about(bench: Bench, err: 
     assert (run.refusal is not None, run.id) == (True, None)
 
 
-def test_a_limit_on_the_number_of_jobs_keeps_jobs_waiting_and_holds_none(bench: Bench) -> None:
-    """A user may have 100 jobs in Slurm: the next wait, in their order, with Slurm's words, and are tried again."""
-    full = (
-        "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates "
-        "accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
-    )
-    run, second = bench.start("a"), bench.start("a2")
-    bench.work()
-    assert [bench.answer("sbatch", 1, err=full) for _ in range(2)] == [{"a"}, {"a2"}]
-    assert (run.refusal, run.liveness()) == (None, Liveness.ALIVE)
-    assert (run.waits or "").startswith("Slurm takes no more jobs for now: QOSMaxSubmitJobPerUserLimit; ")
-    other = bench.start("b")
-    bench.work(20)
-    assert len(bench.sent()) == 2
-    bench.list()
-    due = bench.engine.due_ns()
-    assert due is not None
-    assert due > bench.now_ns
-    bench.work(11)
-    assert [words[1] for words in bench.sent()[2:]] == ["--job-name=a"]  # one at a time
-    bench.answer("sbatch", out="7\n")
-    assert [words[1] for words in bench.sent()[3:]] == ["--job-name=a2", "--job-name=b"]
-    bench.commands.answer("sbatch", out="8\n")
-    bench.answer("sbatch", 1, err=full)
-    assert (run.id, second.id, other.id) == ("7", "8", None)
-    assert list(bench.engine.terminate({other: False})) == [other]
-
-
 def test_a_submission_that_arrived_twice_is_the_job_whose_wrapper_has_spoken(bench: Bench) -> None:
     """Sbatch repeats what was not answered: the later job leaves with 17, and its end is not that of the run."""
     run = bench.submitted(job="8")
@@ -879,7 +790,7 @@ def test_a_wrapper_that_speaks_before_sbatch_answers_is_believed(bench: Bench) -
     """It can be cancelled at once, and neither a late refusal nor a late id makes it another job."""
     for name, answer in (("a", {"out": "9\n"}), ("b", {"status": 1, "err": "Invalid partition"})):
         run = bench.start(name)
-        bench.work()
+        bench.work(1)
         bench.folder.put_record(name, 1, layout.JID, b"1 1 b - n1 slurm:7\n")
         bench.stop(run)
         assert bench.cancels()[-1] == "--batch --signal=TERM 7"
@@ -887,25 +798,6 @@ def test_a_wrapper_that_speaks_before_sbatch_answers_is_believed(bench: Bench) -
         bench.work()
         assert (run.id, run.liveness(), run.refusal) == ("7", Liveness.ALIVE, None)
         run.close()
-
-
-@pytest.mark.parametrize(("mark", "named"), [("changed", "--name=a "), (f"spool:{ID}:a:1 and more", "")])
-def test_an_id_that_only_a_record_gives_ends_no_job_of_another_name(bench: Bench, mark: str, named: str) -> None:
-    """Without the mark of its run a job is ended only if it is called as spool would have called it."""
-    bench.folder.put_record("a", 1, layout.ENGINE, b"slurm lab 7\n")
-    bench.dispatcher()
-    run = bench.engine.adopt("a", 1, None)
-    bench.look(line("7", "RUNNING", mark=mark))
-    bench.stop(run, kill=True)
-    assert bench.cancels()[-1] == f"{named}7"
-
-
-def test_a_mark_that_a_plugin_has_lengthened_is_still_that_of_the_id(bench: Bench) -> None:
-    """Only a whole mark of another run says that the job is not this one."""
-    run = bench.submitted(job="7")
-    for _ in range(4):
-        bench.look(line("7", "RUNNING", mark=f"spool:{ID}:a:1 | project x"))
-    assert (run.liveness(), run.ending) == (Liveness.ALIVE, None)
 
 
 def test_a_run_of_another_cluster_is_not_taken_for_a_job_of_this_one(bench: Bench) -> None:
@@ -926,17 +818,17 @@ def test_a_run_of_another_cluster_is_not_taken_for_a_job_of_this_one(bench: Benc
 
 def test_an_error_with_one_answer_costs_no_other(bench: Bench) -> None:
     """An answer that cannot be taken in is no reason for submissions and looks to stop for ever."""
-    first, second = bench.start("a"), bench.start("b")
-    bench.work()
+    there, first = bench.submitted("b", "8"), bench.start("a")
+    bench.work(10)
     broken: Any = lambda *_: 1 / 0  # noqa: E731
     first.submitted = broken  # type: ignore[method-assign]
-    for job in ("7", "8"):
-        bench.commands.answer("sbatch", out=f"{job}\n")
+    bench.commands.answer("sbatch", out="7\n")
+    bench.commands.answer("squeue", out=f"{TITLES}\n{line('8', 'RUNNING', name='b')}\n")
     with pytest.raises(ZeroDivisionError):
         bench.work()
     assert bench.engine.due_ns() == bench.now_ns
     assert "b" in bench.work()
-    assert second.id == "8"
+    assert there.waits is None
 
 
 def test_a_job_that_is_remembered_again_has_its_whole_grace_at_its_end(bench: Bench) -> None:
@@ -957,173 +849,7 @@ def _full(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-# Arrays.
-
-
-def _array(bench: Bench, *indices: int, name: str = "sweep") -> list[ClusterRun]:
-    """Submit tasks, and have Slurm accept them as job 7."""
-    runs = [
-        bench.start(f"{name}_{index}", Spec("true", task=ArrayTask(name, index, None), request=Request(cpus=2)))
-        for index in indices
-    ]
-    bench.work(0.2)
-    return runs
-
-
-def element(index: int, state: str, reason: str = "None", mark: str = "") -> str:
-    """Return a line of squeue about an element of job 7."""
-    return line(f"7_{index}", state, reason, mark=mark or f"spool:{ID}:sweep:1:0")
-
-
-def test_an_array_is_one_submission_and_each_task_has_an_id_of_its_own(bench: Bench) -> None:
-    """The name, the mark and the log's pattern serve all elements."""
-    runs = _array(bench, 0, 1, 5)
-    (words,) = bench.sent()
-    assert {"--job-name=sweep", f"--comment=spool:{ID}:sweep:1:0", "--array=0-1,5", "--cpus-per-task=2"} <= set(words)
-    assert f"--output={bench.folder.root}/jobs/sweep_%a/1/engine.log" in words
-    assert bench.answer("sbatch", out="7\n") == {"sweep_0", "sweep_1", "sweep_5"}
-    assert [run.id for run in runs] == ["7_0", "7_1", "7_5"]
-    assert bench.folder.record("sweep_5", 1, layout.ENGINE) == b"slurm lab 7_5\n"
-
-
-def test_tasks_beyond_the_largest_array_have_an_offset(bench: Bench) -> None:
-    """The element is the index less the offset, and the pattern of the log adds the zeros."""
-    _array(bench, 1003, 1004)
-    (words,) = bench.sent()
-    assert {f"--comment=spool:{ID}:sweep:1:1000", "--array=3-4"} <= set(words)
-    assert f"--output={bench.folder.root}/jobs/sweep_1%3a/1/engine.log" in words
-
-
-def test_each_element_is_a_run_by_the_mark_of_its_array(bench: Bench) -> None:
-    """The answer to the submission was lost: every element is found again, and none is submitted twice."""
-    runs = _array(bench, 0, 1, 5)
-    bench.answer("sbatch", None)
-    bench.look(element(0, "RUNNING"), element(1, "PENDING"), element(5, "COMPLETED"))
-    assert [run.id for run in runs] == ["7_0", "7_1", "7_5"]
-    assert [run.waits for run in runs] == [None, "Slurm: PENDING", "Slurm: COMPLETED"]
-    assert len(bench.sent()) == 1
-
-
-def test_an_array_that_two_answers_do_not_have_was_never_submitted(bench: Bench) -> None:
-    """All of its tasks wait again."""
-    runs = _array(bench, 0, 1)
-    bench.answer("sbatch", None)
-    bench.look()
-    bench.look()
-    assert [run.liveness() for run in runs] == [Liveness.ABSENT, Liveness.ABSENT]
-
-
-def test_elements_that_wait_are_listed_as_one(bench: Bench) -> None:
-    """Each has the words of all, also where the list has ranges with steps and a limit."""
-    runs = _array(bench, 0, 1, 5, 8, 10, 12)
-    bench.answer("sbatch", out="7\n")
-    bench.look(element(0, "RUNNING"), line("7_[1,5,8-12:2%2]", "PENDING", mark=f"spool:{ID}:sweep:1:0"))
-    assert [run.waits for run in runs] == [None, *["Slurm: PENDING"] * 5]
-    bench.look(element(0, "RUNNING"), line("7_[1,5,8-12:2%2]", "PENDING", mark="changed"))
-    assert [run.liveness() for run in runs] == [Liveness.ALIVE] * 6
-
-
-def test_an_element_that_waited_and_is_missing_from_its_array_was_cancelled(bench: Bench) -> None:
-    """Slurm keeps no trace of it: the rest of the array is the proof, also where the rest is cancelled."""
-    runs = _array(bench, 0, 1, 5)
-    bench.answer("sbatch", out="7\n")
-
-    def cancelled(job: str) -> EngineEnd:
-        return EngineEnd(EngineWord.CANCELLED, f"Slurm has taken {job} out of its array")
-
-    rest = [element(0, "RUNNING"), element(1, "PENDING")]
-    bench.look(*rest, element(5, "PENDING"))
-    bench.look(*rest)
-    assert runs[2].liveness() is Liveness.ALIVE  # one answer is not enough
-    bench.look(*rest)
-    assert runs[2].liveness() is Liveness.GONE
-    assert runs[2].ending == cancelled("7_5")
-    gone = [element(0, "CANCELLED"), line("7", "CANCELLED", mark=f"spool:{ID}:sweep:1:0")]
-    bench.look(*gone)
-    bench.look(*gone)
-    assert runs[1].ending == cancelled("7_1")
-
-
-@pytest.mark.parametrize("why", ["forgets sooner", "another array", "nothing", "not seen", "has begun"])
-def test_a_missing_element_that_may_have_ended_otherwise_was_not_cancelled(bench: Bench, why: str) -> None:
-    """It may have begun and ended since, or Slurm has lost its array, and another one has the id."""
-    if why == "forgets sooner":
-        bench.settings = bench.settings.replace("300", "60")
-    bench.dispatcher()
-    bench.look()
-    runs = _array(bench, 0, 1)
-    bench.answer("sbatch", out="7\n")
-    bench.look(element(0, "RUNNING"), element(1, "RUNNING" if why == "has begun" else "PENDING"))
-    if why == "not seen":
-        bench.dispatcher()
-        bench.look()
-        runs = [bench.engine.adopt(f"sweep_{index}", 1, None) for index in range(2)]
-    other = "other" if why == "another array" else "sweep"
-    rest = [] if why == "nothing" else [line("7_0", "RUNNING", mark=f"spool:{ID}:{other}:1:0")]
-    for _ in range(3):
-        bench.look(*rest)
-    assert word_of(runs[1]) is EngineWord.FORGOTTEN
-
-
-def test_a_held_array_takes_back_what_has_not_begun(bench: Bench) -> None:
-    """What runs goes on; what waits there can never begin, and is cancelled; what was not handed over stays here."""
-    runs = _array(bench, 0, 1, 2)
-    bench.answer("sbatch", out="7\n")
-    bench.look(element(0, "RUNNING"), element(1, "PENDING"), element(2, "PENDING"))
-    late = bench.start("sweep_3", Spec("true", task=ArrayTask("sweep", 3, None)))
-    bench.engine.keep_back(["sweep"], paused=False)
-    assert bench.work(2) == {"sweep_1", "sweep_2", "sweep_3"}
-    assert [run.liveness() for run in (*runs, late)] == [Liveness.ALIVE, *[Liveness.ABSENT] * 3]
-    for run in (*runs[1:], late):
-        bench.folder.put_record(*run.key, layout.JID, VOID_JID)  # as the dispatcher does
-        run.close()
-    bench.look(element(0, "RUNNING"), line("7_[1-2]", "PENDING", mark=f"spool:{ID}:sweep:1:0"))
-    assert bench.cancels() == ["7_[1-2]"]
-    assert len(bench.sent()) == 1
-
-
-def test_a_new_limit_of_an_array_holds_for_one_array_there(bench: Bench) -> None:
-    """Each array of Slurm has a limit of its own: what waits in the smaller one is taken back."""
-    runs = _array(bench, 0, 1, 2, 1000, 1001)
-    for job in ("7", "8"):
-        bench.answer("sbatch", out=f"{job}\n")
-    second = f"spool:{ID}:sweep:1:1000"
-    bench.look(
-        element(0, "RUNNING"),
-        line("7_[1-2]", "PENDING", mark=f"spool:{ID}:sweep:1:0"),
-        line("8_0", "RUNNING", mark=second),
-        line("8_[1]", "PENDING", mark=second),
-    )
-    bench.engine.limit_array("sweep", 2)
-    bench.work()
-    assert [words[2:] for words in bench.commands.asked("scontrol")[1:]] == [("jobid=7", "arraytaskthrottle=2")]
-    assert [run.liveness() for run in runs] == [*[Liveness.ALIVE] * 4, Liveness.ABSENT]
-
-
-def test_nothing_is_handed_over_while_the_spool_is_paused(bench: Bench) -> None:
-    """It says so; what is there already stays."""
-    there = bench.submitted()
-    bench.engine.keep_back([], paused=True)
-    run = bench.start("b")
-    bench.look(line("7", "PENDING"))
-    assert (run.waits, there.waits) == ("spool paused", "Slurm: PENDING")
-    assert len(bench.sent()) == 1
-    bench.engine.keep_back([], paused=False)
-    bench.work(2)
-    assert len(bench.sent()) == 2
-
-
-def test_an_array_that_is_too_large_now_is_handed_over_in_parts(bench: Bench) -> None:
-    """Slurm was configured anew: it is asked for its limits again."""
-    _array(bench, *range(8))
-    bench.settings += "SchedulerParameters = bf_interval=1,max_array_tasks=3,sched_interval=1\n"
-    bench.commands.answer(
-        "sbatch", 1, err="sbatch: error: Batch job submission failed: Invalid job array specification"
-    )
-    bench.work()
-    bench.commands.answer("scontrol", out=bench.settings)
-    bench.work(2)
-    assert "--array=0-2" in bench.sent()[-1]
+# What is kept back, and the engine's words.
 
 
 @pytest.mark.parametrize("state", ["CANCELLED", "FAILED"])
@@ -1137,41 +863,6 @@ def test_a_node_whose_prolog_fails_cancels_nothing(bench: Bench, state: str) -> 
         EngineWord.NOT_STARTED,
         "Slurm wrote 'Error running slurm prolog: 1'",
     )
-
-
-def test_elements_are_cancelled_together_and_by_the_name_of_their_array(bench: Bench) -> None:
-    """An id from a record alone may be any job's: its name is that of the array."""
-    bench.folder.put_record("sweep_3", 1, layout.ENGINE, b"slurm lab 7_3\n")
-    known = _array(bench, 0, 1, 2)
-    bench.answer("sbatch", out="9\n")
-    bench.look(*[line(f"9_{at}", "RUNNING", mark=f"spool:{ID}:sweep:1:0") for at in range(3)])
-    read = bench.engine.adopt("sweep_3", 1, None)
-    for run in (*known, read):
-        bench.folder.put_record(*run.key, layout.JID, f"1 1 b - n1 slurm:{run.id}\n".encode())
-    bench.engine.terminate(dict.fromkeys([*known, read], True))
-    bench.work()
-    assert bench.cancels() == ["9_[0-2]", "--name=sweep 7_[3]"]
-
-
-def test_an_array_of_another_offset_is_another_one(bench: Bench) -> None:
-    """Element 3 of one array and element 3 of another are different tasks."""
-    (run,) = _array(bench, 1003)
-    bench.answer("sbatch", None)
-    bench.look(element(3, "RUNNING"))
-    assert run.id is None
-    bench.look(element(3, "RUNNING", mark=f"spool:{ID}:sweep:1:1000"))
-    assert run.id == "7_3"
-
-
-@pytest.mark.parametrize(
-    "mark", [f"spool:{ID}:sweep:1:0:9", f"spool:{ID}:sweep:1:", f"spool:{ID}:sweep:1:x", "spool:::"]
-)
-def test_a_mark_that_is_none_of_ours_is_passed_over(bench: Bench, mark: str) -> None:
-    """What looks like a mark and is not one concludes nothing."""
-    (run,) = _array(bench, 3)
-    bench.answer("sbatch", None)
-    bench.look(element(3, "RUNNING", mark=mark))
-    assert is_alive(run)
 
 
 # What wrappers report.
@@ -1200,7 +891,7 @@ def test_another_exit_code_waits_for_the_engine_s_word_and_asks_for_it(bench: Be
     _left(bench, 143)
     assert bench.work(2) == {"a"}
     assert is_alive(run)
-    bench.work(1)
+    bench.work(5)
     bench.commands.answer("squeue", out=f"{TITLES}\n{line('7', 'PREEMPTED')}\n")
     bench.folder.put_record(
         "a", 1, layout.ENGINE_LOG, b"slurmstepd: error: *** JOB 7 CANCELLED AT 1 DUE TO PREEMPTION\n"
@@ -1217,6 +908,7 @@ def test_a_run_that_was_asked_to_end_is_over_when_the_engine_says_so(bench: Benc
     _left(bench, code)
     bench.work(2)
     assert not bench.stop(run)
+    bench.work(5)
     bench.list(line("7", "COMPLETED"))
     assert bench.stop(run)
 
@@ -1247,22 +939,6 @@ def test_an_exit_code_without_a_note_waits_for_a_look(bench: Bench) -> None:
     bench.spoke(0)
     bench.look(line("7", "RUNNING"))
     assert is_alive(run)
-
-
-def test_without_news_the_engine_is_asked_twice_a_minute(bench: Bench) -> None:
-    """However many runs it has; the first looks after news come sooner."""
-    bench.submitted()
-    times = []
-    for _ in range(600):
-        before = len(bench.commands.asked("squeue"))
-        bench.work(1)
-        if len(bench.commands.asked("squeue")) > before:
-            times.append(bench.now_ns // SECOND_NS)
-            bench.list(line("7", "RUNNING"))
-    gaps = [after - before for before, after in pairwise(times)]
-    assert max(gaps) <= 31
-    assert gaps[0] <= 3
-    assert set(gaps[5:]) <= {30, 31}
 
 
 def test_steady_news_do_not_flood_the_engine_with_questions(bench: Bench) -> None:
@@ -1308,3 +984,133 @@ def test_what_waits_for_something_other_than_room_is_blocked(bench: Bench, reaso
     assert run.blocked is blocked
     bench.look(line("7", "RUNNING"))
     assert not run.blocked
+
+
+def test_the_highest_priority_goes_first_and_each_at_its_time(bench: Bench) -> None:
+    """One submission is under way at a time, and no more are made than the rate allows."""
+    bench.config = with_settings(submit_per_second=0.5)
+    for name, priority in (("a", 10), ("b", 10), ("c", 20)):
+        bench.start(name, Spec("true", priority=priority))
+    for later_s, answered in ((0, False), (5, True), (0, False), (1, False), (1, True), (2, True)):
+        bench.work(later_s)
+        if answered:
+            bench.answer("sbatch", out=f"{len(bench.sent())}\n")
+    assert [words[1] for words in bench.sent()] == ["--job-name=c", "--job-name=a", "--job-name=b"]
+
+
+def test_a_limit_on_the_number_of_jobs_keeps_jobs_waiting_and_holds_none(bench: Bench) -> None:
+    """A user may have 100 jobs in Slurm: the next wait, in their order, with Slurm's words, and are tried again.
+
+    That is each half minute, and soon after the end of a run.
+    """
+    full = (
+        "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates "
+        "accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
+    )
+    there = bench.submitted("there")
+    run, second = bench.start("a"), bench.start("a2")
+    bench.work(1)
+    assert bench.answer("sbatch", 1, err=full) == {"a"}
+    assert (run.refusal, run.liveness()) == (None, Liveness.ALIVE)
+    assert (run.waits or "").startswith("Slurm takes no more jobs for now: QOSMaxSubmitJobPerUserLimit; ")
+    assert second.waits == run.waits
+    bench.work(20)
+    assert len(bench.sent()) == 2
+    bench.list(line("7", "RUNNING", name="there"))
+    assert (bench.engine.due_ns() or 0) > bench.now_ns
+    bench.work(11)
+    assert [words[1] for words in bench.sent()[2:]] == ["--job-name=a"]
+    bench.answer("sbatch", 1, err=full)
+    there.close()
+    bench.work(3)
+    assert [words[1] for words in bench.sent()[3:]] == ["--job-name=a"]
+    bench.answer("sbatch", out="8\n")
+    bench.work(1)
+    bench.answer("sbatch", 1, err=full)
+    assert (run.id, second.id, second.waits) == ("8", None, bench.engine.full)
+    assert list(bench.engine.terminate({second: False})) == [second]
+
+
+def test_every_order_of_answers_leaves_one_submission_for_each_run(bench: Bench) -> None:
+    """Two runs, three kinds of answers to each: no more than one sbatch for a run, whatever comes in between."""
+    kinds: list[Callable[[str], object]] = [
+        lambda job: bench.commands.answer("sbatch", out=f"{job}\n"),
+        lambda job: bench.commands.answer("sbatch", None),
+        lambda job: bench.commands.answer("sbatch", 1, err="Socket timed out"),
+    ]
+    there: list[str] = []
+    for number, answers in enumerate(product(kinds, kinds), 1):
+        runs = [bench.start(f"{letter}{number}") for letter in "xy"]
+        for answer, run in zip(answers, runs, strict=True):
+            bench.work(1)
+            job = str(len(there) + 10)
+            there.append(line(job, "RUNNING", name=run.key[0]))
+            answer(job)
+            bench.work()
+            bench.look(*there)
+            assert run.id == job
+        for run in runs:
+            run.close()
+    assert len(bench.sent()) == len({words[1] for words in bench.sent()}) == 2 * len(kinds) ** 2
+
+
+def test_a_held_array_takes_back_what_has_not_begun(bench: Bench) -> None:
+    """What runs goes on; what waits there can never begin, and is cancelled; what was not handed over stays here."""
+    runs = [bench.submitted(f"sweep_{index}", str(index + 7)) for index in range(3) if bench.work(1) is not None]
+    sighted = [
+        line(str(7 + index), "RUNNING" if index == 0 else "PENDING", name=f"sweep_{index}") for index in range(3)
+    ]
+    bench.look(*sighted)
+    bench.engine.keep_back([], paused=True)
+    late = bench.start("sweep_3", Spec("true", task=ArrayTask("sweep", 3, None)))
+    bench.engine.keep_back(["sweep"], paused=False)
+    assert bench.work(2) == {"sweep_1", "sweep_2", "sweep_3"}
+    assert [run.liveness() for run in (*runs, late)] == [Liveness.ALIVE, *[Liveness.ABSENT] * 3]
+    for run in (*runs[1:], late):
+        bench.folder.put_record(*run.key, layout.JID, VOID_JID)  # as the dispatcher does
+        run.close()
+    bench.look(*sighted)
+    assert bench.cancels() == ["8 9"]
+    assert len(bench.sent()) == 3
+
+
+def test_nothing_is_handed_over_while_the_spool_is_paused(bench: Bench) -> None:
+    """It says so; what is there already stays."""
+    there = bench.submitted()
+    bench.engine.keep_back([], paused=True)
+    run = bench.start("b")
+    bench.look(line("7", "PENDING"))
+    assert (run.waits, there.waits) == ("spool paused", "Slurm: PENDING")
+    assert len(bench.sent()) == 1
+    bench.engine.keep_back([], paused=False)
+    bench.work(2)
+    assert len(bench.sent()) == 2
+
+
+@pytest.mark.parametrize("mark", ["changed", f"spool:{ID}:a:1:", f"spool:{ID}:a:1:0", f"spool:{ID}:a:x", "spool:::"])
+def test_an_id_that_only_a_record_gives_ends_no_job_without_the_mark_of_the_run(bench: Bench, mark: str) -> None:
+    """The run is taken to live, and the view says why it does not end; a mark that a plugin has lengthened is one."""
+    bench.folder.put_record("a", 1, layout.ENGINE, b"slurm lab 7\n")
+    bench.dispatcher()
+    run = bench.engine.adopt("a", 1, None)
+    bench.look(line("7", "RUNNING", mark=mark))
+    assert not bench.stop(run, kill=True)
+    assert (bench.cancels(), run.resists) == ([], "Slurm does not show that job 7 is this run")
+    bench.look(line("7", "RUNNING", mark=f"spool:{ID}:a:1 and more"))
+    assert not bench.stop(run, kill=True)
+    assert (bench.cancels(), run.resists) == (["7"], "")
+
+
+def test_without_news_the_engine_is_asked_twice_a_minute(bench: Bench) -> None:
+    """However many runs it has; the first look after news comes sooner."""
+    bench.submitted()
+    times = [bench.now_ns // SECOND_NS]
+    for _ in range(600):
+        before = len(bench.commands.asked("squeue"))
+        bench.work(1)
+        if len(bench.commands.asked("squeue")) > before:
+            times.append(bench.now_ns // SECOND_NS)
+            bench.list(line("7", "RUNNING"))
+    gaps = [after - before for before, after in pairwise(times)]
+    assert gaps[0] <= 5
+    assert set(gaps[1:]) <= {30, 31}

@@ -40,7 +40,7 @@ def _play(world: World, disk: FaultyDisk, *, forgotten: bool) -> Session:
             job.forgotten = forgotten and b"cancelled" in (world.root / "jobs" / "x" / "1" / "engine").read_bytes()
 
         session.after_cut = cut
-        session.turns(12)
+        session.turns(20)
     finally:
         session.end()
     return session

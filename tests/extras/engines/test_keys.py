@@ -114,8 +114,6 @@ slurm.options: ["--time=1"]
 sge.queue: "a b"
 sge.gpu_types: { A100 = "-l x" }
 sge.options: ["-N x"]
-engines: { mine = 3 } | { sge = {} } | { tmux = {} } | { "a b" = {} }
-engines.mine.max_pending: 0
 """)
 
 

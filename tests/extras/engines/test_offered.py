@@ -1,4 +1,4 @@
-"""Engines that installed packages offer by entry points: their names, their settings, and what is wrong with them."""
+"""Engines that installed packages offer as capabilities: their names, their settings, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from extras.engines.packaged_engines import batch_package, install, path_with
 from served import Served
 from spool.core.errors import InvalidConfig, InvalidJob
-from spool.extras.engines.language import settings_of
 from spool.formats import config, jobfile
 
 
@@ -38,7 +37,7 @@ def test_its_name_works_wherever_a_built_in_one_does(served: Served, packages: P
     """In a job file, as an option, as the default; check, ls, show, why and doctor know it."""
     batch_package(packages)
     (served.root / "config.toml").write_text(
-        'autostart = false\nexecutor = "mine"\ndisk_floor = "0M"\n[engines.mine]\npoll = "200ms"\nown = "key"\n'
+        'autostart = false\nexecutor = "mine"\ndisk_floor = "0M"\n[mine]\npoll = "200ms"\n'
     )
     file = served.root.parent / "job.toml"
     file.write_text('command = "sleep 600"\nexecutor = "mine"\n')
@@ -78,28 +77,15 @@ def test_without_packages_the_built_in_names_are_all() -> None:
         config.parse(b'executor = "slrum"\n')
 
 
-@pytest.mark.parametrize(
-    ("module", "words"),
-    [
-        (
-            "import nowhere_to_be_found\n",
-            "the executor mine: mine_engine:Mine: the Python package nowhere_to_be_found",
-        ),
-        ("import sys\nsys.exit(3)\n", "mine_engine:Mine: SystemExit: 3"),
-        ("Mine = dict\n", "mine_engine:Mine: TypeError"),
-        ("def Mine(settings):\n    return 3\n", "mine_engine:Mine gives no spool.extras.engines.language.Language"),
-    ],
-)
-def test_one_that_cannot_be_loaded_keeps_its_jobs_waiting_and_no_others(
-    served: Served, packages: Path, module: str, words: str
-) -> None:
-    """Its jobs wait with the reason; all others run, and the dispatcher goes on."""
+@pytest.mark.parametrize("module", ["import nowhere_to_be_found\n", "CAPABILITY = 1 / 0\n"])
+def test_one_that_cannot_be_loaded_keeps_no_other_job_from_running(served: Served, packages: Path, module: str) -> None:
+    """Its jobs have an executor that is unknown; all others run, and the dispatcher goes on."""
     install(packages, module)
     served.start()
     served.drop("x", "true", executor="mine")
     served.drop("y", "true")
     served.wait_done("y")
-    served.wait_reason("x", words)
+    served.until((served.root / "queued" / "x.toml.error").exists, "what is wrong with x")
     assert served.places("x") == ["queued"]
 
 
@@ -108,7 +94,7 @@ def test_one_that_breaks_later_is_confined(served: Served, packages: Path, metho
     """An error in a method of its language stops neither the dispatcher nor the jobs of others."""
     batch_package(packages)
     with (packages / "mine_engine.py").open("a") as file:
-        file.write(f"\n    def {method}(self, *_):\n        return 1 / 0\n")
+        file.write(f"\nMine.{method} = lambda *_: 1 / 0\n")
     served.start()
     served.drop("x", "exit 3", executor="mine")  # an exit code of 0 needs no look
     served.until(lambda: "ZeroDivisionError" in served.said(), "the error's line")
@@ -130,16 +116,6 @@ def test_missing_programs_of_an_engine_are_named(served: Served, name: str, word
     served.drop("x", "true", executor=None)
     served.wait_reason("x", words)
     assert words in served.spool("doctor").stdout
-
-
-def test_its_settings_are_checked_as_far_as_all_engines_have_them() -> None:
-    """The other keys are its own."""
-    parsed = config.parse(b'[engines.mine]\npoll = "3s"\nqueue = ["a", 1]\n[engines.mine.deep]\nx = 1979-05-27\n')
-    assert settings_of(parsed)["mine"]["queue"] == ["a", 1]
-    with pytest.raises(InvalidConfig, match=r"engines\.mine\.submit_per_second"):
-        config.parse(b"[engines.mine]\nsubmit_per_second = 0\n")
-    with pytest.raises(InvalidConfig, match=r"its settings belong into \[sge\]"):
-        config.parse(b"[engines.sge]\nqueue = 'x'\n")
 
 
 def test_no_package_is_looked_for_unless_a_name_is_not_built_in() -> None:

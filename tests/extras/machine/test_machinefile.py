@@ -117,9 +117,6 @@ def test_a_key_of_both_files_is_one_row(table: KeyTable | None) -> None:
         assert _keys(table)[name] is theirs[name], name
 
 
-LISTED = ", ".join(
-    f'{{name = "r{n}", user = "a", gpus = 1, start = 2026-01-31T09:00:00, duration = "1h"}}' for n in range(201)
-)
 ONE = '[[reservations]]\nname = "x"\nuser = "a"\n'
 
 
@@ -156,7 +153,6 @@ ONE = '[[reservations]]\nname = "x"\nuser = "a"\n'
             + (ONE + "gpus = [2, 1]\nstart = 2026-01-31T10:00:00\nduration = '1h'\n").replace('"x"', '"y"'),
             '"reservations[1].gpus" on line 10: GPUs 1-2 are reserved by "x" at the same time',
         ),
-        (f"reservations = [{LISTED}]", '"reservations" on line 1: has 201 entries; at most 200 are allowed'),
     ],
 )
 def test_a_mistake_is_refused_with_the_reason(text: str, why: str) -> None:

@@ -24,7 +24,7 @@ from spool.cli.render import Bar, Line
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Machine, Result, State
 from spool.extras.plot import pictures
-from spool.formats.history import read_ended_runs, render_history
+from spool.formats.run_records import read_ended_runs, render_history
 from spool.query.timeline import Frame, last_day
 from support import PATIENCE_S
 

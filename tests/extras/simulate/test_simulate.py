@@ -17,7 +17,7 @@ from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Machine, Policy, Request, Result, Spec, State
 from spool.extras.simulate.simulation import SimulatedJob, SimulatedPolicy
 from spool.extras.simulate.workload import NO_LIMIT_BYTES, Workload, fitting
-from spool.formats.history import render_history
+from spool.formats.run_records import render_history
 
 TRACE = """\
 ; MaxProcs: 4

@@ -52,16 +52,13 @@ def served(unserved: Served) -> Served:
     return unserved.start()
 
 
-# A dispatcher that gives Slurm's commands up after 2s instead of a minute, and asks a silent Slurm again after one.
+# A dispatcher that gives Slurm's commands up after 2s instead of a minute.
 _IMPATIENT = """
 from msgspec.structs import replace
 from spool.cli.main import main
-from spool.core.model import SECOND_NS
-from spool.extras.engines import engine
 from spool.machine.commands import CommandRunner
 order = CommandRunner.order
 CommandRunner.order = lambda self, command: order(self, replace(command, within_s=2.0))
-engine._LONGEST_PAUSE_NS = SECOND_NS
 raise SystemExit(main())
 """
 

@@ -48,13 +48,11 @@ def _on_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, language: type[ba
     batch_package(tmp_path / "packages", language)
 
     def cancel(job: str) -> None:
-        command = batch.BatchLanguage().cancel([job], None, only_waiting=False)
+        command = batch.BatchLanguage().cancel([job], None)
         subprocess.run(command.arguments, check=True)
 
     with Served(tmp_path / "spool", path_with(tmp_path / "packages"), executor="mine") as spool:
-        (spool.root / "config.toml").write_text(
-            'autostart = false\ndisk_floor = "0M"\n[engines.mine]\nmax_in_flight = 9\n'
-        )
+        (spool.root / "config.toml").write_text('autostart = false\ndisk_floor = "0M"\n')
         yield Site(
             spool,
             "mine",

@@ -169,6 +169,7 @@ def test_jobs_in_slurm_are_edited_held_moved_and_signalled(served: Served, slurm
     served.until(lambda: slurm.states()[first] == "CANCELLED", "it to leave Slurm")
     slurm.resume("n4")
     assert served.spool("requeue", "runs").returncode == 0
+    served.until(lambda: served.outcome("runs", 1), "its first end")
     (served.root.parent / "go").touch()
     assert served.spool("release", "waits").returncode == 0
     served.wait_done("waits", "runs")

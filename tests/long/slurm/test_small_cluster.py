@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -186,10 +185,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 
 @pytest.mark.timeout(300)
 def test_jobs_run_on_all_nodes_of_the_page_with_their_gpus(lab: Served) -> None:
-    """Doctor finds nothing wrong; each node runs jobs, side by side; GPUs come by type, and memory is limited."""
-    said = lab.spool("doctor", "--slurm", "--json")
-    assert said.returncode == 0, said.stdout
-    assert {each["level"] for each in json.loads(said.stdout)["checks"]} == {"ok"}, said.stdout
+    """Each node runs jobs, side by side; GPUs come by type, and memory is limited."""
     lab.start()
     for node in cluster.NODES:
         for which in "ab":  # neither ends before both run, though they state no memory

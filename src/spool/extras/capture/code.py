@@ -32,8 +32,7 @@ from spool.core.model import SECOND_NS
 from spool.core.reasons import count_of
 from spool.core.units import show_duration
 from spool.formats import toml
-from spool.formats.freetext import one_line
-from spool.formats.wire import Form, Table, said, several
+from spool.formats.wire import Form, Table, one_line, said, several
 from spool.machine import identity
 from spool.store.disk import Disk
 

@@ -24,7 +24,7 @@ from spool.dispatcher.context import Context
 from spool.dispatcher.launcher import workdir_of
 from spool.dispatcher.steps import Steps
 from spool.extras.capture.code import FILES, RECORD, Capture, render_capture
-from spool.formats.freetext import one_line
+from spool.formats.wire import one_line
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 from spool.machine.host import login_environment
 from spool.state.run import ActiveRun

@@ -24,9 +24,9 @@ from spool.core.layout import ENVIRONMENT, STOP
 from spool.core.model import Grant, Spec
 from spool.extras.containers import RUNTIMES
 from spool.formats import wrapper
-from spool.formats.freetext import one_line
 from spool.formats.validation import PartReader, Reading
 from spool.formats.values import option_name
+from spool.formats.wire import one_line
 from spool.formats.wrapper import Assignments
 from spool.state.run import ActiveRun
 

@@ -1,21 +1,8 @@
-"""Engines: jobs run on other machines, handed to Slurm, to Grid Engine, or to what an installed package can talk to.
-
-Here are the keys of job files and of config.toml that say how.
-"""
+"""Engines: jobs run on other machines, handed to Slurm or to Grid Engine. Here are the keys of files that say how."""
 
 from __future__ import annotations
 
-from spool.core.capability import Capability, EngineOffer
-from spool.core.layout import LOCAL_EXECUTORS
-from spool.formats.capabilities import is_offered
 from spool.formats.key import SHORTEST_NS, Key, KeyTable, Part
-
-TYPE_CHECKING = False  # that of `typing`, which takes long to import
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-GROUP = "spool.engines"
-"""The entry point group of the engines that installed packages offer."""
 
 # A row stays a row of a table.
 # fmt: off
@@ -32,7 +19,7 @@ JOB = Part(
 )
 
 
-def _of_all(engine: str, command: str) -> tuple[Key, ...]:
+def keys_of_all(engine: str, command: str) -> tuple[Key, ...]:
     """Return the keys that the table of every engine has."""
     return (
         Key("max_in_flight", "count", f"How many jobs may be in {engine} at once, waiting there or running.", least=1,
@@ -43,7 +30,7 @@ def _of_all(engine: str, command: str) -> tuple[Key, ...]:
         Key("poll", "duration", f"The longest time between two questions to {engine} about all jobs.",
             least=SHORTEST_NS, default="30s"),
         Key("submit_per_second", "number",
-            "How many jobs a second are handed over on average; more in a short burst.", least=0.1, most=1000,
+            "How many jobs a second are handed over at most.", least=0.1, most=1000,
             default=10),
         Key("options", "options of a program", f"More options of {command} for every job.", default=(),
             examples=[["--constraint=ib"]]),
@@ -63,7 +50,7 @@ _SLURM = KeyTable(
     Key("gpus", "texts by name", 'What Slurm calls the GPU types of job files: `A100 = "gpu:a100"`.', default={}),
     Key("gpu_memory", "word", 'What becomes of jobs that share a GPU: they are held ("refuse"), or ask for as many '
         'shards as GiB ("shard").', words=("refuse", "shard"), default="refuse"),
-    *_of_all("Slurm", "sbatch"),
+    *keys_of_all("Slurm", "sbatch"),
 )
 
 _SGE = KeyTable(
@@ -83,36 +70,14 @@ _SGE = KeyTable(
         default=None),
     Key("gpu_types", "texts by name",
         'What stands for the GPU types of job files, besides the number: `A100 = "gpu_model=a100"`.', default={}),
-    *_of_all("Grid Engine", "qsub"),
-)
-
-ENGINE = KeyTable(
-    "EngineTable",
-    "The settings that every engine has.",
-    *_of_all("the engine", "its command"),
+    *keys_of_all("Grid Engine", "qsub"),
 )
 
 CONFIG = Part(
     Key("slurm", _SLURM, "How to hand jobs to Slurm.", default={}),
     Key("sge", _SGE, "How to hand jobs to Grid Engine.", default={}),
-    Key("engines", "tables by name",
-        "One table per engine that an installed package offers: `[engines.NAME]`. `max_in_flight`, `max_pending`, "
-        "`poll`, `submit_per_second` and `options` mean the same as for Slurm; the engine defines the other keys.",
-        default={}, field="engines.of_packages"),
     after="preemption",
     reader="spool.extras.engines.language:CONFIG_READER",
 )
 
 # fmt: on
-
-
-def offered() -> Iterator[Capability]:
-    """Yield the engines that installed packages offer, whether they can be loaded or not."""
-    if not is_offered(GROUP):
-        return
-    from importlib import metadata  # on this call, because it is slow to import
-
-    taken = {*LOCAL_EXECUTORS, *(key.name for key in CONFIG.keys if key.table is not None)}
-    for name in sorted({entry.name for entry in metadata.entry_points(group=GROUP)} - taken):
-        offer = EngineOffer(name, "spool.extras.engines.engine:executor")
-        yield Capability(name, f"Hands jobs to {name}.", engines={name: offer})

@@ -5,50 +5,68 @@ here. Every job of the engine carries a mark, `spool:SPOOL:JOB:RUN`, so that it 
 submission was not answered. A job that is missing from two answers of the engine was never submitted. The commands run
 in a helper process, so nothing here waits.
 
-Wrappers report their begin and end by notes in the spool, so the engine is asked only about what they cannot tell.
+Wrappers report their begin and end by notes in the spool, so the engine is asked only about what they cannot tell. An
+exit code of 0 proves the end; any other one may be due to the engine, whose word decides.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum
 from functools import partial
 
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord, SpoolError, StartRefused, cannot
-from spool.core.lifecycle import Liveness
-from spool.core.model import Jid, Machine
-from spool.core.reasons import some_of
-from spool.executors import why_not_imported
-from spool.executors.base import Home, Launch
+from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
+from spool.core.model import SECOND_NS, Jid, Machine, SignalTo
+from spool.core.reasons import instant, some_of
+from spool.executors.base import Engine, EngineEnd, Home, Launch, Usage
 from spool.executors.process import reset_of_ignored_signals
-from spool.extras.engines import GROUP
-from spool.extras.engines.language import LANGUAGES, ArrayRefused, Language, Sighting, printable, settings_of
-from spool.extras.engines.run import QUICK_NS, SPACING_NS, Cluster, ClusterRun, Phase, Portion, mark_of
+from spool.extras.engines.language import LANGUAGES, Language, Sighting, what_it_said
 from spool.formats.capabilities import loaded
 from spool.formats.config import Config
+from spool.formats.run_records import parse_engine, parse_engine_end, parse_rc, render_engine
 from spool.formats.wrapper import Surroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 from spool.store.spool import Spool
 
 log = logging.getLogger(__name__)
 
-_NOTES_NS, _SELDOM_NOTES_NS = SPACING_NS // 4, 2 * SPACING_NS  # the interval of looks for notes
-_LONGEST_PAUSE_NS = 60 * SPACING_NS  # before a silent engine is asked again
-_IDS = 200  # of one cancel command
+GRACE_NS = 120 * SECOND_NS
+"""An exit code may stay unseen this long after the end: caches of network file systems are up to a minute old."""
+
+LOG_GRACE_NS = 30 * SECOND_NS
+"""An engine that calls a run cut short has written so to the run's log; its words may stay unseen this long."""
+
+_SOON_NS, _SPACING_NS = 2 * SECOND_NS, 5 * SECOND_NS  # a look after news, and the least interval of looks
+_NOTES_NS = SECOND_NS // 2  # the interval of looks for notes
+_FULL_NS, _FREED_NS = 30 * SECOND_NS, 2 * SECOND_NS  # a full engine is asked again, and sooner after an end there
+_GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
+_SURE = 2  # answers without a job before it counts as absent
+_AGAIN_NS = 30 * SECOND_NS  # a cancel without effect is repeated after this time
+_PASSED_ON = frozenset({"HUP", "INT", "QUIT", "TERM", "USR1", "USR2"})  # by the wrapper, to its command
+_MARK = re.compile(r"spool:([0-9a-f]+):([^:]+):([0-9]+)(?![0-9:])", re.ASCII)
+_BY_SIGNALS = frozenset({EngineWord.CANCELLED, EngineWord.TIMEOUT, EngineWord.PREEMPTED, EngineWord.NODE_LOST})
+_VAGUE = frozenset({EngineWord.FAILED, EngineWord.FORGOTTEN})
+
+Key = tuple[str, int]
 
 
-class ClusterEngine(Cluster):
+class ClusterEngine(Engine):
     """The executor that submits wrappers to an engine that speaks *language*, and all its runs, of the spool *home*.
 
     Without a *home*, no run can be submitted or adopted. *clock* is monotonic; *gone* gives the nodes that the
     administrator has declared gone.
     """
+
+    tells = True
 
     def __init__(
         self,
@@ -58,19 +76,33 @@ class ClusterEngine(Cluster):
         clock: Callable[[], int] = time.monotonic_ns,
         gone: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        super().__init__(language, home, clock, gone)
+        self.name, self.title = language.name, language.title
+        self.language, self.now_ns = language, clock
+        self.cluster: str | None = None  # the one that answers; None: no answer yet
+        self.runs: dict[Key, ClusterRun] = {}
+        self.full = ""  # why it accepts no more for now
+        self.away = ""  # why nothing is known of its jobs: it does not answer
+        self.paused = False
+        self._home, self._gone = home, gone
         self._runner = runner or CommandRunner(lambda: language.environment(os.environ))
         self._answers: dict[int, Callable[[CommandEnd], object]] = {}  # the handler of each answer
         self._answered: deque[Callable[[], object]] = deque()  # handlers of the answers that have come
-        self._news: dict[tuple[str, int], ClusterRun] = {}
-        self._look_number = 0  # of the last requested look
-        self._looking = False
-        self._notes_at_ns = self._noted_ns = clock()  # the next look for notes; the last note
-        self._unseen: dict[tuple[ClusterRun, str], None] = {}  # records that were reported, and cannot be seen yet
-        self._pause_ns = 0  # before the next try while it is silent
+        self._news: dict[Key, ClusterRun] = {}
+        self._queue: dict[Key, Launch] = {}  # the runs that are still to be handed over
+        self._submit_at_ns = clock()  # the next one of these
+        self._sending = False
         self._doubt = False  # a submission was not answered: the next one waits for a look
-        self._sending = 0
+        self._cancels: dict[str | None, dict[str, ClusterRun]] = {}  # to send, by their signals; None ends them
+        self._look_number = 0  # of the last requested look
+        self._looked_ns = clock() - _SPACING_NS  # when it was requested
+        self._look_at_ns = 0
+        self._looking = False
+        self._notes_at_ns = clock()
+        self._unseen: dict[tuple[ClusterRun, str], None] = {}  # records that were reported, and cannot be seen yet
+        self._since = ""  # when it was first silent
         self._missing = False  # its commands, at the last lookup
+        self._ghosts_until_ns = clock() + _GHOSTS_NS
+        self._back: dict[str, int] = {}  # nodes that answer again, and since when
 
     # As an executor.
 
@@ -99,8 +131,7 @@ class ClusterEngine(Cluster):
         except OSError as error:
             raise StartRefused(f"the spool has no name for {self.title}: {error.strerror}") from error
         run.phase = Phase.QUEUED
-        self.handover.add(launch)
-        self.runs[run.key] = run
+        self.runs[run.key], self._queue[run.key] = run, launch
         return run
 
     def close(self) -> None:
@@ -110,60 +141,50 @@ class ClusterEngine(Cluster):
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
         """Return the command that opens a shell beside the run's processes, on its node. Raises SpoolError."""
         jid = Spool(spool_dir).jid(job, run)
-        why, remedy = f"it has not started in {self.title}", f"`spool why {job}` shows what it waits for"
-        if read_only:
-            why = f"a job in {self.title} has no terminal to watch"
-            remedy = f"`spool log -f {job}` shows its output"
-        elif isinstance(jid, Jid) and jid.engine is not None:
-            if self.language.shell:
-                return tuple(word.format(jid.engine.partition(":")[2]) for word in self.language.shell)
-            why, remedy = f"it runs in {self.title}, and has no terminal", ""
-        raise SpoolError(cannot("attach to", f"job {job}", why, remedy=remedy))
+        there = jid.engine.partition(":")[2] if isinstance(jid, Jid) and jid.engine is not None else None
+        if there is not None and self.language.shell and not read_only:
+            return tuple(word.format(there) for word in self.language.shell)
+        why, remedy = "has no terminal to watch", f"`spool log -f {job}` shows its output"
+        if there is None:
+            why, remedy = "has not started", f"`spool why {job}` shows what it waits for"
+        raise SpoolError(cannot("attach to", f"job {job}", f"it {why} in {self.title}", remedy=remedy))
 
-    def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
+    def forget(self, spool_dir: str, runs: Iterable[Key]) -> None:
         """Do nothing: nothing is kept."""
 
     # As the place of its runs.
 
+    @property
+    def home(self) -> Home:
+        """The spool whose runs it has."""
+        assert self._home is not None, "nothing is handed over or adopted without a spool"
+        return self._home
+
+    @property
+    def silent(self) -> bool:
+        """Whether it does not answer."""
+        return bool(self.away)
+
     def machine(self) -> Machine:
         """Return its resources: it finds room for every request."""
         policy = self.language.policy()
-        is_asked = self.cluster is not None or self.silent
-        limits_arrays = self.language.has_arrays and (not is_asked or self.language.array_width is not None)
-        return Machine.of_an_engine(policy.max_in_flight, policy.max_pending, limits_arrays=limits_arrays)
+        return Machine.of_an_engine(policy.max_in_flight, policy.max_pending)
 
     def keep_back(self, arrays: Collection[str], *, paused: bool) -> None:
-        """Hand over nothing while *paused*, and take back the tasks of held *arrays* that have not begun."""
-        self.paused = paused
-        for array in arrays:
-            self._take_back(run for run in self._families.get(array, ()) if run.may_be_taken_back)
-            self._take_back(self.runs[key] for key in self.handover.of_array(array))
+        """Hand over nothing while *paused*, and take back the tasks of held *arrays* that have not begun.
 
-    def _take_back(self, runs: Iterable[ClusterRun]) -> None:
-        """Declare runs absent: if their wrappers have not begun, they never will, and are cancelled as ghosts."""
-        for run in list(runs):
-            self.handover.withdraw(run.key)
-            run.phase = Phase.ABSENT
-            self._news[run.key] = run
-            self.look_soon(QUICK_NS)
+        They are declared absent: their wrappers never begin, and their jobs there are cancelled as ghosts.
+        """
+        self.paused = paused
+        for run in [run for run in self.runs.values() if arrays and array_of(run.key[0]) in arrays]:
+            waits_there = run.phase in (Phase.UNSURE, Phase.KNOWN) and not run.has_begun and run.ending is None
+            if waits_there or self.withdraw(run.key):
+                run.phase = Phase.ABSENT
+                self._news[run.key] = run
+                self.look_soon()
 
     def limit_array(self, array: str, at_once: int | None) -> None:
-        """Apply a new limit of running tasks to an array, for the tasks there and for those that follow.
-
-        The limit holds for one array there: what waits in others is taken back, and follows once there is room.
-        """
-        self.handover.limit(array, at_once)
-        waiting: dict[str | None, list[ClusterRun]] = {}
-        for run in self._families.get(array, ()):
-            if run.is_open and run.id is not None:
-                there = waiting.setdefault(self.language.array_of(run.id), [])
-                there += [run] if run.may_be_taken_back else []
-        kept = max(waiting, key=lambda job: (job is not None, len(waiting[job])), default=None)
-        for job, runs in waiting.items():
-            if at_once is not None and job != kept:
-                self._take_back(runs)
-            elif job is not None and (command := self.language.limit_array(job, at_once)) is not None:
-                self._order(command)
+        """Do nothing: no engine keeps such limits."""
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> ClusterRun:
         """Return a run that another dispatcher has started, or was about to. Raises OSError."""
@@ -172,7 +193,6 @@ class ClusterEngine(Cluster):
             known = ClusterRun(self, (job, run), first_look=self._look_number + 1)
             known.remember(is_void=self.home.jid(job, run) is Liveness.VOID)
             self.runs[job, run] = known
-            self.family(job)[known] = None
         if jid is not None:
             known.identified(jid)
         return known
@@ -199,8 +219,8 @@ class ClusterEngine(Cluster):
             times.append(self._look_at_ns)
         if self.runs:
             times.append(self._notes_at_ns)
-        if self._may_submit():
-            times.append(self.handover.due_ns())
+        if self._queue and self._may_submit():
+            times.append(self._submit_at_ns)
         return min((each for each in times if each is not None), default=None)
 
     def work(self) -> Collection[ClusterRun]:
@@ -211,7 +231,8 @@ class ClusterEngine(Cluster):
         while self._answered:  # an error with one does not lose the others: the next call goes on
             self._answered.popleft()()
         self._read_notes()
-        self._submit()
+        while self._queue and self._may_submit() and self.now_ns() >= self._submit_at_ns:
+            self._submit()
         self._send_cancels()
         if not self._looking and self._wants_to_look() and self.now_ns() >= self._look_at_ns:
             self._look()
@@ -224,67 +245,56 @@ class ClusterEngine(Cluster):
     # Submitting.
 
     def _may_submit(self) -> bool:
-        return self.cluster is not None and not self.silent and not self._doubt and not self.paused
+        return self.cluster is not None and not (self.silent or self._doubt or self._sending or self.paused)
 
     def _submit(self) -> None:
-        """Submit as many runs as allowed."""
-        while self._may_submit() and (portion := self.handover.take(self._sending)) is not None:
-            runs = [self.runs[key] for key in portion.keys]
-            try:
-                command = self._submission(portion, runs[0])
-            except SpoolError as error:
-                for run in runs:
-                    run.submitted(error, 0)
-                    self._news[run.key] = run
-                continue
-            self._sending += 1
-            for run in runs:
-                run.phase = Phase.SENT
-                self.family(run.key[0])[run] = None
-            self._order(command, partial(self._submitted, portion, runs))
-
-    def _submission(self, portion: Portion, first: ClusterRun) -> Command:
-        launch, array = portion.launches[0], portion.array
-        if (spec := launch.spec) is not None and (options := spec.part("engines")):
-            self.language.check_options(options)
-        if array is None:
-            return self.language.from_here(self.language.submit(launch, first.mark))
-        mark = f"spool:{self.home.identity()}:{array.name}:{array.run}:{array.first}"
-        return self.language.from_here(self.language.submit_array(launch, mark, array))
-
-    def _submitted(self, portion: Portion, runs: Sequence[ClusterRun], done: CommandEnd) -> None:
-        self._sending -= 1
-        answer = self.language.submitted(done)
-        if isinstance(answer, ArrayRefused):  # its limits were changed
-            self._order(self.language.identify(), self.language.cluster)
-        if isinstance(answer, StartRefused):
-            self._is_full(portion, runs, str(answer))
+        """Submit the first run of the highest priority."""
+        key = max(self._queue, key=lambda key: spec.priority if (spec := self._queue[key].spec) is not None else 0)
+        run, launch = self.runs[key], self._queue.pop(key)
+        try:
+            if launch.spec is not None and (options := launch.spec.part("engines")):
+                self.language.check_options(options)
+            command = self.language.from_here(self.language.submit(launch, run.mark))
+        except SpoolError as error:
+            run.submitted(error, 0)
+            self._news[key] = run
             return
+        run.phase, self._sending = Phase.SENT, True
+        self._submit_at_ns = self.now_ns() + int(1e9 / self.language.policy().submit_per_second)
+        self._order(command, partial(self._submitted, run, launch))
+
+    def _submitted(self, run: ClusterRun, launch: Launch, done: CommandEnd) -> None:
+        self._sending = False
+        answer, is_wanted = self.language.submitted(done), self.runs.get(run.key) is run
+        if is_wanted:
+            self._news[run.key] = run
+        if isinstance(answer, StartRefused):
+            if not self.full:
+                log.warning("%s", answer)
+            self.full, self._submit_at_ns = str(answer), self.now_ns() + _FULL_NS
+            if is_wanted:
+                run.phase, self._queue = Phase.QUEUED, {run.key: launch, **self._queue}
+            return
+        self.full = ""
         if isinstance(answer, str):
-            self.handover.accepted(portion)
-            self.look_soon(QUICK_NS)
+            self.look_soon()
         elif answer is None:
             self._doubt, self._look_at_ns = True, min(self._look_at_ns, self.now_ns())
-            log.warning("job %s run %d: %s has not answered: %s", *runs[0].key, self.title, _line(done))
-        for at, run in enumerate(runs):
-            known = answer
-            if isinstance(answer, str) and portion.array is not None:
-                known = self.language.element(answer, portion.array.elements[at])
-            run.submitted(known, self._look_number + 1)
-            if self.runs.get(run.key) is run:
-                self._news[run.key] = run
+            log.warning("job %s run %d: %s has not answered: %s", *run.key, self.title, what_it_said(done))
+        run.submitted(answer, self._look_number + 1)
 
-    def _is_full(self, portion: Portion, runs: Sequence[ClusterRun], why: str) -> None:
-        """Submit runs later, in their place: the engine has too many jobs."""
-        was_full = bool(self.handover.full)
-        wanted = [run for run in runs if self.runs.get(run.key) is run]
-        self.handover.refused(portion, [run.key for run in wanted], why)
-        if self.handover.full and not was_full:
-            log.warning("%s", why)
-        for run in wanted:
-            run.phase = Phase.QUEUED
-            self.family(run.key[0]).pop(run, None)
-            self._news[run.key] = run
+    def withdraw(self, key: Key) -> bool:
+        """Hand a run over no more; return whether it was still to be."""
+        return self._queue.pop(key, None) is not None
+
+    def drop(self, run: ClusterRun) -> None:
+        """Forget a run that is over."""
+        if self.runs.get(run.key) is run:
+            del self.runs[run.key]
+            if not self.withdraw(run.key) and self.full:
+                self._submit_at_ns = min(self._submit_at_ns, self.now_ns() + _FREED_NS)
+        if run.phase is Phase.ABSENT:
+            self._ghosts_until_ns = self.now_ns() + _GHOSTS_NS
 
     # Notes.
 
@@ -293,20 +303,25 @@ class ClusterEngine(Cluster):
         now_ns = self.now_ns()
         if not self.runs or now_ns < self._notes_at_ns:
             return
+        self._notes_at_ns = now_ns + _NOTES_NS
         with suppress(OSError):  # the engine tells the same, later
             for job, number, record in self.home.notes():
                 if record in (layout.JID, layout.RC) and (noted := self.runs.get((job, number))) is not None:
-                    self._noted_ns, self._unseen[noted, record] = now_ns, None
+                    self._unseen[noted, record] = None
         for run, record in list(self._unseen):
             with suppress(OSError, InvalidRecord):  # such as a stale answer of a network file system
                 is_over = self.runs.get(run.key) is not run
                 if is_over or run.told(record):
                     del self._unseen[run, record]
                     self._news |= {} if is_over else {run.key: run}
-        pause_ns = (now_ns - self._noted_ns) // 20
-        self._notes_at_ns = now_ns + min(max(pause_ns, _NOTES_NS), _SELDOM_NOTES_NS)
 
     # Looking.
+
+    def look_soon(self) -> None:
+        """Look soon, because there is news; further apart while there is always news."""
+        poll_ns = self.language.policy().poll_ns
+        at_ns = max(self.now_ns() + min(_SOON_NS, poll_ns), self._looked_ns + min(_SPACING_NS, poll_ns))
+        self._look_at_ns = min(self._look_at_ns, at_ns)
 
     def _wants_to_look(self) -> bool:
         return bool(self.runs) or (not self._missing and (self.silent or self.now_ns() < self._ghosts_until_ns))
@@ -317,7 +332,7 @@ class ClusterEngine(Cluster):
             self._order(self.language.identify(), self._identified)
             return
         self._look_number += 1
-        self._looks.append(self.now_ns())
+        self._looked_ns = self.now_ns()
         self._ask(list(self.language.look()), [])
 
     def _ask(self, commands: list[Command], answers: list[CommandEnd]) -> None:
@@ -354,42 +369,44 @@ class ClusterEngine(Cluster):
         if self.silent:
             log.info("%s answers again", self.title)
             self._tell_waiting()
-        self._silent_since, self._pause_ns, self._doubt = None, 0, False
-        now_ns, poll_ns = self.now_ns(), self.language.policy().poll_ns
-        self._look_at_ns = now_ns + max(min(self._calm_ns, poll_ns), self._spacing_ns(now_ns))
-        self._calm_ns = min(2 * self._calm_ns, poll_ns)
-        by_key = self._observe(seen)
+        self.away, self._doubt = "", False
+        self._look_at_ns = self.now_ns() + self.language.policy().poll_ns
+        ghosts = self._observe(seen)
         with suppress(OSError):  # unreadable records are read after the next look
-            self._end_ghosts(by_key)
+            self._end_ghosts(ghosts)
         lost = {run.lost_node for run in self.runs.values() if run.lost_node}
         self._back = {node: since_ns for node, since_ns in self._back.items() if node in lost}
         if lost:
             self._order(self.language.nodes(sorted(lost)), self._nodes_seen)
 
-    def _observe(self, seen: Iterable[Sighting]) -> dict[tuple[str, int], list[Sighting]]:
+    def _observe(self, seen: Iterable[Sighting]) -> dict[Key, list[Sighting]]:
         """Let each run have the sightings of it; return the other ones of this spool, by their jobs and runs."""
-        identity = self.home.identity()
-        by_key: dict[tuple[str, int], list[Sighting]] = {}
-        arrays: dict[str, tuple[str, int]] = {}  # listed ones: their names and runs
+        by_key: dict[Key, list[Sighting]] = {}
         unmarked: dict[str, Sighting] = {}  # their marks may have been changed
         for each in seen:
-            if (mark := mark_of(each.mark)) is None:
+            if (match := _MARK.match(each.mark)) is None:
                 unmarked[each.id] = each
-            elif mark.spool == identity:
-                if (key := mark.key(each.element)) is not None:
-                    by_key.setdefault(key, []).append(each)
-                if mark.first is not None:
-                    arrays[self.language.array_of(each.id) or each.id] = mark.name, mark.run
+            elif match[1] == self.home.identity():
+                by_key.setdefault((match[2], int(match[3])), []).append(each)
         for run in self.runs.values():
             found = by_key.pop(run.key, [])
             if run.id in unmarked and not run.foreign:
                 found = [*found, unmarked[run.id]]
-            array = self.language.array_of(run.id) if run.id is not None and not found else None
-            is_dropped = array is not None and arrays.get(array) == (array_of(run.key[0]), run.key[1])
             expected = run.phase in (Phase.UNSURE, Phase.KNOWN) and run.first_look <= self._look_number
-            if expected and run.observe(found, self._look_number, self._looks[-1], is_dropped=is_dropped):
+            if expected and run.observe(found):
                 self._news[run.key] = run
         return by_key
+
+    def _end_ghosts(self, by_key: Mapping[Key, Iterable[Sighting]]) -> None:
+        """Cancel jobs that must never begin: those of runs that were given up."""
+        ghosts = []
+        for (job, run), found in by_key.items():
+            living = [each.id for each in found if each.word is None]
+            if living and layout.valid_name(job) and self.home.jid(job, run) is Liveness.VOID:
+                ghosts += living
+        if ghosts:
+            log.warning("%s: cancelling %s, which can never begin", self.title, some_of(ghosts))
+            self._order(self.language.cancel(ghosts, None))
 
     def _nodes_seen(self, done: CommandEnd) -> None:
         if (back := self.language.nodes_back(done)) is not None:
@@ -397,87 +414,385 @@ class ClusterEngine(Cluster):
             self._back = {node: self._back.get(node, now_ns) for node in back}
             self._news |= {run.key: run for run in self.runs.values() if run.lost_node}
 
+    def is_back(self, node: str) -> bool:
+        """Whether nothing of its old jobs is left on a lost node: it has been back for long enough, or was given up."""
+        if not node or node in self._gone():
+            return True
+        # Its jobs go on until it has heard from the controller, and end no sooner than the grace there is over.
+        return node in self._back and self.now_ns() >= self._back[node] + GRACE_NS
+
     def _is_silent(self, done: CommandEnd) -> None:
-        """Conclude nothing, and ask again, less and less often."""
-        before, self._why_silent = self.away, _line(done)
+        """Conclude nothing, and ask again."""
+        why, before = what_it_said(done), self.away
         if not self.silent:
-            self._silent_since = time.time()
-            log.error("%s does not answer: %s", self.title, self._why_silent)
+            self._since = instant(time.time_ns())
+            log.error("%s does not answer: %s", self.title, why)
+        self.away = f"{self.title} has not answered since {self._since}: {why}"
         if self.away != before:
             self._tell_waiting()
         self.cluster = None  # another one may answer next
-        self._pause_ns = min(max(2 * self._pause_ns, self.language.policy().poll_ns), _LONGEST_PAUSE_NS)
-        self._look_at_ns = self.now_ns() + self._pause_ns
+        self._look_at_ns = self.now_ns() + self.language.policy().poll_ns
 
     def _tell_waiting(self) -> None:
         """Let the runs that have not begun have another reason."""
         self._news |= {run.key: run for run in self.runs.values() if run.waits is not None}
 
-    def _end_ghosts(self, by_key: Mapping[tuple[str, int], Iterable[Sighting]]) -> None:
-        """Cancel jobs that must never begin: late arrivals of runs that were given up, and requeued jobs."""
-        ghosts = []
-        for (job, run), found in by_key.items():
-            living = [each for each in found if each.word is None]
-            if living and layout.valid_name(job):
-                is_void = self.home.jid(job, run) is Liveness.VOID  # or over, and its job waits again
-                is_over = not is_void and self.home.record(job, run, layout.RESULT) is not None
-                ghosts += [each.id for each in living if is_void or (is_over and not each.begun)]
-        if ghosts:
-            log.warning("%s: cancelling %s, which can never begin", self.title, some_of(ghosts))
-            self._order(self.language.cancel(ghosts, None, only_waiting=False))
-
     # Cancelling.
+
+    def order_cancel(self, run: ClusterRun, signal: str | None = None) -> None:
+        """Order that a run is cancelled, or receives a signal."""
+        assert run.id is not None
+        self._cancels.setdefault(signal, {})[run.id] = run
+
+    def order_signal(self, run: ClusterRun, signal: str) -> None:
+        """Order that the wrapper of a run receives a signal. Raises OSError if it is told by a record."""
+        if self.language.signals:
+            self.order_cancel(run, signal)
+        else:
+            self.home.add_to_record(*run.key, layout.SIGNALS, f"{signal}\n".encode())
 
     def _send_cancels(self) -> None:
         if self.silent:
             return
         cancels, self._cancels = self._cancels, {}
-        for how, runs in cancels.items():
-            signal, only_waiting, name = how
-            for start in range(0, len(runs), _IDS):
-                told = dict(list(runs.items())[start : start + _IDS])
-                command = self.language.cancel(list(told), signal, only_waiting=only_waiting, name=name)
-                self._order(command, partial(self._cancelled, how, told))
+        for signal, runs in cancels.items():
+            self._order(self.language.cancel(list(runs), signal), partial(self._cancelled, signal, runs))
 
-    def _cancelled(self, how: tuple[str | None, bool, str], told: Mapping[str, ClusterRun], done: CommandEnd) -> None:
-        self.look_soon(SPACING_NS)
+    def _cancelled(self, signal: str | None, told: Mapping[str, ClusterRun], done: CommandEnd) -> None:
+        self.look_soon()
         again = {each: run for each, run in told.items() if run.ending is None and run.key in self.runs}
         if again and self.language.is_silence(done):
-            self._cancels.setdefault(how, {}).update(again)
+            self._cancels.setdefault(signal, {}).update(again)
             self._is_silent(done)
 
 
-class UnusableEngineError(SpoolError, ImportError):
-    """An installed package offers an engine that cannot be loaded."""
+class Phase(Enum):
+    """How far a run has come on its way to its engine."""
+
+    QUEUED = "it is still to be handed over"
+    SENT = "it is being handed over"
+    UNSURE = "it is unknown whether it was handed over"
+    KNOWN = "the engine has it, or had it"
+    ABSENT = "the engine does not have it, and never had it"
+
+
+class ClusterRun:
+    """A run of a cluster, according to its engine and its records."""
+
+    exit_status: None = None
+    is_child = lingers = doubtful = by_others = False
+    holds_memory = True
+
+    def __init__(self, engine: ClusterEngine, key: Key, *, first_look: int = 0) -> None:
+        self.engine = engine
+        self.key = key
+        self.jid: Jid | None = None
+        self.id: str | None = None
+        self.refusal: str | None = None
+        self.ending: EngineEnd | None = None
+        self.blocked = False  # it waits there for something other than room
+        self.phase = Phase.UNSURE
+        self.first_look = first_look  # that can report it
+        self.foreign = ""  # the cluster that has it, if another one answers
+        self.halted: str | None = None
+        self.resists = ""
+        self.alive_at_ns: int | None = None  # when the engine last reported that it had begun and not ended
+        self._is_ours = False  # the engine has confirmed the id: by its answer to the submission, or by the mark
+        self._said = ""
+        self._begun = False
+        self._node = ""
+        self._misses = 0  # looks in a row without it
+        self._ended_ns = 0  # when its end was first seen
+        self._forced = False
+        self._explained = False
+        self._exit: int | None = None  # its exit code, if its wrapper has reported that
+        self._settled = False  # its exit code was seen, which a wrapper writes last
+        self._stuck = ""  # the engine keeps it, and cannot start it: why
+        self._recorded = False
+        self._written_end: EngineEnd | None = None  # in its record, because it had not begun
+        self._asked: tuple[str, int] = ("", 0)  # the kind of the last cancel, and its time
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its engine or its wrapper has said so."""
+        return self._begun or self.jid is not None or self._exit is not None
+
+    @property
+    def waits(self) -> str | None:
+        """Why it has not begun yet, in its engine's words."""
+        if self.has_begun:
+            return None
+        if self.engine.away:
+            return self.engine.away
+        if self.phase is Phase.KNOWN:
+            return f"{self.engine.title}: {self._said}" if self._said else f"{self.engine.title} has it"
+        held_up = "spool paused" if self.engine.paused else self.engine.full
+        return (self.phase is Phase.QUEUED and held_up) or str(self.phase.value)
+
+    @property
+    def engine_id(self) -> str | None:
+        """The id of its job in the engine, which has accepted it; None: not known yet."""
+        return self.id
+
+    def identified(self, jid: Jid) -> None:
+        """Record the wrapper's identity, and so which of the engine's jobs it is: a submission may arrive twice."""
+        self.jid = jid
+        engine, _, known = (jid.engine or "").partition(":")
+        if engine == self.engine.name and known and known != "unknown" and known != self.id:
+            is_sent = self.phase is Phase.SENT  # and begins before its submission is answered
+            self._becomes(known)
+            self._is_ours = is_sent
+
+    def liveness(self) -> Liveness:
+        """Return the state of the wrapper: alive until the engine says otherwise."""
+        if self.phase is Phase.ABSENT:
+            return Liveness.ABSENT
+        if self._exit == 0 and not self._asked[0]:
+            return Liveness.GONE  # whatever the engine says of it; one that was stopped is over when the engine says so
+        if self.phase is not Phase.KNOWN or self.ending is None:
+            return Liveness.ALIVE
+        if self._settled:
+            return Liveness.GONE
+        try:  # listing its metadir makes network file systems refresh their caches
+            found = frozenset(os.listdir(f"{self.engine.home.root}/{layout.JOBS}/{self.key[0]}/{self.key[1]}"))
+        except FileNotFoundError:
+            found = frozenset()
+        ended = self.id
+        if self._look_for_jid() and self.id != ended:
+            return Liveness.ALIVE  # the job that ended was the other one, which came too late
+        ending = self._explain(self.ending, found)
+        if ending is None or not (self._forced or self._is_settled(ending, found)):
+            return Liveness.ALIVE
+        is_told = self._forced or ending == self._written_end or layout.JID in found
+        if not is_told and ends_unspoken(ending.word):
+            # Its jid is taken next, which only says that it never begins: a later dispatcher needs the reason.
+            self._put_record((ending.word, ending.said))
+            self._written_end = ending
+        return Liveness.GONE
+
+    def watch(self) -> None:
+        """Return None: no descriptor shows its end, only the engine's answers do."""
+
+    def left_behind(self, exit_code: int | None = None) -> bool:
+        """Return False: the engine ends leftovers on a node."""
+        return False
+
+    def signal(self, signal_name: str, to: SignalTo) -> int:
+        """Let the wrapper pass a signal on to its command, whatever *to* says; return how many runs are signalled."""
+        if self.id is None or self.ending is not None or not self._may_be_told():
+            return 0
+        if signal_name not in _PASSED_ON:
+            log.warning("job %s run %d: %s cannot be sent through %s", *self.key, signal_name, self.engine.title)
+            return 0
+        self.engine.order_signal(self, signal_name)
+        return 1
+
+    def usage(self) -> Usage:
+        """Return nothing: only the engine's accounting knows, and not every cluster has one."""
+        return Usage()
+
+    def close(self) -> None:
+        """Release the run."""
+        self.engine.drop(self)
+
+    # For its engine.
+
+    @property
+    def mark(self) -> str:
+        """The mark that identifies its job in the engine."""
+        return f"spool:{self.engine.home.identity()}:{self.key[0]}:{self.key[1]}"
+
+    @property
+    def lost_node(self) -> str:
+        """The node that must come back before it is certain that nothing of the run is left; "" if none."""
+        return self._node if self.ending is not None and self.ending.word is EngineWord.NODE_LOST else ""
+
+    def told(self, record: str) -> bool:
+        """Read a record that its wrapper has reported; return whether it can be seen. Raises OSError."""
+        if record == layout.JID:
+            return self._look_for_jid()
+        if self._exit is None:
+            self._exit = parse_rc(self.engine.home.record(*self.key, layout.RC) or b"")
+            if self._exit or self._asked[0]:
+                self.engine.look_soon()  # the engine may have ended it
+        return self._exit is not None
+
+    def submitted(self, answer: str | SpoolError | None, next_look: int) -> None:
+        """Process the engine's answer to its submission."""
+        self.first_look = next_look
+        if self.id is not None:
+            return  # its wrapper has registered first
+        if isinstance(answer, str):
+            self._becomes(answer)
+            self._is_ours = True
+        elif answer is not None:
+            self.phase, self.refusal = Phase.ABSENT, str(answer)
+        else:
+            self.phase = Phase.UNSURE
+
+    def remember(self, *, is_void: bool = False) -> None:
+        """Read what an earlier dispatcher has recorded of it.
+
+        If that has taken its jid (*is_void*), it never begins: it had ended, or the engine did not have it.
+        """
+        data = self.engine.home.record(*self.key, layout.ENGINE) or b""
+        record, end = parse_engine(data), parse_engine_end(data)
+        if record is not None and record[0] == self.engine.name and self.id in (None, record[2]):
+            self._written_end = EngineEnd(*end) if end is not None else None
+            self.id, self.phase, self._recorded = record[2], Phase.KNOWN, True
+            known = self.engine.cluster
+            self.foreign = record[1] if known is not None and record[1] not in ("-", known) else ""
+        if is_void:
+            self.ending = self._written_end
+            self.phase = Phase.ABSENT if self.ending is None else self.phase
+
+    def observe(self, found: Sequence[Sighting]) -> bool:
+        """Process the sightings of it in the answer to a look; return whether they are news."""
+        before = (self.phase, self._said, self._begun, self.blocked, self._is_ours)
+        if len(found) > 1:
+            with suppress(OSError):  # the next answer has both again
+                self._look_for_jid()
+        # Of the jobs with its mark it is that of its wrapper's jid, else that of the answer to its submission.
+        living = [each for each in found if each.word is None]
+        if self.id is None:
+            own = living or found[-1:]
+        else:
+            own = [each for each in found if each.id == self.id] or (living if self.jid is None else [])
+        if own:
+            self._seen(own[0])
+        else:
+            self._missed()
+        return self.ending is not None or before != (self.phase, self._said, self._begun, self.blocked, self._is_ours)
+
+    def _seen(self, seen: Sighting) -> None:
+        title = self.engine.title
+        if seen.id != self.id:
+            log.info("job %s run %d: found again as %s %s", *self.key, title, seen.id)
+            self._becomes(seen.id)
+        elif not self._recorded:
+            self._record()
+        self._is_ours |= _MARK.match(seen.mark) is not None
+        self._misses, self._said, self.foreign = 0, seen.said, ""
+        self._begun, self._node = self._begun or seen.begun, seen.node or self._node
+        self.blocked = seen.blocked and not self.has_begun
+        self.halted = title if seen.halted else ""
+        if seen.stuck and not self._stuck:
+            self._stuck = f"{title} cannot start it: {seen.said}"
+            self.engine.order_cancel(self)
+        if seen.word is not None:
+            self._ends(seen.word, f"says {seen.said}")
+        else:
+            self.ending, self._ended_ns, self._settled = None, 0, False
+            self.alive_at_ns = time.time_ns() if seen.begun else None
+
+    def _missed(self) -> None:
+        self._misses += 1
+        if self.foreign:
+            return
+        if self._misses < _SURE:
+            self.engine.look_soon()
+        elif self.id is None:
+            self.phase = Phase.ABSENT
+        elif self.ending is None:
+            self._ends(EngineWord.FORGOTTEN, f"does not know job {self.id} any more")
+
+    def press(self, *, kill: bool, now_ns: int) -> bool:
+        """Continue to end it; return whether nothing of it is left."""
+        if self.phase is Phase.QUEUED and self.engine.withdraw(self.key):
+            self.phase = Phase.ABSENT
+        if self.ending is not None and kill:
+            self._forced = True  # its exit code is no longer waited for
+        if self.liveness() is not Liveness.ALIVE:
+            return True
+        if self.ending is not None or self.engine.silent:
+            return False
+        # A suspended job does not receive TERM there, and only administrators continue it; a cancel does both.
+        how = "kill" if kill or self.halted or not (self.has_begun or self._look_for_jid()) else "ask"
+        asked, asked_ns = self._asked  # a cancel is repeated now and then, and the wrapper is signalled once
+        is_asked = asked == how and (how == "ask" or now_ns - asked_ns < _AGAIN_NS)
+        if self.id is not None and not is_asked and self._may_be_told():
+            if how == "ask":
+                self.engine.order_signal(self, "TERM")
+            else:
+                self.engine.order_cancel(self)
+            self._asked = how, now_ns  # not before: a full disk may keep the order from its record
+        return False
+
+    def _may_be_told(self) -> bool:
+        """Whether its id is certainly that of its job: one that is known from a record alone may be any job's."""
+        is_sure = self._is_ours and not self.foreign
+        self.resists = "" if is_sure else f"{self.engine.title} does not show that job {self.id} is this run"
+        return is_sure
+
+    def _look_for_jid(self) -> bool:
+        """Return whether the wrapper has registered. Raises OSError."""
+        if self.jid is None and isinstance(found := self.engine.home.jid(*self.key), Jid):
+            self.identified(found)
+        return self.jid is not None
+
+    def _becomes(self, job_id: str) -> None:
+        """Record which of the engine's jobs it is, also on disk for the next dispatcher."""
+        self.id, self.phase, self._recorded, self._is_ours = job_id, Phase.KNOWN, False, False
+        self.ending, self._ended_ns, self._misses = None, 0, 0  # these facts are about another job
+        self._settled, self._forced, self._asked, self._written_end = False, False, ("", 0), None
+        self._record()
+
+    def _record(self) -> None:
+        """Write its id to its record; without that the next dispatcher finds it by its mark."""
+        with suppress(OSError):  # the next look tries again
+            self._put_record()
+            self._recorded = True
+
+    def _put_record(self, end: tuple[EngineWord, str] | None = None) -> None:
+        line = render_engine(self.engine.name, self.engine.cluster or "-", self.id or "-", end)
+        self.engine.home.put_record(*self.key, layout.ENGINE, line)
+
+    def _ends(self, word: EngineWord, how: str) -> None:
+        """Record that the engine reports its end, for the first time or again."""
+        if self._stuck and self.jid is None:
+            self.phase, self.refusal = Phase.ABSENT, self._stuck
+            return
+        self._ended_ns = self._ended_ns or self.engine.now_ns()
+        if self.ending is None or word is not EngineWord.FORGOTTEN:
+            self.ending, self._explained = EngineEnd(word, f"{self.engine.title} {how}"), False
+
+    def _explain(self, ending: EngineEnd, found: Collection[str]) -> EngineEnd | None:
+        """Return how the engine has ended it: by its log, if the engine's word is too vague, or may be mistaken.
+
+        An engine that was restarted may call a run cancelled that has ended by itself. If it has cut a run short, it
+        says so in the log of the run. None: not known yet. Raises OSError.
+        """
+        if self._explained:
+            return ending
+        log_end = self.engine.home.record_end(*self.key, layout.ENGINE_LOG).decode("utf-8", "replace")
+        words, was_asked = self.engine.language.last_words(log_end), self._forced or self._asked[0]
+        denies_it = self.engine.language.logs_ends and not was_asked and words is None
+        is_void = words is not None and self.jid is None and words[0] is EngineWord.NOT_STARTED
+        if words is not None and (is_void or ending.word in _VAGUE):
+            ending = EngineEnd(words[0], f"{self.engine.title} wrote {words[1]!r}")
+        elif ending.word in _VAGUE:
+            ending = self._written_end or ending
+        elif ending.word in _BY_SIGNALS and layout.RC in found and denies_it:
+            if self.engine.now_ns() < self._ended_ns + LOG_GRACE_NS:
+                return None
+            ending = EngineEnd(EngineWord.FAILED, ending.said)
+        self.ending, self._explained = ending, True
+        return ending
+
+    def _is_settled(self, end: EngineEnd, found: Collection[str]) -> bool:
+        """Whether its records are certainly complete; *found* are their names. Raises OSError."""
+        code = layout.RC in found and self.engine.home.record(*self.key, layout.RC)
+        self._settled = bool(code) or layout.REFUSED in found
+        if self._settled:
+            return True
+        if self.jid is None and layout.JID not in found and end.word is not EngineWord.COMPLETED:
+            return True  # taking the jid settles whether that is so
+        if end.word is EngineWord.NODE_LOST:
+            return self.engine.is_back(self._node)
+        unexplained = end.word in _VAGUE or end.word is EngineWord.COMPLETED
+        return not unexplained or self.engine.now_ns() >= self._ended_ns + GRACE_NS
 
 
 def executor(name: str, config: Callable[[], Config], home: Home | None) -> ClusterEngine:
-    """Return what hands runs to the engine of that name. Raises UnusableEngineError."""
-    language = loaded(LANGUAGES[name])(config) if name in LANGUAGES else _of_a_package(name, config)
-    return ClusterEngine(language, home, gone=lambda: config().other_hosts_gone)
-
-
-def _of_a_package(name: str, config: Callable[[], Config]) -> Language:
-    """Return the language of an engine that an installed package offers. Raises UnusableEngineError."""
-    from importlib import metadata  # on this call, because it is slow to import
-
-    (entry, *_) = metadata.entry_points(group=GROUP, name=name)
-    where = entry.value
-    try:
-        language = entry.load()(lambda: settings_of(config()).get(name, {}))
-    except (ImportError, OSError) as error:
-        raise UnusableEngineError(f"{where}: {why_not_imported(error)}") from error
-    except (Exception, SystemExit) as error:
-        raise UnusableEngineError(f"{where}: {type(error).__name__}: {error}") from error
-    if not isinstance(language, Language):
-        raise UnusableEngineError(f"{where} gives no {Language.__module__}.Language")
-    for called in (language.name, language.surroundings.engine):
-        if called != name:
-            raise UnusableEngineError(f"{where} calls itself {called!r}, and its entry point {name!r}")
-    return language
-
-
-def _line(done: CommandEnd) -> str:
-    """Return what a command has said, on one line."""
-    nothing = "it printed nothing" if not done.status else f"it printed nothing, exit status {done.status}"
-    return printable(" ".join((done.err or done.out).split())) or nothing
+    """Return what hands runs to the engine of that name."""
+    return ClusterEngine(loaded(LANGUAGES[name])(config), home, gone=lambda: config().other_hosts_gone)

@@ -1,7 +1,7 @@
 """What differs between engines: what users write of one, its commands, and the meaning of its answers.
 
-A `Language` is all that a new engine needs; a package offers one by an entry point of the group `spool.engines`
-(docs/CLUSTER.md, "Add another engine"). Its methods only make commands and read answers: `engine.py` runs the commands.
+A `Language` is all that a new engine needs (docs/CLUSTER.md, "Add another engine"). Its methods only make commands and
+read answers: `engine.py` runs the commands.
 """
 
 from __future__ import annotations
@@ -18,19 +18,15 @@ from typing import Any, ClassVar, NoReturn
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.core.errors import InvalidConfig, InvalidValue, SpoolError, StartRefused, cannot
-from spool.core.layout import LOCAL_EXECUTORS
+from spool.core.errors import InvalidValue, SpoolError, StartRefused, cannot
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Request
-from spool.core.units import parse_duration, whole_words
+from spool.core.units import whole_words
 from spool.executors.base import Launch
-from spool.extras.engines import ENGINE
-from spool.formats import toml
 from spool.formats.capabilities import loaded
 from spool.formats.config import Config
-from spool.formats.freetext import one_line
-from spool.formats.validation import Format, PartReader, Reading
-from spool.formats.values import KINDS
+from spool.formats.validation import PartReader, Reading
+from spool.formats.wire import one_line
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd
 
@@ -55,40 +51,20 @@ LANGUAGES = {
 
 
 def settings_of(config: Config) -> Mapping[str, Any]:
-    """Return the settings of the engines that a configuration names; those of a package's are its table as written."""
+    """Return the settings of Slurm and Grid Engine in a configuration."""
     return config.part("engines") or {}
-
-
-def shared_settings(table: Mapping[str, object]) -> EngineConfig:
-    """Return the settings that every engine has, from a table `[engines.NAME]` that the configuration has checked.
-
-    An engine that an installed package offers makes its policy of them.
-    """
-    known = {key: table[key] for key in ("max_in_flight", "max_pending", "submit_per_second") if key in table}
-    if "poll" in table:
-        known["poll_ns"] = parse_duration(table["poll"])
-    options = table.get("options", ())
-    assert isinstance(options, list | tuple)
-    return EngineConfig(**known, options=tuple(options))  # type: ignore[arg-type]
 
 
 def _read_config(reading: Reading) -> Mapping[str, Any]:
     """Return the settings of engines, and add the problems of their words and options."""
-    found, problems = reading.found, reading.problems
-    of_packages: Mapping[str, Mapping[str, Any]] = found["engines"].get("of_packages", {})
-    for name, table in of_packages.items():
-        problems.value(("engines", name), _engine_name, name, "")
-        shared = {key.name: table[key.name] for key in ENGINE.keys if key.name in table}  # the others are its own
-        if shared:
-            problems.take(_engine_format().read(toml.write(shared), "the configuration").problems, ("engines", name))
-    read: dict[str, Any] = dict(of_packages)
+    read = {}
     for name in LANGUAGES:
-        language, table = _built_in(name), found[name]
+        language, table = _built_in(name), reading.found[name]
         for key, value in table.items():
             if key == "options":
-                problems.value((name, key), language.check_options, value, None)
+                reading.problems.value((name, key), language.check_options, value, None)
             for each in (value,) if isinstance(value, str) else value.values() if isinstance(value, dict) else ():
-                problems.value((name, key), language.check_word, each, None)
+                reading.problems.value((name, key), language.check_word, each, None)
         read[name] = language.settings(**table)
     return read
 
@@ -98,21 +74,6 @@ CONFIG_READER = PartReader(_read_config)
 
 JOB_READER = PartReader(lambda reading: reading.found["engines"].get("options", ()))
 """What reads the key `executor_options` of a job file."""
-
-
-@cache
-def _engine_format() -> Format:
-    return Format(ENGINE, KINDS, InvalidConfig)
-
-
-def _engine_name(name: str) -> str:
-    """Return *name* if an installed package can offer an engine under it. Raises InvalidValue."""
-    if name in (*LOCAL_EXECUTORS, *LANGUAGES):
-        where = f"[{name}]" if name in LANGUAGES else "config.toml itself"
-        raise InvalidValue(f"is built in; its settings belong into {where}")
-    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", name, re.ASCII) is None:
-        raise InvalidValue("cannot name an engine: a name is a letter, then letters, digits, - and _")
-    return name
 
 
 @cache
@@ -146,26 +107,6 @@ class Sighting(Struct, frozen=True):
     halted: bool = False  # it has begun, and is suspended
     blocked: bool = False  # it waits for something other than room: its node, a limit, a licence, a user
     stuck: bool = False  # the engine cannot start it, and keeps it until it is cancelled
-    element: int | None = None  # its index in the array that has the mark
-
-
-class ArrayRefused(StartRefused):
-    """The engine takes no array of that size or with these indices; :meth:`Language.identify` tells what it takes."""
-
-
-class EngineArray(Struct, frozen=True):
-    """Tasks of one array of spool that are submitted together, as elements of one array of the engine.
-
-    Element *e* runs the wrapper of task `first + e`. The records of a task lie in `JOBS/NAME_INDEX/RUN`.
-    """
-
-    name: str  # of the array
-    run: int  # of each task
-    first: int  # a multiple of `width`
-    width: int  # a power of ten, larger than each element
-    elements: Sequence[int]  # in ascending order
-    jobs: str  # the directory of all metadirs
-    at_once: int | None = None  # how many may run at once
 
 
 _NEVER = re.compile(r"(?!)")
@@ -205,9 +146,6 @@ class Language(ABC):
     """Whether :meth:`cancel` can signal the script of a job alone. If not, the wrapper reads the signals from a record
     of its metadir (`signals`), and only `signal = None` is asked for."""
 
-    has_arrays: ClassVar[bool] = False
-    """Whether :meth:`submit_array` can be asked for, as far as the cluster allows."""
-
     logs_ends: ClassVar[bool] = False
     """Whether :meth:`last_words` finds every end that the engine itself has caused."""
 
@@ -223,16 +161,6 @@ class Language(ABC):
     noise: ClassVar[re.Pattern[str]] = _NEVER
     """Finds what a line of a refusal has before its reason, or instead of one."""
 
-    array_width: int | None = None
-    """The power of ten below which the indices of an array lie; None: no arrays, or not known yet."""
-
-    array_tasks: int | None = None
-    """How many elements an array may have; None: as many as there are indices."""
-
-    memory_ns: int | None = None
-    """How long a job is listed after its end; None: not known. An element that waited this recently, and is missing
-    while its array is listed, was cancelled."""
-
     @abstractmethod
     def policy(self) -> EngineConfig:
         """Return the current settings, as far as every engine has them."""
@@ -243,7 +171,7 @@ class Language(ABC):
 
     @abstractmethod
     def cluster(self, done: CommandEnd) -> str | None:
-        """Return the name of the cluster; None: no answer. What else the answer says is kept here."""
+        """Return the name of the cluster; None: no answer."""
 
     @abstractmethod
     def submit(self, launch: Launch, mark: str) -> Command:
@@ -258,12 +186,8 @@ class Language(ABC):
         """Return all jobs that the engine knows; None: no answer."""
 
     @abstractmethod
-    def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> Command:
-        """Return the command that ends jobs, or signals them: *signal* goes to their wrappers alone.
-
-        With *only_waiting*, a job that has begun is left alone, as far as the engine can tell them apart. With a
-        *name*, a job of another name is left alone.
-        """
+    def cancel(self, ids: Sequence[str], signal: str | None) -> Command:
+        """Return the command that ends jobs, or signals them: *signal* goes to their wrappers alone."""
 
     def missing(self) -> str | None:
         """Return why its commands cannot be used from here at all; None if they can."""
@@ -300,7 +224,7 @@ class Language(ABC):
     def submitted(self, done: CommandEnd) -> str | SpoolError | None:
         """Return the id of the submitted job or array, or the refusal; None: it may exist or not.
 
-        StartRefused: refused for now, because there are too many jobs; ArrayRefused: or too many in the array.
+        StartRefused: refused for now, because there are too many jobs.
         """
         if done.status == 0:
             return self.submitted_id(done)
@@ -330,23 +254,6 @@ class Language(ABC):
     def check_options(self, options: Sequence[str]) -> None:
         """Check the `executor_options` of a job. Raises InvalidValue for one that spool sets itself."""
         return
-
-    def submit_array(self, launch: Launch, mark: str, array: EngineArray) -> Command:
-        """Return the command that submits an array; *launch* is that of its first element, and stands for all."""
-        raise NotImplementedError
-
-    def element(self, job_id: str, element: int) -> str:
-        """Return the id of one element of an array."""
-        return f"{job_id}_{element}"
-
-    def array_of(self, job_id: str) -> str | None:
-        """Return the id of the array of an element; None: it is no element."""
-        array, is_element, _ = job_id.partition("_")
-        return array if is_element else None
-
-    def limit_array(self, array_id: str, at_once: int | None) -> Command | None:
-        """Return the command that changes how many elements of an array run at once; None: it has none."""
-        return None
 
     def nodes(self, names: Collection[str]) -> Command:
         """Return the question which of these nodes are reachable."""
@@ -441,3 +348,9 @@ def printable(text: str) -> str:
     """Return an engine's words about a job, not too many of them, without control characters."""
     text = whole_words(text.strip(), _MOST_WORDS)
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+
+
+def what_it_said(done: CommandEnd) -> str:
+    """Return what a command has printed, on one line."""
+    nothing = "it printed nothing" if not done.status else f"it printed nothing, exit status {done.status}"
+    return printable(" ".join((done.err or done.out).split())) or nothing

@@ -40,38 +40,9 @@ _ACCOUNTS = f'{_PLACE}tail -c 2000000 "$common/accounting"\n'  # some 8,000 jobs
 _IDENTIFY = f"""{_PLACE}qconf -sss > /dev/null || exit
 cat "$common/cluster_name" 2> /dev/null || printf '%s\\n' "$common"
 """
-_DELETE_NAMED = """name=$1
-shift
-for job; do
-    case $(qstat -j "$job" | sed -n 's/^job_name: *//p') in
-    spool-*-"$name") qdel "$job" ;;
-    esac
-done
-"""
-
-# The field `failed` of the accounting file: its words (man sge_status), and its meaning where that is not plain.
+# The field `failed` of the accounting file (man sge_status): its meaning where that is not plain.
 _SIGNALLED, _KILLED = 100, 128 + 9
 _MEANINGS = {37: EngineWord.TIMEOUT, 24: EngineWord.PREEMPTED, 25: EngineWord.PREEMPTED}
-_FAILURES = {
-    **dict.fromkeys(range(1, 8), "its shepherd could not begin"),
-    8: "in the prolog",
-    10: "in the start of the parallel environment",
-    11: "before the job",
-    15: "in the epilog",
-    17: "ended by a signal",
-    19: "before its exit status was written",
-    21: "recognising the job",
-    24: "migrated",
-    25: "started again",
-    26: "opening the input or output file",
-    27: "searching the shell",
-    28: "changing into the working directory",
-    29: "error in a file of the job",
-    30: "the job reported an error",
-    37: "a limit of time or memory was exceeded",
-    38: "adding a supplementary group",
-    100: "ended by a signal",
-}
 _DELETED = "z"  # the state of a job that has ended, or was deleted
 
 
@@ -238,10 +209,10 @@ class SgeLanguage(BuiltInLanguage):
             *(Sighting(job.id, job.mark, ended_waiting, word=EngineWord.CANCELLED) for job in deleted),
         ]
 
-    def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> Command:
-        """Return the call of qdel. It does not tell jobs that wait from others."""
+    def cancel(self, ids: Sequence[str], signal: str | None) -> Command:
+        """Return the call of qdel."""
         assert signal is None, "the wrapper reads signals from a record"
-        return urgent("/bin/sh", "-c", _DELETE_NAMED, "sh", name, *ids) if name else urgent("qdel", *ids)
+        return urgent("qdel", *ids)
 
     def nodes(self, names: Collection[str]) -> Command:
         """Return the question to qhost, for all hosts: it refuses to answer if it does not know one of them."""
@@ -350,5 +321,4 @@ def _end(failed: int, code: int, *, begun: bool) -> tuple[str, EngineWord]:
     word = EngineWord.FAILED if begun else EngineWord.NOT_STARTED
     if failed == _SIGNALLED:
         word = EngineWord.CANCELLED if code == _KILLED else EngineWord.FAILED
-    said = f"failed {failed}: {_FAILURES.get(failed, 'for an unknown reason')}"
-    return said, _MEANINGS.get(failed, word)
+    return f"failed {failed} (man sge_status)", _MEANINGS.get(failed, word)

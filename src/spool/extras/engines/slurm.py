@@ -7,33 +7,27 @@ nothing follows from it. docs/FORMAT.md 5.2 has the tables.
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from spool.core import layout
-from spool.core.errors import SpoolError
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
 from spool.executors.base import Launch
 from spool.extras.engines.language import (
-    ArrayRefused,
     BuiltInLanguage,
-    EngineArray,
     EngineConfig,
     Sighting,
     printable,
     table_of,
     urgent,
 )
-from spool.formats.freetext import one_line
 from spool.formats.values import option_name
+from spool.formats.wire import one_line
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd
 
 _MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
 _MINUTE_NS = 60 * SECOND_NS
-_FOR_EVER_NS = 1 << 62
 
 # What sbatch says when it waits, for up to two minutes, for the end of one of all jobs of the cluster.
 _RETRIES = "temporarily unable to accept job"
@@ -103,7 +97,7 @@ class SlurmLanguage(BuiltInLanguage):
     name = "slurm"
     title = "Slurm"
     surroundings = EngineSurroundings("slurm", "SLURMD_NODENAME", "SLURM_JOB_ID")
-    has_arrays = logs_ends = True
+    logs_ends = True
     programs = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
     settings = SlurmConfig
     word = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:@/+*-]*", re.ASCII)
@@ -111,7 +105,6 @@ class SlurmLanguage(BuiltInLanguage):
     choose = 'executor_options = ["--constraint=A|B"] with the features of your nodes'
     shell = ("srun", "--jobid={}", "--overlap", "--pty", "sh")
     misleading = re.compile(r"(?:_?SLURM|SBATCH|SQUEUE|SCANCEL|SINFO|SCONTROL|SALLOC|SRUN|SPANK)_")
-    adds: ClassVar = {"SLURM_BITSTR_LEN": "0"}  # no list of elements is cut short
     variables = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
     # Slurm's own words for its errors of communication, whole: a job may be refused because of its sockets, and a
     # plugin may print anything.
@@ -153,49 +146,23 @@ class SlurmLanguage(BuiltInLanguage):
         return urgent("scontrol", "show", "config")
 
     def cluster(self, done: CommandEnd) -> str | None:
-        """Return the cluster's name in it; its limits of arrays, and how long it lists ended jobs, are there too."""
-        if done.status != 0:
-            return None
-        has = settings_in(done.out)
-        most, age_s = number_in(has.get("MaxArraySize", "")), number_in(has.get("MinJobAge", ""))
-        self.array_width = 10 ** (len(str(most)) - 1) if most is not None and most >= 10 else None
-        tasks = re.search(r"\bmax_array_tasks=([1-9]\d{0,8})\b", has.get("SchedulerParameters", ""), re.ASCII)
-        self.array_tasks = int(tasks[1]) if tasks else None
-        self.memory_ns = age_s and age_s * SECOND_NS if age_s != 0 else _FOR_EVER_NS
-        return has.get("ClusterName")
+        """Return the cluster's name in it."""
+        name = re.search(r"^ClusterName\s+= (.*)$", done.out, re.MULTILINE)
+        return name[1].strip() if name is not None and done.status == 0 else None
 
     # Handing over.
 
     def submit(self, launch: Launch, mark: str) -> Command:
         """Return the submission of the wrapper as a batch script, in the environment that every job begins with."""
-        log = f"{launch.metadir}/{layout.ENGINE_LOG}".replace("%", "%%")
-        where = f"--job-name={launch.job}", f"--chdir={launch.metadir}", f"--output={log}"
-        return self._sbatch(launch, mark, where, launch.script)
-
-    def submit_array(self, launch: Launch, mark: str, array: EngineArray) -> Command:
-        """Return the submission of a script that finds the wrapper of each element.
-
-        The pattern of its log gives the index of the task `first + element` as many zeros as it needs.
-        """
-        jobs, name, run, first = array.jobs, array.name, array.run, array.first
-        index = f"{first // array.width}%{len(str(array.width)) - 1}a" if first else "%a"
-        log = f"{jobs.replace('%', '%%')}/{name}_{index}/{run}/{layout.ENGINE_LOG}"
-        limit = f"%{array.at_once}" if array.at_once is not None else ""
-        elements = f"--array={_ranges(array.elements)}{limit}"
-        script = _ARRAY_SCRIPT.format(jobs=shlex.quote(jobs), name=name, first=first, run=run)
-        return self._sbatch(
-            launch, mark, (f"--job-name={name}", f"--chdir={jobs}", f"--output={log}"), elements, script=script
-        )
-
-    def _sbatch(self, launch: Launch, mark: str, where: Iterable[str], last: str, *, script: str = "") -> Command:
-        """Return the call of sbatch, which reads *script* unless *last* is a file."""
         assert launch.spec is not None
+        log = f"{launch.metadir}/{layout.ENGINE_LOG}".replace("%", "%%")
         words = (
-            *("sbatch", *where, f"--comment={mark}", "--parsable", "--no-requeue", "--open-mode=append"),
+            *("sbatch", f"--job-name={launch.job}", f"--chdir={launch.metadir}", f"--output={log}"),
+            *(f"--comment={mark}", "--parsable", "--no-requeue", "--open-mode=append"),
             *("--propagate=NONE", "--input=/dev/null", "--export=ALL"),
             *self._options(launch.job, launch.spec),
         )
-        return Command((*words, last), launch.inherited(), standard_input=script, ends_on=_RETRIES)
+        return Command((*words, launch.script), launch.inherited(), ends_on=_RETRIES)
 
     def _options(self, name: str, spec: Spec) -> Iterator[str]:
         """Yield the options for what the job *name* requests. Raises SpoolError for what Slurm cannot express."""
@@ -228,18 +195,11 @@ class SlurmLanguage(BuiltInLanguage):
         kinds = [config.gpus.get(each, f"gpu:{each}") for each in request.gpu_types]
         return f"{kinds[0] if kinds else 'gpu'}:{request.gpus}"
 
-    def submitted(self, done: CommandEnd) -> str | SpoolError | None:
-        """Return the id, or the refusal; one of an array may be due to limits that are smaller than they were."""
-        answer = super().submitted(done)
-        if isinstance(answer, SpoolError) and "Invalid job array specification" in done.err:
-            return ArrayRefused(f"Slurm takes no such array: {self.refusal(done)}")
-        return answer
-
     # Looking, and ending.
 
     def look(self) -> Sequence[Command]:
         """Return the question for all jobs of this user, including ended ones."""
-        return (urgent("squeue", "--me", "--states=all", f"--format={_FIELDS}"),)
+        return (urgent("squeue", "--me", "--states=all", "--array", f"--format={_FIELDS}"),)
 
     def seen(self, answers: Sequence[CommandEnd]) -> list[Sighting] | None:
         """Return the jobs in squeue's answer; None without its title line, since then it is no answer.
@@ -251,26 +211,15 @@ class SlurmLanguage(BuiltInLanguage):
         for line in done.out.split("\n")[:-1] if done.status == 0 else ():
             fields = line.split("\t", 4)
             if len(fields) == 5 and fields[0][:1].isdigit() and fields[1].strip():
-                found += _sightings(fields[0].strip(), *map(printable, fields[1:]))
+                found.append(_sighting(fields[0].strip(), *map(printable, fields[1:])))
             elif len(fields) == 5 and fields[0].strip() == "JOBID":
                 answered = True
         return found if answered else None
 
-    def cancel(self, ids: Sequence[str], signal: str | None, *, only_waiting: bool, name: str = "") -> Command:
-        """Return the call of scancel, which gets the elements of each array as one, `7_[0-3,9]`."""
+    def cancel(self, ids: Sequence[str], signal: str | None) -> Command:
+        """Return the call of scancel."""
         how = ("--batch", f"--signal={signal}") if signal is not None else ()
-        which = ("--state=PENDING",) if only_waiting else ()
-        called = (f"--name={name}",) if name else ()
-        arrays: dict[str, set[int]] = {}
-        for each in ids:
-            job, _, element = each.partition("_")
-            arrays.setdefault(job, set()).update([int(element)] if element.isdecimal() else [])
-        jobs = (f"{job}_[{_ranges(sorted(elements))}]" if elements else job for job, elements in arrays.items())
-        return urgent("scancel", *how, *which, *called, *jobs)
-
-    def limit_array(self, array_id: str, at_once: int | None) -> Command:
-        """Return the change of the limit after the `%` of `--array`; 0 is none."""
-        return urgent("scontrol", "update", f"jobid={array_id}", f"arraytaskthrottle={at_once or 0}")
+        return urgent("scancel", *how, *ids)
 
     def nodes(self, names: Collection[str]) -> Command:
         """Return the question to sinfo."""
@@ -295,15 +244,6 @@ class SlurmLanguage(BuiltInLanguage):
         return None
 
 
-_ARRAY_SCRIPT = """\
-#!/bin/sh
-# An element of this array is a task of an array of spool: it turns into the wrapper of its run.
-SPOOL_ENGINE_ID=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
-export SPOOL_ENGINE_ID
-exec /bin/sh {jobs}/{name}_$(({first} + SLURM_ARRAY_TASK_ID))/{run}/run.sh
-"""
-
-
 def still_ends(job_id: str, asked_ns: int, limit_ns: int | None) -> str:
     """Return when Slurm ends a job that has a later limit now, and how an administrator can change that."""
     most = "UNLIMITED" if limit_ns is None else minutes(limit_ns)
@@ -319,62 +259,17 @@ def minutes(time_limit_ns: int) -> int:
     return -(-time_limit_ns // _MINUTE_NS) + 1
 
 
-def settings_in(text: str) -> dict[str, str]:
-    """Return the settings in the output of `scontrol show`, on their own lines or as `KEY=VALUE` on one line."""
-    lines = dict(re.findall(r"^(\w+)\s+= (.*)$", text, re.MULTILINE))
-    return {key: value.strip() for key, value in (lines or dict(re.findall(r"(\w+)=(\S*)", text))).items()}
-
-
-def number_in(text: str) -> int | None:
-    """Return the number with which a setting begins; None: it has none."""
-    match = re.match(r"[0-9]{1,18}\b", text, re.ASCII)
-    return int(match[0]) if match else None
-
-
-def _sightings(listed: str, state: str, reason: str, node: str, comment: str) -> list[Sighting]:
-    """Return what a line of squeue says of its jobs; one with an unknown state is alive."""
+def _sighting(job: str, state: str, reason: str, node: str, comment: str) -> Sighting:
+    """Return what a line of squeue says of a job; one with an unknown state is alive."""
     state = state.upper()
     waits, end = _WAITING.fullmatch(state) is not None, _ENDED.get(state)
-    return [
-        Sighting(
-            each,
-            comment,
-            state if reason in _NO_REASON else f"{state} ({reason})",
-            begun=not waits and end is None,
-            word=end,
-            node=node,
-            halted=state in _HALTED,
-            blocked=waits and state != "CONFIGURING" and reason not in _FOR_ROOM,
-            element=int(element) if (element := each.partition("_")[2]).isdecimal() else None,
-        )
-        for each in ids(listed)
-    ]
-
-
-_TOGETHER = re.compile(r"([0-9]{1,18})_\[([0-9,:-]+)(?:%[0-9]+)?\]", re.ASCII)
-_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([1-9][0-9]{0,8}))?)?", re.ASCII)
-_MOST_ELEMENTS = 10_000_000  # more than any array of Slurm has
-
-
-def ids(text: str) -> Iterator[str]:
-    """Yield the ids in one of squeue's: it lists the elements of an array that wait as one, `7_[0-3,8-20:2%4]`."""
-    match = _TOGETHER.fullmatch(text)
-    ranges = [_RANGE.fullmatch(each) for each in match[2].split(",")] if match else []
-    if match is None or None in ranges:
-        yield text
-        return
-    for each in filter(None, ranges):
-        first, last = int(each[1]), int(each[2] or each[1])
-        for element in range(first, min(last, first + _MOST_ELEMENTS) + 1, int(each[3] or 1)):
-            yield f"{match[1]}_{element}"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as Slurm lists them, `0-3,7`."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+    return Sighting(
+        job,
+        comment,
+        state if reason in _NO_REASON else f"{state} ({reason})",
+        begun=not waits and end is None,
+        word=end,
+        node=node,
+        halted=state in _HALTED,
+        blocked=waits and state != "CONFIGURING" and reason not in _FOR_ROOM,
+    )

@@ -565,8 +565,7 @@ def _lives(lease: Lease, processes: list[identity.Stat]) -> bool:
     return any(stat.start_ticks >= oldest for stat in processes)
 
 
-_TOTALS_EVERY_NS = 10 * SECOND_NS
-_AVAILABLE_EVERY_NS = SECOND_NS // 4
+_HOST_EVERY_NS = SECOND_NS // 4
 _FRESH_NS = SECOND_NS  # a start on GPUs needs an answer of NVML that is not older
 
 
@@ -576,9 +575,9 @@ class Hardware:
     def __init__(self, config: MachineConfig) -> None:
         self._config = config
         self._host = Host()
-        self._totals = (0, 0, 0)  # CPUs, memory, when
+        self._totals = (0, 0, 0)  # CPUs, memory, what is available of it
+        self._seen_ns = 0  # when these were
         self._cores: tuple[Core, ...] = ()  # that runs are pinned to
-        self._available = (0, 0)  # bytes, when
         self.watches_gpus = False  # once they have mattered
         self.seen_at_ns = 0  # when the query was made that NVML has answered last; 0: the next look asks again
         self._watcher, gpu = GpuWatcher(), config.gpu
@@ -590,20 +589,19 @@ class Hardware:
         """Return the machine as it is; *gpus*: whether anything concerns its GPUs."""
         config = self._config
         try:
-            if not 0 <= now_ns - self._totals[2] < _TOTALS_EVERY_NS:
-                total = self._host.memory().total_bytes
+            if not 0 <= now_ns - self._seen_ns < _HOST_EVERY_NS:
+                host = self._host.memory()
                 cpus = config.cpus if config.cpus is not None else self._host.cpus()
                 if config.cpu_pinning:
                     self._cores = self._host.cores()
                     cpus = min(cpus, cpus_of(self._cores))
-                self._totals = cpus, config.memory_of(total), now_ns
-            if not 0 <= now_ns - self._available[1] < _AVAILABLE_EVERY_NS:
-                self._available = self._host.memory().available_bytes, now_ns
+                self._totals = cpus, config.memory_of(host.total_bytes), host.available_bytes
+                self._seen_ns = now_ns
         except OSError:  # out of descriptors: what was seen last counts
             if not self._totals[0]:
                 raise
-        cpus, memory_bytes, _ = self._totals
-        machine = Machine(cpus, memory_bytes, self._available[0], resources=config.resources, cores=self._cores)
+        cpus, memory_bytes, available_bytes = self._totals
+        machine = Machine(cpus, memory_bytes, available_bytes, resources=config.resources, cores=self._cores)
         return self._with_gpus(machine, now_ns, leases) if gpus else machine
 
     def may_start_on(self, grant: Grant, now_ns: int) -> bool:

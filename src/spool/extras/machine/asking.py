@@ -30,11 +30,11 @@ from spool.dispatcher.leases import Leases
 from spool.dispatcher.wakeup import Timer, Wakeup, boot_clock
 from spool.extras.machine import SharedMachine, protocol, served_in
 from spool.extras.machine.protocol import LeaseRequest, Units
-from spool.formats.freetext import one_line
 from spool.formats.state import SharedView
+from spool.formats.wire import one_line
 from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
-from spool.store.config import Settings
+from spool.store.edited import Settings
 from spool.store.locked_spool import LockedSpool
 from spool.store.ownership import name_of
 

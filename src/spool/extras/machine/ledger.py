@@ -612,22 +612,10 @@ class LeaseJournal:
 
 
 def _lines(lease: Lease) -> list[bytes]:
-    holder, units = lease.holder, Units.of(lease.grant)
-    line = LeaseLine(
-        lease.number,
-        holder.uid,
-        holder.user,
-        holder.spool,
-        lease.demand,
-        units.gpu_uuids,
-        units.gpu_indices,
-        units.pool_indices,
-        lease.asked_at_ns,
-        lease.at_ns,
-        lease.since_boot_ns,
-        units.cpu_list,
-        lease.claimed,
-    )
+    units, times = Units.of(lease.grant), (lease.asked_at_ns, lease.at_ns, lease.since_boot_ns)
+    of_units = units.gpu_uuids, units.gpu_indices, units.pool_indices
+    holder = lease.holder.uid, lease.holder.user, lease.holder.spool
+    line = LeaseLine(lease.number, *holder, lease.demand, *of_units, *times, units.cpu_list, lease.claimed)
     began = [render_line(BeganLine(lease.number, lease.pid, lease.ticks))] if lease.pid else []
     return [render_line(line), *began]
 

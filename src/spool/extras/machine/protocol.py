@@ -296,11 +296,6 @@ class Allowance:
         over_s = self._made_up_at - time.monotonic() - _BURST / _PER_SECOND
         return over_s + 0.001 if over_s >= 0 else 0.0
 
-    @property
-    def is_full(self) -> bool:
-        """Whether a new one would be the same."""
-        return self._made_up_at <= time.monotonic()
-
 
 class Account(Struct, frozen=True):
     """A user as the machine knows it now. *refusal* is why it is not served, "" if it is."""
@@ -319,7 +314,7 @@ class Accounts:
         self._groups = [user[1:] for user in users if isinstance(user, str) and user.startswith("@")]
         self._all = not users
         self._known: dict[int, tuple[float, Account]] = {}
-        self._allowances: dict[int, Allowance] = {}  # of those who have said something lately
+        self._allowances: dict[int, Allowance] = {}
 
     def of(self, uid: int) -> Account:
         """Return the account of *uid*, looked up again after a while: users leave groups, and accounts go."""
@@ -334,8 +329,6 @@ class Accounts:
 
     def allowance_of(self, uid: int) -> Allowance:
         """Return how much a user may say."""
-        if uid not in self._allowances and len(self._allowances) >= _MOST_KNOWN:
-            self._allowances = {uid: each for uid, each in self._allowances.items() if not each.is_full}
         return self._allowances.setdefault(uid, Allowance())
 
     def _look_up(self, uid: int) -> Account:

@@ -36,7 +36,7 @@ from spool.core.events import ENDS, JOB_WORDS, Event, EventName
 from spool.core.gpuuse import mean_part
 from spool.core.layout import Layout, engine_of
 from spool.core.model import SECOND_NS, Grant, Result, Spec
-from spool.core.quotas import in_words
+from spool.core.reasons import pools_in_words
 from spool.core.units import show_duration, show_percent, show_size
 from spool.extras.notify.settings import NAME, Notifications, addressees, expanded, settings_of
 from spool.formats.capabilities import engine_title
@@ -554,7 +554,7 @@ def body(event: Event, log: str = "") -> str:
         lines.append(("waited", _span(event.submitted_at_ns, event.started_at_ns)))
     grant = event.grant or (result.grant if result is not None else Grant())
     lines.append(("GPUs", ", ".join(map(str, grant.gpu_indices))))
-    lines.append(("resources", in_words(grant.resources, grant.resource_indices) if grant.resources else ""))
+    lines.append(("resources", pools_in_words(grant.resources, grant.resource_indices) if grant.resources else ""))
     lines.append(("metadir", event.metadir or ""))
     text = "".join(f"{key}: {value}\n" for key, value in lines if value)
     return f"{text}\nThe end of its log:\n\n{log}\n" if log else text

@@ -39,7 +39,7 @@ from spool.extras.simulate.workload import (
     of_history,
 )
 from spool.formats.config import Config
-from spool.store.config import Settings
+from spool.store.edited import Settings
 from spool.store.spool import Spool
 
 _TELL_EVERY = 100  # jobs between two steps of the progress bar
@@ -106,7 +106,7 @@ def command(root: str, /, trace: str | None, as_json: bool, policy: str, **size:
     disciplines = _disciplines(policy)
     memory_bytes = value_of("--memory", size["memory"], parse_size) if size["memory"] is not None else None
     spool = opened(root) if trace is None else Spool(root) if is_spool(root) else None
-    config = Settings(spool).config if spool is not None else Config()
+    config = Settings(spool.root).config if spool is not None else Config()
     workload = of_file(trace) if trace is not None else of_history(opened(root))
     for warning in workload.warnings:
         tell(warning)

@@ -23,7 +23,7 @@ from spool.core.resources import could_run
 from spool.core.units import parse_size
 from spool.extras.simulate.simulation import SimulatedJob
 from spool.formats.config import Config
-from spool.formats.history import parse_history_line
+from spool.formats.run_records import parse_history_line
 from spool.machine.host import Host
 from spool.store.reading import read_whole
 from spool.store.spool import Spool

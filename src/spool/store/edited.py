@@ -1,4 +1,4 @@
-"""Reading a job file only when it is whole (FORMAT 2.4).
+"""Files that users edit at any moment: job files are read only when whole, the configuration when it changes.
 
 A file whose writer still has it open may be cut anywhere, and a cut at the end of a line is valid TOML. The kernel
 knows: a read lease is refused while any process has the file open for writing. If the file system has no leases, or the
@@ -18,9 +18,13 @@ from enum import Enum
 from msgspec import Struct
 
 from spool.core import layout
+from spool.core.errors import InvalidConfig, cannot
+from spool.formats import config
+from spool.formats.config import Config
 from spool.formats.toml import MAX_BYTES
-from spool.store.disk import open_if_there, status_of
-from spool.store.ownership import Origin
+from spool.store.disk import open_if_there, remedy_for, status_of
+from spool.store.glance import read_config
+from spool.store.ownership import Origin, unknown_in
 
 QUIET_NS = 300_000_000
 _LEASE_LASTS_NS = 1_000_000_000  # at least; the kernel breaks a lease after /proc/sys/fs/lease-break-time, 45 s
@@ -141,3 +145,64 @@ def _keep_writers_out(fd: int) -> bool:
     except OSError:  # no leases here, or another user's file, or not a file
         return False
     return True
+
+
+_DEFAULTS = Config()
+
+
+def _warn(text: str) -> None:
+    import logging  # imported here, because a submission seldom has to warn
+
+    logging.getLogger(__name__).warning("%s", text)
+
+
+class Settings:
+    """The last good `config.toml` of a spool. `problem` describes the mistake in the present one."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._path = f"{root}/{layout.CONFIG}"
+        self.config = _DEFAULTS
+        self.problem: str | None = None
+        self._seen: tuple[int, ...] | None = None
+        self.reload(force=True)
+
+    def reload(self, *, force: bool = False) -> bool:
+        """Read the file if it changed; return whether the configuration in force changed."""
+        try:
+            status = os.stat(self._path)
+            seen: tuple[int, ...] = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+        except OSError as error:  # missing, or not readable now
+            seen = (error.errno or 0,)
+        if seen == self._seen and not force:
+            return False
+        self._seen = seen
+        try:
+            new = config.parse(read_config(self._root) or b"")
+        except InvalidConfig as error:
+            return self._keep(str(InvalidConfig(f"{error.what}, so {self._standing}", error.problems)))
+        except OSError as error:
+            self._seen = None  # the error may be temporary: the next look tries again
+            why = error.strerror or str(error)
+            text = cannot(
+                "read", f"the configuration, so {self._standing}", why, where=self._path, remedy=remedy_for(error)
+            )
+            return self._keep(text)
+        advice = "; ".join((*new.advice, *unknown_in(new.accept_from)))
+        problem = cannot("fully use", "the configuration", advice, where=self._path) if advice else None
+        if problem is not None and problem != self.problem:
+            _warn(problem)
+        self.problem = problem
+        changed, self.config = new != self.config, new
+        return changed
+
+    @property
+    def _standing(self) -> str:
+        """What is in force in place of a configuration that cannot be used."""
+        return "the defaults apply" if self.config is _DEFAULTS else "the previous one stays in force"
+
+    def _keep(self, problem: str) -> bool:
+        if problem != self.problem:
+            _warn(problem)
+        self.problem = problem
+        return False
