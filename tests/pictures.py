@@ -31,9 +31,10 @@ from rich.style import Style
 from long.browser import Browser
 from prepared import JOBS, NOW_NS, prepared
 from spool.cli import main
-from spool.extras.page.document import PageReader
+from spool.extras.page.document import render
 from spool.extras.top.app import Top
 from spool.formats.state import parse_state
+from spool.query.overview import OverviewReader
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 from support import ROOT, printed_on
@@ -108,7 +109,9 @@ def _page(into: Path) -> None:
     """Have Chromium draw the status page."""
     with prepared() as root:
         page = root.parent / "status.html"
-        text = PageReader(str(root)).page(NOW_NS, 3600, 0).decode()
+        seen = OverviewReader(str(root)).look(NOW_NS)
+        assert seen is not None
+        text = render(seen, str(root), 3600, 0).decode()
         text = text.replace(str(root.parent), _HOME).replace(str(NOW_NS // 10**6), str(int(time.time() * 1000)))
         page.write_text(text, encoding="utf-8")
         with Browser() as browser:

@@ -22,7 +22,7 @@ from spool.query.listing import UNKNOWN, Outlook, OutlookReader
 from spool.query.rows import JobRow, in_words, last_view
 from spool.query.shared import MachineSharing, lease_words, leases_on, problems_of, shared_machine, without_users
 from spool.query.snapshot import machine_now
-from spool.store.config import Settings
+from spool.store.edited import Settings
 from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
 
@@ -84,14 +84,12 @@ class OverviewReader:
         self._last: Overview | None = None
         self._machine = Machine(0, 0)
         self._asked_at_ns = 0
-        self._settings: Settings | None = None
+        self._settings = Settings(root)
         self._outlook = OutlookReader()
 
     def look(self, now_ns: int) -> Overview | None:
         """Return the present view; None if it has not changed since the last call. Raises SpoolUnusable."""
         spool = TolerantSpool.open(self._root)
-        if self._settings is None:
-            self._settings = Settings(spool)
         self._settings.reload()
         shared = shared_machine(spool, now_ns, self._settings.config)
         changes = (_changed_at(spool.layout.at(name)) for name in _WATCHED)

@@ -63,7 +63,7 @@ class TimelineRow(Struct, frozen=True):
     bars: tuple[LaneBar, ...]
 
 
-class Usage(Struct, frozen=True):
+class TimelineUse(Struct, frozen=True):
     """How much was in use: the mean over the whole period, and the maximum."""
 
     mean: float
@@ -97,8 +97,8 @@ class Timeline(Struct, frozen=True):
     going_on: int
     cpu_rows: tuple[TimelineRow, ...]
     gpu_rows: tuple[TimelineRow, ...]
-    cpus_used: Usage
-    gpus_used: Usage
+    cpus_used: TimelineUse
+    gpus_used: TimelineUse
     unreadable: int = 0  # lines of the history
     problems: tuple[str, ...] = ()
 
@@ -263,7 +263,7 @@ class _Axis:
             yield between, self.step_ns
         yield last, end_ns - self.begin_ns - last * self.step_ns
 
-    def usage(self, amounts: Iterable[tuple[int, int, int]]) -> Usage:
+    def usage(self, amounts: Iterable[tuple[int, int, int]]) -> TimelineUse:
         """Return the sum of *amounts*, each present from one instant to another."""
         changes: Counter[int] = Counter()
         for start_ns, end_ns, amount in amounts:
@@ -272,7 +272,7 @@ class _Axis:
                 changes[end_ns] -= amount
         steps = StepFunction(changes)
         whole_ns = self.end_ns - self.begin_ns
-        return Usage(sum(steps.areas([self.begin_ns, self.end_ns])) / whole_ns, steps.highest)
+        return TimelineUse(sum(steps.areas([self.begin_ns, self.end_ns])) / whole_ns, steps.highest)
 
 
 def _group(run: RunAccount, by: By) -> str:

@@ -29,7 +29,7 @@ from spool.core.runtimes import Basis, part_done
 from spool.core.units import show_duration, show_size
 from spool.query.jobs import RECENT_NS
 from spool.query.listing import ListedJob, folded
-from spool.query.overview import Overview, OverviewReader
+from spool.query.overview import Overview
 from spool.query.rows import JobRow
 from spool.query.timeline import Frame, timeline
 from spool.store.history import History
@@ -39,7 +39,6 @@ from spool.version import __version__
 MOST_RUNS, MOST_WAITING, MOST_HELD, MOST_ENDED, MOST_USERS = 60, 100, 40, 15, 12
 _FOLDED = 2000  # only this many jobs of a list are looked at for tasks that share a line
 _COLUMNS, _CPU_ROWS = 192, 16  # of the timeline: seven and a half minutes each
-_GPUS_EVERY_NS = 600 * SECOND_NS  # without a dispatcher that watches them
 _LONGEST = 400  # characters of a sentence
 _LONGEST_NAME = 60  # characters of a name, before its middle is left out
 
@@ -51,54 +50,46 @@ class Shown(Struct, frozen=True):
     left_out: int
 
 
-class PageReader:
-    """Makes the page of a spool again and again, and reads the jobs anew only after changes."""
+def render(seen: Overview, root: str, every_s: float, fresh_s: float, *, served: bool = True) -> bytes:
+    """Return the document of the spool *root*, as seen at that moment; *served*: a dispatcher is running.
 
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self._overviews = OverviewReader(root, gpus_every_ns=_GPUS_EVERY_NS)
-        self._seen: Overview | None = None
-
-    def page(self, now_ns: int, every_s: float, fresh_s: float, *, served: bool = True) -> bytes:
-        """Return the document at *now_ns*; *served*: a dispatcher is running. Raises SpoolError, OSError.
-
-        It looks for the next one *every_s*; after *fresh_s* without one it says that it is old.
-        """
-        seen = self._seen = self._overviews.look(now_ns) or self._seen
-        assert seen is not None
-        spool, rows = Spool(self._root), [seen.outlook.of(row, now_ns) for row in seen.active]
-        runs = [row for row in rows if row.state in ALIVE]
-        held = (State.HELD, State.INVALID)
-        on_gpu: dict[str, list[int]] = {}
-        for each in seen.gpus:
-            for name in each.jobs:
-                on_gpu.setdefault(name, []).append(each.gpu.index)
-        history = History(self._root)
-        day = history.sums(RunFilter(since_at_ns=now_ns - RECENT_NS), By.USER)
-        page = _template().render(
-            seen=seen,
-            problems=(*seen.problems, *history.problems),
-            root=self._root,
-            host=seen.view.host if seen.view is not None and seen.view.host else "spool",
-            served=served,
-            now_ns=now_ns,
-            every=f"{every_s:g}",
-            fresh=f"{fresh_s:.0f}" if served else 0,
-            zone=time.strftime("%Z"),
-            counts={state.value: seen.count(state) for state in State},
-            running=seen.count(*ALIVE),
-            runs=Shown([ListedJob(row, row.name) for row in runs[:MOST_RUNS]], max(0, len(runs) - MOST_RUNS)),
-            waiting=_shown(spool, [row for row in rows if row.state not in (*ALIVE, *held)], MOST_WAITING),
-            held=_shown(spool, [row for row in rows if row.state in held], MOST_HELD),
-            last=folded(spool, seen.ended, OUTCOMES)[:MOST_ENDED],
-            users={row.name: row.user or "?" for row in runs},
-            on_gpu={name: ranges_of(indices, ", ") for name, indices in on_gpu.items()},
-            elsewhere=_elsewhere(seen),
-            day=day,
-            day_users=_users(day),
-            timeline=_timeline(spool, seen, now_ns),
-        )
-        return f"<!doctype html>\n{page}\n".encode()
+    It looks for the next one *every_s*; after *fresh_s* without one it says that it is old.
+    """
+    now_ns = seen.at_ns
+    spool, rows = Spool(root), [seen.outlook.of(row, now_ns) for row in seen.active]
+    runs = [row for row in rows if row.state in ALIVE]
+    held = (State.HELD, State.INVALID)
+    on_gpu: dict[str, list[int]] = {}
+    for each in seen.gpus:
+        for name in each.jobs:
+            on_gpu.setdefault(name, []).append(each.gpu.index)
+    history = History(root)
+    day = history.sums(RunFilter(since_at_ns=now_ns - RECENT_NS), By.USER)
+    page = _template().render(
+        seen=seen,
+        problems=(*seen.problems, *history.problems),
+        machine=seen.machine,
+        root=root,
+        host=(seen.view.host if seen.view is not None else "") or "spool",
+        served=served,
+        now_ns=now_ns,
+        every=f"{every_s:g}",
+        fresh=f"{fresh_s:.0f}" if served else 0,
+        zone=time.strftime("%Z"),
+        counts={state.value: seen.count(state) for state in State},
+        running=seen.count(*ALIVE),
+        runs=Shown([ListedJob(row, row.name) for row in runs[:MOST_RUNS]], max(0, len(runs) - MOST_RUNS)),
+        waiting=_shown(spool, [row for row in rows if row.state not in (*ALIVE, *held)], MOST_WAITING),
+        held=_shown(spool, [row for row in rows if row.state in held], MOST_HELD),
+        last=folded(spool, seen.ended, OUTCOMES)[:MOST_ENDED],
+        users={row.name: row.user or "?" for row in runs},
+        on_gpu={name: ranges_of(indices, ", ") for name, indices in on_gpu.items()},
+        elsewhere=_elsewhere(seen),
+        day=day,
+        day_users=_users(day),
+        timeline=_timeline(spool, seen, now_ns),
+    )
+    return f"<!doctype html>\n{page}\n".encode()
 
 
 def _shown(spool: Spool, rows: Sequence[JobRow], most: int) -> Shown:

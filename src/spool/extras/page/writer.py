@@ -11,22 +11,26 @@ import os
 import time
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from spool.core.errors import SpoolError
 from spool.core.events import Event, EventName
 from spool.core.layout import STAGING
 from spool.core.model import SECOND_NS
 from spool.doctor import Check, Findings, Subject, good, warn
 from spool.extras.page import page_path
-from spool.extras.page.document import PageReader
+from spool.extras.page.document import render
 from spool.formats.config import Config
 from spool.listeners import Listener
+from spool.query.overview import Overview, OverviewReader
 from spool.store.disk import Disk
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 10.0
+EVERY_S = 5.0
 """The page is written once in this time, or less often: run times go on, and readers can see that somebody writes."""
 
+_GPUS_EVERY_NS = 600 * SECOND_NS  # where no dispatcher watches them
 _FRESH_S = 60.0  # after this time without another, the page says that it is old
 _SHARE = 50  # making it may use one part in N of a processor
 _EVERYBODYS = 0o644  # a path outside of the spool is given so that others can read the page there
@@ -41,7 +45,8 @@ class PageWriter(Listener):
         self._root = root
         self._config = config
         self._disk = Disk(f"{root}/{STAGING}")
-        self._reader = PageReader(root)
+        self._overviews = OverviewReader(root, gpus_every_ns=_GPUS_EVERY_NS)
+        self._seen: Overview | None = None
         self._complaint = ""
         self._pause_s = EVERY_S
         self._next = 0.0  # monotonic: the next write
@@ -71,7 +76,12 @@ class PageWriter(Listener):
         begun_ns = time.thread_time_ns()
         try:
             fresh_s = max(_FRESH_S, 4 * self._pause_s)
-            text = self._reader.page(time.time_ns(), EVERY_S, fresh_s, served=served)
+            now_ns = time.time_ns()
+            seen = self._overviews.look(now_ns) or self._seen
+            assert seen is not None
+            view = seen.view or (self._seen.view if self._seen is not None else None)  # the machine is still the same
+            self._seen = replace(seen, view=view, at_ns=now_ns)
+            text = render(self._seen, self._root, EVERY_S, fresh_s, served=served)
             if path.startswith(f"{self._root}/"):
                 self._disk.put(path, text)
             else:

@@ -333,9 +333,10 @@ class Top(App[int]):
     def _draw_header(self) -> None:
         seen, (width, height) = self._seen, self.size
         self._header.update(header.header(seen, self._root, self._problem, width))
-        self._gpu_lines.display = seen is not None and bool(seen.gpus) and height >= _LOW
+        gpus = self._gpu_lines
+        gpus.display = seen is not None and bool(seen.gpus) and height >= _LOW
         if seen is not None:
-            self._gpu_lines.update(header.gpu_lines(seen.gpus, width, max(_GPU_LINES, height // 4 - 2)))
+            gpus.update(header.gpu_lines(seen.gpus, width, max(_GPU_LINES, height // 4 - 2)))
         self._draw_views()
 
     def _draw_views(self) -> None:
