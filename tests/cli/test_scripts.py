@@ -74,7 +74,7 @@ def test_a_program_is_run_by_its_path(spool: Command, tmp_path: Path) -> None:
     program = written(tmp_path / "prog", b"\x7fELF\0\0", 0o755)
     assert keys_of(spool, program, "x")["command"] == [str(program), "x"]
     program.chmod(0o644)
-    assert "neither a text nor executable" in spool("submit", program).err
+    assert spool("submit", program).code == 2
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_script_that_asks_where_it_lies_is_warned(spool: Command, tmp_path: Pa
     script = written(tmp_path / "a.sh", f"#!/bin/sh\n{line}\n")
     said = spool("submit", script)
     assert said.code == 0
-    assert "line 2 uses the script's own path" in said.err
+    assert "line 2" in said.err
     assert spool("submit", "--no-capture", script).err == ""
     assert spool("submit", written(tmp_path / "b.sh", "#!/bin/sh\necho usage: $0 FILE\n")).err == ""
 

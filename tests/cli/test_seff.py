@@ -133,23 +133,6 @@ def test_an_end_that_nobody_has_filed_yet(spool: Command, spool_root: Path) -> N
     assert found["run_time_ns"] // S == int((ended - began).total_seconds()) >= 5
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "why"),
-    [
-        (("nobody",), 3, "no job of that name"),
-        (("waits", "--run", 2), 3, "it has not run yet"),
-        (("train", "--run", 7), 3, "its runs are 1"),
-        (("a/../b*",), 3, "not a valid job name"),
-    ],
-)
-def test_mistakes_are_told(spool: Command, spool_root: Path, words: Any, code: int, why: str) -> None:
-    """In one line, with the exit code of its class."""
-    ended(spool_root, "train")
-    put_job(spool_root, "waits")
-    said = spool("seff", *words)
-    assert (said.code, said.out, why in said.err) == (code, "", True)
-
-
 def test_a_job_that_was_cancelled_before_it_began(spool: Command, spool_root: Path) -> None:
     """It says that it never started, and no number."""
     ended(spool_root, "train", 1, State.CANCELLED, started_at_ns=None, grant=Grant(), cpu_time_ns=None,

@@ -105,7 +105,6 @@ def test_without_systemd_the_line_for_cron_is_told_and_nothing_is_changed(home: 
     """The line has the full path, for cron's PATH has no such program."""
     (home.path / "no-systemd").touch()
     said = home.service("install", code=1)
-    assert "Failed to connect to bus" in said
     (line,) = re.findall(r"^@reboot (/.*) dispatch$", said, re.MULTILINE)
     assert Path(line.split()[0]).exists()
     assert not (home.path / UNIT).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC
 from typing import Any
 
@@ -145,6 +146,11 @@ def started(found: Plan) -> list[str]:
 def why(found: Plan, name: str) -> str:
     """Return the first reason for which *name* waits, as it reads now."""
     return in_words(str(found.reason(name)), found.now_ns, UTC)
+
+
+def numbers(found: Plan, name: str) -> list[int]:
+    """Return the numbers of the first reason for which *name* waits."""
+    return [int(number) for number in re.findall(r"\b\d+\b", why(found, name))]
 
 
 def code(found: Plan, name: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from core.planning import NOW, S, code, gpus, job, machine, plan, run, started, why
+from core.planning import NOW, S, code, gpus, job, machine, numbers, plan, run, started
 from spool.core.constraints import Holding, earliest_start
 from spool.core.model import ForeignProcess, Gpu, Policy, Suspension
 from spool.core.resources import FreeResources, Runs
@@ -29,8 +29,7 @@ def test_what_ends_in_time_may_start():
         found = plan(big, late, running=RUNS)
         assert (started(found), found.protected, found.protected_until_ns) == ([], "big", NOW + HOUR)
         assert (found.protected_by_guess, found.holding) == (False, Holding())
-        assert why(found, "late").startswith("kept free for big (waiting since ")
-        assert why(found, "big") == "cpus: needs 4, 1 free (1 run holds 3)"
+        assert (code(found, "late"), numbers(found, "big")) == ("left", [4, 1, 1, 3])
 
 
 def test_what_leaves_enough_may_start():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from core.planning import NOW, S, at, code, job, later, machine, plan, run, started, view, why
+from core.planning import NOW, S, at, code, job, later, machine, numbers, plan, run, started, view, why
 from spool.core.model import Dependencies, Policy, State
 from spool.core.reasons import CODES
 from spool.core.scheduler import decide
@@ -170,7 +170,7 @@ def test_each_pairs_the_tasks_of_two_arrays():
     tasks = [job(f"eval_{n}", task=("eval", n), depends_on=Dependencies(each="sweep"), cpus=1) for n in range(3)]
     found = plan(*tasks, ended={"sweep_1": F, "sweep_2": X}, arrays=ARRAY)
     assert started(found) == ["eval_1"]
-    assert why(found, "eval_0") == "dependency: sweep_0 has not been seen yet (0 of 1 done)"
+    assert why(found, "eval_0").startswith("dependency: sweep_0 ")
     assert names_ended(found) == {"eval_2": "cancelled"}
 
 
@@ -200,7 +200,7 @@ def test_a_dependency_that_waits_again_closes_the_gate():
     assert started(decide(seen, NOW, Policy())) == ["j"]
     seen.queue.put(job("a", cpus=9))
     waits = decide(seen, NOW, Policy())
-    assert (started(waits), why(waits, "j")) == ([], "dependency: a is queued (0 of 1 done)")
+    assert (started(waits), code(waits, "j")) == ([], "dependency")
     seen.queue.remove("a")
     assert started(decide(seen, NOW, Policy())) == ["j"]
 
@@ -210,7 +210,7 @@ def test_an_impossible_job_may_prefer_to_wait():
     for again in (False, True):
         seen = view(job("j", depends_on="a", cancel_on_dependency_failure=False), ended={"a": X})
         found = decide(seen, NOW, Policy())
-        assert (found.endings, why(found, "j")) == ((), "dependency: a ended as failed")
+        assert (found.endings, code(found, "j")) == ((), "dependency")
         if again:  # a queue that finds the outcome of a job it held back judges again whoever waits for it
             seen.queue.put(job("a", cpus=9))
             decide(seen, NOW, Policy())
@@ -226,8 +226,7 @@ def test_a_circle_with_a_way_out_is_none():
     """`any` with one alternative outside is no circle; with all of them inside it is."""
     b = job("b", depends_on="a")
     out = plan(job("a", depends_on=Dependencies(any=("b", "x"))), b)
-    assert why(out, "a") == "dependency: b is queued (0 of 2 done, 1 is enough)"
-    assert why(out, "b") == "dependency: a is queued (0 of 1 done)"
+    assert (numbers(out, "a"), numbers(out, "b")) == ([0, 2, 1], [0, 1])
     shut = plan(job("a", depends_on=Dependencies(any=("b", "x"))), b, ended={"x": X})
     assert "cycle" in why(shut, "a")
 
@@ -256,7 +255,7 @@ def test_a_long_chain_is_no_circle_and_no_recursion():
     """A chain of 3,000 jobs is judged, and its last is told for whom it waits."""
     chain = [job(f"j{n}", depends_on=f"j{n - 1}") for n in range(1, 3000)]
     found = plan(*chain, running=[run("j0")])
-    assert why(found, "j2999") == "dependency: j2998 is queued (0 of 1 done)"
+    assert why(found, "j2999").startswith("dependency: j2998 ")
     assert names_ended(plan(*chain, ended={"j0": X})) == dict.fromkeys((f"j{n}" for n in range(1, 3000)), "cancelled")
 
 

@@ -120,7 +120,7 @@ def test_it_is_told_once_in_each_stretch() -> None:
 def test_the_reason_says_for_how_long_and_why_that_is_too_long() -> None:
     """Nothing is said of a run that may be idle for ever, or not for that long yet."""
     watch = replace(GpuWatch.since(NOW_NS, 2), idle_ns=42 * MINUTE)
-    assert watch.words(PATIENT) == "its 2 GPUs have been idle for 42m00s (gpu_idle = 30m)"
+    assert "42m00s (gpu_idle = 30m)" in watch.words(PATIENT)
     assert watch.words(a_spec()) == replace(watch, idle_ns=29 * MINUTE).words(PATIENT) == ""
 
 

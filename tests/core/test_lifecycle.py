@@ -284,7 +284,7 @@ def test_the_word_of_an_engine_never_goes_against_an_exit_code_of_0_or_a_stop() 
 def test_an_engine_is_quoted_in_its_own_words() -> None:
     """Why a run has ended that an engine has ended is said in the engine's words as well."""
     said = Evidence(Liveness.GONE, rc=143, engine=EngineWord.TIMEOUT, said="Slurm says TIMEOUT")
-    assert prove(said).reason == "over its time limit: Slurm says TIMEOUT"
+    assert "Slurm says TIMEOUT" in prove(said).reason
     assert "file system" in prove(Evidence(Liveness.GONE, engine=EngineWord.COMPLETED)).reason
 
 

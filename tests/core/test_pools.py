@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from core.planning import NOW, S, code, foretold, job, machine, plan, run, started, why
+from core.planning import NOW, S, code, foretold, job, machine, numbers, plan, run, started, why
 from spool.core.constraints import as_run
 from spool.core.model import Grant, Policy, Pool, Running, Waiting
 from spool.core.queue import WaitingQueue
@@ -40,7 +40,7 @@ def test_a_resource_is_given_as_far_as_it_goes():
     found = plan(*(job(f"j{n}", **wants(licence=2)) for n in range(2)), job("other"), on=BOX)
     assert started(found) == ["j0", "other"]
     assert found.starts[0].grant == Grant(cpus=1, resources=(("licence", 2),))
-    assert (code(found, "j1"), why(found, "j1")) == ("resources", "licence: needs 2, 1 of 3 free (1 run holds 2)")
+    assert (code(found, "j1"), numbers(found, "j1")) == ("resources", [2, 1, 3, 1, 2])
 
 
 def test_every_resource_that_is_missing_is_told():
@@ -63,7 +63,7 @@ def test_indices_are_granted_one_by_one():
     assert [start.grant.resource_indices for start in found.starts] == [(("tpu", (0, 2)),), (("tpu", (5,)),)]
     unknown = holds("r", **wants(tpu=1))
     found = plan(job("j", **wants(tpu=1)), on=BOX, running=[unknown])
-    assert why(found, "j") == "tpu: needs 1, and which are free is unknown (1 run holds 1)"
+    assert (code(found, "j"), numbers(found, "j")) == ("resources", [1, 1, 1])
     assert started(plan(job("j", **wants(licence=1)), on=BOX, running=[unknown])) == ["j"]
 
 
@@ -89,7 +89,7 @@ def test_who_waits_for_a_resource_is_protected():
     late = job("late", time_limit_ns=2 * HOUR, **wants(licence=1))
     found = plan(first, late, job("plain", time_limit_ns=2 * HOUR), on=BOX, running=runs)
     assert (started(found), found.protected, found.protected_until_ns) == (["plain"], "first", NOW + HOUR)
-    assert why(found, "late") == "kept free for first (waiting since 10:58)"
+    assert code(found, "late") == "left"
     assert foretold(found, "first").must_end == ("r",)
     in_time = job("in_time", time_limit_ns=HOUR, **wants(licence=1))
     assert started(plan(first, in_time, on=BOX, running=runs)) == ["in_time"]
@@ -111,8 +111,7 @@ def test_a_resource_that_shrinks_is_taken_from_nobody():
     small = machine(resources=(Pool("licence", 1), Pool("tpu", 2, (2, 7))))
     found = plan(job("l", **wants(licence=1)), job("t", **wants(tpu=1)), on=small, running=runs)
     assert started(found) == []
-    assert why(found, "l") == "licence: needs 1, 0 of 1 free (1 run holds 2)"
-    assert why(found, "t") == "tpu: needs 1, 0 of 2 free (1 run holds 2)"
+    assert (numbers(found, "l"), numbers(found, "t")) == ([1, 0, 1, 1, 2], [1, 0, 2, 1, 2])
     found = plan(job("t", **wants(tpu=1)), on=small, running=[holds("b", tpu=(1,))])
     assert found.starts[0].grant.resource_indices == (("tpu", (2,)),)
 
@@ -127,7 +126,7 @@ def test_the_whole_spool_runs_so_many_at_once():
     """
     jobs = [job(f"j{n}", waited=9 - n) for n in range(3)]
     found = plan(*jobs, job("first", cpus=0, priority=11), on=BOX, policy=FULL)
-    assert (started(found), why(found, "j1")) == (["first", "j0"], "spool is full: 2 of 2 running")
+    assert (started(found), code(found, "j1"), numbers(found, "j1")) == (["first", "j0"], "max_running", [2, 2])
     runs = [run(f"r{n}", cpus=0, group="g", group_limit=1) for n in range(3)]
     lowered = plan(job("j", group="g", group_limit=1), on=BOX, policy=FULL, running=runs)
     assert [each.code for each in lowered.all_reasons("j")] == ["group", "max_running"]

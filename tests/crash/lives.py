@@ -143,7 +143,7 @@ class Life:
             if self.random.random() < 0.7:
                 self.session.turns(self.random.randint(1, 3))
         self.told.append("the end")
-        self.session._disks = iter(())
+        self.session.disks = iter(())
         self.session.end()
         for _ in range(60):
             self.session.settle()

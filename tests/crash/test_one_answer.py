@@ -48,12 +48,12 @@ class Compared(Watched):
     def _look(self) -> None:
         """Compare with a view that was just written; between the turns it is as old as the last."""
         now, root = self.session.now, self.world.root
-        fresh = now is not None and self.session._opened and self._cuts == self.session.cuts + len(self.session.errors)
+        fresh = now is not None and self.session.opened and self._cuts == self.session.cuts + len(self.session.errors)
         # On a busy machine a look gives way; what it has not come to yet the dispatcher cannot know.
         fresh = fresh and now is not None and bool(now.observer._rescans) and not now.observer.unfinished
         if now is not None and fresh:
             machine = Machine(cpus=self.world.cpus, memory_bytes=1 << 30)
-            view = now.status._view(now.planner.plan, machine, paused=now.pause.paused)
+            view = now.status.view(now.planner.plan, machine, paused=now.pause.paused)
             (root / layout.STATE).write_bytes(render_state(view))
         self._cuts = self.session.cuts + len(self.session.errors)
         self.compare(fresh=fresh)

@@ -105,7 +105,7 @@ def test_a_cancel_is_recorded_once_wherever_the_dispatcher_is_killed(
         session.settle()
         session.end()
         disk = FaultyDisk(world.staging, cut_at=cut_at)
-        session._disks = iter([disk])
+        session.disks = iter([disk])
         session.users.move("job", place, DONE)
         session.settle()
         session.end()

@@ -114,7 +114,7 @@ def difference(files: object, own: object) -> str:
 
 def compare_told(now: Dispatcher) -> None:
     """Compare what is kept from one writing of `state.json`, and one look, to the next with the same made anew."""
-    told = now.status._view(None, None, paused=False).jobs
+    told = now.status.view(None, None, paused=False).jobs
     for live in now.state.live.values():
         assert rendered(told[live.name]) == rendered(now.status._view_of(live))
     for place in (QUEUED, HELD):

@@ -78,7 +78,7 @@ class World:
     watchers: list[Callable[[str, str, bytes], None]] = field(default_factory=list)  # told of each write of a wrapper
     tried: Counter[str] = field(default_factory=Counter)  # how often a start of each job was
     engine: LocalProcesses = field(default_factory=LocalProcesses)  # of the dispatcher that there is
-    _pids: Iterator[int] = field(default_factory=lambda: iter(range(10_000_000, 20_000_000)))
+    next_pids: Iterator[int] = field(default_factory=lambda: iter(range(10_000_000, 20_000_000)))
 
     @property
     def staging(self) -> str:
@@ -185,7 +185,7 @@ class World:
         return word == how and self.tried[launch.job] < int(until)
 
     def _begin(self, launch: Launch) -> None:
-        pid = next(self._pids)
+        pid = next(self.next_pids)
         jid = Jid(pid, 1, self.boot, NAMESPACE, HOST)
         try:
             self._write(f"{launch.metadir}/{layout.JID}", run_records.render_jid(jid))
@@ -328,13 +328,13 @@ class Session:
     def __init__(self, world: World, disks: Iterator[Disk] | None = None) -> None:
         self.world = world
         self.users = Users(world.root)
-        self._disks = disks if disks is not None else iter(())
+        self.disks = disks if disks is not None else iter(())
         self.now: Dispatcher | None = None
         self.dispatchers = 0  # so far
         self.cuts = 0
         self.errors: list[OSError] = []
         self.survives_errors = False  # whether the dispatcher goes on after an error, or another one does
-        self._opened = False
+        self.opened = False
         self.looks_at_everything = True  # in each pass; else only at the start
         self.after_turn: Callable[[], None] = lambda: None
         self.after_cut: Callable[[], None] = lambda: None
@@ -349,7 +349,7 @@ class Session:
         for _ in range(number):
             known = len(self.errors)
             try:
-                happened = self._turn()
+                happened = self.one_turn()
                 if len(self.errors) > known:
                     happened = True
                     if not self.survives_errors:
@@ -361,7 +361,7 @@ class Session:
                 happened = True
             except OSError as error:
                 self.errors.append(error)
-                if not (self.survives_errors and self._opened):
+                if not (self.survives_errors and self.opened):
                     self.end()
                 happened = True
             self.after_turn()
@@ -398,19 +398,25 @@ class Session:
 
         now.confinement.failed = hear  # type: ignore[method-assign]
 
-    def _turn(self) -> bool:
+    def look_next(self) -> None:
+        """Have the dispatcher look at everything in its next turn."""
+        assert self.now is not None
+        self.now.observer._timer.set(0)
+
+    def one_turn(self) -> bool:
+        """Make one turn of the dispatcher, opened first if there is none; return whether something happened."""
         if self.now is None:
-            self._opened = False
-            self.now = dispatcher(self.world, next(self._disks, None))
+            self.opened = False
+            self.now = dispatcher(self.world, next(self.disks, None))
             self._hear_of_errors(self.now)
             self.dispatchers += 1
             self.now.open()
-            self._opened = True
+            self.opened = True
         now = self.now
         for live in now.state.live.values():
             now.supervisor.suspect(live)
         if self.looks_at_everything:
-            now.observer._timer.set(0)  # the next look is at everything
+            self.look_next()
         happened = now.turn()
         now.get_ahead()
         return happened

@@ -123,7 +123,7 @@ def test_a_disk_that_refuses_the_record_costs_nothing_but_the_record(
     with monkeypatch.context() as disk:
         disk.setattr(run.dispatcher.context.spool, "put_note", broken)
         run.look(80)
-        assert "cannot write the GPU use of" in run.dispatcher.confinement.why("train")
+        assert "GPU use" in run.dispatcher.confinement.why("train")
     run.look(80)
     run.recorder.leave()
     assert run.live.gpu_watch.gpus[0].watched_ns == 10 * SECOND_NS

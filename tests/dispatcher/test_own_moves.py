@@ -141,7 +141,7 @@ def test_a_job_starts_when_what_is_in_its_way_goes(session: Session, heard: bool
     assert session.users.path(QUEUED, "x").exists()
     assert "running/" in (session.now.state.queue["x"].executor_problem or "")
     for _ in range(5):
-        session.now.observer._timer.set(0)  # the next look is at everything
+        session.look_next()
         session.turns(1)
     assert (os.listdir(runs) if runs.exists() else []) == ([] if heard else ["1"])
     way.rmdir()

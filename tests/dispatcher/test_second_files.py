@@ -39,7 +39,7 @@ def _begin(session: Session, first: str) -> None:
 def _view(session: Session) -> StateView:
     """Write state.json as of now, and return it as it is read."""
     machine = Machine(cpus=2, memory_bytes=1 << 30)
-    text = render_state(session.now.status._view(session.now.planner.plan, machine, paused=False))
+    text = render_state(session.now.status.view(session.now.planner.plan, machine, paused=False))
     (session.world.root / layout.STATE).write_bytes(text)
     return parse_state(text)
 

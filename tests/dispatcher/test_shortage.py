@@ -91,9 +91,7 @@ def test_a_machine_that_refuses_is_not_asked_by_sixty_jobs(session: Session, mon
     for number in range(60):
         reason = plan.reason(f"job-{number}")
         assert reason.code == "refused"
-        assert reason.text.startswith(
-            "refused: /bin/sh was not started: Resource temporarily unavailable; tried again at"
-        )
+        assert os.strerror(errno.EAGAIN) in reason.text
 
 
 def test_all_jobs_run_once_the_machine_allows_it(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,10 +132,10 @@ def test_the_end_of_a_shortage_is_its_first_run_that_begins(tmp_path: Path) -> N
     shortage.refused(one, "no process", 11)
     assert (shortage.most(), shortage.words(12)) == (1, "")
     shortage.tries(two)
-    assert (shortage.most(), shortage.words(21)) == (0, "no process; job two is tried first")
+    assert (shortage.most(), "job two" in shortage.words(21)) == (0, True)
     assert timer.at_ns > 21
     shortage.refused(two, "no process", 22)
-    assert shortage.words(23).startswith("no process; tried again at ")
+    assert shortage.words(23).startswith("no process; ")
     assert timer.at_ns == 22 + SECOND_NS
     later = 2 * SECOND_NS
     assert shortage.words(later) == ""
@@ -225,8 +223,8 @@ def test_why_says_what_the_dispatcher_knows_of_a_refusal(session: Session, monke
     report = type(now.status)
     report.write(now.status, now.planner.plan, now.planner.machine, paused=False, force=True)
     state = json.loads((root / layout.STATE).read_text())
-    assert state["refused"]["a"]["why"] == "/bin/sh was not started: Resource temporarily unavailable"
-    assert state["jobs"]["a"]["reason"].startswith("refused: /bin/sh was not started")
+    assert os.strerror(errno.EAGAIN) in state["refused"]["a"]["why"]
+    assert state["refused"]["a"]["why"] in state["jobs"]["a"]["reason"]
     monkeypatch.setattr(Executors, "problem", lambda *_: None)
     answer = why(Spool(str(root)), "a")
     said = in_words(state["jobs"]["a"]["reason"], answer.at_ns)

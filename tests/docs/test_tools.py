@@ -1,4 +1,4 @@
-"""Other tools over spool: each example of the page runs, where its tool is installed."""
+"""Other tools over spool: each example runs, where its tool is installed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +15,7 @@ from support import ROOT, WHOLE, wait_for
 
 pytestmark = WHOLE  # the pages are about all capabilities
 
-SECTION = (ROOT / "docs" / "PYTHON.md").read_text(encoding="utf-8").partition("## Other tools\n")[2]
-EXAMPLES = re.findall(r"^<!-- needs (\w+) -->\n```(python|sh)\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
+EXAMPLES = sorted((ROOT / "examples" / "tools").glob("with_*.*"))
 PROMISES = {
     "make": ["made a", "made b"],
     "parallel": ["sample a", "sample b", "sample c"],
@@ -24,21 +24,20 @@ PROMISES = {
 CANCELS = {"dask_jobqueue"}  # workers that are no longer needed
 
 
-@pytest.mark.parametrize(("tool", "language", "text"), EXAMPLES, ids=[tool for tool, *_ in EXAMPLES])
-def test_an_example_runs(tool: str, language: str, text: str) -> None:
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_an_example_runs(example: Path) -> None:
     """The example prints what it promises, and its jobs have ended as they should."""
-    home = Home(home_of_test())
-    if language == "python":
+    home, tool = Home(home_of_test()), example.stem.removeprefix("with_")
+    if example.suffix == ".py":
         if importlib.util.find_spec(tool) is None:
             pytest.skip(f"{tool} is not installed")
-        promises = re.findall(r"# (\w+ .+)$", text, re.MULTILINE)
-        (home.path / "example.py").write_text(text, encoding="utf-8")
-        command = [sys.executable, "example.py"]
+        promises = re.findall(r"# (\w+ .+)$", example.read_text(encoding="utf-8"), re.MULTILINE)
+        command = [sys.executable, str(example)]
     else:
         if shutil.which(tool, path=home.environment["PATH"]) is None and importlib.util.find_spec(tool) is None:
             pytest.skip(f"{tool} is not installed")
         promises = PROMISES[tool]
-        command = ["/bin/sh", "-c", text]
+        command = ["/bin/sh", str(example)]
     assert promises
     home.serve()
     try:
@@ -55,6 +54,7 @@ def test_an_example_runs(tool: str, language: str, text: str) -> None:
         home.close()
 
 
-def test_every_example_is_run() -> None:
-    """No block of the section lacks the line that says what it needs."""
-    assert SECTION.count("```") == 2 * len(EXAMPLES) > 12
+def test_every_example_is_on_the_page() -> None:
+    """The page about Python links each of them."""
+    page = (ROOT / "docs" / "PYTHON.md").read_text(encoding="utf-8")
+    assert [path.name for path in EXAMPLES if f"(../examples/tools/{path.name})" not in page] == []

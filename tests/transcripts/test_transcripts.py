@@ -108,7 +108,8 @@ def played(text: str, capfd: pytest.CaptureFixture[str]) -> str:
             if world != "served":
                 stop_clocks(home, began_ns)
             capfd.readouterr()
-            command, _, through = line.rpartition(" | ") if "|" in shlex.split(line) else (line, "", "")
+            is_piped = "spool" in line.split()[:2] and "|" in shlex.split(line)
+            command, _, through = line.rpartition(" | ") if is_piped else (line, "", "")
             code = run(command)
             out, err = capfd.readouterr()
             if through:

@@ -27,7 +27,7 @@ from spool.core import layout
 from spool.core.errors import SpoolError
 from spool.core.layout import CONFIG, DONE, HELD, QUEUED, RUNNING, natural
 from spool.core.model import State
-from spool.formats.capabilities import capabilities, loaded
+from spool.formats.capabilities import loaded
 from spool.store.tolerant import TolerantSpool
 
 _MOST = 500  # longer lists of completions are useless
@@ -347,10 +347,6 @@ def _variables(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[str
     return [name for name in _exports(ctx, spool, typed)[2:] for name in (name, f"{name}=")]
 
 
-def _contributed(target: str) -> _Words:
-    return _listed(lambda ctx, spool, typed: loaded(target)(spool))
-
-
 _KEYS = sorted({option.key for option in OPTIONS})
 
 _ARGUMENTS: Mapping[str, _Words | str] = {
@@ -363,7 +359,6 @@ _ARGUMENTS: Mapping[str, _Words | str] = {
 }
 _OPTIONS: Mapping[str, _Words | str] = {
     **{option.word: _fixed(option.words) for option in OPTIONS if option.words and not option.value},
-    **{word: _contributed(target) for each in capabilities() for word, target in each.completions.items()},
     **dict.fromkeys(("files", "output", "plot", "rows", "shell", "stderr", "stdout"), "file"),
     **dict.fromkeys(("root", "workdir"), "dir"),
     "columns": _listed(lambda ctx, spool, typed: loaded("spool.cli.ls:COLUMNS")),

@@ -131,7 +131,6 @@ class Capability(Row):
       `(Config) -> bool`, or at the request of a job if `for_jobs`.
     * `verbs`: its verbs, by name.
     * `way`: an `OtherWay` of `spool run`.
-    * `completions`: for an option, by its name in Python, `(Spool) -> Iterable[str]`: the words that a shell offers.
     * `charts`: what draws the charts of verbs, a `cli.charts.Charts`.
     * `told`: `(RunDetails) -> Iterable[tuple[str, str]]`: its lines of `spool show`, title and text.
     * `on_info`: `(MachineSharing, now_ns) -> None`: prints the other users of a shared machine for `spool info`.
@@ -170,7 +169,6 @@ class Capability(Row):
     for_jobs: bool = False
     verbs: Mapping[str, ContributedVerb] = {}
     way: str = ""
-    completions: Mapping[str, str] = {}
     charts: str = ""
     told: str = ""
     on_info: str = ""

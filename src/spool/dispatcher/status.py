@@ -111,7 +111,7 @@ class StatusWriter(Component):
             return
         self._awaits_word = False
         with self._confinement.service("write", layout.STATE) as piece, self._pace:
-            text = render_state(self._view(plan, machine, paused=paused))
+            text = render_state(self.view(plan, machine, paused=paused))
             self._spool.disk.put(self._spool.layout.at(layout.STATE), text)
         if piece.failed:
             self._next_ns = self._beat_ns = now + SECOND_NS
@@ -140,7 +140,8 @@ class StatusWriter(Component):
             self._wanted = True
         self._beat_ns = now + _HEARTBEAT_NS
 
-    def _view(self, plan: Plan | None, machine: Machine | None, *, paused: bool) -> StateView:
+    def view(self, plan: Plan | None, machine: Machine | None, *, paused: bool) -> StateView:
+        """Return what `state.json` is to say now."""
         jobs: dict[str, JobView] = {}
         queued, stand_for_tasks = 0, self._state.array_files | self._state.arrays.keys()
         steady = not self._confinement.troubled

@@ -123,10 +123,6 @@ TABLE = (
         listener="spool.extras.notify.sending:Notifier",
         listens="spool.extras.notify.settings:listens",
         for_jobs=True,
-        completions={
-            "notify_to": "spool.extras.notify.sending:contacts",
-            "notify_on": "spool.extras.notify.sending:events",
-        },
         checks="spool.extras.notify.checks:CHECKS",
     ),
     Capability(

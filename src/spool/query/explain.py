@@ -101,34 +101,42 @@ def why(spool: Spool, name: str) -> Explanation:
     job = seen.view.queue.get(name) or seen.view.held.get(name)
     if job is None and not places:
         raise spool.no_such_job("find", f"job {name}", name)
-    reasons = _reasons(spool, seen, name) if job is not None else (_unplanned(seen, name, places),)
-    kept = any(reason.code in _KEPT for reason in reasons)  # until a user or the arbiter acts: no time can be given
-    found = StartForecast() if kept else _forecast(seen, (name,)).get(name, StartForecast())
-    room_of, room_is_made = _room_of(seen, name)
-    run_time = seen.view.past.run_times.of_job(job) if job is not None and not job.spec.is_array else None
-    return Explanation(
-        name=name,
-        place=HELD if HELD in places and QUEUED not in places else QUEUED,
-        beside=tuple(other for other in (RUNNING, HELD) if other in places and (QUEUED in places or other == RUNNING)),
-        reasons=reasons,
+    waits = QUEUED in places or HELD not in places  # a task that is still to be issued has no file
+    answer = Explanation(
+        name,
+        QUEUED if waits else HELD,
+        seen.dispatcher,
+        seen.now_ns,
+        reasons=(_unplanned(seen, name, places),) if job is None else _reasons(spool, seen, name),
+        beside=tuple(place for place in (RUNNING, HELD) if place in places and (place == RUNNING or waits)),
+        last_said=seen.last_word(name),
+        start_is_earliest=True if seen.shared is not None else None,
+    )
+    return answer if job is None else _foretold(answer, seen, job)
+
+
+def _foretold(answer: Explanation, seen: Snapshot, job: Waiting) -> Explanation:
+    """Return *answer* with what the plan says of a waiting job: its place in the order, its start and its run time."""
+    kept = any(reason.code in _KEPT for reason in answer.reasons)  # until a user or the arbiter acts: no time is known
+    found = StartForecast() if kept else _forecast(seen, (job.name,)).get(job.name, StartForecast())
+    run_time = None if job.spec.is_array else seen.view.past.run_times.of_job(job)
+    room_of, room_is_made = _room_of(seen, job.name)
+    return replace(
+        answer,
         start_at_ns=found.at_ns,
         must_end=found.must_end,
         start_is_guess=found.guessed,
-        expected_run_ns=run_time.ns if run_time is not None else None,
-        expected=run_time.words(name, job.user) if run_time is not None and job is not None else "",
-        order=_standing(_that_can_start(seen.plan), job),
-        dispatcher=seen.dispatcher,
-        last_said=seen.last_word(name),
-        at_ns=seen.now_ns,
         starts_after=found.starts_after,
         if_finished=found.if_finished,
         later_than_at_ns=found.later_than_ns,
         start_unknown=in_words(found.unknown, seen.now_ns),
-        start_is_earliest=True if seen.shared is not None else None,
+        expected_run_ns=run_time.ns if run_time is not None else None,
+        expected=run_time.words(job.name, job.user) if run_time is not None else "",
+        order=_standing(_that_can_start(seen.plan), job),
         room_of=room_of,
         room_is_made=room_is_made,
-        preempted_for=job.yields_to if job is not None else None,
-        requests=job.sized.why if job is not None and job.sized is not None else "",
+        preempted_for=job.yields_to,
+        requests=job.sized.why if job.sized is not None else "",
     )
 
 
@@ -145,7 +153,7 @@ def _that_can_start(plan: Plan) -> list[tuple[Waiting, OrderFactors]]:
     return found
 
 
-def _standing(order: Sequence[tuple[Waiting, OrderFactors]], job: Waiting | None) -> Standing:
+def _standing(order: Sequence[tuple[Waiting, OrderFactors]], job: Waiting) -> Standing:
     """Return where *job* stands in *order*."""
     for ahead, (other, own) in enumerate(order):
         if other is job:

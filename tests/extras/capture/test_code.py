@@ -19,6 +19,7 @@ from spool.extras.capture.code import (
     GitError,
     code_at,
     interpreter_of,
+    program_of,
 )
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -290,7 +291,7 @@ def test_the_interpreter_of_a_command(venv: Path, tmp_path: Path, by: str) -> No
         "VIRTUAL_ENV": (["./train.sh"], {"VIRTUAL_ENV": str(venv), "PATH": "/usr/bin"}),
         "assignment": (["A=1", "python", "-u"], {"PATH": f"{venv}/bin"}),
     }[by]
-    found = interpreter_of(words, str(tmp_path), environment)
+    found = interpreter_of(program_of(words), str(tmp_path), environment)
     assert (found.path, found.version) == (f"{venv}/bin/python", "3.11.7")
     assert found.packages == ("My-Package 1.0", "numpy 2.1.0", "old 0.1")
     assert not (tmp_path / "ran").exists()
@@ -298,5 +299,5 @@ def test_the_interpreter_of_a_command(venv: Path, tmp_path: Path, by: str) -> No
 
 def test_no_interpreter_is_none(tmp_path: Path) -> None:
     """Neither is one that is not there."""
-    assert interpreter_of([], str(tmp_path), {}) is None
-    assert interpreter_of(["venv/bin/python"], str(tmp_path), {"PATH": "/nowhere"}) is None
+    assert interpreter_of("", str(tmp_path), {}) is None
+    assert interpreter_of("venv/bin/python", str(tmp_path), {"PATH": "/nowhere"}) is None

@@ -23,14 +23,14 @@ class Machine:
     def __init__(self, spool: Served, state: Path, program: Path) -> None:
         self.spool = spool
         self.state = state
-        self._program = program
+        self.program = program
 
     def install(self) -> None:
         """Install the runtime."""
-        staged = self._program.with_name("staged")
+        staged = self.program.with_name("staged")
         staged.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/extras/containers/fake_runtime.py "$@"\n')
         staged.chmod(0o755)
-        staged.rename(self._program)
+        staged.rename(self.program)
 
     def names(self) -> list[str]:
         """Return the containers that the runtime knows."""
@@ -186,8 +186,8 @@ def test_a_job_waits_for_the_daemon_of_its_runtime(machine: Machine) -> None:
     machine.install()
     daemon = machine.state / "daemon"
     said = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
-    text = machine._program.read_text().replace("exec", f"[ -e {daemon} ] || {{ echo '{said}' >&2; exit 1; }}\nexec")
-    machine._program.write_text(text)
+    text = machine.program.read_text().replace("exec", f"[ -e {daemon} ] || {{ echo '{said}' >&2; exit 1; }}\nexec")
+    machine.program.write_text(text)
     machine.spool.start()
     drop(machine, "patient", ["echo", "ran"])
     machine.spool.wait_reason("patient", "Cannot connect to the Docker daemon")

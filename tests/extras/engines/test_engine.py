@@ -309,7 +309,7 @@ def test_nothing_is_handed_over_while_a_submission_is_in_doubt(bench: Bench) -> 
 def test_a_refused_run_says_so_in_the_engine_s_words(bench: Bench) -> None:
     """Slurm keeps a record of what it refuses, with our mark; that is no job of ours."""
     run = bench.handed(1, err=f"{FAILED}Requested node configuration is not available\n")
-    assert run.refusal == "Slurm refuses it: Requested node configuration is not available"
+    assert run.refusal.endswith(": Requested node configuration is not available")
     assert bench.look(line("9", "FAILED", "BadConstraints")) == set()
     assert run.liveness() is Liveness.ABSENT
 
@@ -369,7 +369,7 @@ def test_nothing_is_concluded_from_silence(bench: Bench, status: int | None, err
     for _ in range(20):
         assert bench.look(status=status, err=err) == set()
     assert (is_alive(run), is_alive(doubtful)) == (True, True)
-    assert "has not answered since" in (bench.engine.unavailable() or "")
+    assert bench.engine.unavailable()
     asked = len(bench.commands.asked("scontrol"))
     for seconds, more in ((29, 0), (1, 1)):
         bench.work(seconds)

@@ -165,7 +165,7 @@ def test_no_option_for_slurm_sets_what_spool_sets_itself(options: str, passed_on
         else:
             (problem,) = problems(f'command = "x"\n{text}')
             assert '"executor_options' in problem, option
-            assert ("the key for that is start_after" in problem) == (option.lstrip("-").startswith("b")), option
+            assert ("start_after" in problem) == (option.lstrip("-").startswith("b")), option
 
 
 def test_the_default_idle_time_of_gpus_is_for_jobs_on_this_machine() -> None:
@@ -180,9 +180,9 @@ def test_the_default_idle_time_of_gpus_is_for_jobs_on_this_machine() -> None:
     assert usual.gpu_idle_ns is not None
     assert jobfile.why_not_there(usual, "slurm") is None
     own = jobfile.parse(b'command = "x"\ngpu_idle = "20m"\n', name="x", defaults=defaults)
-    assert (jobfile.why_not_there(own, "slurm") or "").startswith("its gpu_idle has no effect in Slurm")
+    assert "gpu_idle" in (jobfile.why_not_there(own, "slurm") or "")
     why = jobfile.why_not_there(parsed('container = "x"'), "slurm") or ""
-    assert why.startswith("its container is for this machine alone; for Slurm write the runtime into the command")
+    assert "container" in why
 
 
 @pytest.mark.parametrize("key", ['gpu_idle = "0s"', "keep_session = false", "resources = {}"])

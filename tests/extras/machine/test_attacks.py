@@ -320,7 +320,7 @@ def test_another_version_is_told_so(machine: Driven) -> None:
     older.say_bytes(b'[["hello",1,"spool",[[7]],false]]')
     machine.settle()
     [refused] = older.all(protocol.Refused)
-    assert refused.reason == "it speaks version 1, the arbiter 2: restart the older"
+    assert " version 1, " in refused.reason
 
 
 IMPOSSIBLE = [
@@ -556,7 +556,7 @@ def test_a_hog_has_no_more_than_its_quota(place: Path) -> None:
         alice = machine.dispatcher("alice", ALICE)
         alice.takes(1)
         assert machine.held() == {name_of(MALLORY): 3, name_of(ALICE): 1}
-        assert f"cpus: needs 2, 0 free (3 leases of {name_of(MALLORY)} hold 3" in alice.why(alice.asks(2))
+        assert f"(3 leases of {name_of(MALLORY)} hold 3" in alice.why(alice.asks(2))
 
 
 def test_memory_that_is_used_outside_is_not_granted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_runs_outlive_the_arbiter_and_nothing_starts_until_it_is_back(machine: S
     machine.kill()
     bob.drop("late", ["sleep", "1000"])
     bob.wait_reason("late", "machine: the arbiter has not answered since ")
-    assert f"start it with `spool machine serve {machine.directory}`" in bob.reason("late")
+    assert f"`spool machine serve {machine.directory}`" in bob.reason("late")
     assert alina.pid("long") == pid
     machine.open()
     bob.pid("late")

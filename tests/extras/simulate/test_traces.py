@@ -89,7 +89,7 @@ def test_where_no_limit_is_known_the_run_times_stand_for_them() -> None:
     trace = parse(f"{line(run=50)}\n{line(run=0)}\n", "t")
     assert [job.spec.time_limit_ns for job in trace.coming] == [50 * S, S]
     (warning,) = trace.warnings
-    assert warning.startswith("no job states a requested time; the run times serve as limits")
+    assert "requested time" in warning
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_names_are_in_the_order_of_the_file_and_each_once() -> None:
 def test_an_unknown_column_is_told() -> None:
     """It may be a slip of the pen."""
     trace = parse("submit,run_time,time_limits\n0,1,7\n", "t")
-    assert trace.warnings == ("columns that mean nothing here are ignored: time_limits",)
+    assert [warning.endswith(": time_limits") for warning in trace.warnings] == [True]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -233,55 +235,37 @@ def _git(arguments: Sequence[str], where: str, until: float, most: int) -> tuple
     }
     environment |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
     environment |= {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}  # the second for git before 2.45
-    try:
-        process = subprocess.Popen(
-            ["git", *_PLAIN, *arguments],
-            cwd=where,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-    except OSError as error:
-        raise GitError(f"cannot run git in {where}: {error.strerror}") from None
-    with process:
+    with tempfile.TemporaryFile() as said:
         try:
-            return _read(process, until, most)
-        finally:
-            process.kill()
-
-
-def _read(process: subprocess.Popen[bytes], until: float, most: int) -> tuple[bytes, bool]:
-    """Read what a process prints. Both pipes are read, so that neither fills up and stops it."""
-    import selectors
-
-    out, err = bytearray(), bytearray()
-    assert process.stdout is not None
-    assert process.stderr is not None
-    with selectors.DefaultSelector() as ready:
-        ready.register(process.stdout, selectors.EVENT_READ, out)
-        ready.register(process.stderr, selectors.EVENT_READ, err)
-        while ready.get_map():
-            events = ready.select(max(0.0, until - time.monotonic()))
-            if not events and time.monotonic() >= until:
-                raise GitError("git took too long")
-            for key, _ in events:
-                data = os.read(key.fd, 1 << 16)
-                if not data:
-                    ready.unregister(key.fileobj)
-                elif key.data is out or len(err) < 4096:
-                    key.data.extend(data)
+            process = subprocess.Popen(
+                ["git", *_PLAIN, *arguments],
+                cwd=where,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=said,
+            )
+        except OSError as error:
+            raise GitError(f"cannot run git in {where}: {error.strerror}") from None
+        with process:
+            limit = threading.Timer(max(0.0, until - time.monotonic()), process.kill)
+            limit.start()
+            assert process.stdout is not None
+            out = process.stdout.read(most + 1)
             if len(out) > most:
-                return bytes(out[:most]), False
-    try:
-        status = process.wait(max(0.1, until - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        raise GitError("git took too long") from None
-    if status:
-        said = err.decode("utf-8", "replace").strip().splitlines()
-        bad = [line for line in said if line.startswith(("fatal: ", "error: "))] or said
-        raise GitError(bad[0].partition(": ")[2] or bad[0] if bad else f"git failed with code {status}")
-    return bytes(out), True
+                process.kill()
+            status = process.wait()
+            limit.cancel()
+        if len(out) > most:
+            return out[:most], False
+        if status and time.monotonic() >= until:
+            raise GitError("git took too long")
+        if status:
+            said.seek(0)
+            lines = said.read(4096).decode("utf-8", "replace").strip().splitlines()
+            bad = [line for line in lines if line.startswith(("fatal: ", "error: "))] or lines
+            raise GitError(bad[0].partition(": ")[2] or bad[0] if bad else f"git failed with code {status}")
+    return out, True
 
 
 def code_at(directory: str, until: float, most_diff: int) -> tuple[Code, bytes]:
@@ -326,9 +310,14 @@ def code_at(directory: str, until: float, most_diff: int) -> tuple[Code, bytes]:
     return code, diff
 
 
-def interpreter_of(words: Sequence[str], workdir: str, environment: Mapping[str, str]) -> Interpreter | None:
-    """Return the Python of a command whose first words are *words*; None if the job can find none."""
-    found = _named(words, workdir, environment)
+def program_of(words: Sequence[str]) -> str:
+    """Return the program of a command: its first word that assigns no variable, "" without one."""
+    return next((word for word in words if "=" not in word or not word.partition("=")[0].isidentifier()), "")
+
+
+def interpreter_of(program: str, workdir: str, environment: Mapping[str, str]) -> Interpreter | None:
+    """Return the Python of a command that runs *program*; None if the job can find none."""
+    found = _named(program, workdir, environment)
     if found is None:
         return None
     path, by = found
@@ -337,20 +326,18 @@ def interpreter_of(words: Sequence[str], workdir: str, environment: Mapping[str,
     return Interpreter(path, prefix, _version(path, prefix), by, tuple(packages[:MOST_PACKAGES]))
 
 
-def _named(words: Sequence[str], workdir: str, environment: Mapping[str, str]) -> tuple[str, str] | None:
-    while words and "=" in words[0] and words[0].partition("=")[0].isidentifier():
-        words = words[1:]  # an assignment before the program
-    if words and _PYTHON.fullmatch(os.path.basename(words[0])):
-        if "/" in words[0]:
-            path = os.path.normpath(os.path.join(workdir, words[0]))
+def _named(program: str, workdir: str, environment: Mapping[str, str]) -> tuple[str, str] | None:
+    if _PYTHON.fullmatch(os.path.basename(program)):
+        if "/" in program:
+            path = os.path.normpath(os.path.join(workdir, program))
             return (path, "command") if os.path.exists(path) else None
-        path = _in_path(words[0], environment.get("PATH", ""))
+        path = _in_path(program, environment.get("PATH", ""))
         return (path, "command") if path else None
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         path = f"{environment.get(variable, '')}/bin/python"
         if environment.get(variable, "").startswith("/") and os.path.exists(path):
             return path, variable
-    if words and words[0] == "uv" and os.path.exists(f"{workdir}/.venv/bin/python"):
+    if program == "uv" and os.path.exists(f"{workdir}/.venv/bin/python"):
         return f"{workdir}/.venv/bin/python", "uv"
     for name in ("python", "python3"):
         if path := _in_path(name, environment.get("PATH", "")):
@@ -415,8 +402,8 @@ def capture(order: dict[str, Any]) -> dict[str, bytes]:
                 files[DIFF] = diff
         except GitError as error:
             problems.append(one_line(str(error)))
-    if order["packages"] and order["words"] is not None:  # else it is that of a container
-        interpreter = interpreter_of(order["words"], workdir, order["environment"])
+    if order["packages"] and order["program"] is not None:
+        interpreter = interpreter_of(order["program"], workdir, order["environment"])
     record = Capture(
         captured_at_ns=captured_at_ns,
         problem="; ".join(problems),

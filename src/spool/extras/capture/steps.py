@@ -1,9 +1,9 @@
 """Capture the code of a job before it starts, in a process of its own, without waiting for it (FORMAT 4.27).
 
 A start whose code is being captured keeps its place in the plan, with its room, and begins in the pass after the
-answer: what is captured is what the run begins with. The tasks of an array share the capture of the first for their
-first runs, and starts of one pass in one work tree share one too. The records are hard links to the same files.
-Nothing here holds up a start for long or for good: what cannot be captured is said in the record.
+answer: what is captured is what the run begins with. Starts of one pass in one work tree share a capture. The records
+are hard links to the same files. Nothing here holds up a start for long or for good: what cannot be captured is said in
+the record.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from spool.core.scheduler import Start
 from spool.dispatcher.context import Context
 from spool.dispatcher.launcher import workdir_of
 from spool.dispatcher.steps import Steps
-from spool.extras.capture.code import FILES, RECORD, Capture, render_capture
+from spool.extras.capture.code import FILES, RECORD, Capture, program_of, render_capture
 from spool.formats.wire import one_line
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 from spool.machine.host import login_environment
 from spool.state.run import ActiveRun
 from spool.state.table import JobEntry
-from spool.store.disk import status_of
 from spool.store.locked_spool import LockedSpool
 
 log = logging.getLogger(__name__)
@@ -40,12 +39,11 @@ _GOOD_FOR_NS = 60 * SECOND_NS  # for the start that it was made for, which may w
 
 
 class _Capturing(Struct, eq=False):
-    """One capture, on its way or done, of the array with that metadir or of one pass. `problem`: it has no files."""
+    """One capture, on its way or done. `problem`: it has no files."""
 
     number: int
     directory: str
     at_ns: int  # monotonic
-    array: str | None
     is_done: bool = False
     problem: str = ""
 
@@ -120,78 +118,51 @@ class Captures(Steps):
 
     def put(self, live: ActiveRun) -> None:
         """Give a claimed run its records. An error is logged: it must not hold up the start."""
-        metadir = self._spool.layout.metadir(live.name, live.run)
-        array = self._array_of(live.name, live.spec)
         _, order = self._of.pop(live.name, (None, None))
-        source = order.directory if order is not None else array
+        if order is None:
+            return
+        metadir = self._spool.layout.metadir(live.name, live.run)
         try:
-            if order is not None and order.problem:
+            if order.problem:
                 said = render_capture(Capture(captured_at_ns=time.time_ns(), problem=order.problem))
                 self._spool.disk.create(f"{metadir}/{RECORD}", said, 0o400)
-            elif source is not None:
-                _link(self._spool, source, metadir)
-                if order is not None and array is not None and _record_in(array) is None:
-                    _link(self._spool, metadir, array)
+            else:
+                _link(self._spool, order.directory, metadir)
         except OSError as error:
             log.warning("cannot keep the captured code of job %s run %d: %s", live.name, live.run, error)
 
     def _is_ready(self, job: JobEntry, spec: Spec) -> bool:
-        array = self._array_of(job.name, spec)
-        if array is not None and job.name not in self._of and (shared := _record_in(array)) is not None:
-            if not self._had(job.name, shared):
-                return True
-            array = None  # it runs again: its code may be another by now
         version = (job.queued.version if job.queued is not None else None, job.attempts)
         known, order = self._of.get(job.name, (None, None))
         now_ns = time.monotonic_ns()
         if order is None or known != version or order.is_stale(now_ns):
-            order = self._of_tree(spec, array, now_ns)
+            order = self._of_tree(spec, now_ns)
             self._of[job.name] = version, order
         if not order.is_done:
             self._state.await_answer(job, ASKED)
         return order.is_done
 
-    def _of_tree(self, spec: Spec, array: str | None, now_ns: int) -> _Capturing:
-        """Return the capture of a work tree: one that begins in this pass, or is made for the array.
-
-        An older one may lack what a run has changed since.
-        """
+    def _of_tree(self, spec: Spec, now_ns: int) -> _Capturing:
+        """Return the capture of a work tree that begins in this pass: an older one may lack what a run has changed."""
         workdir, environment = workdir_of(spec), {**self._common, **dict(spec.env)}
         environment = {key: environment.get(key, "") for key in ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")}
-        words = _first_words(spec) if spec.part("containers") is None else None  # the image has its own Python
+        # In a container, the image has its own Python.
+        program = program_of(_words(spec)) if spec.part("containers") is None else None
         wanted = self._settings.config.part("capture")
-        # The tasks of an array ask once, whatever their values make of the command.
-        told = ("container",) if words is None else () if array is not None else tuple(words)
-        key = (workdir, *environment.values(), array, *told)
-        order = self._asked.get(key)
-        if order is None and array is not None:
-            order = next((each for each in self._orders if each.array == array and not each.is_done), None)
-        if order is not None:
+        key = (workdir, *environment.values(), program)
+        if (order := self._asked.get(key)) is not None:
             return order
         self._serial += 1
         directory = f"{self._spool.disk.staging}/{os.getpid()}.capture.{self._serial}"
         said = {
-            "workdir": workdir, "words": words, "environment": environment, "into": directory, "git": wanted.git,
+            "workdir": workdir, "program": program, "environment": environment, "into": directory, "git": wanted.git,
             "diff_bytes": wanted.diff_bytes, "packages": wanted.packages,
         }  # fmt: skip
         arguments = (sys.executable, "-P", "-m", "spool.extras.capture.code")
         command = Command(arguments, within_s=_WITHIN_S, urgent=True, standard_input=json.dumps(said))
-        order = self._asked[key] = _Capturing(self._runner.order(command), directory, now_ns, array)
+        order = self._asked[key] = _Capturing(self._runner.order(command), directory, now_ns)
         self._orders.append(order)
         return order
-
-    def _array_of(self, name: str, spec: Spec) -> str | None:
-        """Return the metadir of a task's array, None for another job, or while the array is unknown."""
-        if spec.task is None or name != f"{spec.task.array}_{spec.task.index}":  # a task that `spool rerun` submitted
-            return None
-        array = self._state.arrays.get(spec.task.array)
-        return self._spool.layout.metadir(array.name, array.run) if array is not None else None
-
-    def _had(self, name: str, shared: os.stat_result) -> bool:
-        """Whether an earlier run of a task had the capture that its array shares, or a later one."""
-        run = self._spool.latest_run(name)
-        found = _record_in(self._spool.layout.metadir(name, run)) if run is not None else None
-        return found is not None and found.st_mtime_ns >= shared.st_mtime_ns
 
     def _tidy(self) -> None:
         """Remove captures that no start wants any more, and set when there is work without an answer."""
@@ -208,19 +179,12 @@ class Captures(Steps):
         self._timer.set(due_ns)
 
 
-def _first_words(spec: Spec) -> list[str]:
+def _words(spec: Spec) -> list[str]:
     """Return the words by which a command names its interpreter."""
     if spec.script is not None:
         words = spec.script.partition("\n")[0].removeprefix("#!").split()
         return words[1:] if words and os.path.basename(words[0]) == "env" else words
-    return (spec.command.split()[:8] if isinstance(spec.command, str) else list(spec.command))[:8]
-
-
-def _record_in(directory: str) -> os.stat_result | None:
-    try:
-        return status_of(f"{directory}/{RECORD}")
-    except OSError:
-        return None
+    return spec.command.split() if isinstance(spec.command, str) else list(spec.command)
 
 
 def _link(spool: LockedSpool, source: str, target: str) -> None:

@@ -32,7 +32,7 @@ from msgspec import Struct
 
 from spool.core import layout
 from spool.core.errors import InvalidValue
-from spool.core.events import ENDS, JOB_WORDS, Event, EventName
+from spool.core.events import ENDS, Event, EventName
 from spool.core.gpuuse import mean_part
 from spool.core.layout import Layout, engine_of
 from spool.core.model import SECOND_NS, Grant, Result, Spec
@@ -43,9 +43,7 @@ from spool.formats.capabilities import engine_title
 from spool.formats.config import Config
 from spool.formats.events import facts
 from spool.listeners import Listener
-from spool.store.glance import config_if
 from spool.store.reading import end_of_file
-from spool.store.spool import Spool
 from spool.version import __version__
 
 log = logging.getLogger(__name__)
@@ -158,17 +156,6 @@ def readable_by_others(root: str, settings: Notifications) -> str | None:
     except OSError:
         return None
     return path if any(file & read and way & enter for read, enter in ((0o040, 0o010), (0o004, 0o001))) else None
-
-
-def contacts(spool: Spool) -> list[str]:
-    """Return the contacts in the configuration, for completion."""
-    config = config_if(spool.root, b"contacts")
-    return sorted(settings_of(config).contacts) if config is not None else []
-
-
-def events(spool: Spool) -> tuple[str, ...]:
-    """Return the events that a job can name, for completion."""
-    return JOB_WORDS
 
 
 def masked(address: str) -> str:
@@ -498,6 +485,7 @@ class Notifier(Listener):
 
 
 _SAYS = {
+    EventName.QUEUEING: "is about to be queued",
     EventName.QUEUED: "is queued",
     EventName.SUBMITTING: "is about to start",
     EventName.SUBMITTED: "starts",
