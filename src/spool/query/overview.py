@@ -27,6 +27,7 @@ from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
 
 _ENDED = 200  # ended jobs
+_GPUS_EVERY_NS = 60 * SECOND_NS  # if no dispatcher watches them, so that NVML is queried
 _AT_LEAST_EVERY_NS = 10 * SECOND_NS  # for facts without a file event: a dead or silent dispatcher
 _WATCHED = (layout.STATE, layout.PAUSED, layout.CONFIG, layout.HISTORY, *layout.PLACES)
 
@@ -72,14 +73,10 @@ class Overview(Struct, frozen=True):
 
 
 class OverviewReader:
-    """Reads one spool on each call. Not for several threads at once.
+    """Reads one spool on each call. Not for several threads at once."""
 
-    Without a dispatcher that watches the GPUs they are asked for themselves, at most once in *gpus_every_ns*.
-    """
-
-    def __init__(self, root: str, *, gpus_every_ns: int = 10 * SECOND_NS) -> None:
+    def __init__(self, root: str) -> None:
         self._root = root
-        self._gpus_every_ns = gpus_every_ns
         self._mark: object = None
         self._last: Overview | None = None
         self._machine = Machine(0, 0)
@@ -110,14 +107,11 @@ class OverviewReader:
         machine = view.machine if view is not None else None
         active = tuple(row for row in found.rows if not row.state.ended)
         recent = view.recent.as_of(now_ns, None) if view is not None else RecentUse()
-        jobs: dict[str, tuple[str, ...]] = {}
-        if machine is not None and machine.gpus_at_ns is not None:
-            jobs = {each.uuid: each.jobs for each in machine.gpus}
-            gpus, problem = tuple(each.gpu() for each in machine.gpus), machine.gpu_problem
-        else:
-            if now_ns - self._asked_at_ns >= self._gpus_every_ns * (1 if self._machine.gpus else 6):
-                self._machine, self._asked_at_ns = machine_now(spool, now_ns), now_ns
-            gpus, problem = self._machine.gpus, self._machine.gpu_problem
+        told = machine.told() if machine is not None else None
+        if told is None and now_ns - self._asked_at_ns >= _GPUS_EVERY_NS:
+            self._machine, self._asked_at_ns = machine_now(spool, now_ns), now_ns
+        gpus = told.gpus if told is not None else self._machine.gpus
+        jobs = {each.uuid: each.jobs for each in machine.gpus} if machine is not None else {}
         refusal = in_words(machine.refusal, now_ns) if machine is not None else ""
         unread = spool.told() if isinstance(spool, TolerantSpool) else []
         problems = (refusal, *problems_of(shared), *found.problems, *unread)
@@ -126,7 +120,7 @@ class OverviewReader:
             ended=tuple(row for row in reversed(found.rows) if row.state.ended),
             view=view,
             gpus=tuple(_glance(gpu, jobs.get(gpu.uuid, ()), shared, recent) for gpu in gpus),
-            gpu_problem=problem,
+            gpu_problem=told.problem if told is not None else self._machine.gpu_problem,
             found=found,
             problems=tuple(dict.fromkeys(filter(None, problems))),
             at_ns=now_ns,

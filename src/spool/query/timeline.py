@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,9 +20,8 @@ from spool.core.errors import UsageError
 from spool.core.layout import RUNNING, engine_of
 from spool.core.model import SECOND_NS, Machine, RunAccount
 from spool.core.units import LARGEST, cpus_in
-from spool.formats.run_records import GrantRecord, compacted
+from spool.formats.run_records import compacted
 from spool.query.jobs import RECENT_NS, JobLister
-from spool.query.rows import JobRow
 from spool.query.snapshot import machine_now
 from spool.store.history import History
 from spool.store.spool import Spool
@@ -121,27 +120,30 @@ def timeline(
     since_ns = until_ns - RECENT_NS if wanted.since_at_ns is None else wanted.since_at_ns
     if since_ns >= until_ns:
         raise UsageError("cannot draw runs: the period is empty; --since must be before --until, and before now")
-    seen, history = _Seen(), History(spool.root)
-    rows = _going_on(spool, wanted, now_ns)  # read before the history, which has those that end meanwhile
-    ended = list(seen.ended(history.since(since_ns), wanted))
-    found = [run for run in (*ended, *seen.going_on(spool, rows)) if _overlaps(run, since_ns, until_ns)]
-    runs = sorted(found, key=lambda run: (_start(run), run.job, run.run))
+    history = History(spool.root)
+    going_on = _going_on(spool, wanted, now_ns)  # read before the history, which has those that end meanwhile
+    ended = _ended(history.since(since_ns), wanted)
+    over = {(run.job, run.run) for run in ended}
+    found = [*ended, *(run for run in going_on if (run.job, run.run) not in over)]
+    runs = sorted((run for run in found if _overlaps(run, since_ns, until_ns)), key=lambda run: (_start(run), run.job))
     if runs and wanted.since_at_ns is None:
         since_ns = max(since_ns, _start(runs[0]))
         if wanted.until_at_ns is None and all(run.ended_at_ns is not None for run in runs):
             until_ns = max(since_ns + 1, *(run.ended_at_ns or 0 for run in runs))
     machine = machine if machine is not None else machine_now(spool, now_ns, patience_ns=_PATIENCE_NS)
-    drawn = _drawn(runs, _Axis(since_ns, until_ns, frame.columns), frame, seen.gpus, machine)
+    drawn = _drawn(runs, _Axis(since_ns, until_ns, frame.columns), frame, machine)
     return replace(drawn, unreadable=history.unreadable, problems=tuple(history.problems))
 
 
-def _drawn(
-    runs: Sequence[RunAccount], axis: _Axis, frame: Frame, known_gpus: Mapping[str, int], machine: Machine
-) -> Timeline:
+def _drawn(runs: Sequence[RunAccount], axis: _Axis, frame: Frame, machine: Machine) -> Timeline:
     """Return the timeline of these runs, which are in the order of their starts."""
-    gpus = {**known_gpus, **{gpu.uuid: gpu.index for gpu in machine.gpus}}
     elsewhere = Counter(name for run in runs if (name := engine_of(run.executor)) is not None)
     here = [run for run in runs if engine_of(run.executor) is None]
+    gpus: dict[str, int] = {}  # the last known index of each; below 0: unknown
+    for run in here:
+        known = len(run.gpus) == len(run.gpu_indices)
+        gpus.update(zip(run.gpus, run.gpu_indices, strict=True) if known else dict.fromkeys(run.gpus, -1))
+    gpus |= {gpu.uuid: gpu.index for gpu in machine.gpus}
     by = frame.by if frame.by is not None else By.STATE if len({run.user for run in runs}) < 2 else By.USER
     return Timeline(
         since_at_ns=axis.begin_ns,
@@ -162,61 +164,31 @@ def _drawn(
     )
 
 
-class _Seen:
-    """Facts from the runs so far: the ended ones, and the GPUs."""
-
-    def __init__(self) -> None:
-        self.gpus: dict[str, int] = {}  # the last known index of each; below 0: unknown
-        self._ended: set[tuple[str, int]] = set()
-
-    def ended(self, history: Iterable[RunAccount], wanted: RunFilter) -> Iterator[RunAccount]:
-        """Yield the selected runs of a history, each once."""
-        seen = set()
-        for run in history:
-            if run.started_at_ns is None or run.ended_at_ns is None or not wanted.wants(run):
-                continue
-            mark = run.job, run.run, run.started_at_ns
-            if mark not in seen and 0 <= run.ended_at_ns - run.started_at_ns <= LARGEST:
-                seen.add(mark)
-                self._ended.add(mark[:2])
-                if run.gpus and engine_of(run.executor) is None:
-                    self._note(run.gpus, run.gpu_indices)
-                yield compacted(run)
-
-    def going_on(self, spool: Spool, rows: Iterable[tuple[JobRow, GrantRecord]]) -> Iterator[RunAccount]:
-        """Yield the runs that have not ended since they were listed."""
-        for row, record in rows:
-            if row.run is None or row.started_at_ns is None or (row.name, row.run) in self._ended:
-                continue
-            grant, spec = record.grant, spool.spec(row.name, row.run)
-            self._note(grant.gpu_uuids, grant.gpu_indices)
-            yield RunAccount(
-                row.name,
-                row.run,
-                row.state.value,
-                cpus=grant.cpus,
-                gpus=grant.gpu_uuids,
-                cpu_list=grant.cpu_list,
-                user=row.user,
-                project=row.project,
-                group=spec.group if spec is not None else None,
-                executor=record.executor,
-                started_at_ns=row.started_at_ns,
-            )
-
-    def _note(self, uuids: Sequence[str], indices: Sequence[int]) -> None:
-        known = len(uuids) == len(indices)
-        self.gpus.update(zip(uuids, indices, strict=True) if known else dict.fromkeys(uuids, -1))
+def _ended(history: Iterable[RunAccount], wanted: RunFilter) -> Collection[RunAccount]:
+    """Return the selected runs of a history that have started, each once."""
+    found: dict[tuple[object, ...], RunAccount] = {}
+    for run in history:
+        start_ns, end_ns = run.started_at_ns, run.ended_at_ns
+        if start_ns is not None and end_ns is not None and 0 <= end_ns - start_ns <= LARGEST and wanted.wants(run):
+            found.setdefault((run.job, run.run, start_ns), compacted(run))
+    return found.values()
 
 
-def _going_on(spool: Spool, wanted: RunFilter, now_ns: int) -> list[tuple[JobRow, GrantRecord]]:
+def _going_on(spool: Spool, wanted: RunFilter, now_ns: int) -> list[RunAccount]:
     """Return the selected runs of the jobs in `running/`."""
     found = []
     for row in JobLister(spool, now_ns).listing(recent=0).rows:
-        if row.place == RUNNING and row.run is not None and wanted.wants(row):
-            record = spool.grant(row.name, row.run)
-            if record is not None and row.started_at_ns is not None and row.started_at_ns <= now_ns:
-                found.append((row, record))
+        record = spool.grant(row.name, row.run) if row.place == RUNNING and row.run is not None else None
+        if record is None or row.started_at_ns is None or row.started_at_ns > now_ns or not wanted.wants(row):
+            continue
+        spec, grant = spool.spec(row.name, record.run), record.grant
+        run = RunAccount(
+            row.name, record.run, row.state.value, user=row.user, project=row.project,
+            group=spec.group if spec is not None else None, cpus=grant.cpus, cpu_list=grant.cpu_list,
+            gpus=grant.gpu_uuids, gpu_indices=grant.gpu_indices, executor=record.executor,
+            started_at_ns=row.started_at_ns,
+        )  # fmt: skip
+        found.append(run)
     return found
 
 

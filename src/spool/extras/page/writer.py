@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 EVERY_S = 5.0
 """The page is written once in this time, or less often: run times go on, and readers can see that somebody writes."""
 
-_GPUS_EVERY_NS = 600 * SECOND_NS  # where no dispatcher watches them
 _FRESH_S = 60.0  # after this time without another, the page says that it is old
 _SHARE = 50  # making it may use one part in N of a processor
 _EVERYBODYS = 0o644  # a path outside of the spool is given so that others can read the page there
@@ -45,7 +44,7 @@ class PageWriter(Listener):
         self._root = root
         self._config = config
         self._disk = Disk(f"{root}/{STAGING}")
-        self._overviews = OverviewReader(root, gpus_every_ns=_GPUS_EVERY_NS)
+        self._overviews = OverviewReader(root)
         self._seen: Overview | None = None
         self._complaint = ""
         self._pause_s = EVERY_S
