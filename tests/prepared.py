@@ -24,7 +24,7 @@ from spool.formats.journal import Waits
 from spool.formats.state import GpuUseView, GpuView, JobView, MachineView, StateView
 from spool.machine import identity
 from spool.machine.host import Host, HostMemory
-from spool.machine.marks import MachineProber
+from spool.machine.processes import MachineProber
 from spool.query.snapshot import snapshot
 from spool.store.lock import hold
 from spool.store.ownership import name_of

@@ -10,7 +10,7 @@ import click
 
 from spool import Client
 from spool.core.capability import Capability, ContributedVerb
-from spool.formats.key import Key, KeyTable, Part
+from spool.formats.capabilities import Key, KeyTable, Part
 from spool.formats.validation import PartReader
 from spool.store.edited import Settings
 

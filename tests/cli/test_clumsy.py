@@ -114,20 +114,6 @@ def test_a_full_disk_is_told_of_in_a_line(spool: Command, spool_root: Path, monk
         assert (said.code, said.err.count("\n")) == (5, 0), words
 
 
-def test_files_that_are_no_job_files_are_named_for_what_they_are(spool: Command, tmp_path: Path) -> None:
-    """A script given as a job file, a directory without one, a directory to import: each says so, and what to do."""
-    script = tmp_path / "train.sh"
-    script.write_text("#!/bin/sh\necho hi\n")
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    assert f"`spool submit {script}`" in spool("submit", "-f", script).err
-    assert str(empty) in spool("check", empty).err
-    assert (spool("submit", "-f", "-").code, spool("import", empty).code) == (2, 2)
-    (tmp_path / "my job.toml").write_text('command = "true"\n')
-    assert "--name" in spool("submit", "-f", tmp_path / "my job.toml").err
-    assert spool("submit", "-f", tmp_path / "my job.toml", "--name", "mine").code == 0
-
-
 _MISNAMED = {
     "a b.toml": "'queued/a b.toml' is ignored: a name is made of A-Z a-z 0-9 . _ and -, and ' ' is not allowed",
     "-rf.toml": "queued/-rf.toml is ignored: a name begins with a letter or a digit, not with '-'",

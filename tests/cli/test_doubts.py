@@ -37,54 +37,6 @@ def test_what_can_never_be_is_told_at_submission(
         assert (spool_root / "queued" / "a.toml").exists() is not bool(strict)
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("--stdout", "out.txt", "--", "true"), "all its 4 tasks to out.txt"),
-        (("--stdout", "%a", "--stderr", "%r.err", "--", "true"), "all its 4 tasks to %r.err"),
-        (("-e", "X=x", "--stdout", "$X.txt", "--", "true"), "all its 4 tasks to $X.txt"),
-        (("-e", "X={index}", "--stdout", "$X.txt", "--stderr", "%n", "--", "true"), ""),
-        (("--stdout", "a{index}", "--", "true"), ""),
-        (("--stdout", "%4a", "--", "true"), ""),
-        (("--stdout", "/dev/null", "--", "true"), ""),
-        (("--", "echo", "x=$SPOOL_ARRAY_INDEX"), "gets $SPOOL_ARRAY_INDEX as plain text"),
-        (("--", "echo", "${CUDA_VISIBLE_DEVICES}"), "gets ${CUDA_VISIBLE_DEVICES} as plain text"),
-        (("--", "sh", "-c", "echo $SPOOL_ARRAY_INDEX"), ""),
-        (("--", "echo $SPOOL_ARRAY_INDEX"), ""),
-        (("--", "echo", "$HOME"), ""),
-    ],
-)
-def test_tasks_that_would_all_do_the_same_are_told(
-    spool: Command, spool_root: Path, words: tuple[str, ...], told: str
-) -> None:
-    """One output for all, and an index that nothing fills in, are seldom meant; both can be."""
-    said = spool("submit", "--hold", "--name", "a", "--array", "0-3", *words)
-    assert (said.code, bool(said.err)) == (0, bool(told))
-    assert told in said.err
-
-
-@pytest.mark.parametrize("option", ["--stdout", "--stderr"])
-def test_an_output_that_is_a_directory_is_told(
-    spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
-) -> None:
-    """The job would fail when it starts, whether the path is relative or not."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "logs").mkdir()
-    for path in ("logs", str(tmp_path / "logs")):
-        assert "is a directory" in spool("submit", "--hold", option, path, "--", "true").err
-    assert spool("submit", "--hold", option, "logs/%n", "--", "true").err == ""
-
-
-@pytest.mark.parametrize("words", [("echo", "$SPOOL_CPUS"), ("job.sh", "$SPOOL_CPUS")])
-def test_a_word_that_no_shell_expands_is_told_of_every_job(
-    spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
-    """Of one that is no array, on the fast way, and of the arguments of a script."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "job.sh").write_text("#!/bin/sh\n")
-    assert "as plain text" in spool("submit", "--hold", *(("--",) if words[0] == "echo" else ()), *words).err
-
-
 class _NoExec:
     """What `os.statvfs` says of a file system that is mounted with noexec."""
 

@@ -104,14 +104,6 @@ def test_an_editor_that_leaves_no_file_changes_nothing(
     assert (said.code, "'rm'" in said.err, said.err.count("\n"), path.read_text()) == (2, True, 0, TEXT)
 
 
-def test_what_has_ended_cannot_be_changed(spool: Command, spool_root: Path) -> None:
-    """What has ended is refused, with what to do instead."""
-    put_job(spool_root, "a", TEXT, "done")
-    said = spool("edit", "a", "--priority", 1)
-    assert (said.code, "spool requeue a --with" in said.err) == (1, True)
-    assert spool("edit", "nosuch", "--priority", 1).code == 3
-
-
 def test_of_a_job_that_runs_the_limit_and_the_priority_can_be_changed(spool: Command, spool_root: Path) -> None:
     """Any other key is refused, and the file stays as it was; comments stay, and nothing is left in the staging."""
     path = put_job(spool_root, "a", '# mine\ncommand = "true"\ncpus = 2\n', "running")

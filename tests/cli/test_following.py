@@ -97,13 +97,6 @@ def test_wait_for_all_is_for_every_job_that_waits_or_runs(spool: Command, spool_
     assert "--all" in spool("wait").err
 
 
-def test_wait_ends_with_an_invalid_file_and_says_what_is_wrong(spool: Command, spool_root: Path) -> None:
-    """A job whose file cannot be used will not end by itself; wait says why and exits with 4."""
-    (put_job(spool_root, "a").parent / "a.toml.error").write_text("The job a cannot run.\n- no such key\n")
-    said = spool("wait", "a")
-    assert (said.code, "no such key" in said.err) == (4, True)
-
-
 def test_wait_says_once_of_each_job_that_it_is_held(spool: Command, spool_root: Path) -> None:
     """Who has held a job is not on record, but what lets it start; a job that only has an older record is not held."""
     for place in ("held", "done"):
@@ -209,17 +202,6 @@ def test_a_file_that_is_cut_short_or_replaced_is_read_on(tmp_path: Path) -> None
     assert tail.read() == b""
 
 
-def test_log_shows_the_newest_run_or_the_one_asked_for(spool: Command, spool_root: Path) -> None:
-    """Without --run it is the newest run's output; a run that is not there is told with those that are."""
-    put_job(spool_root, "a", place="done")
-    for run in (1, 2):
-        (ended(spool_root, "a", run, State.FINISHED) / "log").write_text(f"run {run}\n")
-    assert spool("log", "a").out == "run 2\n"
-    assert spool("log", "--run", 1, "a").out == "run 1\n"
-    said = spool("log", "--run", 3, "a")
-    assert (said.code, "1, 2" in said.err, spool("log", "nosuch").code) == (3, True, 3)
-
-
 def wrapped(root: Path, name: str, old: str, stdout: str | None = None, stderr: str | None = None) -> Path:
     """Write an ended run whose wrapper was made for the metadir *old*."""
     metadir = ended(root, name, 1, State.FINISHED, code=0)
@@ -242,13 +224,6 @@ def test_a_spool_that_was_moved_has_its_logs_with_it(spool: Command, spool_root:
     own.write_text("mine\n")
     wrapped(spool_root, "b", "/home/old/.spool/jobs/b/1", str(own))
     assert spool("log", "b").out == "mine\n"
-
-
-def test_an_output_that_is_gone_is_told(spool: Command, spool_root: Path) -> None:
-    """The output of an ended run that is not where it should be is an error with its path, not an empty output."""
-    metadir = wrapped(spool_root, "a", str(spool_root / "jobs" / "a" / "1"))
-    said = spool("log", "a")
-    assert (said.code, said.out, f"{metadir}/log" in said.err) == (1, "", True)
 
 
 def test_run_keeps_the_two_outputs_apart(dispatcher: object, spool_root: Path) -> None:
@@ -375,29 +350,3 @@ def test_submit_wait_is_submit_and_wait(dispatcher: object, spool_root: Path) ->
     process: subprocess.Popen[str] = start("submit", "--wait", "--name", "a", "-c", "exit 9")
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert (out, process.returncode) == ("a\n", 9)
-
-
-def test_log_says_that_there_is_an_error_output(spool: Command, spool_root: Path) -> None:
-    """One line on stderr says where it is, after the output; none if that file is empty, or is what was asked for."""
-    metadir = wrapped(spool_root, "a", str(spool_root / "jobs" / "a" / "1"), stderr=str(spool_root / "err"))
-    (metadir / "log").write_text("out\n")
-    assert spool("log", "a").err == ""
-    (spool_root / "err").write_text("oops\n")
-    said = spool("log", "a")
-    assert (said.out, f"{spool_root}/err" in said.err, said.err.count("\n")) == ("out\n", True, 0)
-    assert said.err in spool("log", "-f", "a").err
-    for option in ("--stderr", "--path"):
-        assert spool("log", option, "a").err == ""
-
-
-def test_log_of_an_array_says_that_its_tasks_have_error_outputs(spool: Command, spool_root: Path) -> None:
-    """Ten tasks that wrote errors alone would print nothing at all, and no word of where they are."""
-    for task in ("s_0", "s_1"):
-        wrapped(spool_root, task, str(spool_root / "jobs" / task / "1"), stderr=str(spool_root / f"{task}.err"))
-    wrapped(spool_root, "s", str(spool_root / "jobs" / "s" / "1"))
-    (spool_root / "jobs" / "s" / "1" / "array.toml").write_text('job = "s"\nrun = 1\ntasks = 2\n')
-    assert spool("log", "s").err == ""
-    (spool_root / "s_1.err").write_text("oops\n")
-    said = spool("log", "s")
-    assert (said.out, f"{spool_root}/s_1.err" in said.err) == ("", True)
-    assert spool("log", "--stderr", "s").out == "==> s_1 <==\noops\n"

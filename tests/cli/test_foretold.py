@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from calling import Command, asked, put_job
-from cli.records import begin, expand
+from cli.records import begin, expand, serve
 from spool.core.model import SECOND_NS, Grant, Request, Result, State, Stop, StopKind, Suspension
 from spool.formats import run_records
 from spool.formats.run_records import render_history
-from spool.query import explain
+from spool.formats.state import JobView
 from spool.query.listing import expected_end
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
@@ -151,7 +151,7 @@ def test_a_job_that_a_hook_is_asked_about_is_not_said_to_start(
 ) -> None:
     """`plan` knows, as `why` does, what the dispatcher waits for before it starts a job."""
     put_job(spool_root, "a")
-    monkeypatch.setattr(explain, "_asked_about", lambda *_: {"a": "hook submitting: asked"})
+    serve(monkeypatch, spool_root, {"a": JobView(state="queued", reason="hook submitting: asked")})
     found = asked(spool, "plan")
     assert (found["starts"], [(job["name"], job["code"]) for job in found["waits"]]) == ([], [("a", "hook")])
 

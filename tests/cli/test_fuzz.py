@@ -29,7 +29,7 @@ from spool.cli import main
 from spool.client import autostart
 from spool.listeners import set_up_logging
 from spool.machine.gpus import GpuLook
-from spool.machine.marks import MachineProber
+from spool.machine.processes import MachineProber
 from spool.state import world
 from spool.store.lock import hold
 from support import PATIENCE_S, ROOT, make_spool

@@ -42,12 +42,6 @@ def test_options_after_the_script_are_named(
     assert queued(spool_root, "a")["command"][1:] == list(words)
 
 
-def test_the_name_is_no_number_of_tasks(spool: Command, spool_root: Path) -> None:
-    """`-n 4` warns that it is the name, and says how to ask for CPUs."""
-    said = spool("submit", "-n", "4", "--", "true")
-    assert (said.code, said.out, "--cpus 4" in said.err) == (0, "4\n", True)
-
-
 def test_functions_are_passed_on_by_name_and_with_all(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,12 +65,6 @@ def test_lines_are_the_tasks_of_an_array(spool: Command, spool_root: Path) -> No
     done = spawned("submit", "--lines", "-", "--name", "both", input="true\nfalse\n")
     assert (done.returncode, done.stdout) == (0, "both\n")
     assert queued(spool_root, "both")["rows"] == [{"line": "true"}, {"line": "false"}]
-
-
-def test_all_is_no_tag(spool: Command) -> None:
-    """`--all` is answered by what takes all: a glob, or that of `cancel`."""
-    assert "'*'" in spool("hold", "--all").err
-    assert "or give --all" in spool("cancel").err
 
 
 def test_cancel_all_takes_all(spool: Command, spool_root: Path) -> None:

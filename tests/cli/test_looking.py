@@ -379,19 +379,6 @@ def test_check_names_file_line_and_key(spool: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
-    [(b"#!/bin/sh\nexec ./train --lr 0.1\n", "spool import"), (b"#" * (2 << 20), f"more than {1 << 20} bytes")],
-    ids=["script", "large"],
-)
-def test_check_says_in_a_line_what_is_no_job_file(spool: Command, tmp_path: Path, text: bytes, why: str) -> None:
-    """A script has its own reader, which is named; no size is made up of what was read of a file that is too large."""
-    file = tmp_path / "job.sh"
-    file.write_bytes(text)
-    said = spool("check", file)
-    assert (said.code, said.out.count("\n"), why in said.out) == (4, 1, True)
-
-
-@pytest.mark.parametrize(
     "verb", ["ls", "ls --all", "why waits", "plan", "info", "doctor", "gc --older-than 1d --dry-run"]
 )
 def test_a_job_that_cannot_be_read_costs_the_others_nothing(
@@ -470,19 +457,3 @@ def test_why_of_a_job_that_a_hook_keeps_promises_no_time(
     jobs = {"a": JobView(state="queued", reason="hook submitting: asked")}
     serve(monkeypatch, spool_root, jobs)
     assert asked(spool, "why", "a")["start_at"] is None
-
-
-def test_log_of_a_job_that_has_not_begun_says_why(spool: Command, spool_root: Path) -> None:
-    """One that waits, is held, is invalid, or was cancelled before it began; one without output says that alone."""
-    put_job(spool_root, "waits")
-    put_job(spool_root, "parked", place="held")
-    put_job(spool_root, "bad", "comand = 1\n")
-    (spool_root / "queued" / "bad.toml.error").write_text('- unknown key "comand"\n')
-    put_job(spool_root, "after", place="done")
-    end(spool_root, Result("after", 1, 1, State.CANCELLED, "dependency: x ended as failed", 1, None, time.time_ns()))
-    ended(spool_root, "silent", State.FAILED, time.time_ns(), code=3)
-    words = {"waits": "spool why waits", "parked": "held", "bad": 'unknown key "comand"', "after": "x ended as failed"}
-    for name, why in {**words, "silent": "run 1"}.items():
-        said = spool("log", name)
-        assert (said.code, why in said.err) == (1, True)
-    assert spool("log", "nosuch").code == 3

@@ -521,22 +521,6 @@ def test_an_interrupted_submission_says_how_many_jobs_are_there(
     assert sorted(os.listdir(spool_root / "queued")) == ["j0.toml", "j1.toml"]
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [((), "spool ls --all"), (("-u", "nobody"), "spool ls --all"), (("--all", "nosuch*"), "spool submit --help")],
-)
-def test_an_empty_list_says_what_to_do_next(
-    spool: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], why: str
-) -> None:
-    """A line on stderr stands for the empty table, in a pipe too, as of each list; programs get their form alone."""
-    assert spool("ls", *words, "-q").err == spool("ls", *words, "--csv").err == ""
-    for terminal in (False, True):
-        if terminal:
-            on_terminal(monkeypatch, 80)
-        said = spool("ls", *words)
-        assert (said.out, why in said.err) == ("", True)
-
-
 @WIDTHS
 def test_the_doctor_keeps_to_the_width_and_breaks_no_word(
     spool: Command, monkeypatch: pytest.MonkeyPatch, width: int

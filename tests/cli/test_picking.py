@@ -119,13 +119,6 @@ def test_the_last_job_is_the_one_this_user_submitted_last(spool: Command, spool_
     assert spool("cancel", "--reason", "-1", last).out == f"{newest} cancelled\n"
 
 
-def test_without_a_last_job_that_is_said(spool: Command, spool_root: Path) -> None:
-    """In a spool without jobs of this user `@` is an error that says what to do."""
-    said = spool("cancel", "@")
-    assert (said.code, "specify a job name" in said.err) == (3, True)
-    assert spool("submit", "--name", "@", "--", "true").code != 0
-
-
 def test_requeue_failed_takes_what_failed_and_of_an_array_its_tasks(spool: Command, spool_root: Path) -> None:
     """What failed, was lost or broke a limit comes back; what finished or was cancelled stays; no array runs twice."""
     unwell = {"bad": State.FAILED, "slow": State.TIMEOUT, "gone": State.LOST, "big": State.OUT_OF_MEMORY}
@@ -195,14 +188,6 @@ def test_with_changes_the_keys_of_what_is_requeued(spool: Command, spool_root: P
     assert spool("requeue", "r", "--with", "cpus=2").code == 0
     assert (metadir / "stop").read_text().startswith("requeue ")
     assert places(spool_root, "r") == ["queued"]
-
-
-@pytest.mark.parametrize("pair", ["priority", "prioriti=3", "=3", "priority=many", "command=", "nosuch=1"])
-def test_with_refuses_what_no_job_can_have(spool: Command, spool_root: Path, pair: str) -> None:
-    """A key that is not there and a value that is wrong change nothing, and are told in one line."""
-    put_job(spool_root, "a", place="done")
-    said = spool("requeue", "a", "--with", pair)
-    assert (said.code != 0, said.err.count("\n"), places(spool_root, "a")) == (True, 0, ["done"])
 
 
 def test_with_never_replaces_another_job(spool: Command, spool_root: Path) -> None:

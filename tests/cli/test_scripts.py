@@ -110,35 +110,6 @@ def test_a_script_that_nothing_would_run_is_refused(
     assert os.listdir(spool_root / "queued") == []
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        (b"#!/bin/sh\n\xe9\n", "line 2 is not UTF-8"),
-        (b"#!/bin/sh\n\0", "NUL"),
-        (b"#!/bin/sh\n" + b"#" * (1 << 19), "512 KiB"),
-    ],
-)
-def test_a_script_that_no_job_file_can_hold_is_told(spool: Command, tmp_path: Path, text: bytes, why: str) -> None:
-    """It can be run by its path."""
-    script = written(tmp_path / "a.sh", text)
-    said = spool("submit", script)
-    assert (said.code, why in said.err, "--no-capture" in said.err) == (2, True, True)
-    assert spool("submit", "--no-capture", script).code == 0
-
-
-@pytest.mark.parametrize(
-    "line", ['cd "$(dirname "$0")"', "here=${BASH_SOURCE[0]}", "cd ${0%/*}", "here = Path(__file__)"]
-)
-def test_a_script_that_asks_where_it_lies_is_warned(spool: Command, tmp_path: Path, line: str) -> None:
-    """The copy lies elsewhere; a script that only says its name is fine."""
-    script = written(tmp_path / "a.sh", f"#!/bin/sh\n{line}\n")
-    said = spool("submit", script)
-    assert said.code == 0
-    assert "line 2" in said.err
-    assert spool("submit", "--no-capture", script).err == ""
-    assert spool("submit", written(tmp_path / "b.sh", "#!/bin/sh\necho usage: $0 FILE\n")).err == ""
-
-
 def test_a_python_script_finds_what_lies_beside_it(
     spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

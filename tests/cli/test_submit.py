@@ -794,18 +794,6 @@ def test_a_dollar_sign_in_the_current_directory_begins_no_variable(
     assert expanded(text, {}) == str(here)
 
 
-def test_a_path_that_cannot_be_expanded_is_doubted(spool: Command, spool_root: Path) -> None:
-    """A variable or a user that is not there makes the file invalid later, so a submission warns."""
-    for option, key in (("--workdir", "workdir"), ("--stdout", "stdout"), ("--stderr", "stderr")):
-        said = spool("submit", "-n", "a", "--replace", option, "/x/$NOPE/log", "--", "true")
-        assert (said.code, f"{key}: $NOPE" in said.err) == (0, True)
-    assert spool("submit", "-n", "b", "--workdir", "$HOME", "--stdout", "$HOME/x", "--", "true").err == ""
-    said = spool("submit", "-n", "c", "-t", "1h", "--env", "NOPE=x", "--stdout", "/$NOPE/x", "--", "true")
-    assert (said.code, said.err) == (0, "")
-    said = spool("submit", "-n", "d", "--array", "0-1", "--stdout", "/{index}/$NOPE", "--", "true")
-    assert "stdout: $NOPE" in said.err
-
-
 def test_a_workdir_is_refused_only_where_there_is_nowhere_to_stand(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

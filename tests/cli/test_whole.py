@@ -56,22 +56,6 @@ def test_help_lists_every_verb_and_imports_none(spool: Command) -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
-@pytest.mark.parametrize(
-    ("words", "helps"),
-    [
-        ("--nonsense", "spool --help"),
-        ("ls --nonsense", "spool ls --help"),
-        ("reserve xyzzy", "spool reserve --help"),
-        ("reserve create a --gpus", "spool reserve create --help"),
-    ],
-)
-def test_a_wrong_call_is_told_which_help_helps(spool: Command, words: str, helps: str) -> None:
-    """In one line: that of the verb, or of the part of a verb, that was called wrongly."""
-    said = spool(*words.split())
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 0)
-    assert said.err.endswith(f"(see `{helps}`)")
-
-
 def test_a_disk_that_fails_is_one_line_and_a_bug_is_a_traceback(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,14 +120,6 @@ def test_names_complete_where_the_verb_can_use_them(spool_root: Path) -> None:
     assert completed("spool release t") == {"train"}
     assert completed("spool show t") == {"train", "test"}
     assert completed("spool rel") == {"release"}
-
-
-def test_dispatch_leaves_quietly_where_another_lives(dispatcher: object, spool: Command, spool_root: Path) -> None:
-    """`dispatch` beside another is code 6; with --once or --idle-exit the work is being done, and that is 0."""
-    assert spool("dispatch").code == 6
-    assert spool("dispatch", "--once").code == 0
-    assert spool("dispatch", "--idle-exit", "1s").code == 0
-    assert spool("dispatch", "--once", "--until-idle").code == 2
 
 
 def test_a_spool_may_be_named_by_a_link(spool: Command, spool_root: Path, tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from core.planning import NOW, S, at, code, foretold, gpus, job, machine, numbers, plan, run, started, why
-from spool.core.gpus import GpuSlots
+from spool.core.gpus import GpuSlots, Moment, choose, conflict, is_active, overlap
 from spool.core.model import ForeignProcess, Policy, Reservation
-from spool.core.reservations import Moment, choose, conflict, is_active, overlap
 
 HOUR = 3600 * S
 

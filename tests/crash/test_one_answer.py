@@ -22,7 +22,7 @@ from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.core.model import Machine, Result, State
 from spool.formats.run_records import parse_history_line
 from spool.formats.state import StateView, parse_state, render_state
-from spool.machine import marks
+from spool.machine import processes
 from spool.query import snapshot
 from spool.query.details import job_details
 from spool.query.explain import preview, why
@@ -221,7 +221,7 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Compared] =
     hurry(monkeypatch)
     for seed in range(SEED, SEED + LIVES):
         with world_at(tmp_path / f"{seed}", monkeypatch) as world:
-            for module in (snapshot, marks):
+            for module in (snapshot, processes):
                 monkeypatch.setattr(module, "MachineProber", lambda *_, world=world: world)
             (world.root / layout.CONFIG).write_text('disk_floor = "0M"\nkill_grace = "7s"\ncpus = 2\n')
             life = kind(world, seed)

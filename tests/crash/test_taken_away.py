@@ -138,7 +138,7 @@ def _assert_collected_for_good(world: World, session: Session) -> None:
     """Collect what has ended: no line of the history goes, and nothing comes back."""
     before, spool = history(world.root), Spool(str(world.root))
     keep = RetentionPolicy(max_age_ns=0)
-    gc.remove(spool, gc.plan_removal(spool, keep, time.time_ns() + 1))
+    gc.remove_planned(spool, gc.plan_removal(spool, keep, time.time_ns() + 1))
     assert not any(spool.places(JOB))
     session.settle()
     session.end()

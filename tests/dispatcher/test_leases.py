@@ -11,7 +11,7 @@ import pytest
 from crash.world import Session, world_at
 from spool.core import layout
 from spool.dispatcher import leases
-from spool.machine import shared
+from spool.machine.host import NO_ASKING, NO_ASKING_REMEDY
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_nothing_starts_on_a_shared_machine_that_cannot_be_asked(session: Sessio
     """The reason says what is missing and what to do, and once the machine is not shared the job starts."""
     session.settle()
     assert not session.world.begun
-    assert session.now.planner.plan.reason("a").text == f"machine: {shared.MISSING}; {shared.REMEDY}"
+    assert session.now.planner.plan.reason("a").text == f"machine: {NO_ASKING}; {NO_ASKING_REMEDY}"
     _joins_no_more(session)
     assert session.world.begun == [("a", 1)]
 

@@ -24,8 +24,8 @@ from spool.core.model import (
 )
 from spool.core.units import format_duration
 from spool.formats import capabilities, config, jobfile, keys, schema, toml
+from spool.formats.capabilities import REQUIRED, KeyTable
 from spool.formats.jobfile import FORMAT
-from spool.formats.key import REQUIRED, KeyTable
 from spool.formats.validation import Format
 from support import ROOT, WHOLE
 

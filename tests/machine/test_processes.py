@@ -17,7 +17,7 @@ import pytest
 from machine.fake_proc import FakeProc
 from spool.core.layout import SERVICE
 from spool.core.model import Jid
-from spool.machine import identity, marks, processes
+from spool.machine import identity, processes
 from spool.machine.processes import Process, Sought
 from support import PATIENCE_S, wait_for
 
@@ -205,7 +205,7 @@ def test_a_hook_belongs_to_no_run_and_is_found_by_a_mark_of_its_own(proc: FakePr
     sought = Sought("45.7", 0, SPOOL)
     members = processes.search([sought], proc=str(proc), me=45).members[sought.key]
     assert sorted(process.pid for process in members) == [60, 61]
-    assert sorted(marks.hooks_of(SPOOL, proc=str(proc))) == [(60, "45.7"), (61, "45.7"), (62, "45.8")]
+    assert sorted(processes.hooks_of(SPOOL, proc=str(proc))) == [(60, "45.7"), (61, "45.7"), (62, "45.8")]
 
 
 def test_a_mark_may_name_the_spool_by_a_link(proc: FakeProc, tmp_path: Path) -> None:
@@ -223,8 +223,8 @@ def test_a_mark_may_name_the_spool_by_a_link(proc: FakeProc, tmp_path: Path) -> 
         ("b", 3): [65],
     }
     proc.process(80, parent=1, start=800, environment=there | {"SPOOL_HOOK": "45.7"})
-    assert marks.hooks_of(str(spool), proc=str(proc)) == [(80, "45.7")]
-    jobs = {pid: marks.job_of(pid, str(spool), proc=str(proc)) for pid in (51, 60, 61, 63, 64, 80, 99)}
+    assert processes.hooks_of(str(spool), proc=str(proc)) == [(80, "45.7")]
+    jobs = {pid: processes.job_of(pid, str(spool), proc=str(proc)) for pid in (51, 60, 61, 63, 64, 80, 99)}
     assert jobs == {51: None, 60: "a", 61: "a", 63: None, 64: None, 80: None, 99: None}
 
 

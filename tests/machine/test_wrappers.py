@@ -13,7 +13,7 @@ import pytest
 
 from spool.core.errors import InvalidRecord
 from spool.formats import run_records
-from spool.machine.marks import is_wrapper
+from spool.machine.processes import is_wrapper
 from support import wait_for
 
 

@@ -14,7 +14,7 @@ import pytest
 from calling import Command, Said, start
 from spool.cli import main
 from spool.core.model import Jid
-from spool.machine.marks import MachineProber
+from spool.machine.processes import MachineProber
 from spool.store.spool import Spool
 from support import PATIENCE_S, wait_for
 
@@ -34,6 +34,8 @@ def spool(
     monkeypatch.setattr(log, "propagate", log.propagate)
     monkeypatch.setattr(log, "level", log.level)
     monkeypatch.chdir(spool_root.parent)
+    niceness = os.getpriority  # of the user, whatever that of the tests is: a submission takes it along
+    monkeypatch.setattr(os, "getpriority", lambda which, who: niceness(which, who) if who else 0)
 
     def call(*words: object) -> Said:
         capfd.readouterr()

@@ -13,7 +13,7 @@ from spool.core.gpuuse import GpuWatch
 from spool.core.model import GpuWork, Grant
 from spool.formats import run_records
 from spool.formats.state import GpuUseView, JobView, parse_state
-from spool.machine.marks import MachineProber
+from spool.machine.processes import MachineProber
 from spool.query.details import RunEfficiency, compare, job_details
 from spool.query.jobs import list_jobs
 from spool.store.spool import Service, Spool

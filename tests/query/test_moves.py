@@ -20,7 +20,7 @@ from spool.core.model import Grant, Request, Result, State
 from spool.formats import run_records
 from spool.formats.state import JobView
 from spool.machine import identity
-from spool.machine.marks import MachineProber
+from spool.machine.processes import MachineProber
 from spool.query.jobs import JobFilter, JobList, JobLister, list_jobs
 from spool.query.selection import picked
 from spool.store.spool import Service, Spool

@@ -27,18 +27,29 @@ NOW = time.time_ns()
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> MachineMonitor:
+def table() -> SchedulerState:
+    """Give what is known of the jobs of that spool: nothing yet."""
+    return SchedulerState()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Give the configuration of an empty spool."""
+    return Settings(str(make_spool(tmp_path / "spool")))
+
+
+@pytest.fixture
+def world(table: SchedulerState, settings: Settings, tmp_path: Path) -> MachineMonitor:
     """Give the world of an empty spool, whose disk is short below 1 GiB."""
-    spool = Spool(str(make_spool(tmp_path / "spool")))
-    return MachineMonitor(spool, SchedulerState(), Settings(spool.root))
+    return MachineMonitor(Spool(str(tmp_path / "spool")), table, settings)
 
 
-def test_what_is_free_counts_where_it_decides(world: MachineMonitor) -> None:
+def test_what_is_free_counts_where_it_decides(world: MachineMonitor, table: SchedulerState) -> None:
     """Below the floor of the disk another number is another machine; free memory once a job waits that asks for it."""
     short, shorter = replace(MACHINE, disk_free_bytes=GIB // 2), replace(MACHINE, disk_free_bytes=GIB // 4)
     assert len({world.what_counts(each) for each in (MACHINE, short, shorter)}) == 3
     spec = Spec(command="true", request=Request(memory_bytes=4 * GIB))
-    world._table.queue.put(Waiting("a", spec, "alice", 0))
+    table.queue.put(Waiting("a", spec, "alice", 0))
     other = replace(MACHINE, memory_available_bytes=5 * GIB)
     assert world.what_counts(MACHINE) != world.what_counts(other)
 
@@ -47,7 +58,7 @@ def test_what_is_free_counts_where_it_decides(world: MachineMonitor) -> None:
 OF_THE_MACHINE = {
     "cpus": True, "memory_bytes": True, "memory_available_bytes": False, "gpus": True, "gpu_problem": True,
     "disk_free_bytes": False, "refusal": True, "resources": True, "most_runs": True, "no_leases": True,
-    "most_pending": True, "title": True, "limits_arrays": True, "cores": True,
+    "most_pending": True, "title": True, "cores": True,
 }  # fmt: skip
 OF_A_GPU = {
     "uuid": True, "index": True, "name": True, "memory_total_bytes": True, "memory_free_bytes": True, "foreign": True,
@@ -73,15 +84,16 @@ def test_each_fact_of_the_machine_is_said_to_count_or_not(world: MachineMonitor)
 
 
 @pytest.fixture
-def watched(tmp_path: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[MachineMonitor]:
+def watched(
+    table: SchedulerState, settings: Settings, tmp_path: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MachineMonitor]:
     """Give a world with one GPU that somebody asks about."""
     for name, value in fake_nvml.variables.items():
         monkeypatch.setenv(name, value)
     fake_nvml.gpu("GPU-a")
-    root = make_spool(tmp_path / "spool")
-    (root / "config.toml").write_text('gpu.poll = "1h"\n')
-    spool = Spool(str(root))
-    world = MachineMonitor(spool, SchedulerState(), Settings(spool.root), with_gpus=True)
+    (tmp_path / "spool/config.toml").write_text('gpu.poll = "1h"\n')
+    settings.reload()
+    world = MachineMonitor(Spool(str(tmp_path / "spool")), table, settings, with_gpus=True)
     yield world
     world.close()
 
@@ -181,11 +193,13 @@ def test_gpus_are_unknown_while_a_start_waits_too_long_for_its_answer(
     assert watched.may_start_on(ALONE)
 
 
-def test_what_was_asked_while_a_run_was_there_clears_no_gpu_for_one_alone(watched: MachineMonitor) -> None:
+def test_what_was_asked_while_a_run_was_there_clears_no_gpu_for_one_alone(
+    watched: MachineMonitor, table: SchedulerState
+) -> None:
     """What such an answer shows besides may be the run's; a share needs no more than the memory that is free."""
-    watched._table.runs.put(Running("before", 1, "alice", Spec(command="true"), ALONE, NOW))
+    table.runs.put(Running("before", 1, "alice", Spec(command="true"), ALONE, NOW))
     watched.machine(NOW)
-    watched._table.runs.remove("before")  # though its paperwork is not done
+    table.runs.remove("before")  # though its paperwork is not done
     answer(watched)
     assert may_start(watched, ALONE, SHARE) == [False, True]
     watched.ask_gpus_again(NOW)
@@ -201,7 +215,7 @@ def test_nobody_is_asked_while_no_gpu_matters(world: MachineMonitor, fake_nvml: 
 
 
 def test_where_things_are_is_asked_only_on_a_spool_that_pins(
-    watched: MachineMonitor, fake_nvml: FakeNvml, tmp_path: Path
+    watched: MachineMonitor, settings: Settings, fake_nvml: FakeNvml, tmp_path: Path
 ) -> None:
     """With `cpu_pinning` the machine has its cores and each GPU its node, from the next look on; else neither."""
     fake_nvml.near("GPU-a", 3)
@@ -209,7 +223,7 @@ def test_where_things_are_is_asked_only_on_a_spool_that_pins(
     before = answer(watched)
     assert (before.cores, before.gpus[0].node) == ((), None)
     (tmp_path / "spool" / "config.toml").write_text('gpu.poll = "1h"\ncpu_pinning = true\ncpus = 4096\n')
-    watched._settings.reload()
+    settings.reload()
     watched.configuration_changed()
     watched.ask_gpus_again(NOW)
     after = answer(watched)

@@ -3,46 +3,32 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 import click
 
 from spool.cli import render
 from spool.cli.group import Verb, json_option
 from spool.doctor import Finding, Level, examine
-from spool.formats.capabilities import engines, loaded
 from spool.store.ownership import check_owner
 
 _INDENT = " " * 6
 _STYLES = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31;1"}
 
 
-def _of_engines(function: Callable[..., int]) -> Callable[..., int]:
-    """Add an option for each engine that has checks of its own."""
-    for name, offer in engines().items():
-        if offer.checks:
-            about = f"Check {offer.title} instead, by submitting a probe job."
-            function = click.option(f"--{name}", is_flag=True, help=about)(function)
-    return function
-
-
 @click.command(cls=Verb)
 @click.option("--fix", is_flag=True, help="Fix what can be fixed safely.")
-@_of_engines
 @click.option("-q", "--quiet", is_flag=True, help="Show only problems.")
 @json_option
 @click.pass_obj
-def command(root: str, /, fix: bool, quiet: bool, as_json: bool, **of_engines: bool) -> int:
+def command(root: str, /, fix: bool, quiet: bool, as_json: bool) -> int:
     """Diagnose problems with this spool and this machine.
 
     Prints one line per check, with what to do. The exit code is 1 if something must be fixed.
     """
-    engine = next((name for name, is_asked in of_engines.items() if is_asked), None)
-    if fix or engine is not None:
+    if fix:
         check_owner(root)
-    checks = None if engine is None else loaded(engines()[engine].checks)
     findings: list[Finding] = []
-    for finding in examine(root, fix=fix, checks=checks):
+    for finding in examine(root, fix=fix):
         findings.append(finding)
         if not as_json and not (quiet and finding.level is Level.OK):
             _print(finding)

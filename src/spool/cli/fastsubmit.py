@@ -19,7 +19,7 @@ TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from spool.formats.key import Key
+    from spool.formats.capabilities import Key
 
 _MAX_BYTES = 100_000
 _AMOUNTS = {"size": "KMGT", "size or auto": "KMGT", "duration": "smhd", "timeout": "smhd"}

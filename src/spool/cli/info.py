@@ -16,11 +16,10 @@ from spool.cli.render import Bar, Line, charts, made, tell
 from spool.client.requests import Requests
 from spool.core import layout
 from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
-from spool.core.gpus import stranger
+from spool.core.gpus import NOBODY, stranger
 from spool.core.layout import is_pattern, natural, why_not_name
 from spool.core.model import Machine, Reservation
 from spool.core.reasons import count_of, pools_in_words
-from spool.core.reservations import NOBODY
 from spool.core.units import show_duration, show_size
 from spool.formats import reservation
 from spool.formats.capabilities import contributed, engine_title

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from spool.client.submit import literal
-from spool.formats.key import Key
+from spool.formats.capabilities import Key
 from spool.formats.keys import BY_OPTION, COMMON, SECTIONS
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import

@@ -42,6 +42,7 @@ from spool.core.capability import OtherWay
 from spool.core.errors import ExitCode, InvalidFile, InvalidJob, SpoolError, SpoolUnusable, UsageError, cannot
 from spool.core.layout import DONE, EXPORTED, HELD, QUEUED, RUNNING, why_not_name
 from spool.core.model import JobDefaults, Problem, Spec, in_force
+from spool.core.units import show_duration
 from spool.formats import jobfile
 from spool.formats.capabilities import contributed, engine_offer, loaded
 from spool.formats.jobfile import edited
@@ -477,11 +478,12 @@ def _ends_sooner(spool: Spool, name: str, new: bytes) -> Iterator[str]:
     run = max(spool.runs(name), default=0)
     known, asked = spool.engine(name, run), spool.spec(name, run)
     offer = engine_offer(known[0]) if known is not None else None
-    if known is None or offer is None or not offer.still_ends or asked is None or asked.time_limit_ns is None:
+    if known is None or offer is None or asked is None or asked.time_limit_ns is None:
         return
     limit_ns = jobfile.parse(new, name=name, defaults=defaults_of(spool.root)).time_limit_ns
     if limit_ns is None or limit_ns > asked.time_limit_ns:
-        yield loaded(offer.still_ends)(known[2], asked.time_limit_ns, limit_ns)
+        lasts = show_duration(asked.time_limit_ns)
+        yield f"{offer.title} still ends job {known[2]} soon after {lasts}, unless an administrator raises that too"
 
 
 def _file(spool: Spool, name: str) -> tuple[str, bytes]:

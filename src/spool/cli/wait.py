@@ -475,7 +475,7 @@ def attach_command(spool: Spool, name: str, run: int | None = None, *, read_only
 
 
 def _check_lives(spool: Spool, name: str, run: int) -> None:
-    from spool.machine.marks import MachineProber
+    from spool.machine.processes import MachineProber
 
     proof = spool.load(name, run, MachineProber()).proof
     if proof.verdict is Verdict.ENDED:

@@ -56,17 +56,12 @@ class EngineOffer(Row):
     * `title`: its usual name for users.
     * `executor`: `(name, Callable[[], Config], Home | None) -> executors.base.Executor`.
     * `check`: `(Reading) -> None`: adds the problems of a job file that names it.
-    * `still_ends`: `(id, asked_ns, limit_ns) -> str`: how it ends a run by the time limit that it was asked for, though
-      the job has a later one now, or none.
-    * `checks`: a tuple of `doctor.checks.Check` of it, which `spool doctor --NAME` makes.
     * `shortcut`: the help of an option `--NAME`, which stands for `--executor NAME`; "" if there is none.
     """
 
     title: str
     executor: str
     check: str = ""
-    still_ends: str = ""
-    checks: str = ""
     shortcut: str = ""
 
 
@@ -108,12 +103,11 @@ class GpuVendor(Row):
 class Capability(Row):
     """What one capability contributes. Each text names "module:attribute"; "" contributes nothing.
 
-    * `job`: a `formats.key.Part` of the job file: its keys, and how their values become `Spec.parts[name]`.
+    * `job`: a `formats.capabilities.Part` of the job file: its keys, and how their values become `Spec.parts[name]`.
     * `config`: likewise of config.toml, for `Config.parts[name]`.
     * `only_here`: why a job of an engine elsewhere cannot have its keys, and what to do; `{}` is the engine's name.
     * `only_elsewhere`: why a job of this machine cannot have its keys; `{}` is the name of its executor.
     * `engines`: the engines that it offers, by the names that `executor` has in job files.
-    * `search`: `() -> Iterable[Capability]`: further capabilities that installed packages offer, in a way of its own.
     * `running`: what lists say of a running job that has its keys, if there is nothing else to say.
     * `by_others`: whether processes of such a run may be started by others than its wrapper, as those of a daemon are.
     * `problem`: `(Spec) -> str | None`: why a job that has its keys cannot start on this machine; None if it can.
@@ -152,7 +146,6 @@ class Capability(Row):
     running: str = ""
     only_elsewhere: str = ""
     engines: Mapping[str, EngineOffer] = {}
-    search: str = ""
     by_others: bool = False
     problem: str = ""
     doubts: str = ""

@@ -37,7 +37,7 @@ class Liveness(StrEnum):
 
 
 class Prober(Protocol):
-    """The questions about the machine that a look at a run needs; `spool.machine.marks` answers them."""
+    """The questions about the machine that a look at a run needs; `spool.machine.processes` answers them."""
 
     def boot_id(self) -> str:
         """Return the id of this boot."""

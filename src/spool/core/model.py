@@ -460,15 +460,14 @@ class Machine(Struct, frozen=True):
     resources: tuple[Pool, ...] = ()
     most_runs: int | None = None  # for an engine that finds the room itself: the maximum number of runs there
     title: str = ""  # the usual name of that engine
-    most_pending: int | None = None  # of these, the jobs and arrays that wait there for room
-    limits_arrays: bool = False  # it keeps the limits of running tasks itself
+    most_pending: int | None = None  # of these, the jobs that wait there for room
     no_leases: NoLeases | None = None  # why no run may start on a shared machine now
     cores: tuple[Core, ...] = ()  # that runs are pinned to; (): runs are not pinned
 
     @classmethod
-    def of_an_engine(cls, most_runs: int, most_pending: int | None = None, *, limits_arrays: bool = False) -> Machine:
+    def of_an_engine(cls, most_runs: int, most_pending: int | None = None) -> Machine:
         """Return the machine of an engine that plans its runs itself: it accepts every request."""
-        return cls(cpus=0, memory_bytes=0, most_runs=most_runs, most_pending=most_pending, limits_arrays=limits_arrays)
+        return cls(cpus=0, memory_bytes=0, most_runs=most_runs, most_pending=most_pending)
 
 
 def granted_request(spec: Spec, grant: Grant) -> Request:

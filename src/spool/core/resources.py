@@ -18,11 +18,11 @@ from heapq import merge
 from msgspec.structs import replace
 
 from spool.core import gpus
-from spool.core import reservations as reserved
+from spool.core import gpus as reserved
 from spool.core.gpus import NONE_NAMED, GpuSlot, GpuSlots, Kind
-from spool.core.model import Grant, Machine, Policy, Pool, Request, Reservation, Running, Spec, Waiting
+from spool.core.model import Grant, Machine, Policy, Pool, Request, Reservation, Running, Waiting
 from spool.core.queue import Ordered
-from spool.core.quotas import Counts, Lowest, Quotas, SharedLimits, count, why_never
+from spool.core.quotas import Counts, Lowest, Quotas, SharedLimits, why_never
 from spool.core.reasons import Reason, count_of, ranges_of
 from spool.core.runtimes import Expected, RunTimes
 from spool.core.units import cpus_in, show_size
@@ -48,7 +48,7 @@ class Runs(Mapping[str, Running]):
         self.preemptible: set[str] = set()  # the jobs whose runs may be preempted, now or later
         self._stopping: set[str] = set()
         self._suspended: set[str] = set()
-        self.pending: dict[str, int] = {}  # on an engine: the jobs and arrays that wait for room, and their runs
+        self.pending = 0  # on an engine: the runs that wait for room
         self.blocked = 0  # on an engine: the runs that wait for something else
         for run in runs:
             self.put(run)
@@ -134,7 +134,7 @@ class Runs(Mapping[str, Running]):
         if run.blocked and run.submitted:
             self.blocked += sign
         elif run.submitted:
-            count(self.pending, pending_unit(run.name, spec), sign)
+            self.pending += sign
 
     def _discount(self, run: Running) -> None:
         name = run.name
@@ -202,11 +202,6 @@ class Runs(Mapping[str, Running]):
         return now_ns + max(0, end_ns - since_ns)
 
 
-def pending_unit(name: str, spec: Spec) -> str:
-    """Return what counts as one among the jobs that wait on an engine: a job, or a whole array."""
-    return spec.task.array if spec.task is not None else name
-
-
 UNLIMITED = SharedLimits()
 
 
@@ -239,7 +234,7 @@ class FreeResources:
         self.with_gpus = runs.with_gpus.copy()
         self.cards = self._claimed_cards(named_gpus)
         self.started: list[Running] = []
-        self.pending = runs.pending.copy()
+        self.pending = runs.pending
         self.elsewhere: dict[str, FreeResources] = {}
 
     def add_machine(self, name: str, machine: Machine) -> None:
@@ -257,7 +252,7 @@ class FreeResources:
         room.__dict__.update(self.__dict__)
         room.counts, room.with_gpus = self.counts.copy(), self.with_gpus.copy()
         room.cards = room._claimed_cards(self.cards.named)
-        room.started, room.pending = self.started.copy(), self.pending.copy()
+        room.started = self.started.copy()
         room.elsewhere = {}  # other machines do not matter here
         return room
 
@@ -285,8 +280,7 @@ class FreeResources:
         """Add a run that starts in this pass: the kernel still reports its memory as free."""
         self.claim(run)
         self.started.append(run)
-        if run.submitted:
-            count(self.pending, pending_unit(run.name, run.spec), 1)
+        self.pending += run.submitted
         if run.elsewhere is not None:
             if run.elsewhere in self.elsewhere:
                 self.elsewhere[run.elsewhere].start(replace(run, elsewhere=None))
@@ -397,7 +391,7 @@ class FreeResources:
         if (state := self.limits.held.get(task.array)) is not None:
             return Reason("held", f"array {task.array} is {state}")
         limit = self.limits.of_array(task.array)
-        if limit is None or (job.elsewhere is not None and self.of(job.elsewhere).machine.limits_arrays):
+        if limit is None:
             return None
         running = self.counts.arrays.get(task.array, 0)
         return None if running < limit else Reason("array", f"array limit: {running} of {limit} running")
@@ -510,8 +504,8 @@ class FreeResources:
             if room.lacks(job.request):
                 count = f"{room.in_flight} of {room.machine.most_runs}"
                 yield Reason("max_in_flight", f"max_in_flight: {count} are in {where}")
-            elif room.is_full_of_pending(job):
-                count = f"{len(room.pending)} of {room.machine.most_pending}"
+            elif (most := room.machine.most_pending) is not None and room.pending >= most:
+                count = f"{room.pending} of {most}"
                 yield Reason("max_pending", f"max_pending: {count} wait in {where}")
             return
         if ever:
@@ -530,11 +524,6 @@ class FreeResources:
             reason = room.kept(job)
             if reason is not None:
                 yield reason
-
-    def is_full_of_pending(self, job: Waiting) -> bool:
-        """Whether as many jobs and arrays as allowed wait on this engine, and *job* would be one more."""
-        most = self.machine.most_pending
-        return most is not None and len(self.pending) >= most and pending_unit(job.name, job.spec) not in self.pending
 
     def fits(self, job: Waiting) -> bool:
         """Tell whether *job* could start here and now."""

@@ -377,7 +377,6 @@ class Arrays(Component):
             return
         if array.edited(self._spool.job_spec(place, array.name), seen):
             self._changed(array, f"at most {array.max_running or 'all'} of its tasks run at once")
-            self._executors.limit_array(array.name, array.max_running)
             self._state.queue.changed()
 
     @staticmethod

@@ -283,10 +283,7 @@ class Launcher(Component):
         """Start the wrapper of a run; return whether the machine refuses to."""
         if is_unstartable(live):
             return False
-        metadir, task, at_once = self._spool.layout.metadir(live.name, live.run), live.spec.task, None
-        if task is not None:
-            array = self._state.arrays.get(task.array)
-            at_once = array.max_running if array is not None else task.max_running
+        metadir = self._spool.layout.metadir(live.name, live.run)
         launch = Launch(
             job=live.name,
             run=live.run,
@@ -297,7 +294,6 @@ class Launcher(Component):
             group=group,
             cpus=live.grant.cpu_list,
             spec=live.requested,
-            at_once=at_once,
         )
         try:
             if starts := _starts(live.spec):

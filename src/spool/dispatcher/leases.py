@@ -15,7 +15,7 @@ from spool.core.scheduler import Plan, Start
 from spool.dispatcher.wakeup import Timer, Timers, Wakeup
 from spool.formats.capabilities import only
 from spool.formats.state import SharedView
-from spool.machine import shared
+from spool.machine.host import NO_ASKING, NO_ASKING_REMEDY, shared_directory
 from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
 from spool.state.world import as_if_alone, on_shared
@@ -125,7 +125,7 @@ class LeaseGate:
     def look(self, *, anew: bool = False) -> None:
         """Find out whether the machine is shared: at the start, and when that may have changed. *anew*: ask for all."""
         config = self._settings.config
-        directory = shared.directory(config.machine)
+        directory = shared_directory(config.machine)
         place = config.machine, config.machine_owner, directory
         if place == self._place and not anew:
             return
@@ -155,11 +155,11 @@ class LeaseGate:
 
     def _asking(self, directory: str) -> Leases:
         """Return the leases of a shared machine: those of the capability that knows whom to ask, or none."""
-        problem, remedy, self._try_again = shared.MISSING, shared.REMEDY, False
+        problem, remedy, self._try_again = NO_ASKING, NO_ASKING_REMEDY, False
         try:
             made = only("leases")
         except (ImportError, OSError) as error:
-            made, problem, self._try_again = None, f"{shared.MISSING}: {error}", True
+            made, problem, self._try_again = None, f"{NO_ASKING}: {error}", True
         if made is not None:
             leases = made(self._spool, self._settings, self._state, self._timer, self._wakeup)
             assert isinstance(leases, Leases)

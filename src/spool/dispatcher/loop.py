@@ -44,7 +44,7 @@ from spool.formats import wrapper
 from spool.formats.journal import recall
 from spool.machine import cgroups
 from spool.machine.cgroups import RunGroups
-from spool.machine.marks import MachineProber
+from spool.machine.processes import MachineProber
 from spool.state.load import OutcomeIndex
 from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
@@ -575,10 +575,7 @@ class Dispatcher:
     # Ends.
 
     def _collect_ended(self) -> bool:
-        """Let engines keep back what must not begin, and collect the runs that are over; return whether any are."""
-        if self.executors.engines:
-            held = [name for name, array in self.state.arrays.items() if array.held]
-            self.executors.keep_back(held, paused=self.pause.paused)
+        """Collect the runs that are over; return whether any are."""
         ended = self.supervisor.collect()
         if self.executors.engines:
             self._hear_of_engines()

@@ -38,7 +38,7 @@ from spool.machine.host import (
     unlisted_cards,
     vendors_here,
 )
-from spool.machine.marks import MachineProber
+from spool.machine.processes import MachineProber
 from spool.query.jobs import JobLister, ignored_by_kind, ignored_by_name, without_ending
 from spool.query.rows import STALE_NS, in_words
 from spool.query.snapshot import machine_now

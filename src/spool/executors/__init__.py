@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import invalidate_caches
 from typing import TypeVar
@@ -214,14 +214,6 @@ class Executors:
             with suppress(SpoolError):  # the run is left alone then
                 engine = self[name].engine
         return engine.adopt(job, run, jid)
-
-    def limit_array(self, array: str, at_once: int | None) -> None:
-        """Tell the engines how many tasks of an array may run at once from now on."""
-        self._of_each(lambda engine: engine.limit_array(array, at_once))
-
-    def keep_back(self, arrays: Collection[str], *, paused: bool) -> None:
-        """Let the engines start nothing while *paused*, and take back what waits there of held *arrays*."""
-        self._of_each(lambda engine: engine.keep_back(arrays, paused=paused))
 
     def work(self) -> list[RunHandle]:
         """Let every engine do its due work; return the runs with news."""

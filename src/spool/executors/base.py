@@ -41,9 +41,6 @@ class Launch(Struct, frozen=True):
     spec: Spec | None = None
     """The job file's content, for an engine that must know the needs of the run."""
 
-    at_once: int | None = None
-    """How many tasks of its array may run at once now, whatever the task's own file says."""
-
     cpus: str = ""
     """The CPUs that the wrapper is pinned to, with all that it starts; "": it is not."""
 
@@ -272,12 +269,6 @@ class Engine(Protocol):
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> RunHandle:
         """Return a run that another dispatcher has started; *jid* is its wrapper's identity, if known."""
-
-    def limit_array(self, array: str, at_once: int | None) -> None:
-        """Apply a new limit of running tasks to an array, if the engine keeps such limits itself."""
-
-    def keep_back(self, arrays: Collection[str], *, paused: bool) -> None:
-        """Start nothing that waits there while *paused*, and take back the tasks of held *arrays* that wait there."""
 
     def terminate(self, runs: Mapping[Any, bool]) -> Collection[RunHandle]:
         """Continue to end *runs*: ask each to end, once, and force those that are True; return those gone for good.

@@ -25,7 +25,7 @@ from contextlib import suppress
 from spool.core.lifecycle import EndStep, Liveness, Remains, ending
 from spool.core.model import SECOND_NS, Jid, SignalTo
 from spool.executors.base import Family, Usage
-from spool.machine import identity, marks, processes
+from spool.machine import identity, processes
 from spool.machine.cgroups import RunGroup, RunGroups
 from spool.machine.identity import Stat
 from spool.machine.processes import STANDS_STILL, Children, Process, Sought, pss_bytes, rss_bytes, send
@@ -43,7 +43,7 @@ _KIBIBYTE = 1024
 
 
 def _is_wrapper(jid: Jid, spool_dir: str, job: str, run: int) -> bool:
-    return marks.is_wrapper(jid.pid, spool_dir, job, run)
+    return processes.is_wrapper(jid.pid, spool_dir, job, run)
 
 
 class LocalRun:
@@ -400,12 +400,6 @@ class LocalProcesses:
         made = LocalRun(self, (job, run), jid=jid, group=group)
         self._unheard.add(made)
         return made
-
-    def limit_array(self, array: str, at_once: int | None) -> None:
-        """Do nothing: the planner keeps the limits."""
-
-    def keep_back(self, arrays: Collection[str], *, paused: bool) -> None:
-        """Do nothing: nothing waits here that was started."""
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> LocalRun:
         """Return a run that another dispatcher has started."""

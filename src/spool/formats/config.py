@@ -18,8 +18,7 @@ from spool.core.layout import EXPORTED
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Parts, Policy, Pool
 from spool.core.units import parse_size
 from spool.formats import jobfile, toml
-from spool.formats.capabilities import executors, with_parts
-from spool.formats.key import REQUIRED, SHORTEST_NS, Key, KeyTable
+from spool.formats.capabilities import REQUIRED, SHORTEST_NS, Key, KeyTable, executors, with_parts
 from spool.formats.keys import DEFAULTS
 from spool.formats.toml import Path
 from spool.formats.validation import MAX_NAMES, Duration, Format, Kind, Kinds, Problems, Reading

@@ -9,8 +9,7 @@ the plain case of `spool submit` starts quickly.
 
 from __future__ import annotations
 
-from spool.formats.capabilities import engines, executors, with_parts
-from spool.formats.key import MAX_INDEX, REQUIRED, Key, KeyTable
+from spool.formats.capabilities import MAX_INDEX, REQUIRED, Key, KeyTable, engines, executors, with_parts
 
 # A row stays a row of a table.
 # fmt: off

@@ -9,7 +9,7 @@ from typing import Any
 from spool.core.errors import InvalidReservation, InvalidValue
 from spool.core.model import SECOND_NS, Reservation
 from spool.formats import toml
-from spool.formats.key import REQUIRED, Key, KeyTable
+from spool.formats.capabilities import REQUIRED, Key, KeyTable
 from spool.formats.toml import Path
 from spool.formats.validation import Format, Kind, Kinds, Problems
 from spool.formats.values import KINDS, different, moment_or_delay

@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from spool.formats import config, jobfile, reservation
-from spool.formats.capabilities import contributed
-from spool.formats.key import REQUIRED, KeyTable
+from spool.formats.capabilities import REQUIRED, KeyTable, contributed
 from spool.formats.validation import Format
 
 KINDS: dict[str, tuple[str, Format]] = {

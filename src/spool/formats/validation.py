@@ -20,8 +20,7 @@ from spool.core.errors import InvalidFile, InvalidValue, shown
 from spool.core.model import Parts, Problem
 from spool.core.units import parse_duration, parse_size
 from spool.formats import toml
-from spool.formats.capabilities import loaded, parts, search, with_parts
-from spool.formats.key import OF_ITS_FIELD, REQUIRED, Key, KeyTable
+from spool.formats.capabilities import OF_ITS_FIELD, REQUIRED, Key, KeyTable, loaded, parts, search, with_parts
 from spool.formats.toml import Path, key_lines, line_of, show
 
 T = TypeVar("T")

@@ -21,8 +21,7 @@ from spool.core.errors import InvalidValue
 from spool.core.layout import why_not_name
 from spool.core.model import ArraySpec, WarningSignal
 from spool.core.units import format_duration, format_size, parse_duration, parse_size
-from spool.formats.capabilities import executors, search
-from spool.formats.key import MAX_INDEX, Key
+from spool.formats.capabilities import MAX_INDEX, Key, executors, search
 from spool.formats.toml import show
 from spool.formats.validation import MAX_NAMES, Duration, Kind, Kinds, Size, SizeOrAuto, closest
 

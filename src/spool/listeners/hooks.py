@@ -31,9 +31,8 @@ from spool.formats.config import Config
 from spool.formats.events import facts, plain_keys, render_facts, variables
 from spool.formats.wrapper import added_variables
 from spool.listeners import REVIEWED, Begin, Listener, find_hooks
-from spool.machine import identity, marks, processes
-from spool.machine.marks import HOOK_MARK
-from spool.machine.processes import Process, Sought, send
+from spool.machine import identity, processes
+from spool.machine.processes import HOOK_MARK, Process, Sought, send
 
 log = logging.getLogger(__name__)
 
@@ -271,7 +270,7 @@ class OrphanReaper:
     def end_strangers(self) -> None:
         """Kill hooks left by an earlier process of the same spool that was killed."""
         mine = f"{os.getpid()}."
-        for pid, mark in marks.hooks_of(self._root):
+        for pid, mark in processes.hooks_of(self._root):
             if not mark.startswith(mine):
                 end_tree(self._root, mark, identity.of_process(pid), ours=False)
 

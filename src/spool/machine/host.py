@@ -1,4 +1,4 @@
-"""Processors, memory, disk and users of the machine, and the part that this process may use.
+"""Processors, memory, disk and users of the machine, the part that this process may use, and whether it is shared.
 
 A dispatcher in a container or under a service manager's limits shares a large machine. Only the resources that its jobs
 can really get count, so the affinity mask and the limits of the control groups apply.
@@ -349,3 +349,29 @@ def _text_of(path: str) -> str:
             return file.read().strip()
     except OSError:
         return ""
+
+
+MACHINE_FILE = "/etc/spool/machine.toml"
+SHARED_DIRECTORY = "/run/spool"
+
+NO_ASKING = "the part of spool that asks its arbiter is missing"
+"""Why nothing starts on a shared machine where the capability that asks for leases is not there."""
+NO_ASKING_REMEDY = 'install all of spool; or `machine = "off"` in config.toml starts jobs without asking'
+
+
+def shared_directory(setting: str) -> str | None:
+    """Return the directory of the arbiter by the key `machine`; None: the machine is not shared.
+
+    With "auto" only the proven absence of the machine's file means that.
+    """
+    if setting == "off":
+        return None
+    if setting != "auto":
+        return os.path.normpath(os.path.expanduser(setting))
+    try:
+        os.stat(MACHINE_FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        pass  # it is there, and cannot be looked at
+    return SHARED_DIRECTORY

@@ -136,9 +136,9 @@ class _Seer:
         host, config = Host(), self._config
         cpus = host.cpus() if config.cpus is None else config.cpus
         machine = Machine(cpus, config.memory_of(host.memory().total_bytes), resources=config.resources)
-        from spool.machine import shared
+        from spool.machine.host import shared_directory
 
-        if shared.directory(config.machine) is None:
+        if shared_directory(config.machine) is None:
             return machine
         from spool.query.shared import arbiter_view, shared_machine
         from spool.state.world import on_shared

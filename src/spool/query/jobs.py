@@ -31,7 +31,7 @@ from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended
 from spool.core.model import NOT_SUSPENDED, SECOND_NS, JobDefaults, Result, State, Suspension
 from spool.core.reasons import instant
 from spool.formats.capabilities import engine_title, running_words
-from spool.formats.run_records import GrantRecord, job_of_line, parse_history_line
+from spool.formats.run_records import ArrayRecord, GrantRecord, job_of_line, parse_history_line
 from spool.formats.state import JobView, StateView
 from spool.query.rows import (
     ORDERS,
@@ -55,7 +55,7 @@ from spool.store.tolerant import unreadable
 
 if TYPE_CHECKING:
     from spool.formats.journal import Memory
-    from spool.machine.marks import MachineProber  # imported on demand: it needs modules for the machine
+    from spool.machine.processes import MachineProber  # imported on demand: it needs modules for the machine
 
 RECENT = 10
 NOBODY = {False: "no dispatcher is running", True: "a dispatcher is starting"}
@@ -221,7 +221,7 @@ class JobLister:
 
     @cached_property
     def _prober(self) -> MachineProber:
-        from spool.machine.marks import MachineProber
+        from spool.machine.processes import MachineProber
 
         return MachineProber()
 
@@ -499,7 +499,7 @@ class JobLister:
         if result is not None and result.again is None:  # its file will be moved at once, or by a dispatcher
             row = row_of_result(result) if array is None else array_row(array_outcome(spool, result))
             return replace(row, place=RUNNING)
-        found = self.shown(files) if array is None else ShownRun(State.RUNNING, f"{array.tasks} tasks")
+        found = self.shown(files) if array is None else ShownRun(State.RUNNING, self._progress_of(array))
         reason = f"has ended ({result.outcome}); it runs again" if result is not None else found.reason
         reason = reason or spool.cancel_denial(name, run)
         if not reason and spec is not None and spec.gpu_idle_ns is not None:
@@ -524,6 +524,21 @@ class JobLister:
             suspended_at_ns=found.suspension.since_ns,
             array=array is not None,
         )
+
+    def _progress_of(self, array: ArrayRecord) -> str:
+        """Return how many tasks of an array have ended, and how many run, in the words of a dispatcher's view."""
+        active, running = self._tasks
+        with suppress(FileNotFoundError):
+            waiting = os.listdir(f"{self._spool.layout.metadir(array.job, array.run)}/{layout.TASKS}")
+            active = active + Counter({array.job: len(layout.jobs_of(waiting))})
+        return f"{max(0, array.tasks - active[array.job])} of {array.tasks} done, {running[array.job]} running"
+
+    @cached_property
+    def _tasks(self) -> tuple[Counter[str], Counter[str]]:
+        """How many jobs in the active directories may be tasks, by their array, and how many of them run."""
+        running = set(self._spool.names(RUNNING))
+        active = running.union(self._spool.names(QUEUED), self._spool.names(HELD))
+        return Counter(map(array_of, active)), Counter(map(array_of, running))
 
     def files(self, name: str, run: int) -> RunFiles:
         """Return what the files of a run say, and what they prove."""

@@ -12,11 +12,10 @@ from msgspec.structs import replace
 
 from spool.client.autostart import outlook
 from spool.core import layout
-from spool.core.gpus import GpuSlot, unknown_gpus, why_closed
+from spool.core.gpus import GpuSlot, is_active, unknown_gpus, why_closed
 from spool.core.layout import DONE
 from spool.core.model import Gpu, Request, Reservation, Running, State
 from spool.core.reasons import instant, some_of
-from spool.core.reservations import is_active
 from spool.core.resources import FreeResources
 from spool.machine.host import NO_CARD, unlisted_cards
 from spool.query.jobs import RECENT_NS, JobLister, counts

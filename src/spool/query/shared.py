@@ -13,7 +13,7 @@ from spool.core.units import show_size
 from spool.formats.capabilities import only
 from spool.formats.config import Config
 from spool.formats.state import SharedView
-from spool.machine import shared
+from spool.machine.host import NO_ASKING, NO_ASKING_REMEDY, shared_directory
 
 if TYPE_CHECKING:
     from spool.store.spool import Spool
@@ -125,12 +125,12 @@ class GpuLease(Struct, frozen=True):
 
 def shared_machine(spool: Spool, now_ns: int, config: Config) -> MachineSharing | None:
     """Return the machine as its users share it; None if the spool has the machine for itself."""
-    directory = shared.directory(config.machine)
+    directory = shared_directory(config.machine)
     if directory is None:
         return None
     read = only("sharing")
     if read is None:
-        return MachineSharing(directory, shared.MISSING, shared.REMEDY, None, None)
+        return MachineSharing(directory, NO_ASKING, NO_ASKING_REMEDY, None, None)
     found = read(directory, config.machine_owner, spool.ownership.owner, now_ns)
     assert isinstance(found, MachineSharing)
     return found

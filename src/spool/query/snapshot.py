@@ -20,10 +20,10 @@ from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.constraints import Holding
 from spool.core.errors import InvalidJob, InvalidReservation, SpoolError, cannot
+from spool.core.gpus import NOBODY, conflict, is_active, known_gpus, settle
 from spool.core.layout import HELD, QUEUED, RUNNING, engine_of
 from spool.core.lifecycle import Outlived, Verdict
 from spool.core.model import SECOND_NS, JobDefaults, Machine, Policy, Reservation, Sized, Spec, Waiting
-from spool.core.reservations import NOBODY, conflict, is_active, known_gpus, settle
 from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
 from spool.formats import jobfile, journal, reservation
@@ -31,7 +31,7 @@ from spool.formats.journal import recall
 from spool.formats.state import SharedView, StateView
 from spool.machine.gpus import LIMIT_NS
 from spool.machine.host import why_not_expanded
-from spool.machine.marks import MachineProber
+from spool.machine.processes import MachineProber
 from spool.query.rows import gpus_told, in_words, last_view
 from spool.query.shared import MachineSharing, MachineUse, arbiter_view, shared_machine
 from spool.state.load import ArrayNames, Loader, OutcomeIndex, load_array

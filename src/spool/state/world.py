@@ -10,11 +10,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from spool.core.constraints import short_of_disk
+from spool.core.gpus import known_gpus
 from spool.core.model import SECOND_NS, Core, Gpu, Grant, Machine, NoLeases, cpus_of
-from spool.core.reservations import known_gpus
 from spool.formats.config import Config
 from spool.formats.state import GpusTold, SharedView
-from spool.machine import marks
+from spool.machine import processes
 from spool.machine.gpus import PATIENCE_NS, GpuLook, GpuWatcher, Ignore, Ours
 from spool.machine.host import Host, disk_free_bytes
 from spool.state.table import SchedulerState
@@ -263,7 +263,7 @@ class MachineMonitor:
 
     def _job_of(self, pid: int) -> str | None:
         """Return the job in the mark of the process *pid*."""
-        name = marks.job_of(pid, str(self._spool_dir))
+        name = processes.job_of(pid, str(self._spool_dir))
         job = self._table.jobs.get(name) if name is not None else None
         return name if job is not None and job.live is not None else None
 

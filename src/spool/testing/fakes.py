@@ -406,12 +406,6 @@ class FakeEngine:
         """Do nothing: each run is asked."""
         return ()
 
-    def limit_array(self, array: str, at_once: int | None) -> None:
-        """Do nothing: the planner keeps the limits."""
-
-    def keep_back(self, arrays: Collection[str], *, paused: bool) -> None:
-        """Do nothing: nothing is handed over later."""
-
     def adopt(self, job: str, run: int, jid: Jid | None) -> FakeRun:
         """Return the run of that name; one that is not in the table is gone."""
         known = self.runs.get((job, run)) or FakeRun(self, (job, run), "", jid, gone=True)

@@ -13,7 +13,7 @@ import pytest
 from spool.core import layout
 from spool.core.errors import StartRefused
 from spool.core.lifecycle import EngineWord, Liveness
-from spool.core.model import SECOND_NS, ArrayTask, Jid, Request, Spec
+from spool.core.model import SECOND_NS, Jid, Request, Spec
 from spool.executors import Launch
 from spool.executors.base import EngineEnd
 from spool.extras.engines.engine import GRACE_NS, LOG_GRACE_NS, ClusterEngine, ClusterRun
@@ -224,7 +224,9 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     made = Bench(tmp_path)
     monkeypatch.setattr("spool.extras.engines.engine.time.monotonic_ns", lambda: made.now_ns)
     monkeypatch.setattr("spool.extras.engines.language.shutil.which", lambda program: f"/bin/{program}")
+    earlier = made.engine.adopt("earlier", 1, None)
     made.look()  # it has said which cluster it is
+    earlier.close()
     return made
 
 
@@ -570,20 +572,6 @@ def test_a_signal_that_the_wrapper_does_not_pass_on_is_not_sent(bench: Bench, na
 # What an earlier dispatcher has left.
 
 
-def test_what_arrives_after_it_was_given_up_is_cancelled(bench: Bench) -> None:
-    """Only a job of this spool whose jid is void; others, of this user or of a run that lives, are left alone."""
-    bench.folder.put_record("ghost", 1, layout.JID, VOID_JID)
-    bench.spoke(name="alive")
-    bench.look(
-        line("5", "PENDING", name="ghost"),
-        line("6", "RUNNING", name="alive"),
-        line("4", "RUNNING", mark=f"spool:{'f' * 16}:ghost:1"),
-        line("3", "RUNNING", mark=f"spool:{ID}:../x:1"),
-        line("2", "RUNNING", mark=f"spool:{ID}:::"),
-    )
-    assert bench.cancels() == ["5"]
-
-
 def test_the_next_dispatcher_knows_a_run_by_its_record_by_its_jid_or_by_its_mark(bench: Bench) -> None:
     """Each of the three is enough."""
     bench.folder.put_record("a", 1, layout.ENGINE, b"slurm lab 7\n")
@@ -601,14 +589,13 @@ def test_the_next_dispatcher_knows_a_run_by_its_record_by_its_jid_or_by_its_mark
 
 
 def test_a_run_that_was_given_up_is_not_taken_up_again(bench: Bench) -> None:
-    """A dispatcher was killed after it took the jid: the next one has the job wait again, and ends what arrives."""
+    """A dispatcher was killed after it took the jid: the next one has the job wait again, and looks for nothing."""
     bench.folder.put_record("a", 1, layout.JID, VOID_JID)
     bench.folder.put_record("a", 1, layout.ENGINE, b"slurm lab 7\n")
     run = bench.engine.adopt("a", 1, None)
     assert run.liveness() is Liveness.ABSENT
     run.close()
-    bench.look(line("7", "PENDING"))
-    assert bench.cancels() == ["7"]
+    assert bench.engine.due_ns() is None
 
 
 def test_a_full_disk_costs_the_record_and_not_the_run(bench: Bench) -> None:
@@ -626,10 +613,10 @@ def test_a_full_disk_costs_the_record_and_not_the_run(bench: Bench) -> None:
 
 
 def test_an_idle_engine_asks_nothing(bench: Bench) -> None:
-    """Without runs it looks for latecomers for five minutes, and then never again."""
-    bench.look()
+    """Without runs there is nothing to learn."""
+    run = bench.submitted()
     assert bench.engine.due_ns() is not None
-    bench.now_ns += 301 * SECOND_NS
+    run.close()
     assert bench.engine.due_ns() is None
 
 
@@ -1052,39 +1039,6 @@ def test_every_order_of_answers_leaves_one_submission_for_each_run(bench: Bench)
         for run in runs:
             run.close()
     assert len(bench.sent()) == len({words[1] for words in bench.sent()}) == 2 * len(kinds) ** 2
-
-
-def test_a_held_array_takes_back_what_has_not_begun(bench: Bench) -> None:
-    """What runs goes on; what waits there can never begin, and is cancelled; what was not handed over stays here."""
-    runs = [bench.submitted(f"sweep_{index}", str(index + 7)) for index in range(3) if bench.work(1) is not None]
-    sighted = [
-        line(str(7 + index), "RUNNING" if index == 0 else "PENDING", name=f"sweep_{index}") for index in range(3)
-    ]
-    bench.look(*sighted)
-    bench.engine.keep_back([], paused=True)
-    late = bench.start("sweep_3", Spec("true", task=ArrayTask("sweep", 3, None)))
-    bench.engine.keep_back(["sweep"], paused=False)
-    assert bench.work(2) == {"sweep_1", "sweep_2", "sweep_3"}
-    assert [run.liveness() for run in (*runs, late)] == [Liveness.ALIVE, *[Liveness.ABSENT] * 3]
-    for run in (*runs[1:], late):
-        bench.folder.put_record(*run.key, layout.JID, VOID_JID)  # as the dispatcher does
-        run.close()
-    bench.look(*sighted)
-    assert bench.cancels() == ["8 9"]
-    assert len(bench.sent()) == 3
-
-
-def test_nothing_is_handed_over_while_the_spool_is_paused(bench: Bench) -> None:
-    """It says so; what is there already stays."""
-    there = bench.submitted()
-    bench.engine.keep_back([], paused=True)
-    run = bench.start("b")
-    bench.look(line("7", "PENDING"))
-    assert (run.waits, there.waits) == ("spool paused", "Slurm: PENDING")
-    assert len(bench.sent()) == 1
-    bench.engine.keep_back([], paused=False)
-    bench.work(2)
-    assert len(bench.sent()) == 2
 
 
 @pytest.mark.parametrize("mark", ["changed", f"spool:{ID}:a:1:", f"spool:{ID}:a:1:0", f"spool:{ID}:a:x", "spool:::"])

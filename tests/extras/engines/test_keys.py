@@ -15,7 +15,7 @@ from spool.extras.engines.language import settings_of
 from spool.extras.engines.sge import SgeConfig
 from spool.extras.engines.slurm import SlurmConfig
 from spool.formats import config, jobfile, toml
-from spool.formats.key import KeyTable
+from spool.formats.capabilities import KeyTable
 from spool.formats.schema import rows
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -106,13 +106,8 @@ WRONG = texts_of(r"""
 slurm.max_in_flight: 0
 slurm.poll: "1ms"
 slurm.submit_per_second: 0
-slurm.partition: "a b"
-slurm.account: "--uid=0"
-slurm.gpus: { A100 = "gpu a100" }
 slurm.gpu_memory: "share"
 slurm.options: ["--time=1"]
-sge.queue: "a b"
-sge.gpu_types: { A100 = "-l x" }
 sge.options: ["-N x"]
 """)
 

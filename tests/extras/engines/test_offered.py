@@ -77,7 +77,9 @@ def test_without_packages_the_built_in_names_are_all() -> None:
         config.parse(b'executor = "slrum"\n')
 
 
-@pytest.mark.parametrize("module", ["import nowhere_to_be_found\n", "CAPABILITY = 1 / 0\n"])
+@pytest.mark.parametrize(
+    "module", ["import nowhere_to_be_found\n", "import sys\nsys.exit(3)\n", "CAPABILITY = 1 / 0\n"]
+)
 def test_one_that_cannot_be_loaded_keeps_no_other_job_from_running(served: Served, packages: Path, module: str) -> None:
     """Its jobs have an executor that is unknown; all others run, and the dispatcher goes on."""
     install(packages, module)
@@ -107,7 +109,7 @@ def test_one_that_breaks_later_is_confined(served: Served, packages: Path, metho
     served.stderr.write_text("")
 
 
-@pytest.mark.parametrize(("name", "words"), [("sge", "no qsub, qstat, qdel, qconf, qhost")])
+@pytest.mark.parametrize(("name", "words"), [("sge", "no qsub, qstat, qdel, qconf")])
 def test_missing_programs_of_an_engine_are_named(served: Served, name: str, words: str) -> None:
     """Its jobs wait with that reason, and doctor says it."""
     served.environment["PATH"] = "/nonexistent"

@@ -190,6 +190,9 @@ def test_shell_functions_go_along_if_the_script_calls_them(
     env = queued(spool_root, "b")["env"]
     assert env[f"BASH_FUNC_{function}%%"] == "() {  echo '{index}' $1\n}"
     assert env["MODULEPATH"] == "/modules"
+    Path("other.sh").write_text("#!/bin/bash\ntrue\n")
+    assert spool("submit", "-n", "other", "other.sh").code == 0
+    assert "MODULEPATH" not in queued(spool_root, "other")["env"]
     assert f"`{function}` " in spool("submit", "-n", "c", "--export", "NONE", "job.sh").err
     Path("job.sh").write_text(f"#!/bin/sh\n{function} load cuda\n")
     assert f"`{function}` " in spool("submit", "-n", "d", "job.sh").err
@@ -222,9 +225,3 @@ def test_conda_activate_is_a_shell_function_too(spool: Command) -> None:
 def test_a_shell_that_reads_its_startup_file_needs_no_function(spool: Command) -> None:
     """A csh does so in scripts too, and `module` is an alias there."""
     assert surrounded(spool, "#!/bin/tcsh\nmodule load cuda\nconda activate torch\n")[1] == ""
-
-
-def test_what_import_prints_of_a_windows_file_is_a_job_file(spool: Command, tmp_path: Path) -> None:
-    """Neither the byte order mark nor a carriage return comes out escaped, which no reader would take."""
-    (tmp_path / "a.toml").write_bytes(b'\xef\xbb\xbfcommand = "true"\r\ncpus = 1\r\n')
-    assert spool("import", tmp_path / "a.toml").out == 'command = "true"\ncpus = 1\n'

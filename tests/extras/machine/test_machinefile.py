@@ -18,8 +18,8 @@ from spool.extras import machine
 from spool.extras.machine import MachineConfig, ledger
 from spool.extras.machine.protocol import MachineShares
 from spool.formats import config, reservation
+from spool.formats.capabilities import Key, KeyTable
 from spool.formats.config import Reserve
-from spool.formats.key import Key, KeyTable
 from spool.query.shared import GpuShare, UserShare
 from support import ROOT
 

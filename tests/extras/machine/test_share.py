@@ -39,7 +39,7 @@ from spool.extras.machine.protocol import (
 from spool.formats import run_records
 from spool.formats.config import Config
 from spool.formats.state import SharedView
-from spool.machine import shared
+from spool.machine.host import shared_directory
 from spool.state.world import as_if_alone, on_shared
 from spool.testing.fakes import FaultyDisk, PowerCut
 
@@ -626,15 +626,15 @@ def test_the_totals_of_the_arbiter_count_as_far_as_the_configuration_lets_them()
 def test_a_machine_is_shared_if_its_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the configuration says otherwise; a file that cannot be looked at is there."""
     file = tmp_path / "etc" / "machine.toml"
-    monkeypatch.setattr(shared, "MACHINE_FILE", str(file))
-    assert shared.directory("auto") is None
+    monkeypatch.setattr("spool.machine.host.MACHINE_FILE", str(file))
+    assert shared_directory("auto") is None
     file.parent.mkdir()
     file.touch()
-    found = served_in(shared.directory("auto") or "", None)
+    found = served_in(shared_directory("auto") or "", None)
     assert found.socket == "/run/spool/socket"
     assert found.servers >= {0, os.geteuid()}
-    assert shared.directory("off") is None
-    assert shared.directory("~/lab/") == os.path.expanduser("~/lab")
+    assert shared_directory("off") is None
+    assert shared_directory("~/lab/") == os.path.expanduser("~/lab")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    monkeypatch.setattr(shared, "MACHINE_FILE", str(tmp_path / "loop" / "machine.toml"))
-    assert shared.directory("auto") is not None
+    monkeypatch.setattr("spool.machine.host.MACHINE_FILE", str(tmp_path / "loop" / "machine.toml"))
+    assert shared_directory("auto") is not None

@@ -11,7 +11,7 @@ import pytest
 from contrib.test_systemd import UNITS, read
 from spool.core.errors import ExitCode
 from spool.extras.machine import ACCOUNT, verb
-from spool.machine import shared
+from spool.machine.host import SHARED_DIRECTORY
 
 MACHINE = "spool-machine.service"
 
@@ -57,7 +57,7 @@ def test_the_arbiter_has_no_privilege() -> None:
 def test_the_arbiter_serves_where_dispatchers_ask() -> None:
     """Its directories are those of the program, and stay over a restart, for the journal of the leases is there."""
     service = read(MACHINE)["Service"]
-    assert f"/run/{service['RuntimeDirectory']}" == shared.DIRECTORY
+    assert f"/run/{service['RuntimeDirectory']}" == SHARED_DIRECTORY
     assert (service["RuntimeDirectoryMode"], service["RuntimeDirectoryPreserve"]) == ("0755", "yes")
     assert f"/var/lib/{service['StateDirectory']}" == verb.STATE_DIRECTORY
     assert service["ExecStart"].split()[1:] == ["machine", "serve"]
@@ -77,7 +77,7 @@ def test_a_file_of_the_installation_is_there_whole_or_not_at_all(
 ) -> None:
     """A machine.toml that is written in part would be kept by the next installation, which replaces none."""
     path = tmp_path / "a b" / "machine.toml"
-    monkeypatch.setattr(shared, "MACHINE_FILE", str(path))
+    monkeypatch.setattr("spool.extras.machine.verb.MACHINE_FILE", str(path))
     step = verb.configured()
     cat = "cat() { echo '# part'; return 1; }\n" if fails else ""
     done = subprocess.run(["/bin/sh", "-c", cat + step], capture_output=True, text=True, check=False)

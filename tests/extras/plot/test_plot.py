@@ -153,14 +153,6 @@ def test_colours_mean_what_is_asked_for(spool: Command, history: Path) -> None:
     assert spool("plot", *PERIOD, "--user", "carol").out.startswith("1 run, ")
 
 
-def test_what_nothing_ran_in_says_where_to_look(spool: Command, history: Path) -> None:
-    """No picture, and no error: the answer is that there was nothing."""
-    for words in ((*PERIOD, "--user", "nobody"), ()):
-        said = spool("plot", *words)
-        assert (said.code, said.out) == (0, "")
-        assert FURTHER in said.err
-
-
 def test_an_svg_has_its_words_as_text_and_the_colours_of_groups(spool: Command, history: Path, tmp_path: Path) -> None:
     """Names in the bars and the legend, headings, whose run a bar is."""
     path = tmp_path / "x.svg"
@@ -194,13 +186,6 @@ def test_hostile_names_stay_text(spool: Command, spool_root: Path, tmp_path: Pat
     assert {"$\\frac{", "_hidden", "</text><scrip…", "&lt;--]]>"} <= texts
     assert b"<script" not in path.read_bytes()
     assert not {*said.out, *"".join(texts)} & {"\x1b", "\x9b", "\u202e"}
-
-
-def test_a_file_that_cannot_be_written_is_told_of(spool: Command, history: Path, tmp_path: Path) -> None:
-    """Where, and why."""
-    said = spool("plot", *PERIOD, "-o", tmp_path / "none" / "x.svg")
-    assert said.code == 1
-    assert f" {tmp_path}/none/x.svg: " in said.err
 
 
 def test_very_many_runs_become_no_more_than_the_picture_has(spool: Command, spool_root: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -211,13 +210,6 @@ def test_gpus_of_several_types(spool: Command, tmp_path: Path) -> None:
     wrong = spool("simulate", path, "--gpus", "H100")
     assert wrong.code == 2
     assert "4x4090:24G" in wrong.err
-
-
-def test_a_simulation_of_the_history_needs_a_spool(spool: Command, spool_root: Path) -> None:
-    """Where there is none, it has no history to read."""
-    shutil.rmtree(spool_root)
-    said = spool("simulate")
-    assert (said.code, "no spool there" in said.err) == (5, True)
 
 
 def test_a_preemptible_run_of_the_history_is_preempted_again(spool: Command, spool_root: Path) -> None:

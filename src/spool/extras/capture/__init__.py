@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from spool.formats.key import Key, KeyTable, Part
+from spool.formats.capabilities import Key, KeyTable, Part
 from spool.formats.validation import PartReader
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spool.formats.key import REQUIRED, Key, KeyTable, Part
+from spool.formats.capabilities import REQUIRED, Key, KeyTable, Part
 
 RUNTIMES = ("podman", "docker", "apptainer")
 """What can run a container, in the order in which it is looked for."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spool.formats.key import SHORTEST_NS, Key, KeyTable, Part
+from spool.formats.capabilities import SHORTEST_NS, Key, KeyTable, Part
 
 # A row stays a row of a table.
 # fmt: off
@@ -25,7 +25,7 @@ def keys_of_all(engine: str, command: str) -> tuple[Key, ...]:
         Key("max_in_flight", "count", f"How many jobs may be in {engine} at once, waiting there or running.", least=1,
             default=2000),
         Key("max_pending", "count",
-            f"How many jobs and arrays may wait in {engine} for room at once. One that waits for something else, such "
+            f"How many jobs may wait in {engine} for room at once. One that waits for something else, such "
             "as a drained node, a limit or a licence, does not count.", least=1, default=20),
         Key("poll", "duration", f"The longest time between two questions to {engine} about all jobs.",
             least=SHORTEST_NS, default="30s"),

@@ -22,11 +22,10 @@ from enum import Enum
 from functools import partial
 
 from spool.core import layout
-from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord, SpoolError, StartRefused, cannot
 from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
 from spool.core.model import SECOND_NS, Jid, Machine, SignalTo
-from spool.core.reasons import instant, some_of
+from spool.core.reasons import instant
 from spool.executors.base import Engine, EngineEnd, Home, Launch, Usage
 from spool.executors.process import reset_of_ignored_signals
 from spool.extras.engines.language import LANGUAGES, Language, Sighting, what_it_said
@@ -48,7 +47,6 @@ LOG_GRACE_NS = 30 * SECOND_NS
 _SOON_NS, _SPACING_NS = 2 * SECOND_NS, 5 * SECOND_NS  # a look after news, and the least interval of looks
 _NOTES_NS = SECOND_NS // 2  # the interval of looks for notes
 _FULL_NS, _FREED_NS = 30 * SECOND_NS, 2 * SECOND_NS  # a full engine is asked again, and sooner after an end there
-_GHOSTS_NS = 300 * SECOND_NS  # a submission that was given up may still arrive this long
 _SURE = 2  # answers without a job before it counts as absent
 _AGAIN_NS = 30 * SECOND_NS  # a cancel without effect is repeated after this time
 _PASSED_ON = frozenset({"HUP", "INT", "QUIT", "TERM", "USR1", "USR2"})  # by the wrapper, to its command
@@ -82,7 +80,6 @@ class ClusterEngine(Engine):
         self.runs: dict[Key, ClusterRun] = {}
         self.full = ""  # why it accepts no more for now
         self.away = ""  # why nothing is known of its jobs: it does not answer
-        self.paused = False
         self._home, self._gone = home, gone
         self._runner = runner or CommandRunner(lambda: language.environment(os.environ))
         self._answers: dict[int, Callable[[CommandEnd], object]] = {}  # the handler of each answer
@@ -101,7 +98,6 @@ class ClusterEngine(Engine):
         self._unseen: dict[tuple[ClusterRun, str], None] = {}  # records that were reported, and cannot be seen yet
         self._since = ""  # when it was first silent
         self._missing = False  # its commands, at the last lookup
-        self._ghosts_until_ns = clock() + _GHOSTS_NS
         self._back: dict[str, int] = {}  # nodes that answer again, and since when
 
     # As an executor.
@@ -170,22 +166,6 @@ class ClusterEngine(Engine):
         policy = self.language.policy()
         return Machine.of_an_engine(policy.max_in_flight, policy.max_pending)
 
-    def keep_back(self, arrays: Collection[str], *, paused: bool) -> None:
-        """Hand over nothing while *paused*, and take back the tasks of held *arrays* that have not begun.
-
-        They are declared absent: their wrappers never begin, and their jobs there are cancelled as ghosts.
-        """
-        self.paused = paused
-        for run in [run for run in self.runs.values() if arrays and array_of(run.key[0]) in arrays]:
-            waits_there = run.phase in (Phase.UNSURE, Phase.KNOWN) and not run.has_begun and run.ending is None
-            if waits_there or self.withdraw(run.key):
-                run.phase = Phase.ABSENT
-                self._news[run.key] = run
-                self.look_soon()
-
-    def limit_array(self, array: str, at_once: int | None) -> None:
-        """Do nothing: no engine keeps such limits."""
-
     def adopt(self, job: str, run: int, jid: Jid | None) -> ClusterRun:
         """Return a run that another dispatcher has started, or was about to. Raises OSError."""
         known = self.runs.get((job, run))
@@ -245,7 +225,7 @@ class ClusterEngine(Engine):
     # Submitting.
 
     def _may_submit(self) -> bool:
-        return self.cluster is not None and not (self.silent or self._doubt or self._sending or self.paused)
+        return self.cluster is not None and not (self.silent or self._doubt or self._sending)
 
     def _submit(self) -> None:
         """Submit the first run of the highest priority."""
@@ -293,8 +273,6 @@ class ClusterEngine(Engine):
             del self.runs[run.key]
             if not self.withdraw(run.key) and self.full:
                 self._submit_at_ns = min(self._submit_at_ns, self.now_ns() + _FREED_NS)
-        if run.phase is Phase.ABSENT:
-            self._ghosts_until_ns = self.now_ns() + _GHOSTS_NS
 
     # Notes.
 
@@ -324,7 +302,7 @@ class ClusterEngine(Engine):
         self._look_at_ns = min(self._look_at_ns, at_ns)
 
     def _wants_to_look(self) -> bool:
-        return bool(self.runs) or (not self._missing and (self.silent or self.now_ns() < self._ghosts_until_ns))
+        return bool(self.runs) or (self.silent and not self._missing)
 
     def _look(self) -> None:
         self._looking = True
@@ -371,16 +349,14 @@ class ClusterEngine(Engine):
             self._tell_waiting()
         self.away, self._doubt = "", False
         self._look_at_ns = self.now_ns() + self.language.policy().poll_ns
-        ghosts = self._observe(seen)
-        with suppress(OSError):  # unreadable records are read after the next look
-            self._end_ghosts(ghosts)
+        self._observe(seen)
         lost = {run.lost_node for run in self.runs.values() if run.lost_node}
         self._back = {node: since_ns for node, since_ns in self._back.items() if node in lost}
         if lost:
             self._order(self.language.nodes(sorted(lost)), self._nodes_seen)
 
-    def _observe(self, seen: Iterable[Sighting]) -> dict[Key, list[Sighting]]:
-        """Let each run have the sightings of it; return the other ones of this spool, by their jobs and runs."""
+    def _observe(self, seen: Iterable[Sighting]) -> None:
+        """Let each run have the sightings of it. What was given up and arrives late never begins: its jid is void."""
         by_key: dict[Key, list[Sighting]] = {}
         unmarked: dict[str, Sighting] = {}  # their marks may have been changed
         for each in seen:
@@ -389,24 +365,12 @@ class ClusterEngine(Engine):
             elif match[1] == self.home.identity():
                 by_key.setdefault((match[2], int(match[3])), []).append(each)
         for run in self.runs.values():
-            found = by_key.pop(run.key, [])
+            found = by_key.get(run.key, [])
             if run.id in unmarked and not run.foreign:
                 found = [*found, unmarked[run.id]]
             expected = run.phase in (Phase.UNSURE, Phase.KNOWN) and run.first_look <= self._look_number
             if expected and run.observe(found):
                 self._news[run.key] = run
-        return by_key
-
-    def _end_ghosts(self, by_key: Mapping[Key, Iterable[Sighting]]) -> None:
-        """Cancel jobs that must never begin: those of runs that were given up."""
-        ghosts = []
-        for (job, run), found in by_key.items():
-            living = [each.id for each in found if each.word is None]
-            if living and layout.valid_name(job) and self.home.jid(job, run) is Liveness.VOID:
-                ghosts += living
-        if ghosts:
-            log.warning("%s: cancelling %s, which can never begin", self.title, some_of(ghosts))
-            self._order(self.language.cancel(ghosts, None))
 
     def _nodes_seen(self, done: CommandEnd) -> None:
         if (back := self.language.nodes_back(done)) is not None:
@@ -526,8 +490,7 @@ class ClusterRun:
             return self.engine.away
         if self.phase is Phase.KNOWN:
             return f"{self.engine.title}: {self._said}" if self._said else f"{self.engine.title} has it"
-        held_up = "spool paused" if self.engine.paused else self.engine.full
-        return (self.phase is Phase.QUEUED and held_up) or str(self.phase.value)
+        return (self.phase is Phase.QUEUED and self.engine.full) or str(self.phase.value)
 
     @property
     def engine_id(self) -> str | None:

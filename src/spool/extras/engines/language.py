@@ -63,8 +63,6 @@ def _read_config(reading: Reading) -> Mapping[str, Any]:
         for key, value in table.items():
             if key == "options":
                 reading.problems.value((name, key), language.check_options, value, None)
-            for each in (value,) if isinstance(value, str) else value.values() if isinstance(value, dict) else ():
-                reading.problems.value((name, key), language.check_word, each, None)
         read[name] = language.settings(**table)
     return read
 
@@ -277,11 +275,6 @@ class BuiltInLanguage(Language):
     settings: ClassVar[type[EngineConfig]]
     """Its table in the configuration."""
 
-    word: ClassVar[re.Pattern[str]]
-    """Matches the name of a partition, a queue or the like, which is a `what`."""
-
-    what: ClassVar[str]
-
     choose: ClassVar[str]
     """How to choose among GPUs in another way than by one type."""
 
@@ -292,11 +285,6 @@ class BuiltInLanguage(Language):
     def policy(self) -> Any:
         """Return its settings."""
         return settings_of(self._config()).get(self.name) or self.settings()
-
-    def check_word(self, text: str) -> None:
-        """Raise InvalidValue if *text* cannot name a partition, a queue or the like."""
-        if self.word.fullmatch(text) is None:
-            raise InvalidValue(f"{text!a} is no name {self.what}")
 
     def check_options(self, options: Sequence[str]) -> None:
         """Raise InvalidValue if one of further options sets what spool sets itself."""

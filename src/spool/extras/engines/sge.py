@@ -11,16 +11,13 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
-
-from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.errors import InvalidValue, SpoolError
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
-from spool.core.units import show_duration
 from spool.executors.base import Launch
 from spool.extras.engines.language import BuiltInLanguage, EngineConfig, Sighting, printable, table_of, urgent
 from spool.formats.config import Config
@@ -75,11 +72,9 @@ class SgeLanguage(BuiltInLanguage):
     surroundings = EngineSurroundings("sge", "HOSTNAME", "JOB_ID", _MASKED, watches=True)
     signals = False
     settings = SgeConfig
-    word = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:@/+*=-]*", re.ASCII)
-    what = "of a queue, a project or a resource"
     choose = 'executor_options = ["-l RESOURCE=A|B"] with a resource of your site'
     adds: ClassVar = {"LC_ALL": "C"}  # its commands speak English
-    programs = ("qsub", "qstat", "qdel", "qconf", "qhost")
+    programs = ("qsub", "qstat", "qdel", "qconf")
     variables = ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT", "SGE_ARCH")
     unheard = re.compile(
         r"unable to (?:contact|send|receive|connect)|commlib|can't connect|got (?:read|send|select|write) error|"
@@ -205,7 +200,7 @@ class SgeLanguage(BuiltInLanguage):
         ended_waiting = "it was deleted before it began"
         return [
             *(end for end in ends.values() if end.id not in living and end.mark.startswith("spool:")),
-            *(_explained(job, ends.get(job.id)) for job in living.values()),
+            *living.values(),
             *(Sighting(job.id, job.mark, ended_waiting, word=EngineWord.CANCELLED) for job in deleted),
         ]
 
@@ -213,22 +208,6 @@ class SgeLanguage(BuiltInLanguage):
         """Return the call of qdel."""
         assert signal is None, "the wrapper reads signals from a record"
         return urgent("qdel", *ids)
-
-    def nodes(self, names: Collection[str]) -> Command:
-        """Return the question to qhost, for all hosts: it refuses to answer if it does not know one of them."""
-        return urgent("qhost", "-xml")
-
-    def nodes_back(self, done: CommandEnd) -> frozenset[str] | None:
-        """Return the hosts with a load: the others do not report."""
-        tree = _tree(done.out) if done.status == 0 else None
-        if tree is None:
-            return None
-        return frozenset(
-            host.get("name", "")
-            for host in tree.iter("host")
-            for value in host.iter("hostvalue")
-            if value.get("name") == "load_avg" and (value.text or "-").strip() != "-"
-        )
 
 
 _SUBMITTED = re.compile(r"^Your job ([1-9][0-9]{0,18}) \(", re.MULTILINE)
@@ -254,11 +233,6 @@ def mark_of(name: str) -> str:
     """Return the mark in the name of a job; any other name is its own."""
     match = _MARK.fullmatch(name)
     return f"spool:{match[1]}:{match[3]}:{match[2]}" if match else name
-
-
-def still_ends(job_id: str, asked_ns: int, limit_ns: int | None) -> str:
-    """Return when Grid Engine ends a job that has a later limit now."""
-    return f"Grid Engine still ends it after {show_duration(asked_ns + _MARGIN_S * SECOND_NS)}"
 
 
 def _tree(text: str) -> Any | None:
@@ -294,11 +268,6 @@ def _queue_job(field: Callable[[str], str | None]) -> Sighting:
         blocked=waits and "h" in state,
         stuck="E" in state,
     )
-
-
-def _explained(job: Sighting, account: Sighting | None) -> Sighting:
-    """Return a job that lives with why it cannot begin, which the account of its earlier start says."""
-    return replace(job, said=f"{job.said} ({account.said})") if job.stuck and account is not None else job
 
 
 def accounts(text: str) -> dict[str, Sighting]:

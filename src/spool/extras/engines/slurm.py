@@ -100,8 +100,6 @@ class SlurmLanguage(BuiltInLanguage):
     logs_ends = True
     programs = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
     settings = SlurmConfig
-    word = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:@/+*-]*", re.ASCII)
-    what = "in Slurm"
     choose = 'executor_options = ["--constraint=A|B"] with the features of your nodes'
     shell = ("srun", "--jobid={}", "--overlap", "--pty", "sh")
     misleading = re.compile(r"(?:_?SLURM|SBATCH|SQUEUE|SCANCEL|SINFO|SCONTROL|SALLOC|SRUN|SPANK)_")
@@ -242,13 +240,6 @@ class SlurmLanguage(BuiltInLanguage):
                     if words in line:
                         return meaning, one_line(line)
         return None
-
-
-def still_ends(job_id: str, asked_ns: int, limit_ns: int | None) -> str:
-    """Return when Slurm ends a job that has a later limit now, and how an administrator can change that."""
-    most = "UNLIMITED" if limit_ns is None else minutes(limit_ns)
-    raised = f"`scontrol update jobid={job_id} timelimit={most}`"
-    return f"Slurm still ends it after {minutes(asked_ns)} min, unless an administrator raises that too: {raised}"
 
 
 def minutes(time_limit_ns: int) -> int:

@@ -34,8 +34,7 @@ from spool.formats import jobfile, wrapper
 from spool.formats.capabilities import engine_title
 from spool.formats.run_records import parse_rc
 from spool.machine.host import login_environment, pinned
-from spool.machine.marks import MachineProber
-from spool.machine.processes import become_subreaper
+from spool.machine.processes import MachineProber, become_subreaper
 from spool.query.rows import in_words, last_view
 from spool.store.glance import config_if
 from spool.store.ownership import this_user

@@ -14,15 +14,15 @@ from typing import Any
 from msgspec import Struct
 
 from spool.core.errors import InvalidConfig, InvalidValue
+from spool.core.gpus import overlap
 from spool.core.model import Reservation
 from spool.core.reasons import ranges_of
-from spool.core.reservations import overlap
 from spool.formats import config, reservation, toml
+from spool.formats.capabilities import REQUIRED, Key, KeyTable
 from spool.formats.config import CONFIG, QUOTA, Capacity
-from spool.formats.key import REQUIRED, Key, KeyTable
 from spool.formats.reservation import RESERVATION
 from spool.formats.validation import FileKind, Format, Kind, Kinds, Reading
-from spool.machine.shared import DIRECTORY, MACHINE_FILE
+from spool.machine.host import MACHINE_FILE, SHARED_DIRECTORY
 
 ACCOUNT = "spool-machine"
 SOCKET, STATUS = "socket", "machine.json"
@@ -42,7 +42,7 @@ class SharedMachine(Struct, frozen=True):
     @property
     def remedy(self) -> str:
         """Return what starts the arbiter."""
-        if self.directory == DIRECTORY:
+        if self.directory == SHARED_DIRECTORY:
             return "start it with `sudo systemctl start spool-machine`"
         return f"start it with `spool machine serve {self.directory}`"
 

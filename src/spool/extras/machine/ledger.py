@@ -34,7 +34,7 @@ from spool.core.reasons import Reason
 from spool.core.resources import Runs
 from spool.core.scheduler import Plan, View, decide
 from spool.core.units import cpus_in, show_size
-from spool.extras.machine.protocol import MOST_ASKS, MOST_LEASES, Claim, Holder, LeaseRequest, Units
+from spool.extras.machine.protocol import MOST_LEASES, Claim, Holder, LeaseRequest, Units
 from spool.store.disk import Disk, open_log, read_file
 
 K = TypeVar("K")
@@ -62,7 +62,6 @@ class Lease(Struct, eq=False):
     asked_at_ns: int  # its place in the queue
     ask: int = -1  # by which its dispatcher knows it until it is in use; -1: none that can be withdrawn
     told: str = ""  # the reason for which it waits, as its dispatcher has heard
-    queued: bool = False  # it takes part in decisions; else its user has too many
     granted: bool = False
     grant: Grant = Grant()
     at_ns: int = 0  # when it was granted
@@ -107,8 +106,6 @@ class LeaseLedger:
         self._by_ask: dict[tuple[Holder, int], Lease] = {}  # those that can be withdrawn
         self._open: Counter[Holder] = Counter()  # asks by spool
         self._held: Counter[int] = Counter()  # granted leases by user
-        self._queued: Counter[int] = Counter()  # asks in the queue by user
-        self._later: dict[int, dict[int, Lease]] = {}  # the other asks, by user
         self._queue = WaitingQueue()
         self._past = Past(policy, self._arrivals)
         self._runs = Runs(run_times=self._past.run_times)
@@ -140,9 +137,9 @@ class LeaseLedger:
         lease = Lease(holder, self.next_number, demand, now_ns, number)
         self.next_number += 1
         self._add(lease)
-        self.asks[lease.number] = self._later.setdefault(holder.uid, {})[lease.number] = lease
+        self.asks[lease.number] = lease
         self._open[holder] += 1
-        self._admit(holder.uid)
+        self._queue.put(Waiting(lease.name, self._spec(lease), holder.user, now_ns, clock_at_ns=now_ns))
         return lease
 
     def grant(self, lease: Lease) -> None:
@@ -180,7 +177,6 @@ class LeaseLedger:
             self._runs.remove(lease.name)
             self._past.end(holder.user, None, lease.grant, now_ns)
             self._learn(lease, now_ns)
-            self._admit(holder.uid)
         else:
             self._leave_queue(lease)
         self.version += 1
@@ -192,32 +188,11 @@ class LeaseLedger:
         self.version += 1
 
     def _leave_queue(self, lease: Lease) -> None:
-        uid = lease.holder.uid
         del self.asks[lease.number]
+        self._queue.remove(lease.name)
         self._open[lease.holder] -= 1
         if not self._open[lease.holder]:
             del self._open[lease.holder]
-        if lease.queued:
-            self._queued[uid] -= 1
-            self._queue.remove(lease.name)
-            self._admit(uid)
-        else:
-            _discard(self._later, uid, lease.number)
-
-    def _admit(self, uid: int) -> None:
-        """Let asks of a user take part in decisions, as many as one user may have there."""
-        while (
-            self._later.get(uid) and self._queued[uid] < MOST_ASKS and self._queued[uid] + self._held[uid] < MOST_LEASES
-        ):
-            lease = next(iter(self._later[uid].values()))
-            _discard(self._later, uid, lease.number)
-            lease.queued = True
-            self._queued[uid] += 1
-            user, at_ns = lease.holder.user, lease.asked_at_ns
-            self._queue.put(Waiting(lease.name, self._spec(lease), user, at_ns, clock_at_ns=at_ns))
-        for counts in (self._queued, self._held):
-            if not counts[uid]:
-                del counts[uid]
 
     def _run(self, lease: Lease) -> None:
         user, arrived_ns = lease.holder.user, lease.asked_at_ns
@@ -312,7 +287,7 @@ class LeaseLedger:
             if lease.holder.user == user:
                 self._run(lease)
         for lease in self.asks.values():
-            if lease.queued and lease.holder.user == user:
+            if lease.holder.user == user:
                 self._queue.put(replace(self._queue[lease.name], spec=self._spec(lease)))
         self.version += 1
 
@@ -352,12 +327,18 @@ class LeaseLedger:
         self._plan = plan = decide(view, now_ns, self._policy)
         self.next_at_ns = plan.next_at_ns
         self._holders.clear()
-        return [(self.asks[int(start.name.rpartition("/")[2])], start.grant) for start in plan.starts]
+        starts, held = [], self._held.copy()
+        for start in plan.starts:
+            lease = self.asks[int(start.name.rpartition("/")[2])]
+            held[lease.holder.uid] += 1
+            if held[lease.holder.uid] <= MOST_LEASES:
+                starts.append((lease, start.grant))
+        return starts
 
     def why(self, lease: Lease) -> str:
         """Return why an ask waits by the last decision, in words that name no lease; "" if nothing prevents it."""
-        if not lease.queued:
-            return f"{lease.holder.user} has asked for much already: other starts come first"
+        if self._held[lease.holder.uid] >= MOST_LEASES:
+            return f"{lease.holder.user} has {MOST_LEASES} leases already"
         reason = self._plan.reason(lease.name) if self._plan is not None else None
         return "" if reason is None else self._words(reason)
 

@@ -24,9 +24,8 @@ from spool.extras.machine import ACCOUNT, MachineConfig, parse
 from spool.extras.machine.protocol import sharing
 from spool.formats import config
 from spool.formats.config import Config
-from spool.machine import shared
 from spool.machine.gpus import LIMIT_NS, GpuWatcher
-from spool.machine.host import Host
+from spool.machine.host import MACHINE_FILE, SHARED_DIRECTORY, Host, shared_directory
 from spool.query.shared import MachineSharing, UserShare, pools_of
 from spool.store.disk import Disk, read_file
 from spool.store.glance import read_config
@@ -81,7 +80,7 @@ def status(root: str, as_json: bool) -> int:
     from spool.cli import publicjson
 
     settings, now_ns = _config_of(root), time.time_ns()
-    place = shared.directory(settings.machine)
+    place = shared_directory(settings.machine)
     found = sharing(place, settings.machine_owner, os.geteuid(), now_ns) if place is not None else None
     if as_json:
         render.as_json({"version": 1, "machine": publicjson.plain(found)})
@@ -109,12 +108,12 @@ def serve(directory: str | None) -> int:
     from spool.extras.machine.arbiter import Arbiter
     from spool.listeners import set_up_logging
 
-    path = os.path.abspath(directory) if directory is not None else shared.DIRECTORY
+    path = os.path.abspath(directory) if directory is not None else SHARED_DIRECTORY
     if directory is None:
-        if shared.directory("auto") is None:
-            why = f"{shared.MACHINE_FILE} does not exist, so no dispatcher asks there"
+        if shared_directory("auto") is None:
+            why = f"{MACHINE_FILE} does not exist, so no dispatcher asks there"
             raise SpoolUnusable(cannot("serve", path, why, remedy="`spool machine install` writes one"))
-        settings = _configuration(shared.MACHINE_FILE)
+        settings = _configuration(MACHINE_FILE)
         state = STATE_DIRECTORY
     else:
         _make_directory(path)
@@ -155,7 +154,7 @@ def install(force: bool, prints: bool) -> int:
         return 0
     if not os.path.isdir(_BOOTED):
         remedy = (
-            f"at every boot, run `spool machine serve` as an account {ACCOUNT} that owns {shared.DIRECTORY} and "
+            f"at every boot, run `spool machine serve` as an account {ACCOUNT} that owns {SHARED_DIRECTORY} and "
             f"{STATE_DIRECTORY}"
         )
         raise service.NoServiceManager(cannot("install", UNIT, "systemd does not run this machine", remedy=remedy))
@@ -165,9 +164,7 @@ def install(force: bool, prints: bool) -> int:
         )
     for step in steps(program, force=force):
         render.say(carry_out(step))
-    render.say(
-        f"the machine is shared: {shared.MACHINE_FILE} names the users, and `spool machine status` shows what each has"
-    )
+    render.say(f"the machine is shared: {MACHINE_FILE} names the users, and `spool machine status` shows what each has")
     return 0
 
 
@@ -227,7 +224,7 @@ def configured() -> str:
     lines.append(f'max_running_memory = "{_part(memory)}M"')
     lines += [f"max_running_gpus = {_part(len(gpus))}"] if gpus else []
     text = service.shipped("machine.toml", _FOLDER) + "\n".join([*lines, ""]).encode()
-    path = shared.MACHINE_FILE
+    path = MACHINE_FILE
     return _written(path, text, unless=f"[ -e {shlex.quote(path)} ] || ")
 
 
@@ -280,12 +277,12 @@ def _config_of(root: str) -> Config:
 
 
 def _why_not_shared(settings: Config) -> str:
-    if settings.machine == "off" and shared.directory("auto") is not None:
+    if settings.machine == "off" and shared_directory("auto") is not None:
         return (
             'this spool does not take part: `machine = "off"` in its config.toml. Its jobs start without leases, and '
             "to the other users they are foreign processes"
         )
-    return f"the machine is not shared: there is no {shared.MACHINE_FILE}; `sudo spool machine install` shares it"
+    return f"the machine is not shared: there is no {MACHINE_FILE}; `sudo spool machine install` shares it"
 
 
 def _print(found: MachineSharing, now_ns: int) -> None:

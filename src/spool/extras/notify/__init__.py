@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spool.formats.key import Key, KeyTable, Part
+from spool.formats.capabilities import Key, KeyTable, Part
 
 _MOST_LOG_LINES = 200  # in a message
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from spool.core.errors import InvalidValue
 from spool.formats import toml
-from spool.formats.key import Key, Part
+from spool.formats.capabilities import Key, Part
 from spool.formats.validation import Kind, PartReader
 from spool.formats.values import Text, trimmed
 
