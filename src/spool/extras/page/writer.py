@@ -28,7 +28,7 @@ from spool.store.disk import Disk
 log = logging.getLogger(__name__)
 
 EVERY_S = 5.0
-"""The page is written once in this time, or less often: run times go on, and readers can see that somebody writes."""
+"""The page is written once in this time, or less often: run times go on, and readers see that the page is alive."""
 
 _FRESH_S = 60.0  # after this time without another, the page says that it is old
 _SHARE = 50  # making it may use one part in N of a processor
