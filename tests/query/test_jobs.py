@@ -92,6 +92,20 @@ def test_an_array_whose_end_is_recorded_has_ended_wherever_its_file_is(root: Pat
     assert job_details(Spool(str(root)), "sweep").runs[0].state is State.FAILED
 
 
+def test_the_progress_of_an_array_is_known_without_a_dispatcher(tmp_path: Path) -> None:
+    """Tasks that are not issued, wait or run, by their files, have not ended; files of other names do not count."""
+    root = tmp_path / "s"
+    make_spool(str(root))
+    metadir = expand(root, "sweep", 9, 'command = "true"\narray = "0-8"\n')
+    (metadir / "tasks").mkdir()
+    for place in (metadir / "tasks", root / "queued", root / "held", root / "running", root / "done"):
+        (place / f"sweep_{len(place.name)}.toml").write_text('command = "true"\n')
+    (root / "running" / "swept_3.toml").write_text('command = "true"\n')
+    row = JobLister(Spool(str(root))).row("sweep")
+    assert row is not None
+    assert row.reason == "5 of 9 done, 1 running"
+
+
 def test_why_tells_what_keeps_an_array(root: Path) -> None:
     """One whose tasks were made is held; one that waits for its tasks says so, or that the spool is paused."""
     text = 'command = "true"\narray = "0-2"\n'

@@ -31,7 +31,7 @@ from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended
 from spool.core.model import NOT_SUSPENDED, SECOND_NS, JobDefaults, Result, State, Suspension
 from spool.core.reasons import instant
 from spool.formats.capabilities import engine_title, running_words
-from spool.formats.run_records import GrantRecord, job_of_line, parse_history_line
+from spool.formats.run_records import ArrayRecord, GrantRecord, job_of_line, parse_history_line
 from spool.formats.state import JobView, StateView
 from spool.query.rows import (
     ORDERS,
@@ -177,11 +177,12 @@ def list_jobs(
         last = sorted((row.ended_at_ns or 0 for row in rows if row.state.ended), reverse=True)[: wanted.recent]
         rows = [row for row in rows if not row.state.ended or (last and (row.ended_at_ns or 0) >= last[-1])]
     if in_full:
-        rows = [_with_progress(spool, row) for row in with_parameters(spool, rows)]
+        rows = [with_progress(spool, row) for row in with_parameters(spool, rows)]
     return replace(found, rows=tuple(rows), unknown=tuple(n for n in names if not is_pattern(n) and n not in there))
 
 
-def _with_progress(spool: Spool, row: JobRow) -> JobRow:
+def with_progress(spool: Spool, row: JobRow) -> JobRow:
+    """Return *row* with the progress that its run reports now."""
     if row.state is not State.RUNNING or row.run is None:
         return row
     from spool.client.output import progress_of
@@ -498,7 +499,7 @@ class JobLister:
         if result is not None and result.again is None:  # its file will be moved at once, or by a dispatcher
             row = row_of_result(result) if array is None else array_row(array_outcome(spool, result))
             return replace(row, place=RUNNING)
-        found = self.shown(files) if array is None else ShownRun(State.RUNNING, f"{array.tasks} tasks")
+        found = self.shown(files) if array is None else ShownRun(State.RUNNING, self._progress_of(array))
         reason = f"has ended ({result.outcome}); it runs again" if result is not None else found.reason
         reason = reason or spool.cancel_denial(name, run)
         if not reason and spec is not None and spec.gpu_idle_ns is not None:
@@ -523,6 +524,21 @@ class JobLister:
             suspended_at_ns=found.suspension.since_ns,
             array=array is not None,
         )
+
+    def _progress_of(self, array: ArrayRecord) -> str:
+        """Return how many tasks of an array have ended, and how many run, in the words of a dispatcher's view."""
+        active, running = self._tasks
+        with suppress(FileNotFoundError):
+            waiting = os.listdir(f"{self._spool.layout.metadir(array.job, array.run)}/{layout.TASKS}")
+            active = active + Counter({array.job: len(layout.jobs_of(waiting))})
+        return f"{max(0, array.tasks - active[array.job])} of {array.tasks} done, {running[array.job]} running"
+
+    @cached_property
+    def _tasks(self) -> tuple[Counter[str], Counter[str]]:
+        """How many jobs in the active directories may be tasks, by their array, and how many of them run."""
+        running = set(self._spool.names(RUNNING))
+        active = running.union(self._spool.names(QUEUED), self._spool.names(HELD))
+        return Counter(map(array_of, active)), Counter(map(array_of, running))
 
     def files(self, name: str, run: int) -> RunFiles:
         """Return what the files of a run say, and what they prove."""
