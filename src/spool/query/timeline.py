@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.core.accounting import GROUP_KEYS, By, ReadyTimes, RunFilter, StepFunction, nearest_rank
+from spool.core.accounting import GROUP_KEYS, By, ReadyTimes, RunFilter, StepFunction
 from spool.core.errors import UsageError
 from spool.core.layout import RUNNING, engine_of
 from spool.core.model import SECOND_NS, Grant, Machine, RunAccount
-from spool.core.units import LARGEST, cpus_in
+from spool.core.units import LARGEST, cpus_in, nearest_rank
 from spool.formats.run_records import GrantRecord, compacted
 from spool.query.jobs import RECENT_NS, JobLister
 from spool.query.rows import JobRow
