@@ -124,7 +124,7 @@ BUDGET = {
     "extras/capture": 1000,
     "extras/containers": 300,
     "extras/engines": 1750,
-    "extras/foreign": 1250,
+    "extras/foreign": 1200,
     "extras/functions": 1100,
     "extras/here": 500,
     "extras/machine": 3000,

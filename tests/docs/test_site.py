@@ -49,6 +49,14 @@ def test_navigation_lists_every_page_once() -> None:
     assert listed == sorted({"COMMANDS.md", *(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))})
 
 
+def test_the_pages_can_be_read() -> None:
+    """They are at most 14, that of the commands too, of at most 220 KB, and the README has 1,000 words at most."""
+    pages = [path for path in DOCS.rglob("*.md") if path.name != "COMMANDS.md"]
+    assert len(pages) < 14
+    assert sum(path.stat().st_size for path in pages) <= 220 * 1024
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1000
+
+
 def test_every_fence_is_one_that_a_site_understands() -> None:
     """Its language is one word: a generator takes a second one for text, and swallows all up to the next fence."""
     for page in DOCS.rglob("*.md"):

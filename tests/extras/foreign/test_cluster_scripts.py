@@ -87,6 +87,7 @@ EOF
 Rscript analysis.R "$OMP_NUM_THREADS $LOADED"
 """,
         ("R runs analysis.R with 2 R/4.3.1\n", "print(parallel::detectCores())"),
+        ("give --notify me@example.org",),
         variables={"BASH_FUNC_module%%": _MODULE},
     ),
     "ddp": Case(

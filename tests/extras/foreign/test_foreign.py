@@ -394,40 +394,20 @@ def test_own_lines_and_the_command_line_win(spool: Command, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("lines", "notify"),
+    ("lines", "told"),
     [
-        ("#SBATCH --mail-user=a@lab --mail-type=END,FAIL", {"to": ["a@lab"], "on": ["ended"]}),
-        (
-            "#SBATCH --mail-type=fail\n#SBATCH --mail-user=me",
-            {"to": ["me"], "on": ["failed", "timeout", "out_of_memory", "lost"]},
-        ),
-        ("#SBATCH --mail-user a@lab,b@lab", ["a@lab", "b@lab"]),
-        ("#SBATCH --mail-type=BEGIN", {"to": [this_user()], "on": ["started"]}),
-        ("#SBATCH --mail-user=a@lab --mail-type=TIME_LIMIT_80", None),
-        ("#PBS -m be -M a@lab", {"to": ["a@lab"], "on": ["started", "ended"]}),
-        ("#$ -M a@lab -m a", {"to": ["a@lab"], "on": ["failed", "timeout", "out_of_memory", "lost", "cancelled"]}),
-        ("# GFLOW --notify-email a@lab --notify-on job_completed", {"to": ["a@lab"], "on": ["finished"]}),
+        ("#SBATCH --mail-user=a@lab --mail-type=END,FAIL", 1),
+        ("#SBATCH --mail-type=NONE", 0),
+        ("#PBS -m n", 0),
+        ("#$ -M a@lab -m a", 1),
+        ("# GFLOW --notify-email a@lab --notify-on job_completed", 1),
     ],
 )
-def test_mail_becomes_a_notification_where_something_sends_it(
-    spool: Command, spool_root: Path, tmp_path: Path, lines: str, notify: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By sendmail, the notifier or a contact; without them one line says so, and no job waits for it."""
-    monkeypatch.setattr("spool.extras.notify.sending.shutil.which", lambda *_, **__: "/usr/sbin/sendmail")
-    assert ("notify" in converted(spool, tmp_path, lines)[0]) is ("a@lab" in lines and notify is not None)
-    monkeypatch.setattr("spool.extras.notify.sending.shutil.which", lambda *_, **__: None)
-    found, told = converted(spool, tmp_path, lines)
-    assert "notify" not in found
-    assert told.count("--notify ADDRESS") == (notify is not None)
-    (spool_root / "config.toml").write_text("notifier = 'mail \"$1\"'\n")
-    found, told = converted(spool, tmp_path, lines)
-    assert found.get("notify") == notify
-    assert "ignored" not in told
-    assert converted(spool, tmp_path, lines, "--notify", "you")[0]["notify"] == ["you"]
-    (spool_root / "config.toml").write_text("[contacts]\nsomeone = 'http://example.org'\n")
-    assert "notify" not in converted(spool, tmp_path, lines)[0]
-    (spool_root / "config.toml").write_text("[contacts]\nme = 'http://example.org'\n")
-    assert ("notify" in converted(spool, tmp_path, lines)[0]) is ("=me" in lines)
+def test_lines_about_mails_are_answered_once(spool: Command, tmp_path: Path, lines: str, told: int) -> None:
+    """With the option to give, unless it is given."""
+    found, said = converted(spool, tmp_path, lines)
+    assert (found, said.count(f"give --notify {'a@lab' if 'a@lab' in lines else 'ADDRESS'}")) == ({}, told)
+    assert "ignored" not in converted(spool, tmp_path, lines, "--notify", "you")[1]
 
 
 def test_a_script_of_grid_engine_finds_its_variables(spool: Command, tmp_path: Path) -> None:

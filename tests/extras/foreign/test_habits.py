@@ -190,6 +190,9 @@ def test_shell_functions_go_along_if_the_script_calls_them(
     env = queued(spool_root, "b")["env"]
     assert env[f"BASH_FUNC_{function}%%"] == "() {  echo '{index}' $1\n}"
     assert env["MODULEPATH"] == "/modules"
+    Path("other.sh").write_text("#!/bin/bash\ntrue\n")
+    assert spool("submit", "-n", "other", "other.sh").code == 0
+    assert "MODULEPATH" not in queued(spool_root, "other")["env"]
     assert f"`{function}` " in spool("submit", "-n", "c", "--export", "NONE", "job.sh").err
     Path("job.sh").write_text(f"#!/bin/sh\n{function} load cuda\n")
     assert f"`{function}` " in spool("submit", "-n", "d", "job.sh").err

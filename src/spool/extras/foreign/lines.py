@@ -456,26 +456,8 @@ SYSTEMS: Mapping[str, tuple[Table, Table]] = {
     "#$": (_SGE, _SGE_FLAGS),
 }
 
-MAIL = {
-    "#SBATCH": ("--mail-user", "--mail-type"),
-    "# GFLOW": ("--notify-email", "--notify-on"),
-    "#PBS": ("-M", "-m"),
-    "#$": ("-M", "-m"),
-}
-"""The options of each system for the recipients of messages, and for the moments."""
-
-MAIL_EVENTS = {
-    "BEGIN B JOB_STARTED": "started",
-    "END E": "ended",
-    "FAIL JOB_FAILED": "failed timeout out_of_memory lost",
-    "A": "failed timeout out_of_memory lost cancelled",
-    "ALL": "started ended retried",
-    "REQUEUE": "retried",
-    "TIME_LIMIT JOB_TIMEOUT": "timeout",
-    "JOB_COMPLETED": "finished",
-    "JOB_CANCELLED": "cancelled",
-}
-"""What they call the moments of a message, and our events. For others there is none here."""
+_MAIL = {"#SBATCH": ("--mail-user", "--mail-type"), "# GFLOW": ("--notify-email", "--notify-on")}
+_MAIL |= dict.fromkeys(("#PBS", "#$"), ("-M", "-m"))
 
 
 # The lines.
@@ -510,7 +492,7 @@ class Converted(Struct, frozen=True):
     def key(self) -> str | None:
         """The key of the job file without which the job would compute something else, if it has one of these."""
         option = self.directive.option
-        if option in MAIL[self.directive.system]:
+        if option in _MAIL[self.directive.system]:
             return "notify.to"
         if self.lost is not None and self.lost.unless:
             return self.lost.unless.removeprefix("--")
@@ -589,12 +571,10 @@ def directives(number: int, line: str) -> Iterator[Directive]:
         yield Directive(number, system, option, value if equals else None)
 
 
-def convert(
-    found: Sequence[Directive], *, limited: bool = True, sends_to: Callable[[str], bool] = lambda _: False
-) -> list[Converted]:
-    """Return the result for each of *found*, in order, line by line.
+def convert(found: Sequence[Directive], *, limited: bool = True) -> list[Converted]:
+    """Return the result for each of *found*, in order, line by line; of those about mails, for the first.
 
-    *limited*: others state a time limit. *sends_to*: whether messages to an address can be sent.
+    *limited*: others state a time limit.
     """
     done: list[Converted] = []
     pieces: dict[str, Directive] = {}
@@ -602,36 +582,16 @@ def convert(
         name = _PIECES.get(one.option, one.option)
         if one.system == "#SBATCH" and name in PIECES and one.value is not None:
             pieces[name] = one
-        elif one.option not in MAIL[one.system]:
+        elif one.option not in _MAIL[one.system]:
             done += [_converted(replace(one, value=part)) for part in parts_of(one.system, one.option, one.value)]
     if not limited and not any("--time-limit" in one.words for one in done):
         why = NoEquivalent("it warns before a time limit, and there is none; give --time-limit")
         done = [replace(one, words=(), lost=why) if "--signal" in one.words else one for one in done]
-    done += [*_put_together(pieces, _count("--gpus", done)), *_mail(found, sends_to)]
+    mails = [one for one in found if one.option in _MAIL[one.system] and one.value not in ("NONE", "n")]
+    address = next((one.value for one in mails if one.option == _MAIL[one.system][0]), "ADDRESS")
+    why = NoEquivalent(f"give --notify {address}, or see docs/EVENTS.md for what sends a mail")
+    done += [*_put_together(pieces, _count("--gpus", done)), *(Converted(one, lost=why) for one in mails[:1])]
     return sorted(_settled(done), key=lambda one: one.directive.line)
-
-
-def _mail(found: Sequence[Directive], sends_to: Callable[[str], bool]) -> Iterator[Converted]:
-    """Yield the recipients and the moments of messages; of several lines that are lost, the first stands for all."""
-    events = {word: ours.split() for words, ours in MAIL_EVENTS.items() for word in words.split()}
-    for system, (to, on) in MAIL.items():
-        who = [one for one in found if (one.system, one.option) == (system, to)]
-        when = [one for one in found if (one.system, one.option) == (system, on)]
-        words = re.findall(r"\w+" if "--" in on else r"\w", " ".join(one.value or "" for one in when).upper())
-        wanted = list(dict.fromkeys(event for word in words for event in events.get(word, ())))
-        if "ended" in wanted:
-            wanted = [event for event in wanted if event in ("started", "ended", "retried")]
-        addresses = [each for one in who for each in re.split(r"[,\s]+", one.value or "") if each] or [this_user()]
-        if when and not wanted:
-            yield from map(Converted, [*who, *when])
-        elif not all(map(sends_to, addresses)):
-            why = NoEquivalent("give --notify ADDRESS, or see docs/EVENTS.md for what sends a mail")
-            yield from (Converted(one, lost=why) for one in [*who, *when][:1])
-        else:
-            recipients = ("--notify", ",".join(addresses))
-            yield from (Converted(one, recipients) for one in who[:1])
-            on_events = ("--notify-on", ",".join(wanted))
-            yield from (Converted(one, on_events if who else (*recipients, *on_events)) for one in when[:1])
 
 
 def _count(option: str, done: Sequence[Converted]) -> int:
@@ -723,7 +683,7 @@ def answer(option: str, value: str | None) -> str | None:
         values, flags = SYSTEMS[system]
         if meaning_of(flags, option) is not None:
             value = None
-        elif meaning_of(values, option) is None and option not in MAIL[system] + PIECES * (system == "#SBATCH"):
+        elif meaning_of(values, option) is None and option not in _MAIL[system] + PIECES * (system == "#SBATCH"):
             continue
         elif value is None:
             value = "gpu:1" if option == "--gres" else "1"

@@ -21,7 +21,7 @@ from spool.cli.render import tell
 from spool.cli.submission import MAX_HEAD_BYTES, OPTIONS, SHELLS, Asked, ScriptText, draft_of, head_lines
 from spool.client import submit as submitting
 from spool.client.draft import Exports, escaped, matching, placeholders, stem_of
-from spool.core.errors import InvalidJob, InvalidValue, UsageError, cannot
+from spool.core.errors import InvalidValue, UsageError, cannot
 from spool.core.reasons import count_of
 from spool.extras.foreign import lines
 from spool.extras.foreign.lines import Directive, NoEquivalent, dependencies
@@ -89,7 +89,7 @@ class ForeignScripts:
         errors: list[str] = []
         notes, told = 0, False
         limited = asked.limited or "time_limit" in own
-        for one in lines.convert(found, limited=limited, sends_to=self._sends_to):
+        for one in lines.convert(found, limited=limited):
             if one.key == "notify.to" and one.key in stated:
                 continue
             if one.lost is not None and one.lost.matters and one.key not in stated:
@@ -112,18 +112,6 @@ class ForeignScripts:
         if notes:
             tell(f"{what}: {count_of(notes, 'more note' if told else 'note')} on lines for another scheduler: -v")
         return values
-
-    def _sends_to(self, address: str) -> bool:
-        """Whether a job can have messages sent to *address*."""
-        from spool.formats import jobfile  # imported here, because few scripts have such lines
-        from spool.formats.config import Config
-        from spool.query.foresight import doubts_of_parts
-
-        try:
-            spec = jobfile.parse(jobfile.dump({"command": "true", "notify": address}), name="a")
-        except InvalidJob:  # also where nothing sends messages
-            return False
-        return not any(doubts_of_parts(spec, config_if(self._root, b"notifier", b"contacts") or Config()))
 
     def adapted(self, values: joboptions.Values) -> joboptions.Values:
         """Return *values* without sbatch's `--dependency=singleton`, unless a job has that name."""
@@ -450,11 +438,11 @@ class ScriptNeeds:
         if re.match(r"#!\S*/t?csh\b", first) is not None:  # reads its startup file in scripts too
             return
         for calls, defines, of_functions, definition in _FUNCTIONS.values():
-            if defines.search(self._text) is not None:
+            named = {found[1]: number for number, line in _lines(self._text) for found in calls.finditer(line)}
+            if not named or defines.search(self._text) is not None:
                 continue
             if freely and is_bash:
                 exported.take(matching(of_functions, os.environ), os.environ)
-            named = {found[1]: number for number, line in _lines(self._text) for found in calls.finditer(line)}
             for name, number in named.items():
                 if not (is_bash and f"BASH_FUNC_{name.split()[0]}%%" in exported.taken):
                     why = "needs a shell function that the job does not have"
