@@ -21,7 +21,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from sys import intern
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Struct
@@ -475,14 +475,9 @@ def compacted(run: RunAccount) -> RunAccount:
     """Return *run* in half the memory: its texts are shared, and the sources of its times are dropped."""
     if isinstance(run, _RunLine):
         run.submitted_at = run.started_at = run.ended_at = None
-        run.outcome, run.user, run.project, run.group, run.executor = map(
-            _shared, (run.outcome, run.user, run.project, run.group, run.executor)
-        )
+        for name in ("outcome", "user", "project", "group", "executor"):
+            setattr(run, name, (text := getattr(run, name)) and intern(text))
     return run
-
-
-def _shared(text: Any) -> Any:
-    return text if text is None else intern(text)
 
 
 def _read_run(line: bytes) -> _RunLine | None:
@@ -565,13 +560,6 @@ class RunFiles(Struct, frozen=True):
         granted = self.grant
         if granted is None:
             return found
-        return replace(
-            found,
-            attempt=granted.attempt,
-            submitted_at_ns=granted.submitted_at_ns,
-            requeues=granted.requeues,
-            user=granted.user,
-            grant=granted.grant,
-            executor=granted.executor,
-            node=self.jid.node if isinstance(self.jid, Jid) and granted.executor not in LOCAL_EXECUTORS else None,
-        )
+        node = self.jid.node if isinstance(self.jid, Jid) and granted.executor not in LOCAL_EXECUTORS else None
+        names = ("attempt", "submitted_at_ns", "requeues", "user", "grant", "executor")
+        return replace(found, node=node, **{name: getattr(granted, name) for name in names})
