@@ -31,10 +31,10 @@ from rich.style import Style
 from long.browser import Browser
 from prepared import JOBS, NOW_NS, prepared
 from spool.cli import main
-from spool.extras.page.content import ContentReader
 from spool.extras.page.document import render
 from spool.extras.top.app import Top
 from spool.formats.state import parse_state
+from spool.query.overview import OverviewReader
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 from support import ROOT, printed_on
@@ -74,8 +74,9 @@ async def _tops(root: Path, wanted: Sequence[tuple[str, int, str]]) -> list[str]
 
 
 async def _top(root: Path, theme: str, columns: int, at: str) -> list[Line]:
-    app = Top(str(root), theme)
+    app = Top(str(root))
     async with app.run_test(size=(columns, TOP.get(columns, 30))) as pilot:
+        app.theme = f"textual-{theme}"
         while app._seen is None or len(app._seen.active) < len(JOBS):
             await pilot.pause(0.1)
         while app._row is None or app._row.name != at:
@@ -108,7 +109,9 @@ def _page(into: Path) -> None:
     """Have Chromium draw the status page."""
     with prepared() as root:
         page = root.parent / "status.html"
-        text = render(ContentReader(str(root)).read(NOW_NS, served=True), 3600, 0).decode()
+        seen = OverviewReader(str(root)).look(NOW_NS)
+        assert seen is not None
+        text = render(seen, str(root), 3600, 0).decode()
         text = text.replace(str(root.parent), _HOME).replace(str(NOW_NS // 10**6), str(int(time.time() * 1000)))
         page.write_text(text, encoding="utf-8")
         with Browser() as browser:

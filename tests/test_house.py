@@ -113,7 +113,7 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7350,
+    "cli": 7300,
     "client": 2800,
     "core": 8750,
     "dispatcher": 8300,
@@ -130,17 +130,17 @@ BUDGET = {
     "extras/machine": 3000,
     "extras/metrics": 350,
     "extras/notify": 850,
-    "extras/page": 800,
+    "extras/page": 450,
     "extras/plot": 500,
     "extras/simulate": 950,
-    "extras/top": 1550,
+    "extras/top": 1150,
     "formats": 5650,
     "listeners": 1050,
     "machine": 3200,
     "python": 1000,
     "query": 4350,
     "state": 2100,
-    "store": 3900,
+    "store": 3950,
     "testing": 1100,
 }
 SLACK = 200  # a folder that has shrunk by more keeps that: its number goes down

@@ -34,7 +34,7 @@ def test_pictures_ask_no_other_host() -> None:
 def test_the_screen_in_the_picture_is_that_of_today() -> None:
     """The picture of `spool top` has the keys that its footer has now."""
     text = (ROOT / "docs/pictures/top.svg").read_text(encoding="utf-8").replace("&#160;", " ")
-    for word in ("Hold", "Release", "Cancel", "Prio", "Again", "Edit", "Attach", "Filter", "Queue", "History", "GPUs"):
+    for word in ("Hold", "Release", "Cancel", "Prio", "Again", "Edit", "Attach", "Filter", "Queue", "History"):
         assert word in text
 
 

@@ -17,7 +17,7 @@ from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Machine, Result, RunAccount, State
 from spool.formats.run_records import GrantRecord, render_grant, render_history
 from spool.query import timeline as module
-from spool.query.timeline import NO_GROUP, OTHERS, Frame, Timeline, TimelineRun, UsageCurve, timeline
+from spool.query.timeline import NO_GROUP, OTHERS, Frame, Timeline, TimelineUse, timeline
 from spool.store.spool import Spool
 
 T0 = 1_700_000_000 * S
@@ -66,7 +66,7 @@ def pictured(found: Timeline) -> dict[str, str]:
     """Return the rows as text: the first letter of the job in each column, capital where it is not alone."""
     rows = {}
     for row in (*found.gpu_rows, *found.cpu_rows):
-        cells = ["."] * len(found.cpus_used.columns)
+        cells = ["."] * found.columns
         for bar in row.bars:
             cells[bar.first : bar.last] = [bar.run.job[0] if bar.alone else bar.run.job[0].upper()] * (
                 bar.last - bar.first
@@ -119,14 +119,14 @@ def test_no_cpu_is_given_twice(spans: list[tuple[int, int, int]]) -> None:
     """Runs that overlap have different lanes, each as many as it has CPUs."""
     runs = [_run(str(at), start, end, cpus) for at, (start, end, cpus) in enumerate(sorted(spans))]
     placed = list(module._placed(runs))
-    assert [lanes.bit_count() for _, lanes in placed] == [run.account.cpus for run in runs if run.account.cpus]
+    assert [lanes.bit_count() for _, lanes in placed] == [run.cpus for run in runs if run.cpus]
     for (one, lanes), (other, others) in itertools.combinations(placed, 2):
-        if one.started_at_ns < (other.ended_at_ns or 0) and other.started_at_ns < (one.ended_at_ns or 0):
+        if (one.started_at_ns or 0) < (other.ended_at_ns or 0) and (other.started_at_ns or 0) < (one.ended_at_ns or 0):
             assert not lanes & others
 
 
-def _run(job: str, start: int, end: int, cpus: int) -> TimelineRun:
-    return TimelineRun(RunAccount(job, 1, "finished", ended_at_ns=T0 + end * S, cpus=cpus), T0 + start * S, None)
+def _run(job: str, start: int, end: int, cpus: int) -> RunAccount:
+    return RunAccount(job, 1, "finished", started_at_ns=T0 + start * S, ended_at_ns=T0 + end * S, cpus=cpus)
 
 
 def test_each_gpu_has_a_row_and_a_shared_one_several(spool_root: Path) -> None:
@@ -142,7 +142,7 @@ def test_each_gpu_has_a_row_and_a_shared_one_several(spool_root: Path) -> None:
     rows = {name: row for name, row in pictured(found).items() if name.startswith("GPU")}
     assert rows == {"GPU 0": "aaaaa.....", "GPU 1": "aaaaabbbbb", "GPU 1/1": "......cc.."}
     assert found.gpus == 2
-    assert found.gpus_used == UsageCurve((2.0,) * 5 + (1.0,) * 5, 1.5, 2)
+    assert found.gpus_used == TimelineUse(1.5, 2)
 
 
 def test_gpus_of_the_same_index_are_told_apart(spool_root: Path) -> None:
@@ -156,42 +156,19 @@ def test_gpus_of_the_same_index_are_told_apart(spool_root: Path) -> None:
     assert [row.label for row in found.gpu_rows] == ["GPU 0 aaaaaaaa", "GPU 0 bbbbbbbb", "MIG-x"]
 
 
-def test_what_is_in_use_is_a_mean_over_each_column(spool_root: Path) -> None:
-    """CPUs and memory are means over the ten seconds of a column, cut at the edges of the period."""
-    memory = {"grant": Grant(2, 4 * GIB), "peak_memory_bytes": GIB}
-    found = drawn(spool_root, [ended("a", -20, 15, 2, **memory), ended("b", 95, 200, 3)])
-    assert found.cpus_used == UsageCurve((2.0, 1.0, 0, 0, 0, 0, 0, 0, 0, 1.5), 0.45, 3)
-    assert found.memory_asked.columns[:3] == (4 * GIB, 2 * GIB, 0)
-    assert found.memory_used.columns[:3] == (GIB, GIB / 2, 0)
-    assert (found.cpus, found.memory_bytes) == (3, 8 * GIB)
-
-
-def test_waits_are_counted_where_the_run_started(spool_root: Path) -> None:
-    """A run that is tried again has waited since the end of the one before; what started earlier is not counted."""
-    found = drawn(
-        spool_root,
-        [
-            ended("early", -20, 15),
-            ended("a", 10, 20, again="retry", outcome=State.FAILED),
-            ended("a", 35, 50, run=2, attempt=2),
-            ended("b", 12, 60, submitted_at_ns=T0 - 28 * S),
-            ended("lost", 70, 80, attempt=2, run=5),  # the run before is not known
-            ended("never", None, 90),
-        ],
-    )
-    assert [each and (each.runs, each.median_ns // S, each.longest_ns // S) for each in found.waits] == [
-        None, (2, 5, 40), None, (1, 15, 15), None, None, None, None, None, None,
-    ]  # fmt: skip
-    assert (found.all_waits.runs, found.all_waits.p90_ns) == (3, 40 * S)
+def test_what_is_in_use_is_a_mean_over_the_period(spool_root: Path) -> None:
+    """It is cut at the edges of the period."""
+    found = drawn(spool_root, [ended("a", -20, 15, 2), ended("b", 95, 200, 3)])
+    assert (found.cpus, found.cpus_used) == (3, TimelineUse(0.45, 3))
 
 
 def test_odd_lines_of_the_history_break_nothing(spool_root: Path) -> None:
-    """What ended before it began is left out, a wait below zero is none, and a line that is there twice counts once.
+    """What ended before it began is left out, and a line that is there twice counts once.
 
     A run that took no time at all by the clock is seen.
     """
     found = drawn(spool_root, [ended("a", 50, 20), ended("b", 20, 30, submitted_at_ns=T0 + 90 * S)], since=None)
-    assert (found.runs, found.all_waits) == (1, None)
+    assert found.runs == 1
     assert pictured(drawn(spool_root, [ended("a", 55, 55)] * 2)) == {
         "CPU 1": ".....a....",
         "CPU 2": "." * 10,
@@ -200,12 +177,12 @@ def test_odd_lines_of_the_history_break_nothing(spool_root: Path) -> None:
 
 
 def test_without_a_period_it_is_what_ran_in_the_last_day(spool_root: Path) -> None:
-    """It begins when the first of the runs was submitted, and ends when the last of them did."""
+    """It begins when the first of the runs did, and ends when the last of them did."""
     runs = [ended("old", -100_000, -99_000), ended("a", 10, 20), ended("b", 30, 60)]
     found = drawn(spool_root, runs, since=None, until=None, now=5000)
-    assert (found.since_at_ns, found.until_at_ns, found.runs) == (T0 + 5 * S, T0 + 60 * S, 2)
+    assert (found.since_at_ns, found.until_at_ns, found.runs) == (T0 + 10 * S, T0 + 60 * S, 2)
     found = drawn(spool_root, runs, since=None, until=40, now=5000)
-    assert (found.since_at_ns, found.until_at_ns) == (T0 + 5 * S, T0 + 40 * S)
+    assert (found.since_at_ns, found.until_at_ns) == (T0 + 10 * S, T0 + 40 * S)
 
 
 def test_whose_runs_are_drawn(spool_root: Path) -> None:
@@ -258,17 +235,15 @@ def test_a_run_that_goes_on_is_drawn_up_to_now(spool_root: Path) -> None:
     found = drawn(spool_root, [ended("over", 50, 60)], until=None, now=100)
     assert (found.runs, found.going_on) == (2, 1)
     assert pictured(found)["CPU 1"] == ".....ooooo"
-    assert found.cpus_used.columns[-1] == 2.0
-    assert found.all_waits.longest_ns == 50 * S
+    assert found.cpus_used == TimelineUse(1.1, 3)
 
 
 def test_what_runs_in_slurm_takes_nothing_of_the_machine_that_is_drawn(spool_root: Path) -> None:
-    """It is counted, its wait too, and is in no row, no curve and no group."""
+    """It is counted, and is in no row and no group."""
     far = ended("far", 0, 50, cpus=64, executor="slurm", user="bob", grant=Grant(64, 1 << 40, gpus_elsewhere=4))
     going = ended("near", 50, 100, executor="process")
     found = drawn(spool_root, [far, going])
     assert (found.runs, found.elsewhere, found.gpus) == (2, {"slurm": 1}, 0)
     assert {run.run.job for row in found.cpu_rows for run in row.bars} == {"near"}
-    assert (found.cpus_used.highest, found.gpus_used.highest, found.memory_asked.highest) == (1, 0, 0)
+    assert (found.cpus_used.highest, found.gpus_used.highest) == (1, 0)
     assert found.groups == ("alice",)
-    assert found.all_waits.runs == 2

@@ -13,7 +13,7 @@ from spool.formats.run_records import render_history
 from spool.query.jobs import JobLister
 from spool.query.machine import _ended
 from spool.state.past import past_of
-from spool.store.history import History, RecentHistory
+from spool.store.history import History
 from spool.store.spool import Spool
 from spool.testing.fakes import a_result
 
@@ -78,13 +78,6 @@ def test_rotated_files_are_read_by_when_they_were_written(spool: Spool) -> None:
     assert {"fresh", "fresher", "last"} <= set(found)
 
 
-def test_the_last_day_has_what_ended_in_it_in_the_order_of_the_ends(spool: Spool) -> None:
-    """The runs of the last day are those that ended in it, the first first, whatever lies between their lines."""
-    recent = RecentHistory(spool.root, 24 * HOUR_NS, 10_000)
-    assert [run.job for run in recent.look(NOW_NS)] == ["fresh", "fresher"]
-    assert [run.job for run in recent.look(NOW_NS + 23 * HOUR_NS)] == ["fresher"]
-
-
 def test_the_past_is_learnt_from_behind_late_lines(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fair share, learnt run times, `spool info` and `spool ls` know what ended lately, though late lines follow."""
     learnt: list[str] = []
@@ -92,7 +85,7 @@ def test_the_past_is_learnt_from_behind_late_lines(spool: Spool, monkeypatch: py
     past_of(spool, NOW_NS, Policy(half_life_ns=HOUR_NS))
     assert {"fresh", "fresher"} <= set(learnt)
     assert not any(name.startswith("before") for name in learnt)
+    assert sum(_ended(spool, (), NOW_NS).values()) == 2
     for name in ("fresh", "fresher", "late-too"):
         Path(spool.root, "done", f"{name}.toml").write_text('command = "true"\n')
-    assert sum(_ended(spool, (), NOW_NS).values()) == 2
     assert {row.name for row in JobLister(spool, NOW_NS).listing().rows} == {"fresh", "fresher"}

@@ -83,7 +83,7 @@ TABLE = (
         config="spool.extras.page:CONFIG",
         listener="spool.extras.page.writer:PageWriter",
         listens="spool.extras.page:listens",
-        checks="spool.extras.page.checks:CHECKS",
+        checks="spool.extras.page.writer:CHECKS",
     ),
     Capability(
         "capture",

@@ -176,11 +176,12 @@ def list_jobs(
         last = sorted((row.ended_at_ns or 0 for row in rows if row.state.ended), reverse=True)[: wanted.recent]
         rows = [row for row in rows if not row.state.ended or (last and (row.ended_at_ns or 0) >= last[-1])]
     if in_full:
-        rows = [_with_progress(spool, row) for row in with_parameters(spool, rows)]
+        rows = [with_progress(spool, row) for row in with_parameters(spool, rows)]
     return replace(found, rows=tuple(rows), unknown=tuple(n for n in names if not is_pattern(n) and n not in there))
 
 
-def _with_progress(spool: Spool, row: JobRow) -> JobRow:
+def with_progress(spool: Spool, row: JobRow) -> JobRow:
+    """Return *row* with the progress that its run reports now."""
     if row.state is not State.RUNNING or row.run is None:
         return row
     from spool.client.output import progress_of

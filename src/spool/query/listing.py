@@ -192,18 +192,16 @@ class OutlookReader:
     def __init__(self) -> None:
         self._last = UNKNOWN
         self._due_ns = 0
-        self.took_ns = 0  # processor time of the last call
 
     def look(self, spool: Spool, rows: Collection[JobRow], now_ns: int, *, served: bool) -> Outlook:
         """Return what is expected of *rows*, from a moment ago; *served*: a dispatcher starts jobs."""
-        self.took_ns = 0
         if not served:
             self._last, self._due_ns = UNKNOWN, 0
         elif not 0 <= self._due_ns - now_ns <= _LATEST_NS:
             begun_ns = time.thread_time_ns()
             self._last = outlook(spool, rows, now_ns)
-            self.took_ns = time.thread_time_ns() - begun_ns
-            self._due_ns = now_ns + min(max(_AT_MOST_EVERY_NS, _SHARE * self.took_ns), _LATEST_NS)
+            pause_ns = max(_AT_MOST_EVERY_NS, _SHARE * (time.thread_time_ns() - begun_ns))
+            self._due_ns = now_ns + min(pause_ns, _LATEST_NS)
         return self._last
 
 

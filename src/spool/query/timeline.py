@@ -1,4 +1,4 @@
-"""The runs of a period, for pictures: rows of CPUs and GPUs, their use, waits and memory.
+"""The runs of a period, for pictures: rows of CPUs and GPUs, and how much of them was in use.
 
 A picture has columns, intervals of equal length, and so do these values: a hundred thousand runs are reduced to the
 cells. The history has the GPUs of a run and its number of CPUs, and which these are only if it was pinned. The CPUs of
@@ -10,19 +10,18 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.core.accounting import GROUP_KEYS, By, ReadyTimes, RunFilter, StepFunction
+from spool.core.accounting import GROUP_KEYS, By, RunFilter, StepFunction
 from spool.core.errors import UsageError
 from spool.core.layout import RUNNING, engine_of
-from spool.core.model import SECOND_NS, Grant, Machine, RunAccount
-from spool.core.units import LARGEST, cpus_in, nearest_rank
-from spool.formats.run_records import GrantRecord, compacted
+from spool.core.model import SECOND_NS, Machine, RunAccount
+from spool.core.units import LARGEST, cpus_in
+from spool.formats.run_records import compacted
 from spool.query.jobs import RECENT_NS, JobLister
-from spool.query.rows import JobRow
 from spool.query.snapshot import machine_now
 from spool.store.history import History
 from spool.store.spool import Spool
@@ -40,30 +39,6 @@ _MOST_GROUPS = 7  # more colours cannot be told apart
 _SHADES = 8  # of bars that are partly in use
 _TRACKS = 4  # the most rows for a shared GPU
 _PATIENCE_NS = 3 * SECOND_NS
-_SHORTEST_NS = 600 * SECOND_NS  # of a period that ends now
-
-
-class TimelineRun(Struct, frozen=True):
-    """One run that has started, and when its wait began: at its submission, or at the end of the previous run."""
-
-    account: RunAccount
-    started_at_ns: int
-    ready_at_ns: int | None
-
-    @property
-    def job(self) -> str:
-        """The name of its job."""
-        return self.account.job
-
-    @property
-    def ended_at_ns(self) -> int | None:
-        """When it ended; None: it goes on."""
-        return self.account.ended_at_ns
-
-    @property
-    def elsewhere(self) -> str | None:
-        """The engine of another machine that ran it; None: this machine."""
-        return engine_of(self.account.executor)
 
 
 class LaneBar(Struct, frozen=True):
@@ -75,7 +50,7 @@ class LaneBar(Struct, frozen=True):
     first: int
     last: int
     busy: float
-    run: TimelineRun
+    run: RunAccount
     alone: bool
 
 
@@ -87,19 +62,9 @@ class TimelineRow(Struct, frozen=True):
     bars: tuple[LaneBar, ...]
 
 
-class WaitTimes(Struct, frozen=True):
-    """Waits of runs before their start."""
+class TimelineUse(Struct, frozen=True):
+    """How much was in use: the mean over the whole period, and the maximum."""
 
-    runs: int
-    median_ns: int
-    p90_ns: int
-    longest_ns: int
-
-
-class UsageCurve(Struct, frozen=True):
-    """Resource use: the mean over each column, the mean over the whole period, and the maximum."""
-
-    columns: tuple[float, ...]
     mean: float
     highest: int
 
@@ -116,41 +81,35 @@ class Frame(Struct, frozen=True):
 
 
 class Timeline(Struct, frozen=True):
-    """The runs of a period. Column *n* begins at `since_at_ns + n * step_ns`.
-
-    For memory in use, each run counts with its peak, if known, from its start to its end.
-    """
+    """The runs of a period. Column *n* begins at `since_at_ns + n * step_ns`."""
 
     since_at_ns: int
     until_at_ns: int
     step_ns: int
-    at_ns: int  # the time of the look
+    columns: int
     by: By
     groups: tuple[str, ...]  # the largest first, OTHERS last
-    cpus: int  # the machine's total for jobs, as for its memory
+    cpus: int  # the machine's total for jobs
     gpus: int
-    memory_bytes: int
     runs: int
-    elsewhere: dict[str, int]  # runs on each engine of another machine: these are in no row and no curve
+    elsewhere: dict[str, int]  # runs on each engine of another machine: these are in no row
     going_on: int
     cpu_rows: tuple[TimelineRow, ...]
     gpu_rows: tuple[TimelineRow, ...]
-    cpus_used: UsageCurve
-    gpus_used: UsageCurve
-    memory_asked: UsageCurve  # in bytes
-    memory_used: UsageCurve  # in bytes
-    waits: tuple[WaitTimes | None, ...]  # of the runs that started in that column
-    all_waits: WaitTimes | None
+    cpus_used: TimelineUse
+    gpus_used: TimelineUse
     unreadable: int = 0  # lines of the history
     problems: tuple[str, ...] = ()
 
-    def group_of(self, run: TimelineRun) -> str:
+    def group_of(self, run: RunAccount) -> str:
         """Return the group of a run, one of `groups`."""
         key = _group(run, self.by)
         return key if key in self.groups else OTHERS
 
 
-def timeline(spool: Spool, wanted: RunFilter, frame: Frame, now_ns: int | None = None) -> Timeline:
+def timeline(
+    spool: Spool, wanted: RunFilter, frame: Frame, now_ns: int | None = None, machine: Machine | None = None
+) -> Timeline:
     """Return the timeline of a period: the selected runs, cut at its edges.
 
     By default a period begins a day before its end, from the first run on; without an end it goes up to the last run.
@@ -161,165 +120,86 @@ def timeline(spool: Spool, wanted: RunFilter, frame: Frame, now_ns: int | None =
     since_ns = until_ns - RECENT_NS if wanted.since_at_ns is None else wanted.since_at_ns
     if since_ns >= until_ns:
         raise UsageError("cannot draw runs: the period is empty; --since must be before --until, and before now")
-    seen, history = _Seen(now_ns), History(spool.root)
-    rows = _going_on(spool, wanted, now_ns)  # read before the history, which has those that end meanwhile
-    ended = list(seen.ended(history.since(since_ns), wanted))
-    runs = _within([*ended, *seen.going_on(spool, rows)], since_ns, until_ns)
+    history = History(spool.root)
+    going_on = _going_on(spool, wanted, now_ns)  # read before the history, which has those that end meanwhile
+    ended = _ended(history.since(since_ns), wanted)
+    over = {(run.job, run.run) for run in ended}
+    found = [*ended, *(run for run in going_on if (run.job, run.run) not in over)]
+    runs = sorted((run for run in found if _overlaps(run, since_ns, until_ns)), key=lambda run: (_start(run), run.job))
     if runs and wanted.since_at_ns is None:
-        since_ns = max(since_ns, min(_ready(run) for run in runs))
+        since_ns = max(since_ns, _start(runs[0]))
         if wanted.until_at_ns is None and all(run.ended_at_ns is not None for run in runs):
             until_ns = max(since_ns + 1, *(run.ended_at_ns or 0 for run in runs))
-    machine = machine_now(spool, now_ns, patience_ns=_PATIENCE_NS)
-    drawn = _drawn(runs, _Axis(since_ns, until_ns, frame.columns), frame, seen, machine)
+    machine = machine if machine is not None else machine_now(spool, now_ns, patience_ns=_PATIENCE_NS)
+    drawn = _drawn(runs, _Axis(since_ns, until_ns, frame.columns), frame, machine)
     return replace(drawn, unreadable=history.unreadable, problems=tuple(history.problems))
 
 
-def last_day(
-    ended: Iterable[RunAccount], going_on: Iterable[TimelineRun], machine: Machine, frame: Frame, now_ns: int
-) -> Timeline:
-    """Return the timeline of the last day, from its first run on, from runs that are known already; reads nothing."""
-    seen, since_ns = _Seen(now_ns), now_ns - RECENT_NS
-    runs = list(seen.ended(ended, RunFilter()))
-    runs = _within(
-        [*runs, *(run for run in going_on if not seen.has_ended(run.job, run.account.run))], since_ns, now_ns
-    )
-    if runs:
-        since_ns = max(since_ns, min(now_ns - _SHORTEST_NS, *map(_ready, runs)))
-    return _drawn(runs, _Axis(since_ns, now_ns, frame.columns), frame, seen, machine)
-
-
-def _within(runs: Iterable[TimelineRun], since_ns: int, until_ns: int) -> list[TimelineRun]:
-    """Return the runs that overlap the period, in the order of their starts."""
-    found = [run for run in runs if _overlaps(run, since_ns, until_ns)]
-    return sorted(found, key=lambda run: (run.started_at_ns, run.job, run.account.run))
-
-
-def _drawn(runs: Sequence[TimelineRun], axis: _Axis, frame: Frame, seen: _Seen, machine: Machine) -> Timeline:
+def _drawn(runs: Sequence[RunAccount], axis: _Axis, frame: Frame, machine: Machine) -> Timeline:
     """Return the timeline of these runs, which are in the order of their starts."""
-    gpus = seen.gpus | {gpu.uuid: gpu.index for gpu in machine.gpus}
-    here = [run for run in runs if run.elsewhere is None]
-    by = frame.by if frame.by is not None else By.STATE if len({run.account.user for run in runs}) < 2 else By.USER
-    waits: dict[int, list[int]] = {}
-    for run in runs:
-        if run.ready_at_ns is not None and axis.begin_ns <= run.started_at_ns and run.ready_at_ns <= run.started_at_ns:
-            waits.setdefault(axis.column(run.started_at_ns), []).append(run.started_at_ns - run.ready_at_ns)
+    elsewhere = Counter(name for run in runs if (name := engine_of(run.executor)) is not None)
+    here = [run for run in runs if engine_of(run.executor) is None]
+    gpus: dict[str, int] = {}  # the last known index of each; below 0: unknown
+    for run in here:
+        known = len(run.gpus) == len(run.gpu_indices)
+        gpus.update(zip(run.gpus, run.gpu_indices, strict=True) if known else dict.fromkeys(run.gpus, -1))
+    gpus |= {gpu.uuid: gpu.index for gpu in machine.gpus}
+    by = frame.by if frame.by is not None else By.STATE if len({run.user for run in runs}) < 2 else By.USER
     return Timeline(
         since_at_ns=axis.begin_ns,
         until_at_ns=axis.end_ns,
         step_ns=axis.step_ns,
-        at_ns=seen.now_ns,
+        columns=axis.columns,
         by=by,
         groups=_groups(here, by, axis),
         cpus=machine.cpus,
         gpus=len(gpus),
-        memory_bytes=machine.memory_bytes,
         runs=len(runs),
-        elsewhere=dict(Counter(run.elsewhere for run in runs if run.elsewhere is not None)),
+        elsewhere=dict(elsewhere),
         going_on=sum(run.ended_at_ns is None for run in runs),
         cpu_rows=_cpu_rows(here, axis, machine.cpus, frame.cpu_rows),
         gpu_rows=_gpu_rows(here, axis, gpus),
-        cpus_used=axis.usage((*axis.cut(run), run.account.cpus) for run in here),
+        cpus_used=axis.usage((*axis.cut(run), run.cpus) for run in here),
         gpus_used=axis.usage((*each, 1) for each in _gpu_use(here, axis)),
-        memory_asked=axis.usage((*axis.cut(run), run.account.memory_bytes or 0) for run in here),
-        memory_used=axis.usage((*axis.cut(run), run.account.peak_memory_bytes or 0) for run in here),
-        waits=tuple(_summary(waits.get(at, ())) for at in range(axis.columns)),
-        all_waits=_summary([wait for listed in waits.values() for wait in listed]),
     )
 
 
-class _Seen:
-    """Facts from the runs so far: the ended ones, the begin of the waits of others, and the GPUs."""
-
-    def __init__(self, now_ns: int) -> None:
-        self.now_ns = now_ns
-        self.gpus: dict[str, int] = {}  # the last known index of each; below 0: unknown
-        self._clock = ReadyTimes()
-        self._ended: set[tuple[str, int]] = set()
-
-    def ended(self, history: Iterable[RunAccount], wanted: RunFilter) -> Iterator[TimelineRun]:
-        """Yield the selected runs of a history, each once."""
-        clock, seen = self._clock, set()
-        for run in history:
-            if run.started_at_ns is None or run.ended_at_ns is None or not wanted.wants(run):
-                clock.of(run)
-                continue
-            mark = run.job, run.run, run.started_at_ns
-            if mark not in seen and 0 <= run.ended_at_ns - run.started_at_ns <= LARGEST:
-                seen.add(mark)
-                self._ended.add(mark[:2])
-                found = TimelineRun(compacted(run), run.started_at_ns, clock.of(run))
-                if run.gpus and found.elsewhere is None:
-                    self._note(run.gpus, run.gpu_indices)
-                yield found
-
-    def has_ended(self, job: str, run: int | None) -> bool:
-        """Whether that run was among those that have ended."""
-        return (job, run) in self._ended
-
-    def going_on(self, spool: Spool, rows: Iterable[tuple[JobRow, GrantRecord]]) -> Iterator[TimelineRun]:
-        """Yield the runs that have not ended since they were listed."""
-        for row, record in rows:
-            if not self.has_ended(row.name, row.run):
-                self._note(record.grant.gpu_uuids, record.grant.gpu_indices)
-                first = record.attempt == 1 and not record.requeues
-                ready_ns = self._clock.going_on.get(row.name, record.submitted_at_ns if first else None)
-                spec = spool.spec(row.name, record.run)
-                group = spec.group if spec is not None else None
-                if (run := live_run(row, record.grant, record.executor, ready_ns, group)) is not None:
-                    yield run
-
-    def _note(self, uuids: Sequence[str], indices: Sequence[int]) -> None:
-        known = len(uuids) == len(indices)
-        self.gpus.update(zip(uuids, indices, strict=True) if known else dict.fromkeys(uuids, -1))
+def _ended(history: Iterable[RunAccount], wanted: RunFilter) -> Collection[RunAccount]:
+    """Return the selected runs of a history that have started, each once."""
+    found: dict[tuple[object, ...], RunAccount] = {}
+    for run in history:
+        start_ns, end_ns = run.started_at_ns, run.ended_at_ns
+        if start_ns is not None and end_ns is not None and 0 <= end_ns - start_ns <= LARGEST and wanted.wants(run):
+            found.setdefault((run.job, run.run, start_ns), compacted(run))
+    return found.values()
 
 
-def _going_on(spool: Spool, wanted: RunFilter, now_ns: int) -> list[tuple[JobRow, GrantRecord]]:
+def _going_on(spool: Spool, wanted: RunFilter, now_ns: int) -> list[RunAccount]:
     """Return the selected runs of the jobs in `running/`."""
     found = []
     for row in JobLister(spool, now_ns).listing(recent=0).rows:
-        if row.place == RUNNING and row.run is not None and wanted.wants(row):
-            record = spool.grant(row.name, row.run)
-            if record is not None and row.started_at_ns is not None and row.started_at_ns <= now_ns:
-                found.append((row, record))
+        record = spool.grant(row.name, row.run) if row.place == RUNNING and row.run is not None else None
+        if record is None or row.started_at_ns is None or row.started_at_ns > now_ns or not wanted.wants(row):
+            continue
+        spec, grant = spool.spec(row.name, record.run), record.grant
+        run = RunAccount(
+            row.name, record.run, row.state.value, user=row.user, project=row.project,
+            group=spec.group if spec is not None else None, cpus=grant.cpus, cpu_list=grant.cpu_list,
+            gpus=grant.gpu_uuids, gpu_indices=grant.gpu_indices, executor=record.executor,
+            started_at_ns=row.started_at_ns,
+        )  # fmt: skip
+        found.append(run)
     return found
 
 
-def live_run(
-    row: JobRow, grant: Grant, executor: str | None, ready_ns: int | None, group: str | None = None
-) -> TimelineRun | None:
-    """Return the run of *row*, which goes on; None if it has not started."""
-    if row.run is None or row.started_at_ns is None:
-        return None
-    account = RunAccount(
-        row.name,
-        row.run,
-        row.state.value,
-        cpus=grant.cpus,
-        gpus=grant.gpu_uuids,
-        memory_bytes=grant.memory_bytes,
-        cpu_list=grant.cpu_list,
-        user=row.user,
-        project=row.project,
-        group=group,
-        executor=executor,
-    )
-    return TimelineRun(account, row.started_at_ns, ready_ns)
+def _start(run: RunAccount) -> int:
+    return run.started_at_ns or 0
 
 
-def _overlaps(run: TimelineRun, since_ns: int, until_ns: int) -> bool:
+def _overlaps(run: RunAccount, since_ns: int, until_ns: int) -> bool:
     """Whether part of a run is in the period; for a run without duration, its instant."""
     end = until_ns if run.ended_at_ns is None else run.ended_at_ns
-    return run.started_at_ns < until_ns and (end > since_ns or end == run.started_at_ns == since_ns)
-
-
-def _ready(run: TimelineRun) -> int:
-    return run.started_at_ns if run.ready_at_ns is None else min(run.ready_at_ns, run.started_at_ns)
-
-
-def _summary(waits: Sequence[int]) -> WaitTimes | None:
-    ordered = sorted(waits)
-    median, p90 = nearest_rank(ordered, 50), nearest_rank(ordered, 90)
-    return None if median is None or p90 is None else WaitTimes(len(ordered), median, p90, ordered[-1])
+    return _start(run) < until_ns and (end > since_ns or end == run.started_at_ns == since_ns)
 
 
 class _Axis:
@@ -339,10 +219,10 @@ class _Axis:
         """Return the part of the period in a column, in ns."""
         return min(self.step_ns, self.end_ns - self.begin_ns - column * self.step_ns)
 
-    def cut(self, run: TimelineRun) -> tuple[int, int]:
+    def cut(self, run: RunAccount) -> tuple[int, int]:
         """Return the part of a run within the period."""
         end_ns = self.end_ns if run.ended_at_ns is None else min(run.ended_at_ns, self.end_ns)
-        return max(run.started_at_ns, self.begin_ns), end_ns
+        return max(_start(run), self.begin_ns), end_ns
 
     def parts(self, start_ns: int, end_ns: int) -> Iterator[tuple[int, int]]:
         """Yield the columns of an interval, with its ns in each; at least one."""
@@ -355,26 +235,24 @@ class _Axis:
             yield between, self.step_ns
         yield last, end_ns - self.begin_ns - last * self.step_ns
 
-    def usage(self, amounts: Iterable[tuple[int, int, int]]) -> UsageCurve:
+    def usage(self, amounts: Iterable[tuple[int, int, int]]) -> TimelineUse:
         """Return the sum of *amounts*, each present from one instant to another."""
         changes: Counter[int] = Counter()
         for start_ns, end_ns, amount in amounts:
             if amount and start_ns < end_ns:
                 changes[start_ns] += amount
                 changes[end_ns] -= amount
-        edges = [self.begin_ns + at * self.step_ns for at in range(self.columns)]
         steps = StepFunction(changes)
-        areas = steps.areas([*edges, self.end_ns])
-        means = tuple(area / self.length(at) for at, area in enumerate(areas))
-        return UsageCurve(means, sum(areas) / (self.end_ns - self.begin_ns), steps.highest)
+        whole_ns = self.end_ns - self.begin_ns
+        return TimelineUse(sum(steps.areas([self.begin_ns, self.end_ns])) / whole_ns, steps.highest)
 
 
-def _group(run: TimelineRun, by: By) -> str:
-    key = GROUP_KEYS[by](run.account)
+def _group(run: RunAccount, by: By) -> str:
+    key = GROUP_KEYS[by](run)
     return NO_GROUP if key is None else key
 
 
-def _groups(runs: Iterable[TimelineRun], by: By, axis: _Axis) -> tuple[str, ...]:
+def _groups(runs: Iterable[RunAccount], by: By, axis: _Axis) -> tuple[str, ...]:
     """Return the groups with the largest use: of GPUs, or if equal, of CPUs."""
     held: dict[str, tuple[int, int]] = {}
     for run in runs:
@@ -382,20 +260,20 @@ def _groups(runs: Iterable[TimelineRun], by: By, axis: _Axis) -> tuple[str, ...]
         key = _group(run, by)
         gpu_ns, cpu_ns = held.get(key, (0, 0))
         held[key] = (
-            gpu_ns + len(run.account.gpus) * (end_ns - start_ns),
-            cpu_ns + run.account.cpus * (end_ns - start_ns),
+            gpu_ns + len(run.gpus) * (end_ns - start_ns),
+            cpu_ns + run.cpus * (end_ns - start_ns),
         )
     ordered = sorted(held, key=lambda key: (-held[key][0], -held[key][1], key))
     few = by is By.STATE or len(ordered) <= _MOST_GROUPS
     return tuple(ordered) if few else (*ordered[: _MOST_GROUPS - 1], OTHERS)
 
 
-def _gpu_use(runs: Iterable[TimelineRun], axis: _Axis) -> Iterator[tuple[int, int]]:
+def _gpu_use(runs: Iterable[RunAccount], axis: _Axis) -> Iterator[tuple[int, int]]:
     """Yield the intervals in which GPUs were in use; a GPU shared by several runs counts once."""
     use: dict[str, list[tuple[int, int]]] = {}  # of each GPU, in the order of starts, disjoint
     for run in runs:
         start_ns, end_ns = axis.cut(run)
-        for gpu in run.account.gpus:
+        for gpu in run.gpus:
             spans = use.setdefault(gpu, [])
             if spans and start_ns <= spans[-1][1]:
                 spans[-1] = spans[-1][0], max(spans[-1][1], end_ns)
@@ -405,54 +283,33 @@ def _gpu_use(runs: Iterable[TimelineRun], axis: _Axis) -> Iterator[tuple[int, in
         yield from spans
 
 
-class _GridCell:
-    """One column of a row: how much was in use, and by which run most."""
-
-    __slots__ = ("alone", "busy_ns", "most_ns", "run")
-
-    def __init__(self, run: TimelineRun) -> None:
-        self.run = run
-        self.busy_ns = self.most_ns = 0
-        self.alone = True
-
-    def add(self, run: TimelineRun, held_ns: int) -> None:
-        self.busy_ns += held_ns
-        if run is not self.run:
-            self.alone = False
-        if held_ns > self.most_ns:
-            self.run, self.most_ns = run, held_ns
-
-
 class _GridRow:
-    """The cells of a row that were in use."""
+    """The cells of a row that were in use: for each column the runs that had some of it, and for how long."""
 
     def __init__(self, axis: _Axis) -> None:
         self._axis = axis
-        self._cells: dict[int, _GridCell] = {}
+        self._cells: dict[int, list[tuple[int, RunAccount]]] = {}
 
-    def add(self, run: TimelineRun, lanes: int = 1) -> None:
+    def add(self, run: RunAccount, lanes: int = 1) -> None:
         """Count a run that had *lanes* of the row."""
         for column, held_ns in self._axis.parts(*self._axis.cut(run)):
-            cell = self._cells.get(column)
-            if cell is None:
-                cell = self._cells[column] = _GridCell(run)
-            cell.add(run, held_ns * lanes)
+            self._cells.setdefault(column, []).append((held_ns * lanes, run))
 
     def bars(self, lanes: int) -> tuple[LaneBar, ...]:
         """Return the row, which has that many lanes, as bars: adjacent columns that look the same are merged."""
         found: list[LaneBar] = []
         for column in sorted(self._cells):
-            cell = self._cells[column]
-            share = cell.busy_ns / (lanes * self._axis.length(column))
+            held = self._cells[column]
+            share = sum(ns for ns, _ in held) / (lanes * self._axis.length(column))
             busy = max(round(min(share, 1.0) * _SHADES), 1) / _SHADES
-            bar = LaneBar(column, column + 1, busy, cell.run, cell.alone)
+            bar = LaneBar(column, column + 1, busy, max(held, key=lambda each: each[0])[1], len(held) == 1)
             if found and replace(found[-1], first=column, last=column + 1) == bar and found[-1].last == column:
                 bar = replace(bar, first=found.pop().first)
             found.append(bar)
         return tuple(found)
 
 
-def _cpu_rows(runs: Sequence[TimelineRun], axis: _Axis, cpus: int, most: int) -> tuple[TimelineRow, ...]:
+def _cpu_rows(runs: Sequence[RunAccount], axis: _Axis, cpus: int, most: int) -> tuple[TimelineRow, ...]:
     """Return the CPUs in at most *most* rows; with fewer rows than CPUs, only as many as were in use."""
     placed = list(_placed(runs))
     used = max((lanes.bit_length() for _, lanes in placed), default=0)
@@ -465,7 +322,7 @@ def _cpu_rows(runs: Sequence[TimelineRun], axis: _Axis, cpus: int, most: int) ->
             part = (mask >> at * each) & ((1 << each) - 1)
             rows[at].add(run, part.bit_count())
             mask &= ~(part << at * each)
-    found, begin = [], 0 if any(run.account.cpu_list for run in runs) else 1  # the kernel counts them from 0
+    found, begin = [], 0 if any(run.cpu_list for run in runs) else 1  # the kernel counts them from 0
     for at, row in enumerate(rows):
         first, last = at * each + begin, min((at + 1) * each, lanes) + begin - 1
         label = f"CPU {first}" if first == last else f"CPU {first}-{last}"
@@ -473,7 +330,7 @@ def _cpu_rows(runs: Sequence[TimelineRun], axis: _Axis, cpus: int, most: int) ->
     return tuple(found)
 
 
-def _placed(runs: Iterable[TimelineRun]) -> Iterator[tuple[TimelineRun, int]]:
+def _placed(runs: Iterable[RunAccount]) -> Iterator[tuple[RunAccount, int]]:
     """Yield each run with its lanes as bits: its own CPUs, or the lowest free ones, adjacent if there is room.
 
     There are as many lanes as needed, since the machine's size at that time is unknown.
@@ -481,11 +338,11 @@ def _placed(runs: Iterable[TimelineRun]) -> Iterator[tuple[TimelineRun, int]]:
     taken = 0
     ends: list[tuple[int, int]] = []  # with the lanes that are free from then on
     for run in runs:
-        while ends and ends[0][0] <= run.started_at_ns:
+        while ends and ends[0][0] <= _start(run):
             taken &= ~heapq.heappop(ends)[1]
-        if not run.account.cpus:
+        if not run.cpus:
             continue
-        lanes = _own(run.account) or _free(taken, run.account.cpus)
+        lanes = _own(run) or _free(taken, run.cpus)
         taken |= lanes
         heapq.heappush(ends, (LARGEST if run.ended_at_ns is None else run.ended_at_ns, lanes))
         yield run, lanes
@@ -493,40 +350,29 @@ def _placed(runs: Iterable[TimelineRun]) -> Iterator[tuple[TimelineRun, int]]:
 
 def _own(run: RunAccount) -> int:
     """Return the CPUs that a run was pinned to, as bits; 0 if it was not pinned."""
-    if not run.cpu_list:
-        return 0
-    cpus = cpus_in(run.cpu_list)
+    cpus = cpus_in(run.cpu_list) if run.cpu_list else ()
     return sum(1 << cpu for cpu in cpus) if len(cpus) == run.cpus else 0
 
 
 def _free(taken: int, count: int) -> int:
-    """Return the lowest *count* adjacent bits not in *taken*, within its length if possible."""
-    length = max(taken.bit_length(), count)
-    free = ~taken & ((1 << length) - 1)
-    starts, have = free, 1  # bits that begin a group of *have* free ones
-    while have < count and starts:
-        more = min(have, count - have)
-        starts &= starts >> more
-        have += more
-    if starts:
-        return ((1 << count) - 1) * (starts & -starts)
-    if free.bit_count() < count:
-        free |= ((1 << count - free.bit_count()) - 1) << length
-    lanes = 0
-    for _ in range(count):
-        lanes |= free & -free
-        free &= free - 1
+    """Return the lowest *count* adjacent bits not in *taken*, within its length; the lowest of all if it has none."""
+    wanted, lanes = (1 << count) - 1, 0
+    for at in range(taken.bit_length() - count + 1):
+        if not taken & wanted << at:
+            return wanted << at
+    while lanes.bit_count() < count:
+        lanes |= ~(taken | lanes) & (taken | lanes) + 1
     return lanes
 
 
-def _gpu_rows(runs: Iterable[TimelineRun], axis: _Axis, gpus: Mapping[str, int]) -> tuple[TimelineRow, ...]:
+def _gpu_rows(runs: Iterable[RunAccount], axis: _Axis, gpus: Mapping[str, int]) -> tuple[TimelineRow, ...]:
     """Return a row for each GPU, and one more for each run beside others that shared it."""
     tracks: dict[str, list[_GridRow]] = {uuid: [_GridRow(axis)] for uuid in gpus}
     ends: dict[str, list[int]] = {uuid: [0] for uuid in gpus}
     for run in runs:
         end_ns = LARGEST if run.ended_at_ns is None else run.ended_at_ns
-        for gpu in run.account.gpus:
-            free = next((at for at, end in enumerate(ends[gpu]) if end <= run.started_at_ns), len(ends[gpu]))
+        for gpu in run.gpus:
+            free = next((at for at, end in enumerate(ends[gpu]) if end <= _start(run)), len(ends[gpu]))
             track = min(free, _TRACKS - 1)
             if track == len(ends[gpu]):
                 ends[gpu].append(0)

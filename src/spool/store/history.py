@@ -11,14 +11,13 @@ import os
 import stat
 import time
 import zlib
-from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from io import BufferedIOBase, BufferedReader
 
 from spool.core import layout
 from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
 from spool.core.model import SECOND_NS, RunAccount
-from spool.formats.run_records import compacted, read_ended_runs, read_told
+from spool.formats.run_records import read_ended_runs, read_told
 
 _SLACK_NS = 3600 * SECOND_NS  # tolerance in the order of lines, for a clock that was set
 _STEP = 1 << 20
@@ -47,14 +46,7 @@ class History:
 
     def since(self, since_ns: int | None) -> Iterator[RunAccount]:
         """Yield the runs that ended from *since_ns* on, and some before, in recorded order. Reads no older part."""
-        yield from self._all_of([*self._rotated(), self._current], since_ns)
-
-    def rotated_since(self, since_ns: int) -> Iterator[RunAccount]:
-        """Yield such runs of the rotated files only."""
-        if files := self._rotated():
-            yield from self._all_of([*files, self._current], since_ns, skipped=self._current)
-
-    def _all_of(self, files: Sequence[str], since_ns: int | None, skipped: str = "") -> Iterator[RunAccount]:
+        files = [*self._rotated(), self._current]
         firsts = [self._first_told(path) for path in files]
         order = sorted(range(len(files)), key=lambda at: (at == len(files) - 1, firsts[at] or 0))
         for place, at in enumerate(order):
@@ -62,8 +54,7 @@ class History:
             follows = firsts[later[0]] if later else None
             if since_ns is not None and follows is not None and follows < since_ns - _SLACK_NS:
                 continue  # the next file is older: this whole file is older than asked for
-            if files[at] != skipped:
-                yield from self._read(files[at], since_ns)
+            yield from self._read(files[at], since_ns)
 
     def _rotated(self) -> list[str]:
         folder, name = os.path.split(self._current)
@@ -98,51 +89,6 @@ class History:
         except (OSError, EOFError, zlib.error):
             pass
         return None
-
-
-class RecentHistory:
-    """The runs that ended within the last *span_ns*, kept in memory: each look reads only the new lines.
-
-    If there are more than *most*, it keeps those recorded last.
-    """
-
-    def __init__(self, root: str, span_ns: int, most: int) -> None:
-        self._root = root
-        self._path = f"{root}/{layout.HISTORY}"
-        self._span_ns = span_ns
-        self._runs: deque[RunAccount] = deque(maxlen=most)
-        self._inode: int | None = None  # of the file of `_position`; 0: there was none
-        self._position = 0
-
-    def look(self, now_ns: int) -> Collection[RunAccount]:
-        """Return them in the order in which they ended. Raises OSError."""
-        since_ns = now_ns - self._span_ns
-        try:
-            with _opened(self._path) as file:
-                status = os.fstat(file.fileno())
-                if status.st_ino != self._inode or status.st_size < self._position:  # rotated away, or restored
-                    self._begin(status.st_ino, since_ns)
-                    self._position = _place_of(file.fileno(), since_ns - _SLACK_NS)
-                file.seek(self._position)
-                for text in _texts(file):
-                    whole = text[: text.rfind(b"\n") + 1]
-                    self._runs.extend(map(compacted, read_ended_runs(whole)[0]))
-                    self._position += len(whole)
-        except FileNotFoundError:
-            if self._inode != 0:
-                self._begin(0, since_ns)
-        while self._runs and (self._runs[0].told_at_ns or 0) < since_ns:
-            self._runs.popleft()
-        return sorted((run for run in self._runs if _end(run) >= since_ns), key=_end)
-
-    def _begin(self, inode: int, since_ns: int) -> None:
-        self._runs.clear()
-        self._runs.extend(map(compacted, History(self._root).rotated_since(since_ns)))
-        self._inode, self._position = inode, 0
-
-
-def _end(run: RunAccount) -> int:
-    return run.ended_at_ns or 0
 
 
 def _texts(file: BufferedIOBase) -> Iterator[bytes]:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest import mock
 
-from spool.extras.page.content import ContentReader
+from spool.core.model import Machine, State
 from spool.extras.page.document import render
+from spool.formats.run_records import parse_history_line
+from spool.formats.state import StateView, parse_state
+from spool.query import overview
+from spool.query.jobs import JobList
+from spool.query.overview import OverviewReader
+from spool.query.rows import JobRow, row_of_result, row_of_view, usual_order
 
 EVIL = (
     '</script><script>window.owned=1;document.title="owned"</script><img src=x onerror="window.owned=1">'
@@ -15,8 +23,35 @@ EVIL = (
 
 
 def page_of(root: Path, now_ns: int, *, served: bool = True, every_s: float = 3) -> str:
-    """Return the page of a spool as its writer would make it at that moment."""
-    return render(ContentReader(str(root)).read(now_ns, served=served), every_s, 60).decode()
+    """Return the page of a spool that `views.lay` has laid, as its writer would make it at that moment."""
+    data = (root / "state.json").read_bytes() if (root / "state.json").exists() else b""
+    view = parse_state(data)
+    path = root / "history.jsonl"
+    lines = path.read_bytes().splitlines() if path.is_file() else ()
+    ended = sorted((row_of_result(parse_history_line(line)) for line in lines), key=lambda row: row.ended_at_ns or 0)
+    found = JobList(
+        rows=(*ended, *sorted(_rows(view, now_ns), key=usual_order)),
+        dispatcher=served,
+        starting=False,
+        stale_ns=None,
+        paused=(root / "paused").exists(),
+        problems=view.problems if view is not None else (),
+        at_ns=now_ns,
+        unserved=False,
+    )
+    with (
+        mock.patch.object(overview, "list_jobs", return_value=found),
+        mock.patch.object(overview, "last_view", return_value=(view, None)),
+        mock.patch.object(overview, "machine_now", return_value=Machine(1, 1)),
+    ):
+        seen = OverviewReader(str(root)).look(now_ns)
+    assert seen is not None
+    return render(seen, str(root), every_s, 60, served=served).decode()
+
+
+def _rows(view: StateView | None, now_ns: int) -> Iterator[JobRow]:
+    for name, job in view.jobs.items() if view is not None else ():
+        yield row_of_view(name, State(job.state), job, now_ns)
 
 
 class Page(HTMLParser):

@@ -22,10 +22,9 @@ from plugins.fake_nvml import FakeNvml
 from spool.cli import render
 from spool.cli.render import Bar, Line
 from spool.core.model import SECOND_NS as S
-from spool.core.model import Grant, Machine, Result, State
+from spool.core.model import Grant, Result, State
 from spool.extras.plot import pictures
-from spool.formats.run_records import read_ended_runs, render_history
-from spool.query.timeline import Frame, last_day
+from spool.formats.run_records import render_history
 from support import PATIENCE_S
 
 T0 = 1_772_323_200 * S  # the first second of March 2026, UTC
@@ -202,16 +201,6 @@ def test_very_many_runs_become_no_more_than_the_picture_has(spool: Command, spoo
     path = tmp_path / "x.svg"
     assert spool("plot", *PERIOD, "-o", path).code == 0
     assert path.stat().st_size < 2 << 20
-
-
-def test_the_last_day_begins_with_its_first_run() -> None:
-    """In its first hour a spool's page shows that hour, and no empty day before it; ten minutes at the least."""
-    now = T0 + 24 * 3600 * S
-    machine = Machine(cpus=2, memory_bytes=GIB)
-    for hours, shown in ((1, 1.0 + 60 / 3600), (0.01, 1 / 6), (30, 24)):
-        runs, _ = read_ended_runs(render_history(ended("a", 24 - hours, 23.999)))
-        found = last_day(runs, (), machine, Frame(60, 4), now)
-        assert (found.until_at_ns - found.since_at_ns) / (3600 * S) == pytest.approx(shown)
 
 
 def test_a_row_is_the_cpu_that_a_run_had_to_itself(spool: Command, spool_root: Path) -> None:

@@ -1,8 +1,9 @@
-"""The status page as HTML: one self-contained document, made from the values of its content.
+"""The status page: what is on it, and its text as one self-contained HTML document.
 
 The page is a template, `page.html`; this module makes the words and numbers for it. All of them are escaped, and their
 control characters and bidi controls made visible. No element has a style or a handler of its own: the policy in its
-head allows one style sheet and one script, by their hashes.
+head allows one style sheet and one script, by their hashes. The lists are limited, so that the page of a large spool is
+no larger than a screen can use.
 """
 
 from __future__ import annotations
@@ -14,45 +15,113 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib import resources
-from itertools import groupby
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
+from msgspec import Struct
 
 from spool.cli.render import charts
+from spool.core.accounting import By, RunFilter, Statistics, Totals
 from spool.core.errors import shown
-from spool.core.gpus import stranger
-from spool.core.model import ALIVE, SECOND_NS, ForeignProcess, State
+from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, Gpu, Machine, State
 from spool.core.reasons import count_of, ranges_of
-from spool.core.runtimes import Basis
+from spool.core.runtimes import Basis, part_done
 from spool.core.units import show_duration, show_size
-from spool.extras.page.content import Day, PageContent, RunShown
+from spool.query.jobs import RECENT_NS
+from spool.query.listing import ListedJob, folded
+from spool.query.overview import Overview
 from spool.query.rows import JobRow
-from spool.query.shared import lease_words, pools_of
+from spool.query.timeline import Frame, timeline
+from spool.store.history import History
+from spool.store.spool import Spool
 from spool.version import __version__
 
+MOST_RUNS, MOST_WAITING, MOST_HELD, MOST_ENDED, MOST_USERS = 60, 100, 40, 15, 12
+_FOLDED = 2000  # only this many jobs of a list are looked at for tasks that share a line
+_COLUMNS, _CPU_ROWS = 192, 16  # of the timeline: seven and a half minutes each
 _LONGEST = 400  # characters of a sentence
 _LONGEST_NAME = 60  # characters of a name, before its middle is left out
-_HIGH = 20  # of a curve, in its own units
 
 
-def render(content: PageContent, every_s: float, fresh_s: float) -> bytes:
-    """Return the document. It looks for the next one *every_s*; after *fresh_s* without one it says that it is old."""
-    runs, drawing = content.day.timeline, charts()
+class Shown(Struct, frozen=True):
+    """The first of some jobs, and the number of those that are not shown."""
+
+    jobs: Sequence[ListedJob]
+    left_out: int
+
+
+def render(seen: Overview, root: str, every_s: float, fresh_s: float, *, served: bool = True) -> bytes:
+    """Return the document of the spool *root*, as seen at that moment; *served*: a dispatcher is running.
+
+    It looks for the next one *every_s*; after *fresh_s* without one it says that it is old.
+    """
+    now_ns = seen.at_ns
+    spool, rows = Spool(root), [seen.outlook.of(row, now_ns) for row in seen.active]
+    runs = [row for row in rows if row.state in ALIVE]
+    held = (State.HELD, State.INVALID)
+    on_gpu: dict[str, list[int]] = {}
+    for each in seen.gpus:
+        for name in each.jobs:
+            on_gpu.setdefault(name, []).append(each.gpu.index)
+    history = History(root)
+    day = history.sums(RunFilter(since_at_ns=now_ns - RECENT_NS), By.USER)
     page = _template().render(
-        timeline=drawing.runs(runs) if runs is not None and drawing is not None else "",
-        content=content,
-        now_ns=content.at_ns,
-        host=content.host or "spool",
+        seen=seen,
+        problems=(*seen.problems, *history.problems),
+        machine=seen.machine,
+        root=root,
+        host=(seen.view.host if seen.view is not None else "") or "spool",
+        served=served,
+        now_ns=now_ns,
         every=f"{every_s:g}",
-        fresh=f"{fresh_s:.0f}" if content.served else 0,
-        running=sum(content.counts.get(state, 0) for state in ALIVE),
-        users={run.row.name: run.row.user or "?" for run in content.runs},
-        gpus_note=_gpus_note(content),
-        elsewhere=_elsewhere(content),
+        fresh=f"{fresh_s:.0f}" if served else 0,
         zone=time.strftime("%Z"),
+        counts={state.value: seen.count(state) for state in State},
+        running=seen.count(*ALIVE),
+        runs=Shown([ListedJob(row, row.name) for row in runs[:MOST_RUNS]], max(0, len(runs) - MOST_RUNS)),
+        waiting=_shown(spool, [row for row in rows if row.state not in (*ALIVE, *held)], MOST_WAITING),
+        held=_shown(spool, [row for row in rows if row.state in held], MOST_HELD),
+        last=folded(spool, seen.ended, OUTCOMES)[:MOST_ENDED],
+        users={row.name: row.user or "?" for row in runs},
+        on_gpu={name: ranges_of(indices, ", ") for name, indices in on_gpu.items()},
+        elsewhere=_elsewhere(seen),
+        day=day,
+        day_users=_users(day),
+        timeline=_timeline(spool, seen, now_ns),
     )
     return f"<!doctype html>\n{page}\n".encode()
+
+
+def _shown(spool: Spool, rows: Sequence[JobRow], most: int) -> Shown:
+    jobs = folded(spool, rows[:_FOLDED])[:most]
+    return Shown(jobs, len(rows) - sum(job.count for job in jobs))
+
+
+def _elsewhere(seen: Overview) -> tuple[int, int, int]:
+    """Return the CPUs, the memory and the GPUs of a shared machine that only others have."""
+    shared, machine = seen.shared, seen.machine
+    if shared is None or machine is None:
+        return 0, 0, 0
+    return (
+        shared.cpus_elsewhere(machine.cpus - machine.cpus_free),
+        shared.memory_elsewhere_bytes(machine.memory_bytes - machine.memory_free_bytes),
+        shared.gpus_elsewhere(sum(bool(gpu.jobs) for gpu in seen.gpus)),
+    )
+
+
+def _users(day: Statistics) -> list[tuple[str, Totals]]:
+    users = [(user or "?", sums) for user, sums in day.groups]
+    return sorted(users, key=lambda each: (-each[1].gpu_hours, -each[1].cpu_hours, each[0]))
+
+
+def _timeline(spool: Spool, seen: Overview, now_ns: int) -> str:
+    """Return the picture of the last day; "" if nothing ran, or nothing here draws."""
+    drawing, machine = charts(), seen.machine
+    if drawing is None or machine is None:
+        return ""
+    there = Machine(machine.cpus, machine.memory_bytes, gpus=tuple(each.gpu for each in seen.gpus))
+    runs = timeline(spool, RunFilter(), Frame(_COLUMNS, _CPU_ROWS), now_ns, there)
+    return drawing.runs(runs) if runs.runs else ""
 
 
 @cache
@@ -68,6 +137,7 @@ def _template() -> Template:
         "look": sha256((style + script).encode()).hexdigest()[:12],  # differs for each version of the two
         "policy": f"default-src 'none'; style-src {_allowed(style)}; script-src {_allowed(script)}; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'",
+        "MOST_USERS": MOST_USERS,
     }
     return found.from_string(re.sub(r"\n\s*", "", _asset("page.html")))
 
@@ -109,16 +179,12 @@ def _hours(number: float) -> str:
     return f"{number:,.1f}" if number else ""
 
 
-def _wide(percent: float) -> str:
-    return f"{percent:.2f}%"
-
-
 def _duration(duration_ns: int | None) -> str:
     return show_duration(max(0, duration_ns)) if duration_ns is not None else ""
 
 
 def _size(size_bytes: int | None) -> str:
-    return show_size(size_bytes) if size_bytes is not None else ""
+    return show_size(size_bytes) if size_bytes else ""
 
 
 def _unit(size_bytes: int) -> tuple[str, int]:
@@ -142,66 +208,36 @@ def _date(at_ns: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at_ns // SECOND_NS))
 
 
-def _gpus_note(content: PageContent) -> str:
-    asked_ns = content.machine.gpus_at_ns if content.machine is not None else None
-    if asked_ns is not None and content.at_ns - asked_ns > 60 * SECOND_NS:
-        return f"as of {_clock(asked_ns, content.at_ns)}"
-    return "" if content.gpus_watched else "no job needs one; the dispatcher checks them when one does"
+def _memory_used(gpu: Gpu) -> int | None:
+    total, free = gpu.memory_total_bytes, gpu.memory_free_bytes
+    return total - free if total is not None and free is not None else None
 
 
-def _strange(process: ForeignProcess) -> str:
-    return stranger(process, _size(process.memory_bytes))
+def _percent(row: JobRow) -> int | None:
+    """Return the progress that a run reports as a number, in percent."""
+    done = part_done(row.progress)
+    return round(100 * done) if done is not None else None
 
 
-def _elsewhere(content: PageContent) -> tuple[int, int, int]:
-    """Return the CPUs, the memory and the GPUs of a shared machine that only others have."""
-    shared, machine = content.shared, content.machine
-    if shared is None or machine is None:
-        return 0, 0, 0
-    return (
-        shared.cpus_elsewhere(machine.cpus - machine.cpus_free),
-        shared.memory_elsewhere_bytes(machine.memory_bytes - machine.memory_free_bytes),
-        shared.gpus_elsewhere(sum(bool(gpu.jobs) for gpu in content.gpus)),
-    )
+def _story(row: JobRow, now_ns: int) -> Iterator[str]:
+    """Yield what is told of a run: its parameters, progress and times, why it is no plain run, and its GPUs' use."""
+    yield _cut(", ".join(f"{key}={value}" for key, value in row.parameters), 120)
+    yield row.progress
+    if row.started_at_ns is not None and not row.array:
+        limit = f" of {_duration(row.time_limit_ns)}" if row.time_limit_ns else ""
+        yield f"{_duration(row.time_ns(now_ns))}{limit}"
+    if row.left is not None and row.left.basis is not Basis.LIMIT:  # "ran 1h of 2h" says that already
+        yield f"{row.left.words()} left"
+    yield _cut(row.reason)
+    if row.gpu_percent is not None:
+        yield f"GPU {row.gpu_percent}% busy"
 
 
-def _on_gpus(run: RunShown) -> str:
-    """Return the indices of a run's GPUs, "0-3, 6", or their number."""
-    if not run.gpus:
-        return count_of(run.row.gpus, "GPU") if run.row.gpus and not run.row.array else ""
-    return ranges_of(run.gpus, ", ")
-
-
-def _parameters(row: JobRow) -> str:
-    return _cut(", ".join(f"{key}={value}" for key, value in row.parameters), 120)
-
-
-def _left(row: JobRow) -> str:
-    """Return the time that remains; with a limit alone, "ran 1h of 2h" says it already."""
-    return f"{row.left.words()} left" if row.left is not None and row.left.basis is not Basis.LIMIT else ""
-
-
-def _busy(run: RunShown) -> Iterator[str]:
-    now, mean = run.row.gpu_percent, run.gpu_mean_percent
-    if now is not None:
-        yield f"GPU {now}% busy" + (f", {mean}% on average" if mean is not None else "")
-    elif mean is not None:
-        yield f"GPU {mean}% busy on average"
-
-
-def _curve(numbers: Sequence[int | None], most: float) -> str:
-    """Return the outline of *numbers* in steps as an SVG path, *most* of them high; unknown ones are gaps."""
-    drawn, at = "", 0
-    for known, group in groupby(numbers, lambda number: number is not None):
-        steps = [min(1.0, (number or 0) / most) * _HIGH if most else 0 for number in group]
-        if known:
-            drawn += f"M{at} {_HIGH}" + "".join(f"V{_HIGH - step:.1f}h1" for step in steps) + f"V{_HIGH}Z"
-        at += len(steps)
-    return drawn
-
-
-def _facts(day: Day) -> Iterator[tuple[str, str]]:
-    sums = day.totals
+def _facts(day: Statistics) -> Iterator[tuple[str, str]]:
+    sums = day.total
+    for state, count in sorted(sums.outcomes.items(), key=lambda each: (each[0] != State.FINISHED, -each[1], each[0])):
+        if count:
+            yield f"{count:,}", _words(state)
     yield f"{sums.cpu_hours:,.1f}", "CPU hours"
     if sums.gpu_hours:
         yield f"{sums.gpu_hours:,.1f}", "GPU hours"
@@ -210,20 +246,9 @@ def _facts(day: Day) -> Iterator[tuple[str, str]]:
         yield show_duration(sums.wait_p90_ns), "wait at the 90th percentile"
 
 
-def _outcomes(day: Day) -> Iterator[dict[str, object]]:
-    """Yield the outcomes of runs, finished ones first: their number, and their share of a line in percent."""
-    at, outcomes = 0.0, day.totals.outcomes
-    for state, count in sorted(outcomes.items(), key=lambda each: (each[0] != State.FINISHED, -each[1], each[0])):
-        if count:
-            width = 100 * count / sum(outcomes.values())
-            yield {"state": state, "word": _words(state), "count": count, "at": at, "width": width}
-            at += width
-
-
 # fmt: off
 _FILTERS = (
-    _busy, _clock, _curve, _cut, _date, _duration, _facts, _hours, _left, _middle_cut,
-    _on_gpus, _outcomes, _parameters, _size, _some, _strange, _unit, _wide, _words, lease_words,
-    pools_of,
+    count_of, _clock, _cut, _date, _duration, _facts, _hours, _memory_used, _middle_cut, _percent, _size, _some, _story,
+    _unit, _words,
 )
 # fmt: on

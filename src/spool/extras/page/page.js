@@ -42,16 +42,11 @@
     if (next.dataset.look !== html.dataset.look) { keep(); location.reload(); return; }
     ["written", "fresh", "every"].forEach(function (name) { html.dataset[name] = next.dataset[name]; });
     document.title = other.title;
-    document.querySelectorAll("details[open]").forEach(function (each) {
-      var there = other.getElementById(each.id);
-      if (there) there.open = true;
-    });
     document.body.replaceWith(document.adoptNode(other.body));
   }
 
   function busy() {
     var selected = getSelection();
-    if (!web && document.querySelector("details[open]")) return true; // a reload would close it
     return document.hidden || (selected !== null && !selected.isCollapsed);
   }
 

@@ -1,4 +1,4 @@
-"""Writes the status page while a dispatcher is running: a listener that ignores events and watches for changes.
+"""Writes the status page while a dispatcher is running: a listener that ignores events and looks for itself.
 
 It costs the dispatcher's passes nothing, and its own process only a small part of a processor: a page that takes long
 to make is made less often.
@@ -7,26 +7,28 @@ to make is made less often.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
+from spool.core.errors import SpoolError
 from spool.core.events import Event, EventName
 from spool.core.layout import STAGING
 from spool.core.model import SECOND_NS
+from spool.doctor import Check, Findings, Subject, good, warn
 from spool.extras.page import page_path
-from spool.extras.page.content import ContentReader
 from spool.extras.page.document import render
 from spool.formats.config import Config
 from spool.listeners import Listener
+from spool.query.overview import Overview, OverviewReader
 from spool.store.disk import Disk
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 3.0
-"""The page is written at most once in this time."""
-
-REFRESH_S = 15.0
-"""The page is written at least once in this time: run times go on, and readers can see that the writer is alive."""
+EVERY_S = 5.0
+"""The page is written once in this time, or less often: run times go on, and readers see that the page is alive."""
 
 _FRESH_S = 60.0  # after this time without another, the page says that it is old
 _SHARE = 50  # making it may use one part in N of a processor
@@ -42,12 +44,11 @@ class PageWriter(Listener):
         self._root = root
         self._config = config
         self._disk = Disk(f"{root}/{STAGING}")
-        self._content = ContentReader(root, config)
+        self._overviews = OverviewReader(root)
+        self._seen: Overview | None = None
         self._complaint = ""
         self._pause_s = EVERY_S
-        self._next = 0.0  # monotonic: the earliest next write
-        self._due = 0.0  # monotonic: the next write even without a change
-        self._written_to: str | None = None
+        self._next = 0.0  # monotonic: the next write
 
     def wants(self, name: EventName) -> bool:
         """Return False: no event is of interest, because the content comes from files."""
@@ -58,15 +59,11 @@ class PageWriter(Listener):
         done()
 
     def tick(self) -> float | None:
-        """Write the page if its content has changed or is old, and its time has come."""
+        """Write the page if its time has come."""
         path = page_path(self._config(), self._root)
-        now = time.monotonic()
-        if path is None or now < self._next:
-            return EVERY_S if path is None else self._next - now
-        if path == self._written_to and now < self._due and not self._content.changed():
-            return min(self._pause_s, self._due - now)
-        self._write(path)
-        return self._pause_s
+        if path is not None and time.monotonic() >= self._next:
+            self._write(path)
+        return max(0.0, self._next - time.monotonic()) if path is not None else EVERY_S
 
     def close(self) -> None:
         """Write a last time: the dispatcher has left."""
@@ -76,22 +73,40 @@ class PageWriter(Listener):
 
     def _write(self, path: str, *, served: bool = True) -> None:
         begun_ns = time.thread_time_ns()
-        fresh_s = max(_FRESH_S, 4 * self._pause_s)
-        ours = path.startswith(f"{self._root}/")
-        text = render(self._content.read(time.time_ns(), served=served, with_output=ours), EVERY_S, fresh_s)
         try:
-            if ours:
+            fresh_s = max(_FRESH_S, 4 * self._pause_s)
+            now_ns = time.time_ns()
+            seen = self._overviews.look(now_ns) or self._seen
+            assert seen is not None
+            view = seen.view or (self._seen.view if self._seen is not None else None)  # the machine is still the same
+            self._seen = replace(seen, view=view, at_ns=now_ns)
+            text = render(self._seen, self._root, EVERY_S, fresh_s, served=served)
+            if path.startswith(f"{self._root}/"):
                 self._disk.put(path, text)
             else:
                 self._disk.put_beside(path, text, _EVERYBODYS)
-            self._complaint, self._written_to = "", path
-        except OSError as error:
-            self._complain(f"cannot write the status page: {path}: {error.strerror or error}")
-        self._pause_s = max(EVERY_S, _SHARE * (time.thread_time_ns() - begun_ns - self._content.aside_ns) / SECOND_NS)
-        now = time.monotonic()
-        self._next, self._due = now + self._pause_s, now + max(REFRESH_S, self._pause_s)
+            self._complaint = ""
+        except (OSError, SpoolError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            self._complain(f"cannot write the status page: {path}: {why}")
+        self._pause_s = max(EVERY_S, _SHARE * (time.thread_time_ns() - begun_ns) / SECOND_NS)
+        self._next = time.monotonic() + self._pause_s
 
     def _complain(self, words: str) -> None:
         if words != self._complaint:
             log.error("%s", words)
         self._complaint = words
+
+
+def _check(subject: Subject) -> Findings:
+    path = page_path(subject.config, subject.root)
+    if path is None:
+        return
+    if os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK | os.X_OK):
+        yield warn(f"{path} cannot be written", "fix `status_page` in config.toml")
+    else:
+        yield good(f"written to {path}")
+
+
+CHECKS = (Check("status page", _check),)
+"""The check, as a row of the doctor's table."""

@@ -139,7 +139,7 @@ def lines(found: Timeline, width: int) -> list[str]:
     if apart < _MINUTE_NS:  # the marks have seconds
         apart = found.step_ns * _WIDE_TICK
     ticks = _time_ticks(found.since_at_ns, found.until_at_ns, apart)
-    columns = len(found.waits)
+    columns = found.columns
     axis = _axis((((at_ns - found.since_at_ns) // found.step_ns, label) for at_ns, label in ticks), columns)
     for heading, rows in _panels(found):
         drawn += ["", *render.wrapped(heading, width)]
@@ -152,7 +152,7 @@ def lines(found: Timeline, width: int) -> list[str]:
 
 def _row(found: Timeline, row: TimelineRow, marks: Mapping[str, str], *, blocks: bool) -> list[tuple[str, str]]:
     """Return the cells of a row, each with its colour; a gap begins a run that would look like the one before it."""
-    cells: list[tuple[str, str]] = [("", " ")] * len(found.waits)
+    cells: list[tuple[str, str]] = [("", " ")] * found.columns
     end, before = -1, ""
     for _, of_run in groupby(row.bars, key=lambda bar: id(bar.run)):
         bars = list(of_run)
@@ -300,7 +300,7 @@ def _keys(found: Timeline, y: float) -> Iterator[str]:
 
 def _panel(found: Timeline, heading: str, rows: Sequence[TimelineRow], begin: float) -> Iterator[str]:
     """Yield the elements of a panel, whose heading begins at *begin*."""
-    length, columns = found.until_at_ns - found.since_at_ns, len(found.waits)
+    length, columns = found.until_at_ns - found.since_at_ns, found.columns
     above, below = begin + _HEADING, begin + _HEADING + _ROW * len(rows)
     ticks = [
         (_LEFT + _INNER * (at_ns - found.since_at_ns) / length, label)
@@ -361,7 +361,7 @@ def _told(bar: LaneBar) -> str:
         "now" if at_ns is None else f"{datetime.fromtimestamp(at_ns // SECOND_NS):%b %d %H:%M}"
         for at_ns in (run.started_at_ns, run.ended_at_ns)
     )
-    return f"{run.job}{'' if bar.alone else ' and others'}, {run.account.user or '?'}, {began} to {ended}"
+    return f"{run.job}{'' if bar.alone else ' and others'}, {run.user or '?'}, {began} to {ended}"
 
 
 def _text(at: tuple[float, float], text: str, size: int, anchor: str = "start") -> str:

@@ -13,22 +13,17 @@ from spool.core.errors import SpoolError, cannot
 from spool.executors import by_name
 
 _SWITCH_S = 0.0005  # a thread that reads ten thousand jobs may delay a key by this
-_THEMES = ("dark", "light", "ansi")
 
 
 @click.command(cls=Verb)
-@click.option(
-    "--theme", type=click.Choice(_THEMES), help="Colour theme; ansi uses the terminal's colours. Default: dark."
-)
 @click.pass_obj
-def command(root: str, theme: str | None) -> int:
+def command(root: str) -> int:
     """Watch the queue, runs with their output, GPUs and ended jobs, and manage them.
 
     Use keys or the mouse; `?` lists the keys. The screen updates itself and costs almost nothing when idle, so it can
-    stay open, over ssh too.
+    stay open, over ssh too. TEXTUAL_THEME in the environment chooses other colours, such as textual-light.
 
       spool top
-      spool top --theme light
     """
     spool = opened(root)
     what = ("show", "the screen")
@@ -47,10 +42,4 @@ def command(root: str, theme: str | None) -> int:
     with suppress(ImportError):
         by_name("tmux")  # libtmux inspects stdout at import, and the screen replaces stdout
     sys.setswitchinterval(_SWITCH_S)
-    return Top(spool.root, theme or _usual_theme()).run() or 0
-
-
-def _usual_theme() -> str:
-    """Return the theme for the terminal's background, if COLORFGBG tells it: 0;15 is black on white."""
-    background = os.environ.get("COLORFGBG", "").rpartition(";")[2]
-    return "light" if background in ("7", "15") else "dark"
+    return Top(spool.root).run() or 0

@@ -1,16 +1,21 @@
-"""The screen of `spool top`: three lists, the output of a job below them, and the actions of the keys."""
+"""The screen of `spool top`: two lists, the output of a job below them, and the actions of the keys.
+
+Threads do all reading and changing of the spool, so that a key never waits for a disk. They are daemons: one that hangs
+in an unresponsive file system does not prevent an exit.
+"""
 
 from __future__ import annotations
 
 import fnmatch
+import re
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from threading import Thread
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rich.style import Style
 from rich.table import Table
@@ -27,40 +32,36 @@ from textual.widgets import Footer, Input, Static
 from spool.cli import control, group, ls, render
 from spool.cli.submit import change_keys
 from spool.cli.wait import attach_command
+from spool.cli.why import sentences
 from spool.client import autostart
+from spool.client.output import outputs
 from spool.client.requests import Change, Requests, told
 from spool.core.errors import SpoolError, shown
 from spool.core.layout import is_pattern
-from spool.core.model import ALIVE, SECOND_NS
+from spool.core.model import ALIVE, SECOND_NS, State
 from spool.extras.top import header
-from spool.extras.top.reading import (
-    WAITING,
-    GpuGlance,
-    Overview,
-    OverviewReader,
-    PaneSubject,
-    Repeater,
-    SubjectReader,
-)
 from spool.extras.top.widgets import Dialog, ListColumn, RowList, TextPane
+from spool.query.details import why_never_begun
+from spool.query.explain import why
 from spool.query.listing import ListedJob
-from spool.query.rows import ORDERS, JobRow
+from spool.query.overview import Overview, OverviewReader
+from spool.query.rows import JobRow
 from spool.store.ownership import this_user
+from spool.store.reading import end_of_file
 from spool.store.spool import Spool
 
 _EVERY_S = 1.0
 _REST = 4  # a pause lasts at least this many times the look, to spare a large spool on a slow disk
 _LONGEST_S = 5.0
-_FEW = 1000  # jobs: with fewer, the reasons of a job are computed as soon as the cursor is on it
-_LOW = 16  # lines: a lower terminal shows nothing below the list until requested
-_GPU_CELLS = 10  # of a bar in the list of GPUs
+_AGAIN_S = 10.0  # the reason for a wait changes without the job's row
+_LOW = 16  # lines: a lower terminal shows nothing below the list, and no GPUs, until requested
 _GPU_LINES = 4  # even if the list below needs the room
-_HIGH = 22  # lines: a higher terminal has all of these
-_PART_BELOW = 0.35  # of the lines, for the output of a job
-_SPACIOUS = 28  # lines: a lower terminal has fewer for the output while there are GPUs
-_FEW_LINES = 6
-_USER_LINES = 4  # of the other users of a shared machine
-_VIEWS = {"queue": "Queue", "history": "History", "gpus": "GPUs"}
+_OUTPUT_BYTES, _LINES = 1 << 17, 1000  # of the end of an output
+_LONGEST = 2000  # characters of a line
+_TAB = 8
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")  # as ECMA-48 has them
+_WAITING = frozenset({State.QUEUED, State.HELD, State.INVALID})
+_VIEWS = {"queue": "Queue", "history": "History"}
 _CHANGES: dict[str, tuple[control.JobVerb, Callable[..., Change | tuple[Change, ...]], str, str]] = {
     "hold": (control.HOLD, Requests.hold, "Hold {}? It is stopped, and starts over when released.", "Stop and hold it"),
     "release": (control.RELEASE, Requests.release, "", ""),
@@ -74,28 +75,15 @@ _CHANGES: dict[str, tuple[control.JobVerb, Callable[..., Change | tuple[Change, 
 }
 """What a key asks for: the verb, what carries it out, and the question for a job that runs, with the word for yes."""
 _NARROW_KEYS = " ? help  c cancel  / filter  q quit"
-_THEMES = {"dark": "textual-dark", "light": "textual-light", "ansi": "textual-ansi"}
-_EXPECTED = ("left", "progress")
+_THEMES = ("textual-dark", "textual-light")
 _COLUMNS = {
-    "queue": ("name", "state", "priority", "cpus", "memory", "gpus", "busy", "user", "time", *_EXPECTED, "reason"),
-    "history": ("name", "state", "exit", "cpus", "memory", "gpus", "user", "time", "reason"),
+    "queue": "name state priority cpus memory gpus busy user time left progress reason",
+    "history": "name state exit cpus memory gpus user time reason",
 }
-_GPU_COLUMNS: tuple[ListColumn[GpuGlance], ...] = (
-    ListColumn("gpu", render.Column("GPU", right=True), lambda seen: str(seen.gpu.index)),
-    ListColumn("name", render.Column("NAME", cut="middle", drop=1), lambda seen: seen.gpu.name),
-    ListColumn("memory", render.Column("MEMORY"), lambda seen: _bar(*header.memory(seen.gpu))),
-    ListColumn(
-        "use",
-        render.Column("COMPUTES"),
-        lambda seen: f"{header.computes(seen, _GPU_CELLS)} {header.use(seen.gpu)}",
-    ),
-    ListColumn("jobs", render.Column("JOBS", cut="end"), lambda seen: ", ".join(seen.jobs)),
-    ListColumn("remark", render.Column("REMARK", cut="end", drop=2), lambda seen: seen.remark),
-)
 _KEYS = (
-    ("1 2 3 [ ]", "the queue, the history, the GPUs"),
+    ("1 2", "the queue, the history"),
     ("↑ ↓ j k", "move; also PgUp PgDn Home End"),
-    ("Enter l", "the job's output, or why it waits, in full screen; Escape returns"),
+    ("Enter", "the job's output, or why it waits, in full screen; Escape returns"),
     ("/", "filter; Enter keeps it, Escape clears it"),
     ("h r", "hold or release a job"),
     ("c Del", "cancel it, after confirmation"),
@@ -104,23 +92,17 @@ _KEYS = (
     ("e", "edit its file in $VISUAL or $EDITOR"),
     ("a", "attach to its terminal, if it has one; Ctrl-B D returns"),
     ("Tab", "switch between the list and the output"),
-    ("t", "dark, light, or the colours of the terminal"),
+    ("t", "dark or light"),
     ("q Ctrl-C", "quit"),
 )
-_MORE = """\
-The filter matches words in the name, state, user, project or tags, and patterns such as sweep_*. Click a column \
-heading to sort by it, again to restore the usual order. Double-click a job to open it.
-
-The curves beside a GPU and the queue show the last half hour: how busy the GPU was, and how many jobs were queued.
-"""
-
-
-def _bar(part: float, words: str) -> str:
-    return f"{header.bar(part, _GPU_CELLS)} {words}"
+_MORE = (
+    "\nThe filter matches words in the name, state, user, project or tags, and patterns such as sweep_*. Double-click "
+    "a job to open it. The curve beside a GPU shows how busy it was in the last half hour."
+)
 
 
 class Top(App[int]):
-    """The screen. Threads do all reading and changing of the spool, and send messages."""
+    """The screen."""
 
     TITLE = "spool top"
     ENABLE_COMMAND_PALETTE = False
@@ -137,10 +119,9 @@ class Top(App[int]):
     .rowlist--cursor-blurred { background: $boost; text-style: bold; }
     #filter { display: none; height: 1; border: none; padding: 0 1; background: $boost; }
     #filter.asked { display: block; }
-    #below { height: 35%; min-height: 4; }
+    #below { height: 30%; min-height: 4; }
     #facts { height: 1; background: $panel; text-style: bold; }
     #pane { height: 1fr; padding: 0 1; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 1; }
-    .few-lines #below { height: 6; }
     .narrow #facts { height: auto; max-height: 3; }
     .narrow Footer { display: none; }
     #keys { display: none; height: 1; background: $panel; }
@@ -169,43 +150,28 @@ class Top(App[int]):
         Binding("q,ctrl+c", "quit", "Quit", key_display="q"),
         Binding("1", "view('queue')", "Queue", show=False),
         Binding("2", "view('history')", "History", show=False),
-        Binding("3", "view('gpus')", "GPUs", show=False),
-        Binding("right_square_bracket", "next_view(1)", "Next list", show=False),
-        Binding("left_square_bracket", "next_view(-1)", "Last list", show=False),
-        Binding("l", "enlarge", "Output", show=False),
         Binding("escape", "leave", "Back", show=False),
         Binding("t", "theme", "Theme", show=False),
     ]
 
-    def __init__(self, root: str, theme: str = "dark") -> None:
+    def __init__(self, root: str) -> None:
         super().__init__()
-        self.theme = _THEMES[theme]
         self.animation_level = "none"
         self._root = root
         self._seen: Overview | None = None
         self._problem = ""
         self._view = "queue"
-        self._order: str | None = None
         self._facts = ""
-        self._subject: PaneSubject | None = None
-        self._read: SubjectReader | None = None  # used by the thread only
+        self._subject: JobRow | None = None  # below the list
+        self._shown: tuple[object, list[str]] = None, []  # the subject whose lines were read, and these
         # Kept in attributes: messages still arrive while the screen is closed, when queries find no widgets any more.
         self._header, self._gpu_lines = Static(id="header"), Static(id="gpu-lines")
         self._facts_line, self._pane = Static(id="facts"), TextPane(id="pane")
         self._views = Static(id="views")
         self._filter = Input(placeholder="name, state, user, tag, or sweep_*", id="filter")
-        self._lists: dict[str, RowList[Any]] = {
-            view: RowList(
-                [self._column(name) for name in names],
-                lambda row: (row.name, row.place),
-                render.style_of_row,
-                id=view,
-            )
-            for view, names in _COLUMNS.items()
+        self._lists = {
+            view: RowList(list(map(self._column, names.split())), id=view) for view, names in _COLUMNS.items()
         }
-        self._lists["gpus"] = RowList(
-            _GPU_COLUMNS, lambda seen: (seen.gpu.index,), lambda seen: "" if seen.jobs else "dim", id="gpus"
-        )
         self._overviews = OverviewReader(root)
         self._looks = Repeater(self._look, partial(self._later, self._broken))
         self._reads = Repeater(self._read_subject, partial(self._later, self._broken))
@@ -255,20 +221,20 @@ class Top(App[int]):
 
     def _read_subject(self) -> float:
         """Read the job under the cursor, send news, and return the time until the next look."""
-        subject, reader = self._subject, self._read
-        anew = subject is not None and (reader is None or reader.subject.key != subject.key)
-        if reader is not None and (subject is None or anew):
-            reader.close()
-            self._read = None
-        if subject is None:
+        row = self._subject
+        if row is None:
             return _EVERY_S
-        if anew:
-            self._read = SubjectReader(self._root, subject)
-        assert self._read is not None
-        lines = self._read.news()
-        if lines is not None:
-            self._later(self._subject_read, subject, lines, anew)
-        return _EVERY_S
+        try:
+            lines = _reasons(self._root, row) if _waits(row) else _output(self._root, row)
+        except SpoolError as error:
+            lines = [shown(str(error))]
+        except OSError as error:
+            lines = [f"cannot read it: {shown(error.strerror or str(error))}"]
+        if (_key(row), lines) != self._shown:
+            anew = self._shown[0] != _key(row)
+            self._shown = _key(row), lines
+            self._later(self._subject_read, row, lines, anew)
+        return _AGAIN_S if _waits(row) else _EVERY_S
 
     def _ask(self, name: str, act: Callable[[Spool], str]) -> None:
         """Run *act* in a thread and report the result; then look at once."""
@@ -282,7 +248,7 @@ class Top(App[int]):
                 words, failed = f"cannot change job {name}: {error.strerror or error}", True
             self._later(self._done, words, failed)
 
-        Thread(target=do, daemon=True).start()
+        threading.Thread(target=do, daemon=True).start()
 
     def _later(self, act: Callable[..., None], *values: object) -> None:
         """Call *act* on the screen with the news of a thread, unless the screen is closed."""
@@ -304,17 +270,16 @@ class Top(App[int]):
         self._problem = problem
         if seen is not None:
             self._seen = seen
-            self._draw_lists(_VIEWS)
+            self._draw_lists()
         self._draw_header()
 
-    def _subject_read(self, subject: PaneSubject, lines: Sequence[str], anew: bool) -> None:
+    def _subject_read(self, row: JobRow, lines: Sequence[str], anew: bool) -> None:
         """Show the lines about a job, unless the cursor has moved on; *anew*: it is another job."""
-        if self._subject is not None and subject.key == self._subject.key:
-            waits = subject.row.state in WAITING
-            if waits:  # sentences, and no output
+        if self._subject is not None and _key(row) == _key(self._subject):
+            if _waits(row):  # sentences, and no output
                 room = max(self.size.width - 4, 1)
                 lines = [part for line in lines for part in render.wrapped(line, room)]
-            self._pane.show_lines(lines, anew=anew, from_top=waits)
+            self._pane.show_lines(lines, anew=anew, from_top=_waits(row))
 
     def _done(self, words: str, failed: bool) -> None:
         """Show the result of an action."""
@@ -327,7 +292,7 @@ class Top(App[int]):
             self._list.draw_changed()
             self._draw_facts()
 
-    def _column(self, name: str) -> ListColumn[JobRow]:
+    def _column(self, name: str) -> ListColumn:
         field = ls.FIELDS[name]
 
         def text(row: JobRow) -> str:
@@ -338,7 +303,7 @@ class Top(App[int]):
             words = field.text(ListedJob(row, row.name), time.time_ns())
             return words if words or name != "reason" else header.progress_bar(row, self.size.width)
 
-        return ListColumn(name, field.column, text)
+        return ListColumn(field.column, text)
 
     def _foreseen(self, row: JobRow) -> JobRow:
         """Return *row* with what is expected of it at this moment."""
@@ -357,69 +322,44 @@ class Top(App[int]):
         return bool(self.screen_stack) and bool(self._base.query(TextPane))
 
     @property
-    def _list(self) -> RowList[JobRow] | RowList[GpuGlance]:
+    def _list(self) -> RowList:
         return self._lists[self._view]
 
     @property
     def _row(self) -> JobRow | None:
         """The job under the cursor."""
-        row = self._list.current
-        return row if isinstance(row, JobRow) else None
+        return self._list.current
 
     def _draw_header(self) -> None:
-        seen, width = self._seen, self.size.width
-        users = max(0, min(_USER_LINES, (self.size.height - _LOW) // 4))
-        self._header.update(header.header(seen, self._root, self._problem, width, users))
-        most = self._most_gpu_lines()
+        seen, (width, height) = self._seen, self.size
+        self._header.update(header.header(seen, self._root, self._problem, width))
         gpus = self._gpu_lines
-        gpus.display = seen is not None and bool(seen.gpus) and most > 0 and self._view != "gpus"
-        if seen is not None and gpus.display:
-            gpus.update(header.gpu_lines(seen.gpus, width, most))
-        self._base.set_class(
-            bool(gpus.display) and self.size.height < _SPACIOUS and width >= header.NARROW, "few-lines"
-        )
+        gpus.display = seen is not None and bool(seen.gpus) and height >= _LOW
+        if seen is not None:
+            gpus.update(header.gpu_lines(seen.gpus, width, max(_GPU_LINES, height // 4 - 2)))
         self._draw_views()
-
-    def _most_gpu_lines(self) -> int:
-        """Return how many lines there are for the GPUs: a few, and those that the list would leave empty."""
-        height, seen = self.size.height, self._seen
-        least = _GPU_LINES if height >= _HIGH else (height - 14) // 4
-        if seen is None or height < _LOW:
-            return least
-        below = _FEW_LINES if height < _SPACIOUS else int(height * _PART_BELOW)
-        used = self._header.size.height + 3 + below + len(seen.active)
-        return max(least, height - used)
 
     def _draw_views(self) -> None:
         seen, text = self._seen, Text(no_wrap=True, overflow="ellipsis")
-        counts = (0, 0, 0) if seen is None else (len(seen.active), len(seen.ended), len(seen.gpus))
+        counts = (0, 0) if seen is None else (len(seen.active), len(seen.ended))
         for at, (view, number) in enumerate(zip(_VIEWS, counts, strict=True), 1):
             style = Style(bold=True, reverse=True) if view == self._view else Style()
             click = Style.from_meta({"@click": f"app.view('{view}')"})
             text.append(f" {at} {_VIEWS[view]} {number} ", style + click)
-        pattern = self._filter.value.strip()
-        remarks = [f"filter: {pattern}" if pattern else "", f"sorted by {self._order}" if self._order else ""]
-        if any(remarks):
-            text.append(f"  {shown(', '.join(filter(None, remarks)))}", style="italic")
+        if pattern := self._filter.value.strip():
+            text.append(f"  filter: {shown(pattern)}", style="italic")
         self._views.update(text)
 
-    def _draw_lists(self, views: Iterable[str]) -> None:
-        seen = self._seen
+    def _draw_lists(self) -> None:
+        seen, words = self._seen, self._filter.value.lower().split()
         if seen is None:
             return
-        pattern = self._filter.value
-        for view in views:
-            if view == "gpus":
-                self._lists["gpus"].show_rows(seen.gpus, seen.gpu_problem or "this machine has no GPU")
-                continue
-            rows: Sequence[JobRow] = seen.active if view == "queue" else seen.ended
-            nothing = "no active jobs" if view == "queue" else "no job has ended yet"
-            if pattern.strip():
-                found = [row for row in rows if _matches(row, pattern.lower().split())]
-                nothing, rows = "no job matches the filter" if rows else nothing, found
-            if self._order is not None:
-                rows = sorted(rows, key=ORDERS[self._order])
-            self._lists[view].show_rows(rows, nothing)
+        for view, rows, nothing in (
+            ("queue", seen.active, "no active jobs"),
+            ("history", seen.ended, "no job has ended yet"),
+        ):
+            found = [row for row in rows if _matches(row, words)]
+            self._lists[view].show_rows(found, "no job matches the filter" if rows else nothing)
 
     def _draw_facts(self) -> None:
         row = self._row
@@ -434,14 +374,11 @@ class Top(App[int]):
         """Read the job under the cursor."""
         if not self._is_open:
             return
-        row, enlarged = self._row, self._base.has_class("enlarged")
-        few = self._seen is not None and len(self._seen.active) <= _FEW
-        subject = PaneSubject(row, fully=enlarged or few) if row is not None else None
+        row, before = self._row, self._subject
         self._draw_facts()
-        before = self._subject.key if self._subject is not None else None
-        if subject is None or subject.key != before:
+        if row is None or before is None or _key(row) != _key(before):
             self._pane.show_lines((), anew=True)
-            self._subject = subject
+            self._subject = row
             self._reads.wake()
 
     @on(Resize)
@@ -463,11 +400,6 @@ class Top(App[int]):
         self._draw_header()
         self.moved()
 
-    def action_next_view(self, by: int) -> None:
-        """Show the next or previous list."""
-        views = list(_VIEWS)
-        self.action_view(views[(views.index(self._view) + by) % len(views)])
-
     @on(RowList.Opened)
     def action_enlarge(self) -> None:
         """Give the job the whole screen, or restore the list."""
@@ -476,7 +408,6 @@ class Top(App[int]):
         enlarged = not self._base.has_class("enlarged")
         self._base.set_class(enlarged, "enlarged")
         (self._pane if enlarged else self._list).focus()
-        self.moved()
 
     def action_leave(self) -> None:
         """Close the last thing that was opened: the job, else the filter."""
@@ -497,7 +428,7 @@ class Top(App[int]):
     @on(Input.Changed, "#filter")
     def filter_changed(self) -> None:
         """Filter while the user types."""
-        self._draw_lists(("queue", "history"))
+        self._draw_lists()
         self._draw_views()
 
     @on(Input.Submitted, "#filter")
@@ -506,26 +437,16 @@ class Top(App[int]):
         self._filter.remove_class("asked")
         self._list.focus()
 
-    @on(RowList.Headed)
-    def headed(self, message: RowList.Headed) -> None:
-        """Sort by a column; a second time restores the usual order."""
-        order = {"time": "started"}.get(message.column, message.column)
-        if order in ORDERS and self._view != "gpus":
-            self._order = None if order == self._order else order
-            self._draw_lists(("queue", "history"))
-            self._draw_views()
-
     def action_help(self) -> None:
         """Show the keys."""
         table = Table.grid(padding=(0, 2))
         for key, does in _KEYS:
             table.add_row(Text(key, style="bold"), Text(does))
-        self.push_screen(Dialog(table, Text(f"\n{_MORE}")))
+        self.push_screen(Dialog(table, Text(_MORE)))
 
     def action_theme(self) -> None:
-        """Switch to the next theme."""
-        names = list(_THEMES.values())
-        self.theme = names[(names.index(self.theme) + 1) % len(names)]
+        """Switch between dark and light."""
+        self.theme = _THEMES[self.theme == _THEMES[0]]
 
     def action_change(self, which: str) -> None:
         """Hold, release, cancel or requeue the job; after confirmation if it is running, and before every cancel."""
@@ -623,3 +544,75 @@ def _matches(row: JobRow, words: Sequence[str]) -> bool:
     return all(
         any(fnmatch.fnmatchcase(text, word) if is_pattern(word) else word in text for text in texts) for word in words
     )
+
+
+class Repeater(threading.Thread):
+    """Calls *turn* again and again, each time after the seconds that it returned, or sooner when woken.
+
+    Its error, which is a bug, is passed to *broken*, and ends the thread.
+    """
+
+    def __init__(self, turn: Callable[[], float], broken: Callable[[Exception], object]) -> None:
+        super().__init__(daemon=True)
+        self._turn = turn
+        self._broken = broken
+        self._woken = threading.Event()
+        self._over = False
+
+    def run(self) -> None:
+        """Run until `end` is called."""
+        try:
+            while not self._over:
+                self._woken.clear()
+                self._woken.wait(self._turn())
+        except Exception as error:
+            self._broken(error)
+
+    def wake(self) -> None:
+        """Start the next turn at once."""
+        self._woken.set()
+
+    def end(self) -> None:
+        """Start no further turn."""
+        self._over = True
+        self._woken.set()
+
+
+def _key(row: JobRow) -> tuple[object, ...]:
+    """Return a value that changes when something else must be read about a job."""
+    return row.name, row.place, row.run, row.state, row.reason if row.state in _WAITING else ""
+
+
+def _waits(row: JobRow) -> bool:
+    return row.run is None or row.state in _WAITING
+
+
+def _reasons(root: str, row: JobRow) -> list[str]:
+    if row.state is State.INVALID:
+        return list(map(shown, row.reason.split("\n")))
+    return list(map(shown, sentences(why(Spool(root), row.name))))
+
+
+def _output(root: str, row: JobRow) -> list[str]:
+    """Return the end of the output of a run."""
+    spool = Spool(root)
+    assert row.run is not None
+    where = outputs(spool, row.name, row.run).stdout
+    if lines := log_lines(end_of_file(where, _OUTPUT_BYTES, follow=True) if where is not None else b""):
+        return lines
+    if not row.state.ended:
+        return ["no output yet"]
+    return [why_never_begun(spool, row.name, row.run) or "no output"]
+
+
+def log_lines(data: bytes) -> list[str]:
+    """Return the last lines of an output as a terminal would show them: a redrawn progress bar is one line."""
+    lines = data.split(b"\n")
+    return [_drawn(line) for line in (lines if lines[-1] else lines[:-1])[-_LINES:]]
+
+
+def _drawn(line: bytes) -> str:
+    r"""Return the visible rest of a line in which \r overwrites; without colours, controls escaped."""
+    text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
+    text = _ESCAPE.sub("", text).expandtabs(_TAB)
+    return shown(text[:_LONGEST] + ("…" if len(text) > _LONGEST else ""))

@@ -1,4 +1,4 @@
-"""The text around the lists: the spool's condition, its use of the machine, each GPU, one job."""
+"""The text around the list: the spool's condition, its use of the machine, each GPU, one job."""
 
 from __future__ import annotations
 
@@ -15,21 +15,17 @@ from spool.core.model import ALIVE, Gpu, State
 from spool.core.reasons import count_of
 from spool.core.runtimes import part_done
 from spool.core.units import show_duration, show_size
-from spool.extras.top.reading import GpuGlance, Overview
+from spool.query.overview import GpuGlance, Overview
 from spool.query.rows import JobRow
-from spool.query.shared import UserShare, in_words
 
+NARROW = 60
+"""The cells below which bars are left out and texts take several lines."""
 _PROGRESS_BAR, _SHORT_BAR = 24, 8  # cells
-_QUEUE = "queue "
 _LEVELS = "▁▂▃▄▅▆▇█"
-_LEAST_CURVE, _MOST_CURVE = 10, 30  # cells
 _LEAST_BAR, _MOST_BAR = 4, 24  # cells
 _PROBLEMS = 2
 _NARROW_LINES = 3  # of a problem
-NARROW = 60
-"""The cells below which bars are left out and texts take several lines."""
 _LEAST_WIDTH = 32  # cells that the machine in words takes
-_LONGEST_USER = 32  # cells
 
 
 def bar(part: float, width: int) -> str:
@@ -39,35 +35,17 @@ def bar(part: float, width: int) -> str:
     return ("━" * full + "╾" * half).ljust(width, "─")
 
 
-def curve(numbers: Sequence[int | None], most: float, width: int) -> str:
-    """Return the last half hour as a line of *width* cells, the highest at *most*; a blank where it is unknown."""
-    return "".join(
-        " " if number is None else _level(number / most if most else 0) for number in in_cells(numbers, width)
-    )
-
-
-def _level(part: float) -> str:
-    """Return a sign for a *part* of the whole; anything above zero is higher than the base line."""
-    top = len(_LEVELS) - 1
-    return _LEVELS[min(top, math.ceil(part * top))]
-
-
 def progress_bar(row: JobRow, width: int) -> str:
     """Return a bar for the progress of a run on a screen of that *width*, "" without a number."""
     part = part_done(row.progress)
     return "" if part is None else bar(part, _PROGRESS_BAR if width >= NARROW else _SHORT_BAR)
 
 
-def header(seen: Overview | None, root: str, problem: str, width: int, users: int = 0) -> Text:
-    """Return the lines above the lists: the spool and its counts, CPUs and memory, and problems.
-
-    On a shared machine they have its other users too, in up to *users* lines.
-    """
+def header(seen: Overview | None, root: str, problem: str, width: int) -> Text:
+    """Return the lines above the list: the spool and its counts, CPUs, memory and GPUs in use, and problems."""
     lines = list(_title(seen, root, width))
     if seen is not None and seen.machine is not None and width >= _LEAST_WIDTH:
         lines.append(_machine(seen, width))
-    if seen is not None and seen.shared is not None and seen.shared.use is not None:
-        lines += _users(seen.shared.use.others, users)
     found = [problem] if problem else list(_problems(seen)) if seen is not None else []
     room = max(width - 4, 1)
     for line in found[:_PROBLEMS]:
@@ -90,27 +68,13 @@ def _title(seen: Overview | None, root: str, width: int) -> Iterator[Text]:
     where = f"~{root[len(home) :]}" if root.startswith(f"{home}/") else root
     counts = _counts(seen) if seen is not None else "looking …"
     word, style = _service(seen) if seen is not None else ("", "")
-    if width < NARROW:
-        room = max(width - len(word) - 4, 8)
-        name = Text(f" {render.short(shown(where), room, middle=True)}", style="bold")
-        yield Text.assemble(name, " " * max(2, width - name.cell_len - len(word) - 1), (word, style))
+    beside = "" if width < NARROW else f"  {counts}"
+    room = max(width - len(beside) - len(word) - 4, 8)
+    left = Text.assemble((f" {render.short(shown(where), room, middle=True)}", "bold"), beside)
+    yield Text.assemble(left, " " * max(2, width - left.cell_len - len(word) - 1), (word, style))
+    if not beside:
         for part in render.wrapped(counts, max(width - 2, 8)):
             yield Text(f" {part}")
-        return
-    room = width - len(counts) - len(word) - 8
-    left = Text.assemble((f" {render.short(shown(where), max(room, 8), middle=True)}", "bold"), f"  {counts}")
-    queue = _queue_curve(seen, width - left.cell_len - len(word) - 5) if seen is not None else Text()
-    gap = max(2, width - left.cell_len - queue.cell_len - len(word) - 1)
-    yield Text.assemble(left, " " * gap, queue, (word, style))
-
-
-def _queue_curve(seen: Overview, room: int) -> Text:
-    """Return the length of the queue of late, if there was one and there is room for it."""
-    most = max((number for number in seen.queued if number is not None), default=0)
-    cells = min(room - len(_QUEUE), _MOST_CURVE)
-    if not most or cells < _LEAST_CURVE:
-        return Text()
-    return Text.assemble(_QUEUE, (curve(seen.queued, most, cells), "cyan"), "  ")
 
 
 def _counts(seen: Overview) -> str:
@@ -172,53 +136,42 @@ def _machine(seen: Overview, width: int) -> Text:
     return line
 
 
-def _users(others: Sequence[UserShare], most: int) -> Iterator[Text]:
-    """Yield a line for each other user of a shared machine, up to a maximum."""
-    shown_ones = others[: most if len(others) <= most else max(0, most - 1)]
-    for share in shown_ones:
-        name = render.short(shown(share.user), _LONGEST_USER)
-        yield Text.assemble((f" {name} ", "bold"), shown(in_words(share)))
-    if most and len(others) > len(shown_ones):
-        yield Text(f" {count_of(len(others) - len(shown_ones), 'more user')}: see `spool info`")
-
-
 def gpu_lines(gpus: Sequence[GpuGlance], width: int, most: int) -> Text:
     """Return a line for each GPU, up to a maximum: memory, utilisation, and its users."""
     lines, room, wide = [], max(_LEAST_BAR, min(12, width // 8)), width >= NARROW
-    for seen in gpus[: most if len(gpus) <= most else max(0, most - 1)]:
-        part, words = memory(seen.gpu)
-        lines.append(
-            Text.assemble(
-                (f" GPU {seen.gpu.index} ", "bold"),
-                (f"{bar(part, room)} " if wide else "", "magenta"),
-                f"{words:<9} ",
-                (f"{computes(seen, room)} " if wide else "", "green"),
-                f"{use(seen.gpu):>5}  ",
-                shown(", ".join(seen.jobs) or seen.remark or "idle"),
-            )
+    for seen in gpus[: most if len(gpus) <= most else most - 1]:
+        part, words = _memory(seen.gpu)
+        percent = seen.gpu.utilisation_percent
+        line = Text.assemble(
+            (f" GPU {seen.gpu.index} ", "bold"),
+            (f"{bar(part, room)} " if wide else "", "magenta"),
+            f"{words:<9} ",
+            (f"{_computes(seen, room)} " if wide else "", "green"),
+            f"{'?' if percent is None else f'{percent}%':>5}  ",
         )
+        users = shown(", ".join(seen.jobs) or "; ".join(seen.remarks) or "idle")
+        lines.append(line.append(render.short(users, max(width - line.cell_len, 1))))
     if len(gpus) > len(lines):
-        lines.append(Text(f" {count_of(len(gpus) - len(lines), 'more GPU')}: press 3"))
+        lines.append(Text(f" {count_of(len(gpus) - len(lines), 'more GPU')}: see `spool gpus`"))
     return _stacked(lines)
 
 
-def computes(seen: GpuGlance, width: int) -> str:
-    """Return how much a GPU has computed of late, or, where only the present is known, a bar."""
-    if any(percent is not None for percent in seen.recent):
-        return curve(seen.recent, 100, width)
-    return bar((seen.gpu.utilisation_percent or 0) / 100, width)
-
-
-def memory(gpu: Gpu) -> tuple[float, str]:
+def _memory(gpu: Gpu) -> tuple[float, str]:
     """Return the used part of a GPU's memory, and that in words; unknown is "?"."""
     total, free = gpu.memory_total_bytes, gpu.memory_free_bytes
     used = total - free if total is not None and free is not None else None
     return (used / total if used and total else 0.0), f"{render.size(used) or '?'}/{render.size(total) or '?'}"
 
 
-def use(gpu: Gpu) -> str:
-    """Return the utilisation of a GPU."""
-    return "?" if gpu.utilisation_percent is None else f"{gpu.utilisation_percent}%"
+def _computes(seen: GpuGlance, width: int) -> str:
+    """Return how busy a GPU was in the last half hour, a blank where it is unknown; else a bar of the present."""
+    if all(percent is None for percent in seen.recent):
+        return bar((seen.gpu.utilisation_percent or 0) / 100, width)
+    top = len(_LEVELS) - 1
+    return "".join(
+        " " if percent is None else _LEVELS[min(top, math.ceil(percent * top / 100))]
+        for percent in in_cells(seen.recent, width)
+    )
 
 
 def facts(row: JobRow, now_ns: int) -> str:

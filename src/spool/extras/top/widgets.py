@@ -1,10 +1,9 @@
-"""The widgets of the screen: lists that draw only visible lines, the log, bars, and a dialog."""
+"""The widgets of the screen: lists that draw only visible lines, a text, and a dialog."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from itertools import accumulate
-from typing import ClassVar, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from msgspec import Struct
 from rich.cells import cell_len
@@ -25,26 +24,24 @@ from textual.widgets import Button, Input, Label, Static
 
 from spool.cli import render
 from spool.core.errors import shown
+from spool.query.rows import JobRow
 
 _SAMPLE = 200  # rows whose texts determine the column widths of a long list
 _END = 10**9  # rows
-T = TypeVar("T")
 
 
-class ListColumn(Struct, Generic[T], frozen=True):
-    """A column of a list: its layout, and its text for a row at this moment."""
+class ListColumn(Struct, frozen=True):
+    """A column of a list: its layout, and its text for a job at this moment."""
 
-    name: str
     column: render.Column
-    text: Callable[[T], str]
+    text: Callable[[JobRow], str]
 
 
-class RowList(ScrollView, Generic[T], can_focus=True):
-    """A list of rows under a heading; only visible rows are drawn, so its length costs nothing.
+class RowList(ScrollView, can_focus=True):
+    """A list of jobs under a heading; only visible ones are drawn, so its length costs nothing.
 
-    The cursor stays on its row while others come and go, at the same line of the screen: on the row with the same
-    *key*, else with the same name, the first part of the key. At the top of a list without the focus it stays at the
-    top.
+    The cursor stays on its job while others come and go, at the same line of the screen. At the top of a list without
+    the focus it stays at the top.
     """
 
     ALLOW_SELECT = False
@@ -65,26 +62,10 @@ class RowList(ScrollView, Generic[T], can_focus=True):
     class Opened(Message):
         """Enter was pressed on a row, or it was clicked twice."""
 
-    class Headed(Message):
-        """The head of a column was clicked."""
-
-        def __init__(self, column: str) -> None:
-            super().__init__()
-            self.column = column
-
-    def __init__(
-        self,
-        columns: Sequence[ListColumn[T]],
-        key: Callable[[T], tuple[Hashable, ...]],
-        style: Callable[[T], str],
-        *,
-        id: str,  # noqa: A002 - textual calls it so
-    ) -> None:
+    def __init__(self, columns: Sequence[ListColumn], *, id: str) -> None:  # noqa: A002 - textual calls it so
         super().__init__(id=id)
         self._columns = columns
-        self._key = key
-        self._style = style
-        self._rows: Sequence[T] = ()
+        self._rows: Sequence[JobRow] = ()
         self._at = 0
         self._nothing = ""
         self._kept: list[int] = []
@@ -92,14 +73,16 @@ class RowList(ScrollView, Generic[T], can_focus=True):
         self._drawn: dict[int, tuple[list[str], str]] = {}
 
     @property
-    def current(self) -> T | None:
-        """The row under the cursor."""
+    def current(self) -> JobRow | None:
+        """The job under the cursor."""
         return self._rows[self._at] if self._rows else None
 
-    def show_rows(self, rows: Sequence[T], nothing: str) -> None:
-        """Show other rows, or *nothing* where there are none."""
-        before = self._key(self.current) if self.current is not None else None
-        at = self._place_of(before, rows) if before is not None and (self._at or self.has_focus) else self._at
+    def show_rows(self, rows: Sequence[JobRow], nothing: str) -> None:
+        """Show other jobs, or *nothing* where there are none."""
+        before, at = self.current, self._at
+        if before is not None and (at or self.has_focus):
+            alike = [place for place, row in enumerate(rows) if row.name == before.name]
+            at = next((place for place in alike if rows[place].place == before.place), [*alike, at][0])
         moved_by = at - self._at
         self._rows, self._nothing = rows, nothing
         self._at = max(0, min(at, len(rows) - 1))
@@ -108,22 +91,17 @@ class RowList(ScrollView, Generic[T], can_focus=True):
             self.scroll_to(y=self.scroll_offset.y + moved_by, animate=False, force=True, immediate=True)
         self._keep_in_view()
         self.refresh()
-        now = self._key(self.current) if self.current is not None else None
-        if now != before or self.current is not None:
+        if before is not None or self.current is not None:
             self.post_message(self.Moved())
-
-    def _place_of(self, key: tuple[Hashable, ...], rows: Sequence[T]) -> int:
-        """Return the present place of the row with that key; else of one with the same name, else the old place."""
-        keys = [self._key(row) for row in rows]
-        if key in keys:
-            return keys.index(key)
-        return next((at for at, other in enumerate(keys) if other[0] == key[0]), self._at)
 
     def draw_changed(self) -> None:
         """Redraw the lines whose texts have changed, such as the run time of a job."""
         for y, (texts, style) in list(self._drawn.items()):
             at = self.scroll_offset.y + y - 1
-            if at < len(self._rows) and (self._texts(self._rows[at]), self._style(self._rows[at])) != (texts, style):
+            if at < len(self._rows) and (self._texts(self._rows[at]), render.style_of_row(self._rows[at])) != (
+                texts,
+                style,
+            ):
                 self.refresh(Region(0, y, self.size.width, 1))
 
     def on_resize(self) -> None:
@@ -143,7 +121,7 @@ class RowList(ScrollView, Generic[T], can_focus=True):
             text = f" {self._nothing}" if not self._rows and y == 1 else ""
             return Strip([Segment(text, self.rich_style)]).adjust_cell_length(width, self.rich_style)
         row = self._rows[at]
-        texts, colour = self._texts(row), self._style(row)
+        texts, colour = self._texts(row), render.style_of_row(row)
         self._drawn[y] = texts, colour
         style = self.rich_style + Style.parse(colour)
         if at == self._at:
@@ -158,7 +136,7 @@ class RowList(ScrollView, Generic[T], can_focus=True):
         ]
         return Strip([Segment(" " + render.GAP.join(cells), style)]).adjust_cell_length(width, style)
 
-    def _texts(self, row: T) -> list[str]:
+    def _texts(self, row: JobRow) -> list[str]:
         return [shown(column.text(row)) for column in self._columns]
 
     def _lay_out(self) -> None:
@@ -206,14 +184,9 @@ class RowList(ScrollView, Generic[T], can_focus=True):
             self.post_message(self.Opened())
 
     def on_click(self, event: events.Click) -> None:
-        """Move the cursor to the row; on a second click open it. For the head, report the column."""
+        """Move the cursor to the job; on a second click open it."""
         at = self.scroll_offset.y + event.y - 1
-        if event.y == 0:
-            ends = accumulate(width + len(render.GAP) for width in self._widths)
-            column = next((at for at, end in zip(self._kept, ends, strict=True) if event.x - 1 < end), None)
-            if column is not None:
-                self.post_message(self.Headed(self._columns[column].name))
-        elif at < len(self._rows):
+        if event.y > 0 and at < len(self._rows):
             self._go(at)
             if event.chain == 2:
                 self.action_open()

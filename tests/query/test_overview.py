@@ -15,10 +15,10 @@ from query.test_counts import COUNTED, an_array_with_tasks
 from spool.core.errors import SpoolUnusable
 from spool.core.layout import DONE
 from spool.core.model import SECOND_NS, Machine, State
-from spool.extras.top import reading
-from spool.extras.top.reading import OverviewReader
 from spool.formats.state import MachineView, StateView, render_state
+from spool.query import overview
 from spool.query.jobs import list_jobs
+from spool.query.overview import OverviewReader
 from spool.query.shared import UserShare
 from spool.store.lock import hold
 from spool.store.tolerant import TolerantSpool
@@ -107,7 +107,7 @@ class OnScreen(Compared):
 
 def test_the_screen_has_the_jobs_of_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After every event of a random life it shows the rows of `ls`."""
-    monkeypatch.setattr(reading, "machine_now", lambda *_: Machine(2, 1 << 30))  # NVML is a process of its own
+    monkeypatch.setattr(overview, "machine_now", lambda *_: Machine(2, 1 << 30))  # NVML is a process of its own
     live(tmp_path, monkeypatch, OnScreen)
 
 
