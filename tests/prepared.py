@@ -8,9 +8,10 @@ import pwd
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from msgspec import Struct
@@ -23,7 +24,7 @@ from spool.formats import journal, run_records
 from spool.formats.journal import Waits
 from spool.formats.state import GpuUseView, GpuView, JobView, MachineView, StateView
 from spool.machine import identity
-from spool.machine.host import Host, HostMemory
+from spool.machine.host import MACHINE_FILE, Host, HostMemory
 from spool.machine.processes import MachineProber
 from spool.query.snapshot import snapshot
 from spool.store.lock import hold
@@ -81,6 +82,7 @@ def imagined(home: Path, now_ns: int | None = NOW_NS) -> Iterator[Path]:
         mock.patch.dict(os.environ, {**variables, "COLORTERM": "truecolor"}),
         mock.patch.object(pwd, "getpwuid", return_value=alice),
         mock.patch.object(Host, "memory", return_value=HostMemory(256 * G, 140 * G)),
+        mock.patch.object(os, "stat", _unshared(os.stat)),
         ExitStack() as afterwards,
     ):
         if now_ns is not None:
@@ -122,6 +124,15 @@ def prepared() -> Iterator[Path]:
             _show(root, {name: str(plan.reason(name) or "") for name in JOBS}, ended)
             yield root
         lock.release()
+
+
+def _unshared(stat: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+    """Return *stat* as it is on a machine that nobody shares."""
+
+    def stats(path: object, **more: Any) -> os.stat_result:
+        return stat("/nowhere" if path == MACHINE_FILE else path, **more)
+
+    return stats
 
 
 def _put(root: Path, name: str, job: Job, jid: bytes) -> None:

@@ -49,13 +49,9 @@ def _reason(one: ListedJob, now_ns: int) -> str:
     return ", ".join(part for part in (head, row.reason, ago) if part)
 
 
-def _parameters(one: ListedJob, now_ns: int) -> str:
-    """Return the values of a task; several tasks in one line differ in theirs."""
-    return render.parameters(one.row.parameters) if one.count == 1 else ""
-
-
-def _metrics(one: ListedJob) -> str:
-    return render.parameters(one.row.metrics) if one.count == 1 else ""
+def _values(what: str) -> Callable[[ListedJob, int], str]:
+    """Return the text for the parameters or metrics of a task; several tasks in one line differ in theirs."""
+    return lambda one, now_ns: render.parameters(getattr(one.row, what)) if one.count == 1 else ""
 
 
 def _value_field(word: str) -> JobField:
@@ -98,8 +94,8 @@ FIELDS = {
     "started": JobField(render.Column("STARTED"), lambda one, now_ns: render.moment(one.row.started_at_ns)),
     "ended": JobField(render.Column("ENDED"), lambda one, now_ns: render.moment(one.row.ended_at_ns)),
     "node": JobField(render.Column("NODE", cut="middle"), lambda one, now_ns: one.row.node or ""),
-    "parameters": JobField(render.Column("PARAMETERS", cut="end", drop=1), _parameters),
-    "metrics": JobField(render.Column("METRICS", cut="end", drop=1), lambda one, now_ns: _metrics(one)),
+    "parameters": JobField(render.Column("PARAMETERS", cut="end", drop=1), _values("parameters")),
+    "metrics": JobField(render.Column("METRICS", cut="end", drop=1), _values("metrics")),
 }
 _KNOWN = f"{', '.join(FIELDS)}, and param:KEY and metric:KEY for one value"
 COLUMNS = tuple(FIELDS)
@@ -206,7 +202,8 @@ def command(
     if watch and (form not in ("table", "tree") or not sys.stdout.isatty()):
         raise click.UsageError("--watch needs a terminal; in a script call `spool ls` repeatedly")
     since_ns = moment_of("--since", since, time.time_ns())
-    wanted = JobFilter(tuple(map(_name, names)), states_of(states), user, project, tag, recent, since_ns)
+    only = tuple(name if is_pattern(name) else job_name(name) for name in names)
+    wanted = JobFilter(only, states_of(states), user, project, tag, recent, since_ns)
     asked = _Asked(wanted, everything, sort, columns, form, watch, by)
     spool = viewed(root)
     while watch:
@@ -311,10 +308,6 @@ def _tell_empty(spool: Spool, found: JobList, asked: _Asked) -> None:
     tell(f"{what}; {step}")
 
 
-def _name(text: str) -> str:
-    return text if is_pattern(text) else job_name(text)
-
-
 def _rows(found: JobList, arrays: dict[str, ArrayTasks], asked: _Asked) -> list[JobRow]:
     """Return the jobs, followed by the tasks of the arrays that were named; or in the order of a parameter."""
     listed = {row.name for row in found.rows}
@@ -338,7 +331,8 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
     on_terminal = sys.stdout.isatty()
     progress = ("progress",) if any(one.row.progress for one in lines) else ()
     left = ("left",) if on_terminal and any(one.row.left or one.row.start for one in lines) else ()
-    busy = ("busy",) if on_terminal and any(_is_busy(one.row) for one in lines) else ()
+    known = any(one.row.gpu_percent is not None and one.row.ended_at_ns is None for one in lines)
+    busy = ("busy",) if on_terminal and known else ()
     parameters = _of_tasks(lines, asked.wanted.names) if on_terminal else ()
     kept = [
         field_of(name) for name in asked.columns or (*_USUAL[:-1], *left, *busy, *progress, *parameters, _USUAL[-1])
@@ -399,10 +393,6 @@ def _of_tasks(lines: Sequence[ListedJob], names: Sequence[str]) -> tuple[str, ..
     if names and len(keys) + len(metrics) <= _MOST_VALUES:
         return (*(f"param:{key}" for key in keys), *(f"metric:{key}" for key in metrics))
     return (("parameters",) if keys else ()) + (("metrics",) if metrics else ())
-
-
-def _is_busy(row: JobRow) -> bool:
-    return row.gpu_percent is not None and row.ended_at_ns is None
 
 
 def _print_csv(rows: Iterable[JobRow], columns: Sequence[str], now_ns: int) -> None:

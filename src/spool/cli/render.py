@@ -574,9 +574,17 @@ def energy(energy_mj: int) -> str:
     return f"{fine(hours)} Wh" if hours < 1000 else f"{ratio(hours / 1000)} kWh"
 
 
-def ended(name: str, outcome: str, reason: str) -> str:
-    """Return how a job ended as one line; a reason such as "cancelled by alice" says the outcome itself."""
-    return f"{name}: {reason if reason.startswith(outcome) else f'{outcome}: {reason}' if reason else outcome}"
+def with_reason(state: str, reason: str) -> str:
+    """Return a state and its reason; one such as "cancelled by alice" says the state itself."""
+    return reason if reason.startswith(state) else f"{state}: {reason}" if reason else str(state)
+
+
+def indented(title: str, text: str) -> None:
+    """Print a text below its title, after an empty line."""
+    say()
+    say(f"{title}:")
+    for line in text.rstrip().splitlines():
+        say(f"  {line.expandtabs()}")
 
 
 def moment(at_ns: int | None, now_ns: int | None = None) -> str:

@@ -64,9 +64,7 @@ def command(root: str, name: str, run: int | None, as_json: bool) -> int:
 def _print(found: JobDetails, tasks: Sequence[ListedJob]) -> None:
     """Print the state, the runs, the job and last its file, which may be long."""
     now_ns, row = found.at_ns, found.row
-    says_it = row.reason.startswith(row.state.value)  # "cancelled by alice"
-    head = row.reason if says_it else f"{row.state}{f': {row.reason}' if row.reason else ''}"
-    render.headline(f"job {found.name}", head, render.style_of_row(row))
+    render.headline(f"job {found.name}", render.with_reason(row.state, row.reason), render.style_of_row(row))
     _print_runs(found, now_ns)
     lines = []
     if row.left is not None:
@@ -92,23 +90,23 @@ def _print(found: JobDetails, tasks: Sequence[ListedJob]) -> None:
     render.pairs((key, value) for key, value in lines if value)
     _print_tasks(tasks)
     if found.problem:
-        _say_indented("problems in the file", found.problem)
+        render.indented("problems in the file", found.problem)
     if found.file is not None:
-        _say_indented("the file", found.file)
+        render.indented("the file", found.file)
     if found.defaults:
         completed = found.defaults.splitlines()
         by_hooks = [line.removeprefix("# ") for line in completed if line.startswith("#")]
         if by_hooks:
-            _say_indented("set by hooks, whatever the file says", "\n".join(by_hooks))
+            render.indented("set by hooks, whatever the file says", "\n".join(by_hooks))
         if rest := completed[len(by_hooks) :]:
-            _say_indented("from [defaults] in the configuration, not set in the file", "\n".join(rest))
+            render.indented("from [defaults] in the configuration, not set in the file", "\n".join(rest))
     for other in found.others:
         render.say()
         render.prose(f"another job of this name, {other.row.state}: {other.path}")
         if other.row.reason:
             render.prose(f"  {other.row.reason}")
         if other.file is not None:
-            _say_indented("its file", other.file)
+            render.indented("its file", other.file)
 
 
 def _print_runs(found: JobDetails, now_ns: int) -> None:
@@ -122,7 +120,7 @@ def _print_runs(found: JobDetails, now_ns: int) -> None:
     lines = _of_run(newest, now_ns)[2 * same :]  # the headline has said it
     render.pairs((f"  {key}", value) for key, value in lines if value)
     if found.last_lines:
-        _say_indented("the last lines of its output", "\n".join(found.last_lines))
+        render.indented("the last lines of its output", "\n".join(found.last_lines))
     if earlier:
         render.say()
     for run in reversed(earlier):
@@ -240,13 +238,6 @@ def _given(run: RunDetails) -> str:
     if grant.resources:
         parts.append(pools_in_words(grant.resources, grant.resource_indices))
     return ", ".join(parts)
-
-
-def _say_indented(title: str, text: str) -> None:
-    render.say()
-    render.say(f"{title}:")
-    for line in text.rstrip().splitlines():
-        render.say(f"  {line.expandtabs()}")
 
 
 _UNKNOWN = "unknown"

@@ -109,7 +109,7 @@ def _print_json(statistics: Statistics, history: History, wanted: RunFilter, by:
 
 
 def _pairs(statistics: Statistics) -> list[tuple[str, str]]:
-    total = statistics.total
+    total, largest = statistics.total, statistics.total.peak_memory_job
     lines = [
         ("runs", f"{total.runs}, of {count_of(total.jobs, 'job')} that ended for good"),
         ("ended", f"{render.moment(statistics.first_at_ns)} to {render.moment(statistics.last_at_ns)}"),
@@ -125,7 +125,7 @@ def _pairs(statistics: Statistics) -> list[tuple[str, str]]:
         *((f"{name} hours", render.fine(hours)) for name, hours in total.resource_hours.items()),
         ("most CPUs", _peak(total.peak_cpus, total.peak_cpus_at_ns)),
         ("most GPUs", _peak(total.peak_gpus, total.peak_gpus_at_ns)),
-        ("most memory", _memory(total)),
+        ("most memory", f"{render.size(total.peak_memory_bytes)} by {largest}" if largest else ""),
     ]
     return [(name, value) for name, value in lines if value]
 
@@ -164,10 +164,6 @@ def _energy(kwh: float | None, runs: int) -> str:
 
 def _peak(count: int, at_ns: int | None) -> str:
     return f"{count} at once, first on {render.moment(at_ns)}" if count else ""
-
-
-def _memory(total: Totals) -> str:
-    return f"{render.size(total.peak_memory_bytes)} by {total.peak_memory_job}" if total.peak_memory_job else ""
 
 
 class _Cell(Struct, frozen=True):

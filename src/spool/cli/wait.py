@@ -61,7 +61,9 @@ def code_of(outcome: State, exit_code: int | None) -> int:
 
 def told(end: End) -> str:
     """Return how a job ended as one line."""
-    return end.reason if end.outcome is State.INVALID else render.ended(f"job {end.name}", end.outcome, end.reason)
+    return (
+        end.reason if end.outcome is State.INVALID else f"job {end.name}: {render.with_reason(end.outcome, end.reason)}"
+    )
 
 
 class HoldNotices:

@@ -108,17 +108,14 @@ def _print(answer: Explanation) -> None:
     for line in rest:
         render.prose(line)
     if answer.last_lines:
-        render.say()
         whose = f"the output of {answer.last_lines_of}" if answer.last_lines_of else "its output"
-        render.say(f"the last lines of {whose}:")
-        for line in answer.last_lines:
-            render.say(f"  {line.expandtabs()}")
+        render.indented(f"the last lines of {whose}", "\n".join(answer.last_lines))
 
 
 def sentences(answer: Explanation) -> Iterator[str]:
     """Yield the sentences and lists that explain why a job waits, what it does, or how it ended; first the answer."""
     if answer.outcome is not None:
-        yield render.ended(answer.name, answer.outcome, answer.reasons[0].text if answer.reasons else "")
+        yield f"{answer.name}: {render.with_reason(answer.outcome, answer.reasons[0].text if answer.reasons else '')}"
         return
     if answer.doing:
         yield from _doing(answer)

@@ -455,8 +455,8 @@ class Supervisor(Component):
         if isinstance(live.phase, Gone) and handle is not None:
             live.measured(handle.usage())
         over = self.concluder.conclude(live, left)
-        here = handle if live.elsewhere is None and isinstance(live.phase, Gone) else None
-        if not over and here is not None and here.liveness() is Liveness.ALIVE:
+        is_late = not over and isinstance(live.phase, Gone) and live.stop is not None and live.elsewhere is None
+        if is_late and handle is not None and handle.liveness() is Liveness.ALIVE:
             self._terminator.add(live)  # its wrapper has begun after the look that found nothing of it
         return over
 

@@ -145,7 +145,7 @@ def find_hooks(root: str) -> HookFiles:
         is_folder = name.endswith(_HOOK_FOLDER) and os.path.isdir(path)
         shown = f"{layout.HOOKS}/{name}"
         if event not in _HOOK_NAMES or (event != name and not is_folder):
-            if is_folder or _is_executable(path):
+            if is_folder or (os.path.isfile(path) and os.access(path, os.X_OK)):
                 close = difflib.get_close_matches(event, _HOOK_NAMES, 1)
                 problems.append(f"{shown}: no such event" + (f", did you mean {close[0]}?" if close else ""))
         elif is_folder:
@@ -190,10 +190,6 @@ def _may_run(root: str, path: str, shown: str, problems: list[str]) -> bool:
     if why:
         problems.append(f"{shown}: does not run: {why}")
     return not why
-
-
-def _is_executable(path: str) -> bool:
-    return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
 def _not_trusted(root: str, status: os.stat_result) -> str:

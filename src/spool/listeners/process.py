@@ -142,7 +142,7 @@ class Delivery:
                 told = self._tell_some()
                 due_s = self._tick()
                 self._save()
-                if self._over(idle=not told):
+                if self._leave_at is not None and (self._late or not (told or self._open or self._news)):
                     break
                 if not told:
                     self._sleep(due_s)
@@ -222,9 +222,6 @@ class Delivery:
     @property
     def _late(self) -> bool:
         return self._leave_at is not None and time.monotonic() >= self._leave_at
-
-    def _over(self, *, idle: bool) -> bool:
-        return self._leave_at is not None and (self._late or (idle and not self._open and not self._news))
 
     def _sleep(self, due_s: float | None) -> None:
         wait_s = _LOOK_S if due_s is None else min(due_s, _LOOK_S)

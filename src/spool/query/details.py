@@ -411,7 +411,9 @@ def _of_tasks(spool: Spool, array: ArrayRecord) -> Summary:
     spec = spool.spec(array.job, array.run)
     names = set(Tasks(array.job, spec).names()) if spec is not None else set()
     found = _ended_tasks(spool, names, array.expanded_at_ns)
-    runs = [_run_of(result, spec) for result in found.values() if not _goes_on(spool, result)]
+    # Of a task that has begun again since, the newest run counts.
+    over = (result for result in found.values() if spool.latest_run(result.job) in (None, result.run))
+    runs = [_run_of(result, spec) for result in over]
     for name in names - {run.record.job for run in runs}:
         newest = spool.latest_run(name)
         if newest is not None:
@@ -431,8 +433,3 @@ def _ended_tasks(spool: Spool, names: Collection[str], since_ns: int | None) -> 
             if len(found) == len(names):
                 break
     return found
-
-
-def _goes_on(spool: Spool, result: Result) -> bool:
-    """Whether another run of the task has begun since."""
-    return spool.latest_run(result.job) not in (None, result.run)

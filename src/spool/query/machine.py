@@ -169,7 +169,7 @@ def _gpu_use(
     seen: Snapshot,
     leases: tuple[GpuLease, ...] | None,
 ) -> GpuStatus:
-    gpu = card.gpu
+    gpu, taken = card.gpu, dict(card.gpu.taken_bytes)
     mine = [each for each in near if gpu.index in each.gpu_indices]
     active = [each for each in mine if is_active(each, seen.now_ns)]
     why_not = None
@@ -184,7 +184,7 @@ def _gpu_use(
     return GpuStatus(
         gpu,
         state=_state(card, leases or ()),
-        holders=tuple(_holder(runs[name], gpu) for name in (*card.alone, *card.shares)),
+        holders=tuple(GpuHolder(runs[name], taken.get(name)) for name in (*card.alone, *card.shares)),
         reserved=tuple(_kept(each, seen) for each in mine),
         why_not=why_not,
         leases=leases,
@@ -199,10 +199,6 @@ def _state(card: GpuSlot, leases: Sequence[GpuLease]) -> GpuState:
     if leases:
         return GpuState.LEASED
     return GpuState.UNUSED if not card.given else GpuState.FOREIGN if card.gpu.foreign else GpuState.IDLE
-
-
-def _holder(run: Running, gpu: Gpu) -> GpuHolder:
-    return GpuHolder(run, dict(gpu.taken_bytes).get(run.name))
 
 
 def _kept(each: Reservation, seen: Snapshot) -> str:
@@ -242,7 +238,8 @@ def machine_status(spool: Spool) -> MachineStatus:
         gpus=_gpus(seen),
         resources=_resources(seen),
         runs=tuple(
-            _share(spool, run) for run in sorted(running.values(), key=lambda run: (run.started_at_ns, run.name))
+            RunHere(run, on_its_way=run.submitted and spool.engine(run.name, run.run) is None)
+            for run in sorted(running.values(), key=lambda run: (run.started_at_ns, run.name))
         ),
         states={state.value: number for state, number in counts(listing.rows).items()},
         ended=_ended(spool, listing.rows, seen.now_ns),
@@ -268,10 +265,6 @@ def _resources(seen: Snapshot) -> dict[str, PoolStatus]:
             free = min(free, shared[pool.name].free)
         found[pool.name] = PoolStatus(pool.total, held.granted(pool.name), free)
     return found
-
-
-def _share(spool: Spool, run: Running) -> RunHere:
-    return RunHere(run, on_its_way=run.submitted and spool.engine(run.name, run.run) is None)
 
 
 def _dispatcher(spool: Spool, lister: JobLister) -> DispatcherStatus | None:

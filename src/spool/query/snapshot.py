@@ -28,7 +28,7 @@ from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
 from spool.formats import jobfile, journal, reservation
 from spool.formats.journal import recall
-from spool.formats.state import SharedView, StateView
+from spool.formats.state import StateView
 from spool.machine.gpus import LIMIT_NS
 from spool.machine.host import why_not_expanded
 from spool.machine.processes import MachineProber
@@ -273,7 +273,8 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     shared = shared_machine(spool, now_ns, settings.config)
     machine = replace(machine, refusal=refusal)
     if shared is not None:
-        machine = on_shared(machine, settings.config, _arbiter(said) or arbiter_view(shared))
+        told = said.machine.shared if said is not None and said.machine is not None else None
+        machine = on_shared(machine, settings.config, told or arbiter_view(shared))
     policy = settings.config.policy
     alone = machine if shared is None else as_if_alone(machine)
     table.fit(alone, policy)
@@ -436,10 +437,6 @@ def _load_refusals(table: SchedulerState, said: StateView | None) -> str:
         if job is not None:
             table.recall_refusal(job, StartBackoff(1, refused.why, refused.until_ns))
     return said.machine.refusal if said.machine is not None else ""
-
-
-def _arbiter(said: StateView | None) -> SharedView | None:
-    return said.machine.shared if said is not None and said.machine is not None else None
 
 
 def _held_back(said: StateView | None) -> Holding:
