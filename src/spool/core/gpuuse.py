@@ -156,7 +156,7 @@ class RecentUse(Struct, frozen=True, kw_only=True):
     gpus: dict[str, tuple[int | None, ...]] = field(default_factory=dict)  # by UUID: the mean utilisation in percent
 
     def as_of(self, now_ns: int) -> RecentUse:
-        """Return it with the later steps up to *now_ns*, of which nothing is known."""
+        """Return it with the later steps up to *now_ns*, which are unknown."""
         if not self.until_ns or self.step_ns <= 0:
             return self  # nothing was noted
         missing = min(max(0, -((self.until_ns - now_ns) // self.step_ns)), STEPS)
