@@ -177,6 +177,7 @@ def _result(name: str, user: str, outcome: State, ago: int, ran: int, reason: st
         NOW_NS, name, hours_ago=0, user=user, outcome=outcome, reason=reason, ended_at_ns=at_ns,
         started_at_ns=at_ns - ran * MINUTE, submitted_at_ns=at_ns - (ran + 3) * MINUTE,
         exit_code=int(reason.rpartition(" ")[2]), request=Request(4), grant=Grant(4),
+        cpu_time_ns=ran * 3 * MINUTE, peak_memory_bytes=2 * G,
     )  # fmt: skip
 
 

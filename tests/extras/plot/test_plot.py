@@ -26,7 +26,6 @@ from support import PATIENCE_S
 
 T0 = 1_772_323_200 * S  # the first second of March 2026, UTC
 GIB = 1 << 30
-FURTHER = "look further back, as with --since 7d"
 PERIOD = ("--since", "2026-03-01T00:00:00Z", "--until", "2026-03-01T08:00:00Z")
 HOSTILE = (
     "$\\frac{",
