@@ -199,7 +199,6 @@ def _show(root: Path, reasons: dict[str, str], ended: list[Result]) -> None:
     began = {f"GPU-{at}": job.began for job in live.values() for at in job.gpus}
     recent = RecentUse(
         until_ns=(NOW_NS // STEP_NS + 1) * STEP_NS,
-        queued=tuple([3] * 14 + [4] * 6 + [8, 9, 9, 10, 10, 10, 11, 11] + [10] * 8 + [9] * 6 + [8] * 6 + [6] * 12),
         gpus={
             uuid: tuple(
                 max(2, percent - (17 * step * step) % 29 - (40 if step < 40 and at == 3 else 0))
