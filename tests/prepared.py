@@ -177,6 +177,7 @@ def _result(name: str, user: str, outcome: State, ago: int, ran: int, reason: st
         NOW_NS, name, hours_ago=0, user=user, outcome=outcome, reason=reason, ended_at_ns=at_ns,
         started_at_ns=at_ns - ran * MINUTE, submitted_at_ns=at_ns - (ran + 3) * MINUTE,
         exit_code=int(reason.rpartition(" ")[2]), request=Request(4), grant=Grant(4),
+        cpu_time_ns=ran * 3 * MINUTE, peak_memory_bytes=2 * G,
     )  # fmt: skip
 
 
@@ -198,7 +199,6 @@ def _show(root: Path, reasons: dict[str, str], ended: list[Result]) -> None:
     began = {f"GPU-{at}": job.began for job in live.values() for at in job.gpus}
     recent = RecentUse(
         until_ns=(NOW_NS // STEP_NS + 1) * STEP_NS,
-        queued=tuple([3] * 14 + [4] * 6 + [8, 9, 9, 10, 10, 10, 11, 11] + [10] * 8 + [9] * 6 + [8] * 6 + [6] * 12),
         gpus={
             uuid: tuple(
                 max(2, percent - (17 * step * step) % 29 - (40 if step < 40 and at == 3 else 0))

@@ -113,7 +113,7 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7300,
+    "cli": 7250,
     "client": 2800,
     "core": 8750,
     "dispatcher": 8300,
@@ -131,7 +131,7 @@ BUDGET = {
     "extras/metrics": 350,
     "extras/notify": 850,
     "extras/page": 450,
-    "extras/plot": 500,
+    "extras/plot": 450,
     "extras/simulate": 950,
     "extras/top": 1150,
     "formats": 5650,

@@ -207,7 +207,7 @@ def test_why_of_a_failed_array_has_the_last_lines_of_a_failed_task(spool: Comman
     assert asked(spool, "why", "s")["last_lines_of"] == "s_1"
 
 
-def test_why_says_what_the_reason_means_before_the_numbers(spool: Command, spool_root: Path) -> None:
+def test_what_a_reason_means_is_short() -> None:
     """Each code of a reason has at most two sentences for a newcomer."""
     assert set(MEANINGS) == {*CODES, "hook", "submitted", "invalid", "unread", "tasks"}
     assert all(text.count(". ") <= 1 for text in MEANINGS.values())

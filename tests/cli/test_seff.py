@@ -62,22 +62,6 @@ def test_one_size_is_given_for_the_next_run(spool: Command, spool_root: Path, au
     assert (said.count("\nauto "), said.count('memory = "')) == ((1, 0) if auto else (0, 1))
 
 
-def test_a_run_in_words(spool: Command, spool_root: Path) -> None:
-    """A line for each thing that was asked for, and lines for the next job file."""
-    ended(spool_root, "train")
-    assert spool("seff", "train").out.splitlines() == [
-        "job        train, run 1, finished",
-        "CPUs       4 given, 2.00 busy on average: 50%",
-        "CPU time   2h00m",
-        "memory     8 GiB given, 2 GiB at most: 25%",
-        "GPUs       1 GPU given, use unknown, 1.00 GPU hours",
-        "time       1h00m of 2h00m: 50%",
-        "next time  cpus = 2",
-        '           memory = "2560M"',
-        '           time_limit = "1h30m"',
-    ]
-
-
 def test_json_has_units_in_its_names(spool: Command, spool_root: Path) -> None:
     """The keys are documented; what is unknown is null and never 0."""
     ended(spool_root, "train", cpu_time_ns=None, peak_memory_bytes=None)
@@ -131,13 +115,6 @@ def test_an_end_that_nobody_has_filed_yet(spool: Command, spool_root: Path) -> N
     [shown] = asked(spool, "show", "train")["runs"]
     began, ended = (datetime.fromisoformat(shown[key]) for key in ("started_at", "ended_at"))
     assert found["run_time_ns"] // S == int((ended - began).total_seconds()) >= 5
-
-
-def test_a_job_that_was_cancelled_before_it_began(spool: Command, spool_root: Path) -> None:
-    """It says that it never started, and no number."""
-    ended(spool_root, "train", 1, State.CANCELLED, started_at_ns=None, grant=Grant(), cpu_time_ns=None,
-          peak_memory_bytes=None)  # fmt: skip
-    assert spool("seff", "train").out.splitlines()[1].strip() == "it never started"
 
 
 def test_an_array_is_the_sum_of_its_tasks(spool: Command, spool_root: Path) -> None:

@@ -11,8 +11,6 @@ from spool.query.selection import UNSUCCESSFUL
 from spool.query.snapshot import ReservationState
 from support import ROOT
 
-_RUN = {State.STARTING, State.RUNNING, State.STOPPING}
-
 
 def test_every_state_is_drawn_and_every_end_has_an_exit_code() -> None:
     """No member of State is without a style and an exit code, nor an outcome without a colour of its own."""

@@ -53,22 +53,6 @@ def test_runs_are_chosen_by_a_tag(spool: Command, spool_root: Path) -> None:
     assert asked(spool, "stats", "--tag", "z")["total"]["runs"] == 0
 
 
-def test_the_sums_in_words(spool: Command, history: Path) -> None:
-    """Without `--by`, a line for each thing that one asks of an accounting."""
-    said = spool("stats")
-    assert (said.code, said.err) == (0, "")
-    lines = dict(text.split("  ", 1) for text in said.out.splitlines())
-    found = {name.strip(): value.strip() for name, value in lines.items()}
-    assert found["runs"].startswith("3, ")
-    assert found["outcomes"] == "1 finished, 1 failed, 1 cancelled"
-    assert found["success"] == "50%"
-    assert found["wait"] == "median 1m00s, 90% within 1m00s, mean 1m00s"
-    assert found["CPU hours"] == "4.00 given, 1.00 used (25%)"
-    assert found["GPU hours"] == "2.00 given; use unknown"
-    assert found["most CPUs"].startswith("4 ")
-    assert found["most GPUs"].startswith("1 at once")
-
-
 def test_resources_are_told_in_hours(spool: Command, history: Path) -> None:
     """Each named resource has its own line, or column, once a run was given any of it."""
     grant = Grant(1, resources=(("licence", 2), ("tpu", 1)), resource_indices=(("tpu", (3,)),))

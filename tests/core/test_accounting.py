@@ -166,6 +166,12 @@ def test_a_period_counts_ends_and_cuts_what_was_used() -> None:
     assert total(ran("e", 0, 0, 100), since_at_ns=T0 + 100 * S).runs == 1
 
 
+def test_who_ran_only_outside_a_period_has_no_row_in_it() -> None:
+    """Nor has a run that begins as the period ends, or one of before that had no resources."""
+    runs = (ran("late", 0, 100, 200, user="bob"), ran("early", 0, 0, 50, 0, user="carol"))
+    assert added(*runs, by=By.USER, since_at_ns=T0 + 60 * S, until_at_ns=T0 + 100 * S).groups == ()
+
+
 def test_only_what_is_wanted_counts() -> None:
     """Another user's and another project's runs are in no sum, and at no peak."""
     runs = [

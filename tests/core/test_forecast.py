@@ -95,8 +95,8 @@ def test_a_job_starts_after_what_it_depends_on_if_that_finishes():
     What is held waits for a person, and a scheduling timeout may come before the room.
     """
     a, b = limited("a", 30), limited("b", 40, depends_on="a")
-    c = limited("c", 10, depends_on=("b", "r"))
-    found = plan(a, b, c, running=[run("r", ran=0, time_limit_ns=300 * S)])
+    c = limited("c", 10, depends_on=("b", "r", "over"))
+    found = plan(a, b, c, running=[run("r", ran=0, time_limit_ns=300 * S)], ended={"over": State.FINISHED})
     assert starts(found) == {"a": 0, "b": 30, "c": 300}
     assert (told(found, "c").if_finished, told(found, "c").must_end) == (("b", "r"), ("r",))
     failing = replace(job("f"), spec=replace(job("f").spec, depends_on=Dependencies(failed=("r",))))

@@ -257,6 +257,8 @@ def test_gpus_of_two_vendors_are_never_mixed_up():
     assert given(plan(job("either", gpus=2, gpu_type=("MI210", "A100")), on=box)) == {"either": (2, 3)}
     assert code(plan(job("j", gpus=3), on=box), "j") == "never_fits"
     assert given(plan(any_two, on=machine(gpus=of_amd(0, 1)))) == {"any": (0, 1)}
+    ones = [job(name, gpus=1, gpu_type=("MI210", "H100")) for name in ("one", "two")]
+    assert len(given(plan(*ones, on=machine(gpus=(*gpus(1, "NVIDIA H100"), *of_amd(1)))))) == 2
 
 
 def test_only_the_chosen_gpus_are_given():

@@ -73,7 +73,11 @@ def test_the_first_guess_is_stated_and_lasts_until_a_run_like_it_has_ended() -> 
         ([10 * GIB], 12 * GIB, "20% above the 10 GiB that the last run like it used at most"),
         ([GIB, 10 * GIB, GIB], 12 * GIB, "20% above the 10 GiB that the last 3 runs like it used at most"),
         ([MIB], LEAST_BYTES, "256 MiB, the minimum, above the 1 MiB that the last run like it used at most"),
-        ([10 * GIB] + [5 * GIB] * 29, 6 * GIB, "20% above the 5 GiB that the last 30 runs like it used at most, but"),
+        (
+            [10 * GIB] + [5 * GIB] * 29,
+            6 * GIB,
+            "5 GiB that the last 30 runs like it used at most, but for the highest 5%",
+        ),
         ([10 * GIB] * 2 + [5 * GIB] * 28, 12 * GIB, "20% above the 10 GiB that the last 30 runs like it used at mo"),
         ([10 * GIB] * 5 + [5 * GIB] * 30, 6 * GIB, "20% above the 5 GiB that the last 30 runs like it used at most"),
     ],

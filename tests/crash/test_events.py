@@ -250,6 +250,7 @@ def test_no_answer_is_lost_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mo
             disk.fail_at, disk.error = disk.count + 1, errno.ENOSPC
             session.turns(6)
             assert len(session.errors) == 1
+            assert list(now.state.told_blocked) == (["a"] if name == "submitting" else [])  # it kept nobody waiting
             assert not now.asking
             place = HELD_PLACE if name == "submitting" else RUNNING
             assert all(session.users.path(place, job).exists() for job in ("a", "b"))

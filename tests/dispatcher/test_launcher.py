@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,6 +54,15 @@ def test_what_starts_next_lies_ready(session: Session) -> None:
     assert _script(world, "next").stat().st_ino == inode
     assert {layout.SPEC_COPY, layout.WRAPPER, layout.GRANT} <= set(os.listdir(world.root / "jobs" / "next" / "1"))
     assert not _ready(world)
+
+
+def test_what_needs_a_control_group_does_not_lie_ready(session: Session) -> None:
+    """Its script names the group, which is made together with the run."""
+    session.world.engine.groups = SimpleNamespace(create=None)  # type: ignore[assignment]
+    session.users.submit("next", "hang", 'memory = "1M"')
+    session.settle()
+    assert session.now.state.queue["next"].request.memory_bytes == 1 << 20
+    assert not _ready(session.world)
 
 
 @pytest.mark.parametrize("looked_at", [False, True])

@@ -13,7 +13,7 @@ import pytest
 from crash.world import HOST, NAMESPACE, Session, World, _Processes, ends_of
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import SECOND_NS, Jid
-from spool.dispatcher import arrays, scanner
+from spool.dispatcher import arrays, scanner, service
 from spool.dispatcher.wakeup import Hint
 from spool.executors.base import Launch
 from spool.executors.local import LocalRun
@@ -234,3 +234,18 @@ def test_the_deadline_of_an_array_that_is_over_wakes_nobody(session: Session, mo
     now.arrays._timer.set(0)
     session.turns(1)
     assert now.due_in_ns() != 0
+
+
+def test_who_may_idle_for_an_hour_does_not_leave_at_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--idle-exit` counts from the last work."""
+    session.settle()
+    now, slept = session.now, list[int]()
+
+    def sleep(limit_ns: int) -> None:
+        slept.append(limit_ns)
+        now.wakeup.leaving = limit_ns != 0
+
+    monkeypatch.setattr(now, "sleep", sleep)
+    assert now.idle
+    service._run(now, once=False, until_idle=False, idle_exit_ns=3600 * SECOND_NS)
+    assert 1800 * SECOND_NS < slept[-1] <= 3600 * SECOND_NS

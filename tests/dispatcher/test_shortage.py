@@ -20,6 +20,7 @@ from spool.core.errors import StartRefused
 from spool.core.lifecycle import Ended, RunEnd, Void
 from spool.core.model import SECOND_NS, State
 from spool.dispatcher import recovery
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.planner import Shortage
 from spool.dispatcher.wakeup import Timer
 from spool.executors import Executors
@@ -68,6 +69,17 @@ def test_pauses_grow_from_a_second_to_a_minute() -> None:
         refusal = refusal.again("no process", at_ns)
         pauses.append((refusal.until_ns - at_ns) // SECOND_NS)
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_pauses_after_errors_grow_to_five_seconds() -> None:
+    """Each error of the same work doubles its pause, from 50 ms."""
+    timer, pauses = Timer(), []
+    confinement = Confinement("/nowhere", timer, lambda: 0)
+    for _ in range(9):
+        timer.set(None)
+        confinement.failed(Thing.of_job("x"), "start", OSError(errno.EIO, "bad disk"))
+        pauses.append((timer.at_ns or 0) * 1000 // SECOND_NS)
+    assert pauses == [50, 100, 200, 400, 800, 1600, 3200, 5000, 5000]
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT])

@@ -57,6 +57,15 @@ def test_the_pages_can_be_read() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1000
 
 
+def test_the_map_of_the_house_names_what_is_there() -> None:
+    """Each file that the page about the architecture names is one of the source, or of the project."""
+    text = (DOCS / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w./]+\.(?:py|sh|c|html))`", text)) | set(re.findall(r"(?<![\w/])\w+\.py\b", text))
+    source = {path.relative_to(ROOT / "src" / "spool").as_posix() for path in (ROOT / "src" / "spool").rglob("*.*")}
+    ends = {path[at:] for path in source for at in (0, *(found.end() for found in re.finditer("/", path)))}
+    assert sorted(name for name in named - ends if not (ROOT / name).exists()) == []
+
+
 def test_every_fence_is_one_that_a_site_understands() -> None:
     """Its language is one word: a generator takes a second one for text, and swallows all up to the next fence."""
     for page in DOCS.rglob("*.md"):

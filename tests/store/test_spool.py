@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from spool.core import layout
 from spool.core.errors import SpoolUnusable
 from spool.core.model import Jid
 from spool.formats.run_records import GrantRecord, render_grant, render_jid
+from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
+from support import make_spool
 
 
 @pytest.mark.parametrize(("engine", "executor"), [(None, "process"), ("slurm:7", "slurm")])
@@ -36,3 +40,17 @@ def test_a_spool_without_queued_is_told_from_no_spool(spool_root: Path, tmp_path
         Spool.open(str(spool_root))
     with pytest.raises(SpoolUnusable, match="no spool there"):
         Spool.open(str(tmp_path / "nowhere"))
+
+
+def test_a_note_is_read_once_and_what_the_file_system_needs_stays(tmp_path: Path) -> None:
+    """NFS gives a file that was removed and is still open such a name, and removing it makes another one."""
+    spool = LockedSpool(str(make_spool(tmp_path / "spool")))
+    try:
+        assert spool.notes() == []
+        notes = Path(spool.layout.at(layout.NOTES))
+        for name in ("x.1.rc", ".nfs0001"):
+            (notes / name).touch()
+        assert spool.notes() == [("x", 1, "rc")]
+        assert os.listdir(notes) == [".nfs0001"]
+    finally:
+        spool.release()

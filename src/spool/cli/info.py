@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-import shutil
 import time
-from collections.abc import Sequence
 from datetime import datetime
 
 import click
 
 from spool.cli import publicjson, render
 from spool.cli.group import Subverbs, Verb, for_each, json_option, own, understood, viewed
-from spool.cli.render import Bar, Line, charts, made, tell
+from spool.cli.render import made, tell
 from spool.client.requests import Requests
 from spool.core import layout
 from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
@@ -27,7 +25,7 @@ from spool.formats.values import moment_or_delay
 from spool.query import machine
 from spool.query.machine import GpuHolder, GpuList, GpuState, GpuStatus, MachineStatus, RunHere, machine_status
 from spool.query.shared import lease_words
-from spool.query.snapshot import ReservationList, ReservationStatus, check_new, list_reservations, machine_now
+from spool.query.snapshot import ReservationStatus, check_new, list_reservations, machine_now
 from spool.store.ownership import this_user
 
 _COLUMNS = (
@@ -396,11 +394,6 @@ def list_(root: str, everything: bool, as_json: bool) -> int:
         return 0
     rows_of_text = [_reservation_row(one) for one in found.rows]
     render.table(_RESERVATION_COLUMNS, rows_of_text, [_STYLES[one.state] for one in found.rows])
-    lines, drawing = _lines(found), charts()
-    if lines and drawing is not None:
-        render.say()
-        for line in drawing.timeline(lines, found.at_ns, min(shutil.get_terminal_size((80, 24)).columns, 120)):
-            render.say(line)
     if found.gpu_problem is not None:
         tell(f"the machine's GPUs are unknown: {found.gpu_problem}")
     return 0
@@ -469,18 +462,3 @@ def _reservation_row(one: ReservationStatus) -> list[str]:
         render.moment(said.end_at_ns),
         one.problem or said.comment or "",
     ]
-
-
-def _lines(found: ReservationList) -> Sequence[Line]:
-    """Return a row for each valid reservation, and one for each GPU that one of them names."""
-    standing = [(one, one.reservation) for one in found.rows if one.stands and one.reservation is not None]
-    lines = [Line(one.name, [Bar(said.start_at_ns, said.end_at_ns, one.state.value)]) for one, said in standing]
-    for index in found.gpus:
-        bars = [
-            Bar(said.start_at_ns, said.end_at_ns, one.state.value)
-            for one, said in standing
-            if index in said.gpu_indices
-        ]
-        if bars:
-            lines.append(Line(f"GPU {index}", bars))
-    return lines

@@ -57,7 +57,6 @@ PUBLIC = {
         started_at_ns ended_at_ns exit_code reason place progress suspended_ns suspended_at_ns array gpu_percent
         parameters metrics node left_ns left_by start_at_ns start_is_guess cpu_list
     """,
-    "LaneBar": "first last busy run alone",
     "MachineStatus": """
         spool paused=seen.view.paused dispatcher cpus=seen.machine.cpus cpus_granted
         memory_bytes=seen.machine.memory_bytes memory_granted_bytes
@@ -114,17 +113,6 @@ PUBLIC = {
         cpu_efficiency gpu_hours gpu_efficiency energy_mj advice
     """,
     "Suspension": "before_ns since_ns since_boot_ns",
-    "Timeline": """
-        since_at_ns until_at_ns step_ns at_ns by groups cpus gpus memory_bytes runs elsewhere going_on cpu_rows
-        gpu_rows cpus_used gpus_used memory_asked memory_used waits all_waits unreadable problems
-    """,
-    "TimelineRow": "label track bars",
-    "TimelineRun": """
-        job=account.job run=account.run outcome=account.outcome user=account.user project=account.project
-        group=account.group executor=account.executor ready_at_ns started_at_ns ended_at_ns cpus=account.cpus
-        gpus=account.gpus memory_bytes=account.memory_bytes peak_memory_bytes=account.peak_memory_bytes
-        cpu_list=account.cpu_list
-    """,
     "Totals": """
         runs jobs outcomes success_rate retries requeues wait_median_ns wait_p90_ns wait_mean_ns timed_runs
         run_time_median_ns run_time_p90_ns run_time_sum_ns cpu_hours cpu_used_hours cpu_used_runs cpu_efficiency
@@ -132,9 +120,7 @@ PUBLIC = {
         resource_hours peak_cpus
         peak_cpus_at_ns peak_gpus peak_gpus_at_ns peak_memory_bytes peak_memory_job
     """,
-    "UsageCurve": "columns mean highest",
     "UserShare": "user leases cpus memory_bytes gpus resources asks",
-    "WaitTimes": "runs median_ns p90_ns longest_ns",
     "WaitingJob": """
         place name=job.name user=job.user priority=job.spec.priority code reason start_at_ns=start.at_ns
         start_is_guess=start.guessed must_end=start.must_end expected_run_ns=standing.expected.ns

@@ -600,33 +600,11 @@ def moment(at_ns: int | None, now_ns: int | None = None) -> str:
     return f"{text} ({duration(ago)} ago)" if ago >= 0 else f"{text} (in {duration(-ago)})"
 
 
-class Bar(Struct, frozen=True):
-    """The begin, the end and the mark of a bar: one of the words of MARKS, or a digit."""
-
-    start_at_ns: int
-    end_at_ns: int
-    mark: str
-
-
-class Line(Struct, frozen=True):
-    """One row: its label and its bars."""
-
-    label: str
-    bars: Sequence[Bar]
-
-
-MARKS = {"active": ("█", "#"), "pending": ("░", "+"), "completed": ("·", ".")}
-"""The marks of reservations: as a block, and in ASCII."""
-
-
 class Charts(Protocol):
     """What draws charts: `Capability.charts` names one."""
 
     def gantt(self, runs: Mapping[str, Sequence[Result]], begin_ns: int, end_ns: int, width: int) -> list[str]:
         """Return the runs between *begin_ns* and *end_ns*, a row for each job with its runs, oldest first."""
-
-    def timeline(self, lines: Sequence[Line], now_ns: int, width: int) -> list[str]:
-        """Return reservations over time, a row for each, and the scale below them."""
 
     def runs(self, found: Timeline) -> str:
         """Return runs on the GPUs and the CPUs over time as SVG for a web page, in the colour of its text."""

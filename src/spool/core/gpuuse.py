@@ -149,48 +149,38 @@ STEPS = 60
 
 
 class RecentUse(Struct, frozen=True, kw_only=True):
-    """Numbers for each of the last steps, the newest last; `until_ns` is the end of that."""
+    """How busy each GPU was in each of the last steps, the newest last; `until_ns` is the end of that."""
 
     step_ns: int = STEP_NS
     until_ns: int = 0
-    queued: tuple[int | None, ...] = ()  # the most jobs that were in the queue
     gpus: dict[str, tuple[int | None, ...]] = field(default_factory=dict)  # by UUID: the mean utilisation in percent
 
-    def as_of(self, now_ns: int, queued: int | None) -> RecentUse:
-        """Return it with the later steps up to *now_ns*: in these the queue was as now, the rest is unknown."""
+    def as_of(self, now_ns: int) -> RecentUse:
+        """Return it with the later steps up to *now_ns*, which are unknown."""
         if not self.until_ns or self.step_ns <= 0:
             return self  # nothing was noted
         missing = min(max(0, -((self.until_ns - now_ns) // self.step_ns)), STEPS)
         return RecentUse(
             step_ns=self.step_ns,
             until_ns=self.until_ns + missing * self.step_ns,
-            queued=_lengthened(self.queued, [queued] * missing),
-            gpus={uuid: _lengthened(percents, [None] * missing) for uuid, percents in self.gpus.items()},
+            gpus={uuid: (*percents, *[None] * missing)[-STEPS:] for uuid, percents in self.gpus.items()},
         )
 
 
 class RecentRecorder:
-    """Notes them. What an earlier dispatcher has noted is kept."""
+    """Notes that. What an earlier dispatcher has noted is kept."""
 
     def __init__(self) -> None:
         self._use = RecentUse()
-        self._waiting: int | None = None  # noted last
         self._sums: dict[str, tuple[int, int]] = {}  # of the newest step: the sum of the percentages, their number
 
     def resume(self, before: RecentUse) -> None:
         """Begin with what an earlier dispatcher has noted."""
         if before.step_ns == STEP_NS:
             gpus = {uuid: of[-STEPS:] for uuid, of in before.gpus.items()}
-            self._use = RecentUse(until_ns=before.until_ns, queued=before.queued[-STEPS:], gpus=gpus)
+            self._use = RecentUse(until_ns=before.until_ns, gpus=gpus)
 
-    def note_queue(self, now_ns: int, waiting: int) -> None:
-        """Note how many jobs are in the queue."""
-        self._go_on(now_ns)
-        self._waiting, queued = waiting, self._use.queued
-        newest = queued[-1] if queued else None
-        self._use = replace(self._use, queued=(*queued[:-1], max(waiting, newest or 0)))
-
-    def note_gpus(self, at_ns: int, percents: Mapping[str, int | None]) -> None:
+    def note(self, at_ns: int, percents: Mapping[str, int | None]) -> None:
         """Note the utilisation of each GPU, by UUID, in a look at *at_ns*."""
         self._go_on(at_ns)
         gpus = dict(self._use.gpus)
@@ -212,15 +202,9 @@ class RecentRecorder:
             before = RecentUse()
         elif end_ns <= before.until_ns:
             return
-        if not before.queued and not before.gpus:
-            before = RecentUse(until_ns=end_ns - STEP_NS)
-        use = before.as_of(end_ns, self._waiting)
-        gpus = {uuid: of for uuid, of in use.gpus.items() if any(percent is not None for percent in of)}
-        self._use, self._sums = replace(use, until_ns=end_ns, gpus=gpus), {}
-
-
-def _lengthened(numbers: Sequence[int | None], more: Sequence[int | None]) -> tuple[int | None, ...]:
-    return (*numbers, *more)[-STEPS:]
+        gpus = before.as_of(end_ns).gpus
+        known = {uuid: of for uuid, of in gpus.items() if any(percent is not None for percent in of)}
+        self._use, self._sums = RecentUse(until_ns=end_ns, gpus=known), {}
 
 
 def in_cells(numbers: Sequence[int | None], cells: int) -> list[float | None]:

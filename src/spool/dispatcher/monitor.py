@@ -430,7 +430,7 @@ class GpuUseRecorder(Component):
             return
         self._seen_at_ns = at_ns
         state = self._state
-        state.recent.note_gpus(at_ns, {gpu.uuid: gpu.utilisation_percent for gpu in machine.gpus})
+        state.recent.note(at_ns, {gpu.uuid: gpu.utilisation_percent for gpu in machine.gpus})
         work = {gpu.uuid: {done.job: done for done in gpu.work} for gpu in machine.gpus}
         for name in list(state.runs.with_gpus):
             job = state.jobs.get(name)

@@ -143,7 +143,6 @@ class StatusWriter(Component):
     def view(self, plan: Plan | None, machine: Machine | None, *, paused: bool) -> StateView:
         """Return what `state.json` is to say now."""
         jobs: dict[str, JobView] = {}
-        queued, stand_for_tasks = 0, self._state.array_files | self._state.arrays.keys()
         steady = not self._confinement.troubled
         if not steady or len(self._running) > 2 * len(self._state.live):
             self._running = {}  # ended runs are in it, too
@@ -159,11 +158,9 @@ class StatusWriter(Component):
                 else:
                     jobs[job.name] = self._live(live, steady=steady and alone)
             elif (file := job.queued or job.held) is not None:
-                jobs[job.name] = view = self._waiting(job, file, plan, paused=paused)
-                queued += view.state == State.QUEUED and job.name not in stand_for_tasks
+                jobs[job.name] = self._waiting(job, file, plan, paused=paused)
         jobs |= array_views(self._state)
         now = time.time_ns()
-        self._state.recent.note_queue(now, queued)
         return StateView(
             version=1,
             at_ns=now,

@@ -106,7 +106,7 @@ class OverviewReader:
         view, _ = last_view(spool, now_ns) if found.dispatcher else (None, None)
         machine = view.machine if view is not None else None
         active = tuple(row for row in found.rows if not row.state.ended)
-        recent = view.recent.as_of(now_ns, None) if view is not None else RecentUse()
+        recent = view.recent.as_of(now_ns) if view is not None else RecentUse()
         told = machine.told() if machine is not None else None
         if told is None and now_ns - self._asked_at_ns >= _GPUS_EVERY_NS:
             self._machine, self._asked_at_ns = machine_now(spool, now_ns), now_ns

@@ -79,7 +79,7 @@ def test_a_run_has_the_commit_and_the_diff_that_it_began_with(served: Served, tr
     assert found["git"]["commit"] == git(tree, "rev-parse", "HEAD")
     assert (found["git"]["top"], found["git"]["changed"], found["git"]["diff"]) == (str(tree), 1, "whole")
     assert "+two" in (served.record("train", "capture.diff") or "")
-    assert {"path", "found_by"} <= found["python"].keys()
+    assert {"path", "packages"} <= found["python"].keys()
     served.move("train", "done", "queued")
     served.wait_outcome("train", 2)
     assert "+three" in (served.record("train", "capture.diff", 2) or "")

@@ -18,6 +18,7 @@ from spool.extras.capture.code import (
     Code,
     GitError,
     code_at,
+    code_in_words,
     interpreter_of,
     program_of,
 )
@@ -52,9 +53,9 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_a_clean_tree_is_its_commit(tree: Path) -> None:
-    """The branch and the place of the directory in the tree are known too."""
+    """The branch is known too, from a directory below the top."""
     code, diff = asked(tree / "sub")
-    assert (code.top, code.prefix, code.branch) == (str(tree), "sub", "main")
+    assert (code.top, code.branch) == (str(tree), "main")
     assert (code.commit, code.changed, code.diff, diff) == (git(tree, "rev-parse", "HEAD"), 0, None, b"")
     git(tree, "checkout", "-q", "--detach")
     assert asked(tree)[0].branch is None
@@ -301,3 +302,11 @@ def test_no_interpreter_is_none(tmp_path: Path) -> None:
     """Neither is one that is not there."""
     assert interpreter_of("", str(tmp_path), {}) is None
     assert interpreter_of("venv/bin/python", str(tmp_path), {"PATH": "/nowhere"}) is None
+
+
+@pytest.mark.parametrize(("diff", "kept"), [(WHOLE, ""), (CUT, ", diff cut"), (NONE, ", diff not kept")])
+def test_a_diff_that_is_not_whole_is_told(diff: str, kept: str) -> None:
+    """Who looks at a run knows that the code cannot be made again from it."""
+    assert code_in_words(Code("/", commit="3f2a1bc9d0e15", changed=2, diff=diff)) == (
+        f"3f2a1bc9d0e1, 2 files changed{kept}"
+    )

@@ -10,7 +10,6 @@ import sys
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ import pytest
 from rich.cells import cell_len
 
 from calling import Command
-from plugins.fake_nvml import FakeNvml
 from spool.cli import render
-from spool.cli.render import Bar, Line
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Result, State
 from spool.extras.plot import pictures
@@ -29,7 +26,6 @@ from support import PATIENCE_S
 
 T0 = 1_772_323_200 * S  # the first second of March 2026, UTC
 GIB = 1 << 30
-FURTHER = "look further back, as with --since 7d"
 PERIOD = ("--since", "2026-03-01T00:00:00Z", "--until", "2026-03-01T08:00:00Z")
 HOSTILE = (
     "$\\frac{",
@@ -212,18 +208,6 @@ def test_a_row_is_the_cpu_that_a_run_had_to_itself(spool: Command, spool_root: P
     assert [(row[1], row[2].upper()[:1]) for row in rows if len(row) > 2] == [("0", "B"), ("2", "A")]
 
 
-def test_reservations_are_drawn_over_time(spool: Command, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`spool reserve list` has a row for each GPU by name, and marks now."""
-    for name, value in fake_nvml.variables.items():
-        monkeypatch.setenv(name, value)
-    for index in range(2):
-        fake_nvml.gpu(f"GPU-{index}", bus=index + 1)
-    assert spool("reserve", "create", "a", "--gpus", "0,1", "--start", "+3h", "--duration", "2h").code == 0
-    text = spool("reserve", "list").out
-    assert "GPU 0" in text
-    assert "┃" in text
-
-
 def test_the_demonstration_ends_with_a_picture(spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a row for each job, with how that ended."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -252,16 +236,3 @@ def test_the_picture_shows_waits_runs_and_retries(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(render, "painter", lambda: lambda style, text: f"<{style}>{text}")
     for row, outcome in zip(pictures.gantt(runs, 0, 10 * S, 40), ("failed", "cancelled"), strict=False):
         assert f"<{render.colour_of(outcome)}>" in row
-
-
-def test_the_timeline_marks_now_and_draws_each_where_it_holds() -> None:
-    """A row for each; the bar as wide as its time, the mark of now in every row, one scale below."""
-    now = int(datetime.fromisoformat("2026-01-31T12:00:00+00:00").timestamp()) * S
-    lines = [
-        Line("a", [Bar(now - 2 * 3600 * S, now + 2 * 3600 * S, "active")]),
-        Line("long", [Bar(now + 4 * 3600 * S, now + 8 * 3600 * S, "pending")]),
-    ]
-    first, second, scale = pictures.timeline(lines, now, 46)
-    assert first == "a     " + "█" * 8 + "┃" + "█" * 7
-    assert second == "long  " + " " * 8 + "┃" + " " * 15 + "░" * 16
-    assert scale == "      10:00   12:00   14:00   16:00   18:00"

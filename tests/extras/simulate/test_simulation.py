@@ -270,6 +270,17 @@ def test_a_simulated_job_continues_from_its_last_checkpoint():
     assert found.utilisation == pytest.approx((4 * 36_460 + 2 * 1800) / (4 * found.makespan_ns / S))
 
 
+def test_a_simulated_job_that_made_room_keeps_its_place():
+    """It came before the job that waited all the time of its run, and goes on before that begins."""
+    first = SimulatedJob("f", spec(cpus=4, time_limit_ns=1000 * S), 0, 1000 * S)
+    victim = SimulatedJob("l", spec(cpus=4, time_limit_ns=24 * HOUR, preemptible=True), S, 10 * HOUR)
+    waits = SimulatedJob("m", spec(cpus=4, time_limit_ns=24 * HOUR), 500 * S, HOUR)
+    short = SimulatedJob("s", spec(cpus=2, time_limit_ns=HOUR, priority=255), 6000 * S, 1800 * S)
+    ends = simulated(first, victim, waits, short)
+    assert ends["l"].pauses == ((6000 * S, 7800 * S),)
+    assert ends["m"].started_at_ns > 10 * HOUR
+
+
 def test_other_policies_preempt_nothing():
     """They are compared with as they are known."""
     victim = SimulatedJob("l", spec(cpus=4, time_limit_ns=24 * HOUR, preemptible=True), 0, 10 * HOUR)

@@ -79,7 +79,6 @@ class Code(Struct, frozen=True):
     """The git work tree that a job's working directory is in."""
 
     top: str  # its directory
-    prefix: str = ""  # of the working directory below it; "" is the top itself
     commit: str | None = None  # None: there is none yet
     branch: str | None = None  # None: no branch is checked out
     changed: int = 0  # files that differ from the commit
@@ -89,7 +88,7 @@ class Code(Struct, frozen=True):
     untracked: tuple[str, ...] = ()  # the first, relative to `top`
     untracked_count: int = 0
     PUBLIC: ClassVar[str] = """
-        top prefix commit branch changed diff diff_bytes diff_sha256=diff_hash untracked untracked_count
+        top commit branch changed diff diff_bytes diff_sha256=diff_hash untracked untracked_count
     """
 
 
@@ -97,11 +96,9 @@ class Interpreter(Struct, frozen=True):
     """The Python that a job finds, from files alone: it is not run."""
 
     path: str
-    prefix: str = ""  # the environment that it is of
     version: str | None = None
-    found_by: str = ""  # "command", the variable that names its environment, or "PATH"
     packages: tuple[str, ...] = ()  # "NAME VERSION", of its site-packages
-    PUBLIC: ClassVar[str] = "path prefix version found_by packages"
+    PUBLIC: ClassVar[str] = "path version packages"
 
 
 class Capture(Struct, frozen=True):
@@ -172,14 +169,14 @@ _CODE = Table(
     _WHAT,
     Code,
     """
-    top! prefix commit branch changed! diff:extent diff_bytes diff_sha256=diff_hash untracked_count
+    top! commit branch changed! diff:extent diff_bytes diff_sha256=diff_hash untracked_count
     untracked:untracked
     """,
     {"top": ""},
     extent=Form(toml.quote, lambda keys, key: text if (text := said(keys, key)) in (WHOLE, CUT, NONE) else None),
     untracked=_list(MOST_UNTRACKED),
 )
-_PYTHON_KEYS = "path! prefix version found_by packages:packages"
+_PYTHON_KEYS = "path! version packages:packages"
 _INTERPRETER = Table(_WHAT, Interpreter, _PYTHON_KEYS, {"path": ""}, packages=_list(MOST_PACKAGES))
 _CAPTURE = Table(
     _WHAT,
@@ -273,8 +270,8 @@ def code_at(directory: str, until: float, most_diff: int) -> tuple[Code, bytes]:
 
     Raises GitError, also if it is in none.
     """
-    answer, _ = git(["rev-parse", "--show-toplevel", "--show-prefix"], directory, until)
-    top, prefix = [os.fsdecode(line) for line in answer.split(b"\n")][:2]
+    answer, _ = git(["rev-parse", "--show-toplevel"], directory, until)
+    top = os.fsdecode(answer.split(b"\n")[0])
     status = ["status", "--porcelain=v2", "--branch", "-z", "--untracked-files=normal", "--no-renames"]
     listed, _ = git([*status, "--ignore-submodules=dirty"], top, until)
     commit = branch = None
@@ -297,7 +294,6 @@ def code_at(directory: str, until: float, most_diff: int) -> tuple[Code, bytes]:
         diff, whole = git(words, top, until, most_diff)
     code = Code(
         top=top,
-        prefix=prefix.rstrip("/"),
         commit=commit,
         branch=branch,
         changed=changed,
@@ -317,32 +313,26 @@ def program_of(words: Sequence[str]) -> str:
 
 def interpreter_of(program: str, workdir: str, environment: Mapping[str, str]) -> Interpreter | None:
     """Return the Python of a command that runs *program*; None if the job can find none."""
-    found = _named(program, workdir, environment)
-    if found is None:
+    path = _named(program, workdir, environment)
+    if not path:
         return None
-    path, by = found
     prefix = os.path.dirname(os.path.dirname(path))
     packages = sorted({name for directory in _sites(prefix, path) for name in _packages(directory)}, key=str.lower)
-    return Interpreter(path, prefix, _version(path, prefix), by, tuple(packages[:MOST_PACKAGES]))
+    return Interpreter(path, _version(path, prefix), tuple(packages[:MOST_PACKAGES]))
 
 
-def _named(program: str, workdir: str, environment: Mapping[str, str]) -> tuple[str, str] | None:
+def _named(program: str, workdir: str, environment: Mapping[str, str]) -> str:
     if _PYTHON.fullmatch(os.path.basename(program)):
-        if "/" in program:
-            path = os.path.normpath(os.path.join(workdir, program))
-            return (path, "command") if os.path.exists(path) else None
-        path = _in_path(program, environment.get("PATH", ""))
-        return (path, "command") if path else None
-    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        path = f"{environment.get(variable, '')}/bin/python"
-        if environment.get(variable, "").startswith("/") and os.path.exists(path):
-            return path, variable
-    if program == "uv" and os.path.exists(f"{workdir}/.venv/bin/python"):
-        return f"{workdir}/.venv/bin/python", "uv"
-    for name in ("python", "python3"):
-        if path := _in_path(name, environment.get("PATH", "")):
-            return path, "PATH"
-    return None
+        if "/" not in program:
+            return _in_path(program, environment.get("PATH", ""))
+        path = os.path.normpath(os.path.join(workdir, program))
+        return path if os.path.exists(path) else ""
+    places = [environment.get(variable, "") for variable in ("VIRTUAL_ENV", "CONDA_PREFIX")]
+    places += [f"{workdir}/.venv"] if program == "uv" else []
+    for place in places:
+        if place.startswith("/") and os.path.exists(f"{place}/bin/python"):
+            return f"{place}/bin/python"
+    return next(filter(None, (_in_path(name, environment.get("PATH", "")) for name in ("python", "python3"))), "")
 
 
 def _in_path(name: str, path: str) -> str:

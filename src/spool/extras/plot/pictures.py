@@ -16,7 +16,6 @@ from typing import Any
 from rich.cells import cell_len
 
 from spool.cli import render
-from spool.cli.render import MARKS, Line
 from spool.core.accounting import By
 from spool.core.errors import shown
 from spool.core.model import SECOND_NS, Result, State
@@ -32,15 +31,12 @@ _SHADES = "░▒▓█"
 _GROUP_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
 """Okabe and Ito 2008: safe for colour-blind readers."""
 _MINUTE_NS, _HOUR_NS = 60 * SECOND_NS, 3600 * SECOND_NS
-_SCALES_NS = tuple(hours * _HOUR_NS for hours in (1, 2, 3, 6, 12, 24, 48, 168, 336, 720, 8760))
-_FINE_SCALES_NS = (
+_SCALES_NS = (
     *(seconds * SECOND_NS for seconds in (1, 2, 5, 10, 30)),
     *(minutes * _MINUTE_NS for minutes in (1, 2, 5, 10, 20, 30)),
-    *_SCALES_NS,
+    *(hours * _HOUR_NS for hours in (1, 2, 3, 6, 12, 24, 48, 168, 336, 720, 8760)),
 )
 """Round distances between two marks of an axis."""
-_BEFORE_NS, _AFTER_NS = 12 * _HOUR_NS, 14 * 24 * _HOUR_NS
-_NOW = ("┃", "|")
 
 # In SVG all numbers are pixels.
 _WIDTH, _LEFT, _RIGHT = 1100, 96, 16
@@ -99,14 +95,12 @@ def _title(found: Timeline) -> str:
     return f"{count_of(found.runs, 'run')}{there}{going_on}, {first:%Y-%m-%d {clock}} to {end}"
 
 
-def _time_ticks(
-    start_ns: int, end_ns: int, apart_ns: int, scales_ns: Sequence[int] = _FINE_SCALES_NS
-) -> Iterator[tuple[int, str]]:
+def _time_ticks(start_ns: int, end_ns: int, apart_ns: int) -> Iterator[tuple[int, str]]:
     """Yield instants of the local clock from *start_ns* to *end_ns*, at least *apart_ns* from each other, labelled.
 
-    Their distance is a round time: the first of *scales_ns* that is long enough, or the last.
+    Their distance is a round time: the first of `_SCALES_NS` that is long enough, or the last.
     """
-    apart = next((each for each in scales_ns if each >= apart_ns), scales_ns[-1])
+    apart = next((each for each in _SCALES_NS if each >= apart_ns), _SCALES_NS[-1])
     offset = datetime.fromtimestamp(start_ns // SECOND_NS).astimezone().utcoffset()
     shift = int(offset.total_seconds()) * SECOND_NS if offset is not None else 0
     first_ns = -(-(start_ns + shift) // apart) * apart - shift  # full hours are those of the local clock
@@ -200,7 +194,7 @@ def gantt(runs: Mapping[str, Sequence[Result]], begin_ns: int, end_ns: int, widt
         f"{name.ljust(names)}  {render.painted(_cells(results, column, room), paint)}  {_ending(results)}"
         for name, results in runs.items()
     ]
-    apart = next((each for each in _FINE_SCALES_NS if each * room >= 8 * span), _FINE_SCALES_NS[-1])
+    apart = next((each for each in _SCALES_NS if each * room >= 8 * span), _SCALES_NS[-1])
     line, mark = "─┴" if can_draw() else "-+"
     places = ((at_ns * room // span, f"{mark}{at_ns // SECOND_NS}s") for at_ns in range(0, span + 1, apart))
     return [*drawn, f"{'':{names}}  {_axis(places, room, line)}"]
@@ -230,37 +224,6 @@ def _ending(results: Sequence[Result]) -> str:
         return ""
     last = results[-1]
     return f"{last.outcome.value} (run {last.run})" if last.run > 1 else last.outcome.value
-
-
-def timeline(rows: Sequence[Line], now_ns: int, width: int) -> list[str]:
-    """Return reservations over time, a row for each, and the scale below them.
-
-    It begins 12 hours before now at the earliest, and ends 14 days after at the latest.
-    """
-    bars = [bar for row in rows for bar in row.bars]
-    start = max(min((bar.start_at_ns for bar in bars), default=now_ns), now_ns - _BEFORE_NS)
-    end = min(max((bar.end_at_ns for bar in bars), default=now_ns), now_ns + _AFTER_NS)
-    start = min(start, now_ns)
-    end = max(end, now_ns + _HOUR_NS)
-    margin = max((len(row.label) for row in rows), default=0) + 2
-    columns = max(width - margin, 20)
-    step = max(-(-(end - start) // columns), 1)
-    plain = not can_draw()
-    found = []
-    for each in rows:
-        row = [" "] * columns
-        row[(now_ns - start) // step] = _NOW[plain]
-        for bar in each.bars:
-            mark = MARKS[bar.mark][plain] if bar.mark in MARKS else bar.mark
-            first, last = max(bar.start_at_ns - start, 0) // step, -(-(bar.end_at_ns - start) // step)
-            for at in range(first, min(max(last, first + 1), columns)):
-                if row[at] == " " or bar.mark not in MARKS:
-                    row[at] = mark
-        found.append(f"{each.label.ljust(margin)}{''.join(row)}".rstrip())
-    ticks = _time_ticks(start, start + step * columns, step * _TICK, _SCALES_NS)  # days if the hours would not fit
-    scale = _axis((((at_ns - start) // step, label) for at_ns, label in ticks), columns)
-    found.append(f"{'':{margin}}{scale.rstrip()}")
-    return found
 
 
 # --- as SVG ----------------------------------------------------------------------------------------------------------
