@@ -417,10 +417,6 @@ def _limit(stated: int | str) -> int:
     raise InvalidValue(f'{toml.show(stated)} is neither a number nor "unlimited"')
 
 
-def _size_limit(text: str) -> int:
-    return UNLIMITED if trimmed(text) == "unlimited" else parse_size(text)
-
-
 def reserve(text: str) -> Reserve:
     """Return `"5%"` or `"8G"` as a reserve. Raises InvalidValue."""
     match = _PERCENT.fullmatch(trimmed(text))
@@ -441,7 +437,7 @@ _KINDS: Kinds = {
     "indices of a resource": lambda key: Kind(tuple[Annotated[int, Meta(ge=0, le=key.most)], ...], _indices),
     "GPUs": lambda key: Kind(tuple[int | str, ...], read=_gpus),
     "limit": lambda key: Kind(Annotated[int, Meta(ge=0, le=key.most)] | str, _limit),
-    "size limit": lambda key: Kind(Text, _size_limit),
+    "size limit": lambda key: Kind(Text, lambda text: UNLIMITED if trimmed(text) == "unlimited" else parse_size(text)),
     "words": lambda key: Kind(tuple[str, ...], words),
     "set of words": lambda key: Kind(tuple[str, ...], lambda stated: frozenset(words(stated))),
     "accounts": lambda key: Kind(tuple[str, ...], accounts),
