@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from spool.core.efficiency import Advice, MeasuredRun, efficiency, rounded_time, summary
 from spool.core.model import SECOND_NS as S
 from spool.core.model import GpuUse, Result, State
-from spool.core.sizes import rounded_size
+from spool.core.sizes import Advice, MeasuredRun, efficiency, rounded_size, rounded_time, summary
 from spool.core.units import format_duration, format_size, parse_duration, parse_size
 
 G = 1 << 30

@@ -13,8 +13,8 @@ def test_ended_means_every_outcome_and_nothing_else() -> None:
 
 
 def test_every_event_but_the_look_has_a_word() -> None:
-    """All that happens can be asked for, in a job file all that happens to jobs; `polling` is for hooks alone."""
-    assert {name.value for name in EventName} - set(EVENT_WORDS) == {"polling"}
+    """All that happens can be asked for, in a job file all that happens to jobs; two are for hooks alone."""
+    assert {name.value for name in EventName} - set(EVENT_WORDS) == {"polling", "queueing"}
     assert set(EVENT_WORDS) - set(JOB_WORDS) == {
         "reservation_started", "reservation_ended", "gpu_taken", "gpu_free", "dispatcher_started",
         "dispatcher_stopped",

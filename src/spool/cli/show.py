@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from spool.cli import publicjson, render
 from spool.cli.group import Verb, json_option, name_argument, one_job, opened
-from spool.core.efficiency import Advice, Efficiency, Spread, Summary
 from spool.core.lifecycle import exit_words
 from spool.core.model import Grant, State
 from spool.core.reasons import count_of, pools_in_words, ranges_of
 from spool.core.runtimes import Basis
+from spool.core.sizes import Advice, Efficiency, Spread, Summary
 from spool.core.units import format_duration, format_size, show_duration, show_size
 from spool.formats.capabilities import contributed
 from spool.query.details import ArrayEfficiency, JobDetails, RunDetails, RunEfficiency, compare, job_details

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -116,18 +116,34 @@ def sentences(answer: Explanation) -> Iterator[str]:
     """Yield the sentences and lists that explain why a job waits, what it does, or how it ended; first the answer."""
     if answer.outcome is not None:
         yield f"{answer.name}: {render.with_reason(answer.outcome, answer.reasons[0].text if answer.reasons else '')}"
-        return
-    if answer.doing:
+    elif answer.doing:
         yield from _doing(answer)
-        return
-    if not answer.reasons:
+    else:
+        codes = [reason.code for reason in answer.reasons]
+        yield from _reasons(answer, codes)
+        yield from _others(answer)
+        yield from _prospect(answer, codes)
+        if not answer.dispatcher and answer.engine is None:
+            yield "no dispatcher is running: `spool dispatch` starts one"
+
+
+def _reasons(answer: Explanation, codes: Sequence[str]) -> Iterator[str]:
+    """Yield why a job waits, and for a newcomer what that means and what ends the wait, unless the reason says it."""
+    if not codes:
         yield f"{answer.name}: {_ON_SHARED if answer.start_is_earliest else _NEXT[answer.dispatcher]}"
-    never = any(reason.code == "never_fits" for reason in answer.reasons)
-    for at, reason in enumerate(each for each in answer.reasons if not never or each.code not in _OF_ROOM):
-        head = f"{answer.name}:" if at == 0 else f"{'':{len(answer.name) + 1}}"
-        yield f"{head} {reason.text}"
-    if answer.reasons and (meaning := _meaning(answer)):
-        yield meaning
+        return
+    head = f"{answer.name}:"
+    for reason in answer.reasons:
+        if "never_fits" not in codes or reason.code not in _OF_ROOM:
+            yield f"{head} {reason.text}"
+            head = " " * len(head)
+    code = next((code for code in codes if code in _HELPLESS), codes[0])
+    if meaning := MEANINGS.get(code, _BEFORE_START):
+        yield meaning.format(name=answer.name)
+
+
+def _others(answer: Explanation) -> Iterator[str]:
+    """Yield what other jobs, files and engines have to do with the wait."""
     if answer.room_of is not None:
         how = "is being stopped for it" if answer.room_is_made else "will be stopped for it"
         yield f"preemption: {answer.room_of}, which is preemptible, {how}"
@@ -141,24 +157,26 @@ def sentences(answer: Explanation) -> Iterator[str]:
         yield f"must end first: {some_of(answer.must_end, _MOST)}"
     if answer.starts_after:
         yield f"starts after: {some_of(answer.starts_after, _MOST)}"
+
+
+def _prospect(answer: Explanation, codes: Sequence[str]) -> Iterator[str]:
+    """Yield when the job could start, with what request, for how long, and its place in the queue."""
+    can_start = _HELPLESS.isdisjoint(codes)
     if answer.place == "held":
         yield f"could start: not before `spool release {answer.name}`"
-    elif any(reason.code == "hook" for reason in answer.reasons):
+    elif "hook" in codes:
         yield "could start: not before the hook allows it"
-    helpless = any(reason.code in _HELPLESS for reason in answer.reasons)
-    if answer.reasons and not helpless:
+    if codes and can_start:
         yield from _start(answer)
     if answer.requests:
         yield f"requests: {answer.requests}"
-    if answer.expected and not helpless:
-        yield f"expected run time: {answer.expected}"
-    if not helpless:
+    if can_start:
+        if answer.expected:
+            yield f"expected run time: {answer.expected}"
         yield from _order(answer)
-    first = answer.reasons[0] if answer.reasons else None
-    if answer.last_said and (first is None or not (first.code == "invalid" or first.text.endswith(answer.last_said))):
+    said_it = codes[:1] == ["invalid"] or any(each.text.endswith(answer.last_said) for each in answer.reasons[:1])
+    if answer.last_said and not said_it:
         yield f"the dispatcher last reported: {answer.last_said}"
-    if not answer.dispatcher and answer.engine is None:
-        yield "no dispatcher is running: `spool dispatch` starts one"
 
 
 def _doing(answer: Explanation) -> Iterator[str]:
@@ -173,13 +191,6 @@ def _doing(answer: Explanation) -> Iterator[str]:
             yield f"time left: {show_duration(answer.left_ns)} of its limit of {limit}"
         else:
             yield "time left: it has no time limit"
-
-
-def _meaning(answer: Explanation) -> str:
-    """Return for a newcomer what the first reason means and what ends the wait; "" for one that says it itself."""
-    codes = [reason.code for reason in answer.reasons]
-    code = next((code for code in codes if code in _HELPLESS), codes[0])
-    return MEANINGS.get(code, _BEFORE_START).format(name=answer.name)
 
 
 def _order(answer: Explanation) -> Iterator[str]:

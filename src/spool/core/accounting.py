@@ -20,7 +20,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from spool.core.model import SECOND_NS, RunAccount, State
-from spool.core.units import LARGEST
+from spool.core.units import LARGEST, nearest_rank
 
 Day = tuple[str, int, int]
 """A day: its name, its first instant, and that of the next."""
@@ -311,11 +311,6 @@ class GroupSums:
 def _quantiles(times: array[int]) -> tuple[int | None, int | None]:
     ordered = sorted(times)
     return nearest_rank(ordered, 50), nearest_rank(ordered, 90)
-
-
-def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:
-    """Return the nearest-rank percentile: the smallest of *ordered* that *percent* of them do not exceed."""
-    return ordered[max(-(-len(ordered) * percent // 100), 1) - 1] if ordered else None
 
 
 class By(StrEnum):

@@ -13,6 +13,7 @@ either: such a text comes from a mistake.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 from spool.core.errors import InvalidValue
@@ -245,3 +246,8 @@ def cpus_in(text: str) -> tuple[int, ...]:
             return ()
         found.update(range(begin, end + 1))
     return tuple(sorted(found))
+
+
+def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:
+    """Return the nearest-rank percentile: the smallest of *ordered* that *percent* of them do not exceed."""
+    return ordered[max(-(-len(ordered) * percent // 100), 1) - 1] if ordered else None

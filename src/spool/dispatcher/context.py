@@ -1,4 +1,4 @@
-"""The shared objects of the dispatcher's components: the spool, its state, the work queues, and the journal.
+"""What the dispatcher's components share: the spool, its state, work queues, the journal, and contributed steps.
 
 The journal is the dispatcher's memory on the disk: state that no job file has (places in the queue, runs that began and
 are not over). A line reaches `.journal` only after the events recorded before it are in `events.jsonl`, so that
@@ -7,16 +7,20 @@ listeners receive the event of a step before the next dispatcher considers it do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 from msgspec import Struct, field
 
+from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.events import EventRecorder
 from spool.dispatcher.leases import LeaseGate
-from spool.dispatcher.wakeup import Clock, Timers
+from spool.dispatcher.wakeup import Clock, Timers, Wakeup
 from spool.executors import Executors
 from spool.formats import journal
+from spool.formats.capabilities import capabilities, loaded
 from spool.formats.config import Config
 from spool.formats.journal import Line
 from spool.state.run import ActiveRun, StopOrdered
@@ -159,3 +163,79 @@ def stopping_line(live: ActiveRun) -> Line:
     stop = live.stop
     assert stop is not None
     return journal.Stopping(live.name, live.run, stop.kind.value, stop.by, stop.at_ns, stop.reason)
+
+
+log = logging.getLogger(__name__)
+
+
+class Steps(Protocol):
+    """What a capability does in a pass of the dispatcher. Nothing here may wait, nor hold up a start for good."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer is still missing."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when there is an answer; it never changes."""
+
+    def ready(self, starts: Sequence[Start]) -> list[Start]:
+        """Return the starts that may go on now; the others keep their place in the plan, and come again.
+
+        The reason of a job that waits begins with the name of the capability and a colon.
+        """
+
+    def put(self, live: ActiveRun) -> None:
+        """Add to the records of a claimed run, before its launch. Raises nothing."""
+
+    def work(self) -> bool:
+        """Record the answers; return whether there were any."""
+
+    def close(self) -> None:
+        """Release everything."""
+
+
+class ContributedSteps(Component):
+    """The steps of all capabilities that have some."""
+
+    def __init__(self, context: Context, wakeup: Wakeup) -> None:
+        super().__init__(context)
+        self._wakeup = wakeup
+        self._made: dict[str, Steps] = {}  # by the capability
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer is still missing."""
+        return any(steps.waiting for steps in self._made.values())
+
+    def ready(self, starts: list[Start]) -> list[Start]:
+        """Return the starts that may go on now."""
+        for one in capabilities():
+            if starts and one.steps and loaded(one.wanted)(self._settings.config):
+                steps = self._made.get(one.name) or self._make(one.name, one.steps)
+                starts = steps.ready(starts) if steps is not None else starts
+        return starts
+
+    def _make(self, name: str, target: str) -> Steps | None:
+        try:
+            steps: Any = loaded(target)(self._context)
+        except (ImportError, OSError) as error:  # it holds up no start
+            log.warning("cannot load %s: %s", name, error)
+            return None
+        self._wakeup.watch_files(steps.fileno(), lambda: None)  # each pass takes in the answers
+        self._made[name] = steps
+        return self._made[name]
+
+    def put(self, live: ActiveRun) -> None:
+        """Add to the records of a claimed run, before its launch."""
+        for steps in self._made.values():
+            steps.put(live)
+
+    def work(self) -> bool:
+        """Record the answers; return whether there were any."""
+        answered = [steps.work() for steps in self._made.values()]  # each, whatever the others have
+        return any(answered)
+
+    def close(self) -> None:
+        """Release everything."""
+        for steps in self._made.values():
+            steps.close()

@@ -32,13 +32,13 @@ from spool.formats.capabilities import capabilities
 from spool.formats.events import (
     AT_ONCE,
     Available,
+    Message,
     Ready,
     Reply,
     Review,
     StepBegun,
     Subscribe,
-    ToListeners,
-    read_by_dispatcher,
+    read,
     render,
     render_event,
 )
@@ -193,7 +193,7 @@ class ListenerClient:
         self._say(Available(self._position))
 
     def _take(self, line: bytes) -> None:
-        match read_by_dispatcher(line):
+        match read(line):
             case Ready() as ready:
                 self._is_ready = True
                 self._ready(ready)
@@ -232,7 +232,7 @@ class ListenerClient:
             review.due_ns = self._clock() + _PATIENCE_NS
             self._say(Review(number, review.event, review.after))
 
-    def _say(self, message: ToListeners) -> None:
+    def _say(self, message: Message) -> None:
         self._child.send(render(message))
 
 

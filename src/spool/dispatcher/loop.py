@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
@@ -23,7 +26,7 @@ from spool.core.scheduler import Ending, Plan, Start
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.confinement import Confinement, Piece, Thing
-from spool.dispatcher.context import Changes, Context, Journal, all_lines
+from spool.dispatcher.context import Changes, Component, Context, ContributedSteps, Journal, all_lines
 from spool.dispatcher.events import EventRecorder
 from spool.dispatcher.finalizer import Finalizer
 from spool.dispatcher.launcher import Launcher, is_on_its_way
@@ -34,16 +37,17 @@ from spool.dispatcher.planner import Planner
 from spool.dispatcher.recovery import Recovery
 from spool.dispatcher.scanner import Reservations, Scanner
 from spool.dispatcher.status import StatusWriter
-from spool.dispatcher.steps import ContributedSteps, Retention
 from spool.dispatcher.supervisor import News, Supervisor
 from spool.dispatcher.terminator import Halt, Preempter, StopOrders, Suspender, Terminator
 from spool.dispatcher.wakeup import DirectoryWatcher, Part, Timers, Wakeup
 from spool.executors import Executors
 from spool.executors.local import LocalProcesses
 from spool.formats import wrapper
+from spool.formats.config import RetentionPolicy
 from spool.formats.journal import recall
 from spool.machine import cgroups
 from spool.machine.cgroups import RunGroups
+from spool.machine.commands import import_path
 from spool.machine.processes import MachineProber
 from spool.state.load import OutcomeIndex
 from spool.state.run import ActiveRun
@@ -57,6 +61,7 @@ log = logging.getLogger(__name__)
 
 _LOCK = Thing("service", "the spool again"), "lock"
 _START, _END = "start", "end"
+_GC_EVERY_NS = 3600 * SECOND_NS
 _LOCK_EVERY_NS = SECOND_NS // 20  # how soon the loss of the spool or its lock is noticed
 
 
@@ -74,6 +79,46 @@ class Step(Struct, frozen=True):
     has_work: Callable[[], object]
     may: Callable[[], bool] = lambda: True
     of_spool: bool = False
+
+
+class Retention(Component):
+    """Removes the runs beyond the limits: as soon as a limit is set or changed, then every hour.
+
+    A removal can take minutes, so that a process of its own does it. What it cannot remove is told on the standard
+    error of the dispatcher. It goes on if the dispatcher leaves.
+    """
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._timer = context.timers.timer("old runs")
+        self._limits = RetentionPolicy()  # of the last removal
+        self._removal: subprocess.Popen[bytes] | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a removal is going on, or the limits are new."""
+        return self._removal is not None or self._settings.config.gc != self._limits
+
+    def work(self) -> None:
+        """Begin a removal if one is due and none is going on."""
+        if self._removal is not None and self._removal.poll() is None:
+            return
+        self._removal, limits = None, self._settings.config.gc
+        if limits == self._limits and (self._timer.at_ns is None or self._timer.at_ns > time.monotonic_ns()):
+            return
+        self._limits = limits
+        if limits == RetentionPolicy():
+            self._timer.set(None)
+            return
+        self._timer.set(time.monotonic_ns() + _GC_EVERY_NS)
+        arguments = (sys.executable, "-P", "-m", "spool", "--spool", self._spool.root, "gc")
+        environment = {**os.environ, "PYTHONPATH": import_path()}
+        try:
+            self._removal = subprocess.Popen(
+                arguments, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            log.warning("cannot remove old runs: %s; trying again in an hour", error.strerror or error)
 
 
 class Dispatcher:

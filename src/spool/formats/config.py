@@ -131,7 +131,7 @@ CONFIG = KeyTable(
     Key("cpus", "count", "Number of CPUs that jobs may use. Default: all of this machine's."),
     Key("cpu_pinning", "flag",
         "Whether each run gets CPUs of its own, which no other pinned run has: whole cores first, on one NUMA node and "
-        "near its GPUs if possible. On a shared machine only the key in `machine.toml` counts."),
+        "near its GPUs if possible. On a shared machine no run is pinned."),
     Key("memory", "size", "Amount of memory. Default: all of this machine's."),
     Key("memory_reserve", "share",
         "Memory reserved for the system: a percentage or a size. Default: 5%, at least 512 MiB."),
@@ -417,10 +417,6 @@ def _limit(stated: int | str) -> int:
     raise InvalidValue(f'{toml.show(stated)} is neither a number nor "unlimited"')
 
 
-def _size_limit(text: str) -> int:
-    return UNLIMITED if trimmed(text) == "unlimited" else parse_size(text)
-
-
 def reserve(text: str) -> Reserve:
     """Return `"5%"` or `"8G"` as a reserve. Raises InvalidValue."""
     match = _PERCENT.fullmatch(trimmed(text))
@@ -441,7 +437,7 @@ _KINDS: Kinds = {
     "indices of a resource": lambda key: Kind(tuple[Annotated[int, Meta(ge=0, le=key.most)], ...], _indices),
     "GPUs": lambda key: Kind(tuple[int | str, ...], read=_gpus),
     "limit": lambda key: Kind(Annotated[int, Meta(ge=0, le=key.most)] | str, _limit),
-    "size limit": lambda key: Kind(Text, _size_limit),
+    "size limit": lambda key: Kind(Text, lambda text: UNLIMITED if trimmed(text) == "unlimited" else parse_size(text)),
     "words": lambda key: Kind(tuple[str, ...], words),
     "set of words": lambda key: Kind(tuple[str, ...], lambda stated: frozenset(words(stated))),
     "accounts": lambda key: Kind(tuple[str, ...], accounts),

@@ -78,26 +78,17 @@ def parse_cursor(data: bytes | None) -> tuple[int, int] | None:
     return int(words[0]), int(words[1]) if len(words) > 1 else 0
 
 
+_VARIABLES = {"DIR": "spool_dir", "EVENT": "name", "EVENT_ID": "id"}
+_VARIABLES |= {name.upper(): name for name in ("host", "job", "run", "attempt", "metadir", "engine_id", "user")}
+_VARIABLES |= {name.upper(): name for name in ("project", "group", "reservation", "gpu")}
+"""The variables of a hook, without SPOOL_, and the fields of the event that they have."""
+
+
 def variables(event: Event) -> dict[str, str]:
     """Return the environment variables of a hook. Unknown values are absent."""
     result, grant = event.result, event.grant
-    found: dict[str, Any] = {
-        "SPOOL_DIR": event.spool_dir,
-        "SPOOL_EVENT": event.name.value,
-        "SPOOL_EVENT_ID": event.id,
-        "SPOOL_HOST": event.host,
-        "SPOOL_REASON": event.reason or None,
-        "SPOOL_JOB": event.job,
-        "SPOOL_RUN": event.run,
-        "SPOOL_ATTEMPT": event.attempt,
-        "SPOOL_METADIR": event.metadir,
-        "SPOOL_ENGINE_ID": event.engine_id,
-        "SPOOL_USER": event.user,
-        "SPOOL_PROJECT": event.project,
-        "SPOOL_GROUP": event.group,
-        "SPOOL_RESERVATION": event.reservation,
-        "SPOOL_GPU": event.gpu,
-    }
+    found: dict[str, Any] = {f"SPOOL_{name}": getattr(event, field) for name, field in _VARIABLES.items()}
+    found["SPOOL_REASON"] = event.reason or None
     if grant is not None:
         found |= {"SPOOL_CPUS": grant.cpus, "SPOOL_GPUS": grant.gpu_count}
         found |= {"SPOOL_CPU_LIST": grant.cpu_list or None}
@@ -202,10 +193,8 @@ class Reply(msgspec.Struct, frozen=True, tag="reply", tag_field="is"):
     answer: Answer = Answer()
 
 
-ToListeners = Subscribe | Available | Review
-ToDispatcher = Ready | StepBegun | Reply
-_to_listeners: msgspec.json.Decoder[ToListeners] = msgspec.json.Decoder(ToListeners)
-_to_dispatcher: msgspec.json.Decoder[ToDispatcher] = msgspec.json.Decoder(ToDispatcher)
+Message = Subscribe | Available | Review | Ready | StepBegun | Reply
+_message: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 
 def plain_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,16 +202,11 @@ def plain_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
     return msgspec.json.decode(_encoder.encode(keys), type=dict[str, Any])
 
 
-def render(message: ToListeners | ToDispatcher) -> bytes:
+def render(message: Message) -> bytes:
     """Return a message as a line."""
     return _encoder.encode(message) + b"\n"
 
 
-def read_by_listeners(line: bytes) -> ToListeners | None:
-    """Return the message of the dispatcher; None if it cannot be read."""
-    return decoded(_to_listeners, line)
-
-
-def read_by_dispatcher(line: bytes) -> ToDispatcher | None:
-    """Return the message of the process; None if it cannot be read."""
-    return decoded(_to_dispatcher, line)
+def read(line: bytes) -> Message | None:
+    """Return the message in a line; None if it cannot be read."""
+    return decoded(_message, line)

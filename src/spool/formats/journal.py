@@ -1,9 +1,8 @@
 """The lines of `.journal`: state that the dispatcher must remember and that no job file has (FORMAT 1.10).
 
-It holds each job's place in the queue and its waiting clock, the keys that hooks set in it, and the runs that
-were started and are not over. One JSON
-array a line, the word first. A line that cannot be read (a power cut may leave half of one) is ignored: the journal
-holds memories, and each of them has a safe default.
+It holds each job's place in the queue and its waiting clock, the keys that hooks set in it, and the runs that were
+started and are not over. One JSON array a line, the word first. A line that cannot be read (a power cut may leave half
+of one) is ignored: the journal holds memories, and each of them has a safe default.
 """
 
 from __future__ import annotations
@@ -102,14 +101,9 @@ def parse(data: bytes) -> Iterator[Line]:
     for text in data.split(b"\n"):
         if text:
             line = decoded(_decoder, text)
-            if isinstance(line, Told) or (line is not None and _is_of_a_job(line)):
+            name, run = getattr(line, "job", "x"), getattr(line, "run", 1)  # which become parts of a path
+            if line is not None and layout.valid_name(name) and 0 < run <= layout.MOST_RUNS:
                 yield line
-
-
-def _is_of_a_job(line: Waits | Left | Reviewed | Started | Stopping | Over) -> bool:
-    """Whether name and number, which become parts of a path, are valid for a job and its run."""
-    run = 1 if isinstance(line, Waits | Left | Reviewed) else line.run
-    return layout.valid_name(line.job) and 0 < run <= layout.MOST_RUNS
 
 
 class Memory(msgspec.Struct):

@@ -21,7 +21,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from sys import intern
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Struct
@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from spool.core.errors import InvalidRecord, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import LOCAL_EXECUTORS
-from spool.core.lifecycle import EngineWord
+from spool.core.lifecycle import EngineWord, Evidence, Exit, Liveness, Proof, prove
 from spool.core.model import (
     OUTCOMES,
     SECOND_NS,
@@ -475,14 +475,9 @@ def compacted(run: RunAccount) -> RunAccount:
     """Return *run* in half the memory: its texts are shared, and the sources of its times are dropped."""
     if isinstance(run, _RunLine):
         run.submitted_at = run.started_at = run.ended_at = None
-        run.outcome, run.user, run.project, run.group, run.executor = map(
-            _shared, (run.outcome, run.user, run.project, run.group, run.executor)
-        )
+        for name in ("outcome", "user", "project", "group", "executor"):
+            setattr(run, name, (text := getattr(run, name)) and intern(text))
     return run
-
-
-def _shared(text: Any) -> Any:
-    return text if text is None else intern(text)
 
 
 def _read_run(line: bytes) -> _RunLine | None:
@@ -529,3 +524,42 @@ def _instants(moments: list[datetime | None]) -> list[int | None]:
         else (days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000
         for moment in moments
     ]
+
+
+class RunFiles(Struct, frozen=True):
+    """What the files of one run say, each read once, in the order that proves it. None: there is no such record."""
+
+    name: str
+    run: int
+    jid: Jid | Liveness
+    grant: GrantRecord | None
+    array: ArrayRecord | None  # an array has it instead of a grant
+    left: Exit | None
+    stop: Stop | None
+    result: Result | None
+    refusal: str | None  # why the machine did not let its command begin
+    suspension: Suspension
+    began_ns: int | None  # of an array: when it was expanded; None: its engine has not begun it
+    evidence: Evidence
+
+    @property
+    def proof(self) -> Proof:
+        """What the evidence proves."""
+        return prove(self.evidence)
+
+    @property
+    def is_submitted(self) -> bool:
+        """Whether it waits on its engine: it was not started here, and has not begun."""
+        return self.grant is not None and self.grant.executor not in LOCAL_EXECUTORS and self.began_ns is None
+
+    @property
+    def so_far(self) -> Result:
+        """What the record of its end will say of a run, as far as that is known before."""
+        code = None if self.left is None else self.left.code
+        found = Result(self.name, self.run, 1, State.RUNNING, "", started_at_ns=self.began_ns, exit_code=code)
+        granted = self.grant
+        if granted is None:
+            return found
+        node = self.jid.node if isinstance(self.jid, Jid) and granted.executor not in LOCAL_EXECUTORS else None
+        names = ("attempt", "submitted_at_ns", "requeues", "user", "grant", "executor")
+        return replace(found, node=node, **{name: getattr(granted, name) for name in names})

@@ -470,7 +470,8 @@ def _salvage(rows: Mapping[str, _Row], document: Mapping[str, Any], path: Path, 
     good: dict[str, Any] = {}
     for name, row in rows.items():
         if row.key.default is REQUIRED:
-            good[name] = _filler(row.hint)
+            parts = _parts(row.hint)
+            good[name] = "x" if str in parts else [0] if any(get_origin(part) is tuple for part in parts) else 0
             if name not in document:
                 problems.add((*path, name), "is required")
     for name, value in document.items():
@@ -537,11 +538,6 @@ def _unit_of(hint: Any) -> Callable[[object], int] | None:
         if (unit := _unit_of(arg)) is not None:
             return unit
     return None
-
-
-def _filler(hint: Any) -> object:
-    parts = _parts(hint)
-    return "x" if str in parts else [0] if any(get_origin(part) is tuple for part in parts) else 0
 
 
 def _explain(value: object, hint: Any, error: msgspec.ValidationError) -> tuple[Path, str]:

@@ -47,11 +47,7 @@ def render_instant(at_ns: int, *, digits: int = 9) -> str:
 
 @lru_cache(maxsize=64)
 def _whole_second(seconds: int) -> str:
-    moment = time.gmtime(seconds)
-    return (
-        f"{moment.tm_year:04}-{moment.tm_mon:02}-{moment.tm_mday:02}"
-        f"T{moment.tm_hour:02}:{moment.tm_min:02}:{moment.tm_sec:02}"
-    )
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 def parse_instant(text: str) -> int | None:

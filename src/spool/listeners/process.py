@@ -44,7 +44,7 @@ from spool.formats.events import (
     Review,
     StepBegun,
     Subscribe,
-    read_by_listeners,
+    read,
     render,
 )
 from spool.listeners import (
@@ -328,7 +328,7 @@ class _ListenerProcess:
             return False
         *lines, self._text = (self._text + data).split(b"\n")
         for line in lines:
-            match read_by_listeners(line):
+            match read(line):
                 case Subscribe(kinds):
                     self._wanted |= set(kinds)
                     self._make()
@@ -337,7 +337,7 @@ class _ListenerProcess:
                     self._reviewer.ask(review)
                 case Available(position):
                     self._position = position
-                case None:
+                case _:
                     pass
         for delivery in self._deliveries.values():
             delivery.more(self._position)

@@ -15,7 +15,6 @@ from spool.client.output import last_words_of, outputs, progress_of
 from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.arrays import Tasks
-from spool.core.efficiency import Efficiency, MeasuredRun, Summary, efficiency, summary
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
 from spool.core.layout import LOCAL_EXECUTORS, engine_of
 from spool.core.lifecycle import Verdict
@@ -33,16 +32,16 @@ from spool.core.model import (
     Suspension,
 )
 from spool.core.runtimes import Expected
+from spool.core.sizes import Efficiency, MeasuredRun, Summary, efficiency, summary
 from spool.formats import jobfile
 from spool.formats.capabilities import contributed, engine_title
-from spool.formats.run_records import ArrayRecord
+from spool.formats.run_records import ArrayRecord, RunFiles
 from spool.query.jobs import JobLister, with_parameters
 from spool.query.listing import ArrayTasks, tasks_of, with_outlook
 from spool.query.rows import JobRow, with_metrics
 from spool.state.past import past_of
 from spool.store.edited import Settings
 from spool.store.reading import is_too_long
-from spool.store.runfiles import RunFiles
 from spool.store.spool import Spool
 
 FAILURES = frozenset({State.FAILED, State.TIMEOUT, State.OUT_OF_MEMORY, State.LOST})

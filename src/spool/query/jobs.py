@@ -31,7 +31,7 @@ from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended
 from spool.core.model import NOT_SUSPENDED, SECOND_NS, JobDefaults, Result, State, Suspension
 from spool.core.reasons import instant
 from spool.formats.capabilities import engine_title, running_words
-from spool.formats.run_records import ArrayRecord, GrantRecord, job_of_line, parse_history_line
+from spool.formats.run_records import ArrayRecord, GrantRecord, RunFiles, job_of_line, parse_history_line
 from spool.formats.state import JobView, StateView
 from spool.query.rows import (
     ORDERS,
@@ -49,7 +49,6 @@ from spool.query.rows import (
 )
 from spool.store.glance import defaults_of
 from spool.store.reading import glimpse
-from spool.store.runfiles import RunFiles
 from spool.store.spool import MISSED_NS, Service, Spool
 from spool.store.tolerant import unreadable
 

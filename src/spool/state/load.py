@@ -19,11 +19,10 @@ from spool.core.errors import InvalidRecord
 from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING
 from spool.core.model import SECOND_NS, Grant, Jid, Spec, State
 from spool.formats.journal import Memory, Started, Waits
-from spool.formats.run_records import ArrayRecord, GrantRecord, parse_history_line
+from spool.formats.run_records import ArrayRecord, GrantRecord, RunFiles, parse_history_line
 from spool.state.run import ActiveRun, Attempts, attempts_so_far
 from spool.state.table import Array, JobEntry, SchedulerState, new_array
 from spool.store.edited import Settings
-from spool.store.runfiles import RunFiles
 from spool.store.spool import Spool
 
 FEW = 4096

@@ -34,6 +34,7 @@ from spool.formats import run_records
 from spool.formats.run_records import (
     ArrayRecord,
     GrantRecord,
+    RunFiles,
     WrittenUsage,
     parse_array,
     parse_history_line,
@@ -52,7 +53,6 @@ from spool.store.reading import (
     read_with_status,
     refuse_link,
 )
-from spool.store.runfiles import RunFiles
 
 if TYPE_CHECKING:
     from spool.store.ownership import Ownership

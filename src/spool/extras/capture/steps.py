@@ -20,9 +20,8 @@ from msgspec import Struct
 
 from spool.core.model import SECOND_NS, Spec
 from spool.core.scheduler import Start
-from spool.dispatcher.context import Context
+from spool.dispatcher.context import Context, Steps
 from spool.dispatcher.launcher import workdir_of
-from spool.dispatcher.steps import Steps
 from spool.extras.capture.code import FILES, RECORD, Capture, program_of, render_capture
 from spool.formats.wire import one_line
 from spool.machine.commands import Command, CommandEnd, CommandRunner

@@ -16,13 +16,13 @@ from typing import ClassVar, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
-from spool.core.accounting import nearest_rank
 from spool.core.forecast import Playback, preempt
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Reservation, Result, Running, Spec, State, Waiting
 from spool.core.priority import ARRIVAL, MULTIFACTOR, SHORTEST, SLOWDOWN, Past
 from spool.core.quotas import Quotas
 from spool.core.resources import Runs
 from spool.core.scheduler import Plan, View
+from spool.core.units import nearest_rank
 
 NOTHING = Grant()
 TAU_NS = 10 * SECOND_NS
