@@ -13,6 +13,7 @@ import pytest
 from crash.world import HOST, NAMESPACE, Session, World, _Processes, ends_of
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import SECOND_NS, Jid
+from spool.core.runtimes import Source
 from spool.dispatcher import arrays, scanner, service
 from spool.dispatcher.wakeup import Hint
 from spool.executors.base import Launch
@@ -249,3 +250,29 @@ def test_who_may_idle_for_an_hour_does_not_leave_at_once(session: Session, monke
     assert now.idle
     service._run(now, once=False, until_idle=False, idle_exit_ns=3600 * SECOND_NS)
     assert 1800 * SECOND_NS < slept[-1] <= 3600 * SECOND_NS
+
+
+def test_a_dispatcher_learns_from_the_ends_that_it_sees(session: Session) -> None:
+    """The history is read once; after that each run that is filed tells how long those like it may last."""
+    session.world.cpus = 1
+    for name in ("first", "next"):
+        session.users.submit(name, "hang")
+    session.settle()
+    state = session.now.state
+    live, guess = state.live["first", 1], state.past.run_times.guess
+    assert guess(live.user, "first", live.spec.request).source is Source.NONE
+    session.world.exit(session.world.pids("first")[0], 0)
+    session.settle()
+    assert guess(live.user, "first", live.spec.request).source is Source.USER
+
+
+def test_a_run_that_does_not_stand_still_yet_is_looked_at_again(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it forks during a look escapes that, and no event tells of it."""
+    session.users.submit("x", "hang")
+    session.settle()
+    monkeypatch.setattr(_Processes, "suspend", lambda *_: ())
+    session.users.suspend("x")
+    session.turns(2)
+    assert session.now.suspender._timer.at_ns is not None
