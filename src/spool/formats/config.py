@@ -131,7 +131,7 @@ CONFIG = KeyTable(
     Key("cpus", "count", "Number of CPUs that jobs may use. Default: all of this machine's."),
     Key("cpu_pinning", "flag",
         "Whether each run gets CPUs of its own, which no other pinned run has: whole cores first, on one NUMA node and "
-        "near its GPUs if possible. On a shared machine only the key in `machine.toml` counts."),
+        "near its GPUs if possible. On a shared machine no run is pinned."),
     Key("memory", "size", "Amount of memory. Default: all of this machine's."),
     Key("memory_reserve", "share",
         "Memory reserved for the system: a percentage or a size. Default: 5%, at least 512 MiB."),

@@ -35,13 +35,11 @@ from extras.machine.talk import (
     with_setpriv,
 )
 from spool.core.errors import LockHeld, SpoolUnusable
-from spool.core.model import Core, Request
-from spool.core.units import cpus_in
+from spool.core.model import Request
 from spool.extras.machine import arbiter as server
 from spool.extras.machine import ledger, protocol
-from spool.extras.machine.protocol import Drop, EndLease, LeaseRequest, NotAMessage, Units, Use, read_replies
+from spool.extras.machine.protocol import Drop, EndLease, LeaseRequest, NotAMessage, Use, read_replies
 from spool.machine import identity
-from spool.machine.host import Host
 from support import PATIENCE_S, ROOT, wait_for
 
 pytestmark = pytest.mark.usefixtures("brisk")
@@ -273,41 +271,6 @@ def test_what_can_begin_no_more_ends_with_the_connection(machine: Driven) -> Non
     machine.settle()
     assert machine.held() == {name_of(ALICE): 2}
     bob.takes(2)
-
-
-# CPUs of a run's own.
-
-CORES = (Core((0, 2), 0), Core((1, 3), 1), Core((4, 5), 1))
-
-
-@pytest.mark.parametrize("uid", [None, pytest.param(BOB, marks=several_users)])
-def test_no_two_spools_have_a_cpu_also_after_a_restart(
-    place: Path, uid: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two spools of one user, or of two; a new arbiter knows from its journal which CPUs are out.
-
-    `cpus` above those that can be given to one run each counts as those. Without the key, and for `cpus = 0`, none is
-    named.
-    """
-    monkeypatch.setattr(Host, "cores", lambda self: CORES)
-    with driven(place, f"cpu_pinning = true\n{MACHINE}") as machine:
-        one, two = machine.dispatcher("a"), machine.dispatcher("b", uid)
-        first, second = one.uses(2), two.uses(1)
-        out = cpus_in(first.units.cpu_list), cpus_in(second.units.cpu_list)
-        assert (out[0], len(out[1])) == ((0, 2), 1)
-        machine.restart()
-        back = machine.dispatcher("a", None, Use(first.lease))
-        third = cpus_in(back.takes(1).units.cpu_list)
-        assert len({*out[0], *out[1], *third}) == 4
-        back.say(EndLease(first.lease))
-        assert cpus_in(back.takes(2).units.cpu_list) == (0, 2)
-        assert back.takes(0).units == Units()
-        monkeypatch.setattr(Host, "cores", lambda self: CORES[:1])
-        machine.restart()
-        [welcome] = machine.dispatcher("c").all(protocol.Welcome)
-        assert welcome.cpus == 2
-    with driven(place.parent / "other", MACHINE) as machine:
-        assert machine.dispatcher("a").takes(2).units == Units()
 
 
 # What reads its datagrams.

@@ -348,9 +348,8 @@ def test_any_request_is_decided(steps: list[tuple[object, ...]], order: str) -> 
     for lease in [*ledger.leases.values(), *ledger.asks.values()]:
         ledger.end(lease, now_ns)
     assert not ledger.decide(FULL, now_ns)
-    assert ledger.leases == ledger.asks == ledger._of == ledger._by_ask == ledger._later == {}
-    assert not ledger._held
-    assert not ledger._queued
+    assert ledger.leases == ledger.asks == ledger._of == ledger._by_ask == {}
+    assert not +ledger._held
     assert not ledger._open
 
 

@@ -601,14 +601,12 @@ def test_no_message_is_the_last_that_may_be_said(
 
 
 def test_the_units_of_a_lease_replace_those_of_the_plan() -> None:
-    """The GPUs, the indices of the machine's pools, and the CPUs; the indices of the spool's own pools stay."""
+    """The GPUs, and the indices of the machine's pools; the indices of the spool's own pools stay."""
     grant = Grant(1, gpu_uuids=("GPU-1",), gpu_indices=(0,), resource_indices=(("tpu", (0,)), ("mine", (7,))))
     granted = Granted(1, 9, 0, Units(("GPU-2",), (4,), (("tpu", (3,)),)))
     start = UnusedLease(LeaseRequest(1), granted).applied_to(Start("a", grant))
     expected = Grant(1, gpu_uuids=("GPU-2",), gpu_indices=(4,), resource_indices=(("mine", (7,)), ("tpu", (3,))))
     assert start == Start("a", expected, 9)
-    pinned = UnusedLease(LeaseRequest(3), Granted(1, 9, 0, Units(cpu_list="0-1,4"))).applied_to(Start("a", Grant(3)))
-    assert pinned == Start("a", Grant(3, cpu_list="0-1,4"), 9)
 
 
 def test_the_totals_of_the_arbiter_count_as_far_as_the_configuration_lets_them() -> None:

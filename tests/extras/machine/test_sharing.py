@@ -262,7 +262,7 @@ def test_status_says_that_a_machine_is_not_shared(spool: Command, spool_root: Pa
 
 
 def test_status_shows_who_has_how_much(shares: Command, lab: Path) -> None:
-    """Totals, and a line for each user with what waits; since when the arbiter serves, as `spool info` has them."""
+    """Totals, and a line for each user with what waits, as `spool info` has them."""
     write(lab, sharing.shares(gpu_problem="NVML: no driver"))
     assert ": NVML: no driver" in shares("machine", "status").out
     sitting = GpuShare(uuid="GPU-0", index=0, without_lease=("dave",))
@@ -270,7 +270,7 @@ def test_status_shows_who_has_how_much(shares: Command, lab: Path) -> None:
     said = shares("machine", "status")
     assert said.code == 0
     lines = [" ".join(line.split()) for line in said.out.splitlines()]
-    assert lines[0] == f"arbiter: pid 4711, for 1h00m, in {lab}"
+    assert lines[0] == f"the arbiter in {lab} answers"
     assert "5 of 8 CPUs, 8 GiB of 32 GiB, 1 of 2 GPUs, 1 of 3 licence" in " ".join(lines)
     assert [line for line in lines if line.endswith(": dave")]
     assert lines[-3:] == [f"{this_user()} (you) 0 0", "bob 2 5 8G 1 licence 1 4", "carol 0 0 1"]

@@ -231,11 +231,3 @@ def test_a_hostile_name_reaches_no_terminal_unescaped(spool: Command, spool_root
         assert r"eve\u001b[2J\u202e\n's lease" in spool("gpus").out
     finally:
         lock.release()
-
-
-def test_many_users_do_not_fill_the_screen(spool: Command, spool_root: Path) -> None:
-    """The first fifty of the others are listed, and the number of the rest."""
-    join(spool_root, shares(*(UserShare(user=f"u{n}", leases=1, cpus=0) for n in range(60))))
-    said = spool("info").out
-    assert len(re.findall(r"^u\d+ ", said, re.MULTILINE)) == 50
-    assert "\nand 10 more users\n" in said

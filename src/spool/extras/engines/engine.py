@@ -97,7 +97,6 @@ class ClusterEngine(Engine):
         self._notes_at_ns = clock()
         self._unseen: dict[tuple[ClusterRun, str], None] = {}  # records that were reported, and cannot be seen yet
         self._since = ""  # when it was first silent
-        self._missing = False  # its commands, at the last lookup
         self._back: dict[str, int] = {}  # nodes that answer again, and since when
 
     # As an executor.
@@ -109,9 +108,7 @@ class ClusterEngine(Engine):
 
     def unavailable(self) -> str | None:
         """Return why nothing can be submitted now: its programs are missing, or it does not answer."""
-        why = self.language.missing()
-        self._missing = why is not None
-        return why or self.away or None
+        return self.language.missing() or self.away or None
 
     def surroundings(self) -> Surroundings:
         """Return what the wrapper's text needs to know: a node provides the rest."""
@@ -302,7 +299,7 @@ class ClusterEngine(Engine):
         self._look_at_ns = min(self._look_at_ns, at_ns)
 
     def _wants_to_look(self) -> bool:
-        return bool(self.runs) or (self.silent and not self._missing)
+        return bool(self.runs) or self.silent
 
     def _look(self) -> None:
         self._looking = True

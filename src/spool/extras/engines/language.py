@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from spool.core.errors import InvalidValue, SpoolError, StartRefused, cannot
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Request
-from spool.core.units import whole_words
 from spool.executors.base import Launch
 from spool.formats.capabilities import loaded
 from spool.formats.config import Config
@@ -329,16 +328,7 @@ def urgent(*arguments: str) -> Command:
     return Command(arguments, urgent=True)
 
 
-_MOST_WORDS = 200  # characters of an engine's words about a job
-
-
-def printable(text: str) -> str:
-    """Return an engine's words about a job, not too many of them, without control characters."""
-    text = whole_words(text.strip(), _MOST_WORDS)
-    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
-
-
 def what_it_said(done: CommandEnd) -> str:
     """Return what a command has printed, on one line."""
     nothing = "it printed nothing" if not done.status else f"it printed nothing, exit status {done.status}"
-    return printable(" ".join((done.err or done.out).split())) or nothing
+    return one_line(" ".join((done.err or done.out).split())) or nothing

@@ -19,9 +19,10 @@ from spool.core.errors import InvalidValue, SpoolError
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
 from spool.executors.base import Launch
-from spool.extras.engines.language import BuiltInLanguage, EngineConfig, Sighting, printable, table_of, urgent
+from spool.extras.engines.language import BuiltInLanguage, EngineConfig, Sighting, table_of, urgent
 from spool.formats.config import Config
 from spool.formats.values import option_name
+from spool.formats.wire import one_line
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd
 
@@ -256,14 +257,14 @@ def queue_jobs(text: str) -> list[Sighting] | None:
 
 def _queue_job(field: Callable[[str], str | None]) -> Sighting:
     """Return what qstat says of a job. It waits in `qw`, `hqw`, `Eqw`, and `Rq` if it was put back."""
-    state = printable(field("state") or "")
+    state = one_line(field("state") or "")
     waits = "q" in state or state in ("h", "w", "E")
     return Sighting(
         field("JB_job_number") or "",
         mark_of(field("JB_name") or ""),
         state,
         begun=not waits,
-        node=printable((field("queue_name") or "").partition("@")[2]),
+        node=one_line((field("queue_name") or "").partition("@")[2]),
         halted=not waits and not set(state).isdisjoint("sST"),  # by a user, by its queue, or by a threshold
         blocked=waits and "h" in state,
         stuck="E" in state,
@@ -279,7 +280,7 @@ def accounts(text: str) -> dict[str, Sighting]:
             job, begun, failed, code = fields[5], fields[9].strip("0") != "", fields[11], fields[12]
             if len(failed) < 4 and len(code) < 4:
                 said, word = _end(int(failed), int(code), begun=begun)
-                found[job] = Sighting(job, mark_of(fields[4]), said, begun, word, printable(fields[1]))
+                found[job] = Sighting(job, mark_of(fields[4]), said, begun, word, one_line(fields[1]))
     return found
 
 

@@ -17,7 +17,6 @@ from spool.extras.engines.language import (
     BuiltInLanguage,
     EngineConfig,
     Sighting,
-    printable,
     table_of,
     urgent,
 )
@@ -209,7 +208,7 @@ class SlurmLanguage(BuiltInLanguage):
         for line in done.out.split("\n")[:-1] if done.status == 0 else ():
             fields = line.split("\t", 4)
             if len(fields) == 5 and fields[0][:1].isdigit() and fields[1].strip():
-                found.append(_sighting(fields[0].strip(), *map(printable, fields[1:])))
+                found.append(_sighting(fields[0].strip(), *map(one_line, fields[1:])))
             elif len(fields) == 5 and fields[0].strip() == "JOBID":
                 answered = True
         return found if answered else None

@@ -27,7 +27,7 @@ from types import FrameType
 from msgspec.structs import replace
 
 from spool.core.errors import SpoolUnusable, cannot
-from spool.core.model import SECOND_NS, Core, Gpu, Grant, Machine, cpus_of
+from spool.core.model import SECOND_NS, Gpu, Grant, Machine
 from spool.extras.machine import SOCKET, STATUS, MachineConfig, protocol
 from spool.extras.machine.ledger import BeganLine, EndLine, Lease, LeaseJournal, LeaseLedger
 from spool.extras.machine.protocol import (
@@ -56,7 +56,7 @@ _LAPSE_SLACK_NS = 5 * SECOND_NS  # between the last moment for a dispatcher and 
 _AWAY_NS = 3 * SECOND_NS  # how long a spool must be without a dispatcher before its processes are looked for
 _LOOK_EVERY_S = 0.5  # at accounts, leases and hardware, to write `machine.json` and to tell new reasons
 _LISTEN_AGAIN_S = 0.5  # after an error
-_TELL_EVERY_S = 2.0  # the same while nothing changes; and before a journal that failed is tried again
+_TELL_EVERY_S = 2.0  # the same while nothing changes
 _BACKLOG = 1024
 _AT_ONCE = 64  # connections that are accepted before the others are read
 _LAST_WORDS = 256  # datagrams that are read of a connection that is closed
@@ -98,8 +98,7 @@ class Arbiter:
         self._sees_processes = True
         self._looked = 0.0  # monotonic
         self._decided = self._published = -1  # versions of the ledger
-        self._no_grants_before = 0.0  # monotonic: the journal could not be written
-        self._trouble = ""  # why not
+        self._trouble = ""  # why the journal could not be written
         self._since_ns = 0
         self._leaving = self._bound = False
 
@@ -142,7 +141,7 @@ class Arbiter:
     def close(self) -> None:
         """Leave. The leases stay in the journal for the next arbiter."""
         for connection in list(self._connections.values()):
-            connection.close()
+            connection.sock.close()
         if self._bound:  # else it may be another arbiter's
             with contextlib.suppress(OSError):
                 self._disk.discard(os.path.join(self._directory, SOCKET))
@@ -252,7 +251,7 @@ class Arbiter:
             self._epoll.unregister(fd)
         if reason:
             connection.send_away(reason)
-        connection.close()
+        connection.sock.close()
         if holder is not None and has_spool:
             del self._by_holder[holder]
             for lease in self._ledger.of(holder):
@@ -476,8 +475,6 @@ class Arbiter:
 
     def _grant(self, starts: list[tuple[Lease, Grant]], now_ns: int) -> None:
         """Grant the starts of a decision: first on the disk, then in the answers."""
-        if time.monotonic() < self._no_grants_before:
-            return
         since_boot_ns, granted = self._boot_clock(), list[Lease]()
         for lease, grant in starts:
             if self._hardware.may_start_on(grant, now_ns):
@@ -488,8 +485,8 @@ class Arbiter:
         try:
             self._journal.granted(granted)
         except OSError as error:
-            log.error("cannot record leases, so nothing is granted: %s", error)
-            self._no_grants_before = time.monotonic() + _TELL_EVERY_S
+            if not self._trouble:
+                log.error("cannot record leases, so nothing is granted: %s", error)
             self._trouble = f"the arbiter cannot record leases: {error.strerror}"
             return
         self._trouble = ""
@@ -577,12 +574,10 @@ class Hardware:
         self._host = Host()
         self._totals = (0, 0, 0)  # CPUs, memory, what is available of it
         self._seen_ns = 0  # when these were
-        self._cores: tuple[Core, ...] = ()  # that runs are pinned to
         self.watches_gpus = False  # once they have mattered
         self.seen_at_ns = 0  # when the query was made that NVML has answered last; 0: the next look asks again
         self._watcher, gpu = GpuWatcher(), config.gpu
         self._watcher.ignoring(Ignore(gpu.ignore_names, gpu.ignore_users, gpu.ignore_below_bytes))
-        self._watcher.asking_where(on=config.cpu_pinning)
         self._ours = Ours()
 
     def machine(self, now_ns: int, leases: Iterable[Lease], *, gpus: bool) -> Machine:
@@ -592,16 +587,13 @@ class Hardware:
             if not 0 <= now_ns - self._seen_ns < _HOST_EVERY_NS:
                 host = self._host.memory()
                 cpus = config.cpus if config.cpus is not None else self._host.cpus()
-                if config.cpu_pinning:
-                    self._cores = self._host.cores()
-                    cpus = min(cpus, cpus_of(self._cores))
                 self._totals = cpus, config.memory_of(host.total_bytes), host.available_bytes
                 self._seen_ns = now_ns
         except OSError:  # out of descriptors: what was seen last counts
             if not self._totals[0]:
                 raise
         cpus, memory_bytes, available_bytes = self._totals
-        machine = Machine(cpus, memory_bytes, available_bytes, resources=config.resources, cores=self._cores)
+        machine = Machine(cpus, memory_bytes, available_bytes, resources=config.resources)
         return self._with_gpus(machine, now_ns, leases) if gpus else machine
 
     def may_start_on(self, grant: Grant, now_ns: int) -> bool:

@@ -21,9 +21,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.core.gpus import is_of_kind, kind_of
-from spool.core.model import SECOND_NS, Gpu, Grant, Jid, Machine, Pool, Request
-from spool.core.reasons import count_of
+from spool.core.model import SECOND_NS, Grant, Jid, Pool, Request
 from spool.core.runtimes import stem
 from spool.core.scheduler import Plan, Start
 from spool.dispatcher.leases import Leases
@@ -81,7 +79,6 @@ class UnusedLease(Struct, frozen=True):
             gpu_uuids=units.gpu_uuids,
             gpu_indices=units.gpu_indices,
             resource_indices=tuple(sorted((indices | dict(units.pool_indices)).items())),
-            cpu_list=units.cpu_list,
         )
         return replace(start, grant=grant, lease=self.granted.lease)
 
@@ -118,7 +115,6 @@ class ArbiterLeases(Leases):
         self._out: list[protocol.Order] = []
         self._asks: dict[int, SentAsk] = {}
         self._leases: dict[int, UnusedLease] = {}  # granted, and used by no run yet
-        self._gpus: dict[str, Gpu] = {}  # as of the last pass
         self._untold: dict[tuple[str, int], ActiveRun] = {}  # runs whose wrappers, or claims, the arbiter does not know
         self._tell_ns = 0  # monotonic: when these are told
         self._claimed: dict[int, ActiveRun] = {}  # by the number of the claim, until it is answered
@@ -185,11 +181,6 @@ class ArbiterLeases(Leases):
 
     # What a pass asks.
 
-    def planned(self, machine: Machine) -> Machine:
-        """Return *machine* as it is planned on: the other users, and their processes, are the arbiter's to judge."""
-        self._gpus = {gpu.uuid: gpu for gpu in machine.gpus}
-        return super().planned(machine)
-
     @property
     def holds_more(self) -> bool:
         """Whether there are asks, or unused leases."""
@@ -210,10 +201,7 @@ class ArbiterLeases(Leases):
             gave_back = bool(wanted) and any(isinstance(order, protocol.EndLease) for order in self._out)
             fresh = self._settle(wanted, in_line)
             if self._flush() and (fresh or gave_back):
-                self._await(
-                    _ANSWER_NS,
-                    lambda: any(map(self._is_unanswered, fresh)) or (gave_back and not fresh and not self.news),
-                )
+                self._await(_ANSWER_NS, lambda: self._misses(fresh) if fresh else gave_back and not self.news)
         free: dict[LeaseRequest, list[UnusedLease]] = {}
         for lease in reversed(self._leases.values()):
             free.setdefault(lease.demand, []).append(lease)
@@ -260,8 +248,6 @@ class ArbiterLeases(Leases):
         for ask in self._asks.values():
             if ask.demand == demand and ask.reason:
                 return f"machine: {ask.reason}"
-        if len(self._asks) >= protocol.MOST_ASKS:
-            return f"machine: {count_of(len(self._asks), 'other start')} of this spool wait for a lease"
         return "machine: the arbiter is asked for a lease"
 
     # What becomes of the leases.
@@ -410,9 +396,9 @@ class ArbiterLeases(Leases):
         """Return when the oldest ask without an answer was made, monotonic; 0 if there is none."""
         return next((ask.asked_ns for ask in self._asks.values() if not ask.reason), 0)
 
-    def _is_unanswered(self, number: int) -> bool:
-        ask = self._asks.get(number)
-        return ask is not None and not ask.reason
+    def _misses(self, numbers: Collection[int]) -> bool:
+        """Whether one of these asks has no answer yet."""
+        return any(number in self._asks and not self._asks[number].reason for number in numbers)
 
     # The connection.
 
@@ -430,11 +416,8 @@ class ArbiterLeases(Leases):
         self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS)
         try:
             sock = _connected(self._shared.socket)
-        except OSError as error:
-            if isinstance(error, PermissionError):
-                self._fail(f"the arbiter's socket cannot be used: {error.strerror}", "")
-            else:
-                self._fail(SILENT)
+        except OSError:
+            self._fail(SILENT)
             return
         _, uid = protocol.peer_of(sock)
         if uid not in self._shared.servers:
@@ -597,17 +580,10 @@ class ArbiterLeases(Leases):
             self._lost("the arbiter has granted something else than it was asked for", "")
 
     def _is_right(self, demand: LeaseRequest, granted: protocol.Granted) -> bool:
-        """Whether a new lease grants what was asked for, of GPUs as far as this dispatcher knows them."""
+        """Whether a new lease grants what was asked for."""
         used = {live.lease for live in self._state.live.values()}
-        gpus = [self._gpus[uuid] for uuid in granted.units.gpu_uuids if uuid in self._gpus]
-        kind = kind_of(demand.request())
-        return (
-            self.view is not None
-            and granted.lease not in self._leases
-            and granted.lease not in used
-            and granted.units.meet(demand, self.view.resources)
-            and all(is_of_kind(gpu, kind) for gpu in gpus)
-        )
+        is_new = granted.lease not in self._leases and granted.lease not in used
+        return self.view is not None and is_new and granted.units.meet(demand, self.view.resources)
 
     def _welcome(self, welcome: protocol.Welcome) -> None:
         if self.view is None:

@@ -19,7 +19,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import TypeVar
 
 from msgspec import DecodeError, Struct, json
 from msgspec.structs import replace
@@ -33,18 +32,13 @@ from spool.core.quotas import Quotas, QuotaUse
 from spool.core.reasons import Reason
 from spool.core.resources import Runs
 from spool.core.scheduler import Plan, View, decide
-from spool.core.units import cpus_in, show_size
+from spool.core.units import show_size
 from spool.extras.machine.protocol import MOST_LEASES, Claim, Holder, LeaseRequest, Units
 from spool.store.disk import Disk, open_log, read_file
-
-K = TypeVar("K")
-L = TypeVar("L")
-V = TypeVar("V")
 
 _OVERSTAY_NS = 60 * SECOND_NS  # beyond its limit and the grace of a job: its dispatcher does not enforce the limit
 _OVERSTAY_PART = 10  # or a tenth of the limit, whichever is longer
 _LEAST_USED = 1e-3  # GPU seconds; less is nothing to remember
-_REGAINED_BY = 3  # leases in a row that kept their limits: the limits of their user count again
 
 _HELD = re.compile(r" \([0-9]+ runs? holds? [^)]*\)$")
 _NAME = re.compile(r"([^\s/]+)/[0-9a-f]*/[0-9]+")
@@ -84,7 +78,7 @@ class UserLine(Struct, array_like=True, frozen=True, tag="user"):
     used: float  # up to `at_ns`, decayed, by the leases of then too; in GPU seconds, CPUs with their weight
     at_ns: int
     ran_ns: tuple[int, ...] = ()  # how long the last leases were held
-    kept: int | None = None  # leases in a row that kept their limits, of a user whose limits do not count
+    kept: int | None = None  # 0: the limits of the user do not count
 
 
 class LeaseLedger:
@@ -112,7 +106,7 @@ class LeaseLedger:
         self._plan: Plan | None = None
         self._holders: dict[str, str] = {}  # who has the CPUs or the memory, in words, since the last decision
         self._recalled_ns = 0  # the past has the use of leases until then
-        self._kept: dict[str, int] = {}  # of users whose limits do not count: leases in a row that kept theirs
+        self._distrusted: set[str] = set()  # the users whose limits do not count
 
     # One lease.
 
@@ -168,7 +162,9 @@ class LeaseLedger:
     def end(self, lease: Lease, now_ns: int) -> None:
         """Remove a lease, and learn from it if it was granted."""
         holder = lease.holder
-        _discard(self._of, holder, lease.number)
+        del self._of[holder][lease.number]
+        if not self._of[holder]:
+            del self._of[holder]
         if self._by_ask.get((holder, lease.ask)) is lease:
             del self._by_ask[holder, lease.ask]
         if lease.granted:
@@ -201,7 +197,7 @@ class LeaseLedger:
 
     def _spec(self, lease: Lease) -> Spec:
         demand = lease.demand
-        limit_ns = demand.limit_ns if demand.limit_ns and lease.holder.user not in self._kept else None
+        limit_ns = demand.limit_ns if demand.limit_ns and lease.holder.user not in self._distrusted else None
         return Spec("", request=demand.request(), time_limit_ns=limit_ns)
 
     # Runs that began without a lease.
@@ -226,9 +222,8 @@ class LeaseLedger:
             gpus=len(uuids),
             resources=resources,
         )
-        cpu_list = claim.units.cpu_list if len(cpus_in(claim.units.cpu_list)) == demand.cpus else ""
         lease = Lease(holder, self.next_number, demand, now_ns, at_ns=now_ns, begun=True, claimed=True)
-        lease.grant = Units(uuids, (), indices, cpu_list).granted(demand)
+        lease.grant = Units(uuids, (), indices).granted(demand)
         lease.pid, lease.ticks = claim.pid, claim.ticks
         self.put(lease)
         return lease
@@ -243,15 +238,14 @@ class LeaseLedger:
         for ran_ns in line.ran_ns:
             self._past.run_times.recall(line.user, ran_ns)
         if line.kept is not None:
-            self._kept[line.user] = line.kept
+            self._distrusted.add(line.user)
 
     def past(self, now_ns: int) -> list[UserLine]:
         """Return the past of each user, which does not depend on what the others do."""
         used, lasts = self._past.shares.used(now_ns), self._past.run_times.lasts_of
-        users = {user for user, amount in used.items() if amount >= _LEAST_USED} | self._kept.keys()
-        return [
-            UserLine(user, used.get(user, 0.0), now_ns, lasts(user), self._kept.get(user)) for user in sorted(users)
-        ]
+        users = {user for user, amount in used.items() if amount >= _LEAST_USED} | self._distrusted
+        kept = dict.fromkeys(self._distrusted, 0)
+        return [UserLine(user, used.get(user, 0.0), now_ns, lasts(user), kept.get(user)) for user in sorted(users)]
 
     def _learn(self, lease: Lease, until_ns: int) -> None:
         """Use how long a lease was held, for guesses, and for those that it has passed by."""
@@ -261,28 +255,20 @@ class LeaseLedger:
         times = lease.asked_at_ns, lease.at_ns, max(lease.at_ns, until_ns)
         result = Result(lease.name, 1, 1, State.FINISHED, "", *times, request=request, grant=lease.grant)
         self._past.learn(user, result)
-        if _overstays(lease, until_ns):
-            self._distrust(user)
-        elif lease.demand.limit_ns and user in self._kept:
-            self._kept[user] += 1
-            if self._kept[user] >= _REGAINED_BY:
-                del self._kept[user]
-                self._judge_again(user)
+        if lease.demand.limit_ns:
+            self._judge(user, trusted=not _overstays(lease, until_ns))
 
     def distrust_overstayers(self, now_ns: int) -> None:
         """Let the limits of a user no longer count if a lease of that user is held beyond its own."""
         for lease in self.leases.values():
             if _overstays(lease, now_ns):
-                self._distrust(lease.holder.user)
+                self._judge(lease.holder.user, trusted=False)
 
-    def _distrust(self, user: str) -> None:
-        known = self._kept.get(user)
-        self._kept[user] = 0
-        if known is None:
-            self._judge_again(user)
-
-    def _judge_again(self, user: str) -> None:
-        """Give every lease of a user the expected time that follows now from its limit."""
+    def _judge(self, user: str, *, trusted: bool) -> None:
+        """Let the limits of a user count or not; each lease has the expected time that follows from its limit."""
+        if trusted == (user not in self._distrusted):
+            return
+        self._distrusted ^= {user}
         for lease in self.leases.values():
             if lease.holder.user == user:
                 self._run(lease)
@@ -387,13 +373,6 @@ def _pools_of(
     return tuple(counts), tuple(indices)
 
 
-def _discard(of: dict[K, dict[L, V]], key: K, name: L) -> None:
-    """Remove an entry of an entry, and that with its last one."""
-    del of[key][name]
-    if not of[key]:
-        del of[key]
-
-
 def _overstays(lease: Lease, now_ns: int) -> bool:
     limit_ns = lease.demand.limit_ns
     return bool(limit_ns) and now_ns - lease.at_ns > limit_ns + max(_OVERSTAY_NS, limit_ns // _OVERSTAY_PART)
@@ -432,7 +411,6 @@ class LeaseLine(Struct, array_like=True, frozen=True, tag="grant"):
     asked_at_ns: int
     at_ns: int
     since_boot_ns: int  # `at_ns` on a clock that cannot be set
-    cpu_list: str = ""  # the CPUs that its run is pinned to
     claimed: bool = False  # its run began without a lease
 
 
@@ -596,14 +574,14 @@ def _lines(lease: Lease) -> list[bytes]:
     units, times = Units.of(lease.grant), (lease.asked_at_ns, lease.at_ns, lease.since_boot_ns)
     of_units = units.gpu_uuids, units.gpu_indices, units.pool_indices
     holder = lease.holder.uid, lease.holder.user, lease.holder.spool
-    line = LeaseLine(lease.number, *holder, lease.demand, *of_units, *times, units.cpu_list, lease.claimed)
+    line = LeaseLine(lease.number, *holder, lease.demand, *of_units, *times, lease.claimed)
     began = [render_line(BeganLine(lease.number, lease.pid, lease.ticks))] if lease.pid else []
     return [render_line(line), *began]
 
 
 def _lease(line: LeaseLine) -> Lease:
     lease = Lease(Holder(line.uid, line.user, line.spool), line.lease, line.demand, line.asked_at_ns)
-    units = Units(line.gpu_uuids, line.gpu_indices, line.pool_indices, line.cpu_list)
+    units = Units(line.gpu_uuids, line.gpu_indices, line.pool_indices)
     lease.grant, lease.claimed = units.granted(line.demand), line.claimed
     lease.at_ns, lease.since_boot_ns = line.at_ns, line.since_boot_ns
     lease.begun = True  # its dispatcher may have said so to an arbiter that is gone

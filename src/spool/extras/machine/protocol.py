@@ -18,7 +18,7 @@ from typing import Annotated, TypeVar
 from msgspec import DecodeError, Meta, Struct, json
 
 from spool.core.model import SECOND_NS, Grant, Pool, Request
-from spool.core.units import cpus_in, show_duration
+from spool.core.units import show_duration
 from spool.extras.machine import STATUS, SharedMachine, served_in
 from spool.query.shared import GpuShare, MachineSharing, MachineUse, PoolUse, UserShare
 from spool.store.ownership import name_of
@@ -44,7 +44,6 @@ _Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
 _Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 _Moment = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]  # in nanoseconds; 1 << 53 is only 104 days
 _Pid = Annotated[int, Meta(ge=0, le=1 << 22)]
-_Cpus = Annotated[str, Meta(max_length=16_384, pattern=r"^[0-9,-]*\Z")]
 _Uuid = Annotated[str, Meta(max_length=96, pattern=r"^[A-Za-z0-9._:/-]+\Z")]
 _Indices = Annotated[tuple[_Count, ...], Meta(max_length=_MOST_INDICES)]
 
@@ -84,17 +83,16 @@ class LeaseRequest(Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 
 
 class Units(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Which parts of the machine a lease has: GPUs, units of resources with indices, and CPUs if runs are pinned."""
+    """Which parts of the machine a lease has: GPUs, and units of resources with indices."""
 
     gpu_uuids: Annotated[tuple[_Uuid, ...], Meta(max_length=64)] = ()
     gpu_indices: _Indices = ()
     pool_indices: Annotated[tuple[tuple[_Label, _Indices], ...], Meta(max_length=_MOST_POOLS)] = ()
-    cpu_list: _Cpus = ""  # as a list of the kernel ("0-3,8")
 
     @staticmethod
     def of(grant: Grant) -> Units:
         """Return the units of *grant*."""
-        return Units(grant.gpu_uuids, grant.gpu_indices, grant.resource_indices, grant.cpu_list)
+        return Units(grant.gpu_uuids, grant.gpu_indices, grant.resource_indices)
 
     def granted(self, demand: LeaseRequest) -> Grant:
         """Return what a lease with these units grants for *demand*."""
@@ -106,7 +104,6 @@ class Units(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
             gpu_memory_bytes=(demand.gpu_memory_bytes or None) if demand.gpus else None,
             resources=demand.resources,
             resource_indices=self.pool_indices,
-            cpu_list=self.cpu_list,
         )
 
     def meet(self, demand: LeaseRequest, pools: Iterable[Pool]) -> bool:
@@ -119,7 +116,6 @@ class Units(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
             and len(units) == len(self.pool_indices)
             and units.keys() == named.keys()
             and all(len(units[name]) == len(named[name].intersection(units[name])) == wanted[name] for name in named)
-            and (not self.cpu_list or len(cpus_in(self.cpu_list)) == demand.cpus)
         )
 
 
@@ -415,10 +411,6 @@ class Connection:
                     break
         except OSError:
             pass
-        self.close()
-
-    def close(self) -> None:
-        """Close it."""
         self.sock.close()
 
 

@@ -19,7 +19,7 @@ from spool.cli.render import tell
 from spool.client import service
 from spool.core.errors import ExitCode, InvalidConfig, SpoolError, SpoolUnusable, UsageError, cannot
 from spool.core.reasons import count_of
-from spool.core.units import show_duration, show_size
+from spool.core.units import show_size
 from spool.extras.machine import ACCOUNT, MachineConfig, parse
 from spool.extras.machine.protocol import sharing
 from spool.formats import config
@@ -51,7 +51,6 @@ _SHARES = (
     render.Column("WAITING", right=True),
 )
 _FIXED = 3  # columns that are there even if they are empty
-_MOST_USERS = 50
 
 
 @click.group(cls=Subverbs, short_help="Share the machine among several users.")
@@ -72,8 +71,8 @@ def command() -> None:
 def status(root: str, as_json: bool) -> int:
     """Show what the machine has, how much of it each user holds by lease, and how many starts of each wait.
 
-    It says since when the arbiter has served, or why it does not answer and what to do. No job is named. Exits with 1
-    if the machine is not shared, or its arbiter does not answer. `spool info` shows it beside what this spool has.
+    If the arbiter does not answer, it says why and what to do. No job is named. Exits with 1 if the machine is not
+    shared, or its arbiter does not answer. `spool info` shows it beside what this spool has.
 
     By hand: cat /run/spool/machine.json
     """
@@ -85,9 +84,13 @@ def status(root: str, as_json: bool) -> int:
     if as_json:
         render.as_json({"version": 1, "machine": publicjson.plain(found)})
     elif found is None:
-        render.prose(_why_not_shared(settings))
+        why = '`machine = "off"` in config.toml' if settings.machine == "off" else f"there is no {MACHINE_FILE}"
+        render.prose(f"this spool shares its machine with no other: {why}; `sudo spool machine install` shares it")
     else:
-        _print(found, now_ns)
+        problem = f"problem: {found.problem}; {found.remedy}. Until then nothing starts"
+        render.prose(problem if found.problem else f"the arbiter in {found.directory} answers")
+        if found.use is not None:
+            print_shared(found, now_ns, " (you)")
     return 0 if found is not None and not found.problem else int(ExitCode.FAILED)
 
 
@@ -123,8 +126,6 @@ def serve(directory: str | None) -> int:
             f"this arbiter gives turns, not protection: it counts for users whose config.toml names {path}, and no "
             "user must name it"
         )
-    if os.geteuid() == 0:
-        tell("this arbiter runs as root and needs no privilege: `spool machine install` gives it an account of its own")
     set_up_logging("info", journald="JOURNAL_STREAM" in os.environ)
     arbiter = Arbiter(path, settings, state_directory=state)
     try:
@@ -276,26 +277,6 @@ def _config_of(root: str) -> Config:
         return Config()
 
 
-def _why_not_shared(settings: Config) -> str:
-    if settings.machine == "off" and shared_directory("auto") is not None:
-        return (
-            'this spool does not take part: `machine = "off"` in its config.toml. Its jobs start without leases, and '
-            "to the other users they are foreign processes"
-        )
-    return f"the machine is not shared: there is no {MACHINE_FILE}; `sudo spool machine install` shares it"
-
-
-def _print(found: MachineSharing, now_ns: int) -> None:
-    use = found.use
-    if found.problem:
-        render.prose(f"problem: {found.problem}; {found.remedy}. Until then running jobs continue, and nothing starts")
-    elif use is not None:
-        served = show_duration(max(now_ns - use.since_at_ns, 0))
-        render.prose(f"arbiter: pid {use.arbiter}, for {served}, in {found.directory}")
-    if use is not None:
-        print_shared(found, now_ns, " (you)")
-
-
 def print_shared(shared: MachineSharing, now_ns: int, remark: str = " (this spool)") -> None:
     """Print the totals of a shared machine, and a line for each of its users, first one's own with a *remark*."""
     render.say()
@@ -313,11 +294,9 @@ def print_shared(shared: MachineSharing, now_ns: int, remark: str = " (this spoo
         render.prose(f"its GPUs are unknown: {use.gpu_problem}")
     if without := sorted({user for gpu in use.by_gpu.values() for user in gpu.without_lease}):
         render.prose(f"on GPUs without a lease: {', '.join(without)}")
-    rows = [_share(use.own, remark), *map(_share, use.others[:_MOST_USERS])]
+    rows = [_share(use.own, remark), *map(_share, use.others)]
     kept = [at for at, column in enumerate(_SHARES) if at < _FIXED or any(row[at] for row in rows)]
     render.table([_SHARES[at] for at in kept], [[row[at] for at in kept] for row in rows])
-    if len(use.others) > _MOST_USERS:
-        render.prose(f"and {len(use.others) - _MOST_USERS} more users")
 
 
 def _share(share: UserShare, remark: str = "") -> list[str]:
