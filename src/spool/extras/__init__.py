@@ -143,7 +143,7 @@ TABLE = (
                 after="stats",
             )
         },
-        charts="spool.extras.plot:pictures",
+        charts="spool.extras.plot.pictures:DRAWING",
     ),
     Capability(
         "simulate",

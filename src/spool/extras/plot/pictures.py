@@ -334,3 +334,7 @@ def _text(at: tuple[float, float], text: str, size: int, anchor: str = "start") 
 
 def _words(text: str) -> str:
     return escape(shown(text))
+
+
+DRAWING = sys.modules[__name__]
+"""What draws the charts of other verbs, a `cli.render.Charts`."""
