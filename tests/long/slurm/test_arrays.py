@@ -73,19 +73,20 @@ def test_tasks_that_wait_and_are_cancelled_in_slurm_do_not_run(served: Served, s
 
 
 def test_a_held_array_hands_over_no_more_tasks(served: Served, slurm: Cluster) -> None:
-    """As many as may wait in Slurm begin there when it lets them; the others follow after the release."""
-    slurm.set_nodes("drain")
-    served.drop("sweep", LEDGER + "true", array="0-24")
-    served.wait_reason("sweep_19", "PENDING")
+    """What is in Slurm goes on to its end; the others follow after the release."""
+    go = served.root.parent / "go"
+    served.drop("sweep", LEDGER + f"until [ -e {go} ]; do sleep 0.1; done", array="0-4%2")
+    served.until(lambda: sum(_begun(served).values()) == 2, "two tasks to run")
     assert served.spool("hold", "sweep").returncode == 0
-    served.wait_reason("sweep_24", "array sweep is held")
-    slurm.resume()
-    served.until(lambda: sum(_begun(served).values()) == 20, "those in Slurm to begin")
+    served.wait_reason("sweep_4", "array sweep is held")
+    go.touch()
+    running = list(_begun(served))
+    served.wait_done(*running)
     served.looked()
-    assert sum(_begun(served).values()) == 20
+    assert _begun(served) == dict.fromkeys(running, 1)
     assert served.spool("release", "sweep").returncode == 0
     served.wait_done("sweep")
-    assert _begun(served) == {f"sweep_{index}": 1 for index in range(25)}
+    assert _begun(served) == {f"sweep_{index}": 1 for index in range(5)}
 
 
 def test_what_cannot_start_lets_others_pass(unserved: Served, slurm: Cluster) -> None:
