@@ -72,25 +72,20 @@ def test_tasks_that_wait_and_are_cancelled_in_slurm_do_not_run(served: Served, s
     assert _begun(served) == {}
 
 
-def test_a_held_array_starts_no_task_that_waits_in_slurm(unserved: Served, slurm: Cluster) -> None:
-    """They are taken back, also by the next dispatcher, and run after the release."""
+def test_a_held_array_hands_over_no_more_tasks(served: Served, slurm: Cluster) -> None:
+    """As many as may wait in Slurm begin there when it lets them; the others follow after the release."""
     slurm.set_nodes("drain")
-    unserved.start()
-    unserved.drop("sweep", LEDGER + "true", array="0-4")
-    unserved.wait_reason("sweep_4", "PENDING")
-    assert unserved.spool("hold", "sweep").returncode == 0
-    unserved.kill()
-    unserved.start()
-    unserved.wait_reason("sweep_4", "array sweep is held")
-    unserved.until(lambda: not any(job["state"] == "PENDING" for job in slurm.jobs()), "nothing to wait in Slurm")
-    assert "release sweep" in unserved.spool("why", "sweep").stdout
+    served.drop("sweep", LEDGER + "true", array="0-24")
+    served.wait_reason("sweep_19", "PENDING")
+    assert served.spool("hold", "sweep").returncode == 0
+    served.wait_reason("sweep_24", "array sweep is held")
     slurm.resume()
-    unserved.looked()
-    assert _begun(unserved) == {}
-    assert unserved.spool("release", "sweep").returncode == 0
-    unserved.wait_done("sweep")
-    assert _begun(unserved) == {f"sweep_{index}": 1 for index in range(5)}
-    assert unserved.outcome("sweep") == "finished"
+    served.until(lambda: sum(_begun(served).values()) == 20, "those in Slurm to begin")
+    served.looked()
+    assert sum(_begun(served).values()) == 20
+    assert served.spool("release", "sweep").returncode == 0
+    served.wait_done("sweep")
+    assert _begun(served) == {f"sweep_{index}": 1 for index in range(25)}
 
 
 def test_what_cannot_start_lets_others_pass(unserved: Served, slurm: Cluster) -> None:
