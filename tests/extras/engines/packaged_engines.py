@@ -14,7 +14,7 @@ from spool.core.capability import Capability, EngineOffer
 from spool.extras.engines import keys_of_all
 from spool.extras.engines.engine import ClusterEngine
 from spool.extras.engines.language import EngineConfig
-from spool.core.capability import Key, KeyTable, Part
+from spool.formats.capabilities import Key, KeyTable, Part
 from spool.formats.validation import PartReader
 from spool.formats.wrapper import EngineSurroundings
 from extras.engines.batch import {language}
