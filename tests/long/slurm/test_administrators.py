@@ -80,8 +80,10 @@ def test_how_slurm_ends_a_job_is_its_outcome(served: Served, slurm: Cluster) -> 
     assert served.log("lasting").count("told") == 1
 
 
+@pytest.mark.timeout(400)
 def test_a_job_that_an_administrator_would_requeue_begins_once(served: Served, slurm: Cluster) -> None:
-    """Slurm refuses that; if somebody has allowed it, the second start leaves at once, and the run was lost."""
+    """Slurm refuses that; if somebody has allowed it, the second start, two minutes later, leaves at once."""
+    served.patience = 300
     served.drop("back", f"echo begun >> back; {AGAIN}")
     served.says("back", "up")
     job = engine_id(served, "back")
