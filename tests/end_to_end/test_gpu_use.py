@@ -224,27 +224,26 @@ def test_an_edit_gives_a_running_job_more_time(gpus: Served) -> None:
 
 
 def test_the_last_half_hour_outlives_the_dispatcher(gpus: Served, fake_nvml: FakeNvml) -> None:
-    """After a crash the next dispatcher goes on with the curves of the queue and the GPUs; what is damaged is left."""
+    """After a crash the next dispatcher goes on with the curves of the GPUs; what is damaged is left."""
     fake_nvml.busy(_UUID, 90, 10)
     gpus.start()
     gpus.drop("train", _UNTIL_GO, gpus=1)
-    gpus.drop("never", "true", cpus=65)
 
-    def recent() -> Any:
-        return gpus.state().get("recent", {"queued": [0], "gpus": {}})  # the first state has none
+    def curve() -> Any:
+        return gpus.state().get("recent", {"gpus": {}})["gpus"].get(_UUID, ())  # the first state has none
 
-    gpus.until(lambda: any(recent()["queued"][-1:]) and 90 in recent()["gpus"].get(_UUID, ()), "the last half hour")
+    gpus.until(lambda: 90 in curve(), "the last half hour")
     gpus.kill()
     before = gpus.state()
     steps = [7] * 5
-    before["recent"] |= {"queued": steps, "gpus": {_UUID: steps}}
+    before["recent"] |= {"gpus": {_UUID: steps}}
     (gpus.root / "state.json").write_text(json.dumps(before))
     gpus.start()
-    gpus.until(lambda: 7 in recent()["queued"] and gpus.state()["pid"] != before["pid"], "the same after a restart")
-    assert recent()["gpus"][_UUID][:4] == steps[:4]
+    gpus.until(lambda: 7 in curve() and gpus.state()["pid"] != before["pid"], "the same after a restart")
+    assert list(curve()[:4]) == steps[:4]
     gpus.kill()
     (gpus.root / "state.json").write_text('{"recent": 3')
     gpus.start()
     state = gpus.root / "state.json"
-    gpus.until(lambda: {*parse_recent(state.read_bytes()).queued} == {1}, "a new beginning")
+    gpus.until(lambda: 7 not in dict(parse_recent(state.read_bytes()).gpus).get(_UUID, [7]), "a new beginning")
     _go(gpus, "train")

@@ -211,6 +211,7 @@ few = settings(
 @example(case=PLAIN | {"before": "error!", "command": ("missing",)})
 @example(case=PLAIN | {"given": {"PWD": "/", "OLDPWD": "/x", "SPOOL_JOB": "outer", "_": "x"}})
 @example(case=PLAIN | {"command": ("missing",), "umask": 0})
+@example(case=PLAIN | {"umask": 0o277})
 @example(case=PLAIN | {"command": ("bare", "x"), "environment": {"PATH": ""}})
 def test_both_leave_the_same_behind(place: Path, case: dict[str, Any]) -> None:
     """Exit code, records, outputs, their modes, and all that the command can see of its own beginning."""

@@ -520,6 +520,8 @@ spool_usage() {
         if spool_astray || spool_in_the_way usage; then return; fi
         { times; } > "$spool_records/usage" || return
         { read -r spool_line && read -r spool_user spool_system; } < "$spool_records/usage" || return
+        # A umask of the job may have made it a file that cannot be written again.
+        if [ ! -w "$spool_records/usage" ]; then command eval 'rm -f -- "$spool_records/usage"'; fi
         spool_cpu=0
         spool_add_time "$spool_user" && spool_add_time "$spool_system" || spool_cpu=''
     fi
