@@ -458,6 +458,7 @@ def test_no_function_asks_for_more_than_five_things() -> None:
     assert _unlisted(wide, MANY_PARAMETERS) == []
 
 
+@WHOLE
 def test_a_module_is_shared_or_deep_or_a_plug() -> None:
     """A module has two importers, or 150 lines, or is a plug: a verb, an executor, a listener, of a capability.
 
