@@ -62,7 +62,7 @@ def test_how_slurm_ends_a_job_is_its_outcome(served: Served, slurm: Cluster) -> 
     served.drop("lasting", LOYAL, executor_options=["--nodelist=n2"])
     for name in ("long", "lasting"):
         served.says(name, "up")
-    _update(slurm, engine_id(served, "long"), "EndTime=now")
+    _update(slurm, engine_id(served, "long"), "EndTime=now+2")  # a second may pass on the way
     slurm.set_nodes("drain", "n2")
     _update(slurm, engine_id(served, "lasting"), "name=other", "comment=theirs")
     expected = {"big": "out_of_memory", "long": "timeout", "never": "timeout"}
