@@ -192,6 +192,7 @@ WRONG = {
     "array = '1-3'": 'hooks/queueing: cannot set "array"',
     "signal = 'USR1@2h'\ntime_limit = '1h'": "hooks/queueing: ",
     "priority = ": "hook queueing: ",
+    "project = 'p'\n# " + "x" * (64 << 10): "its $SPOOL_KEYS has more than 64 KiB",
     "END\necho not today; exit 1; true <<'END'": "hook queueing: not today",
     "END\nexec sleep 600; true <<'END'": "hook queueing: it took longer than 0.5s",
 }

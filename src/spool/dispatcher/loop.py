@@ -102,6 +102,7 @@ class Retention(Component):
     def work(self) -> None:
         """Begin a removal if one is due and none is going on."""
         if self._removal is not None and self._removal.poll() is None:
+            self._timer.set(time.monotonic_ns() + _GC_EVERY_NS)  # a removal of hours must not leave it due
             return
         self._removal, limits = None, self._settings.config.gc
         if limits == self._limits and (self._timer.at_ns is None or self._timer.at_ns > time.monotonic_ns()):

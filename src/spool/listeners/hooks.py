@@ -92,6 +92,8 @@ class Hooks(Listener):
                 said = os.pread(answer, _MOST_OUTPUT + 1, 0)  # a byte more than can be good
             try:
                 if event.name is EventName.QUEUEING:
+                    if len(said) > _MOST_OUTPUT:
+                        return Answer(no=f"hook {event.name}: its $SPOOL_KEYS has more than 64 KiB")
                     new = plain_keys(toml.read(said, "its $SPOOL_KEYS"))
                     keys += [(os.path.relpath(path, self._root), new)] if new else []
                     event = replace(event, keys={**(event.keys or {}), **new})
