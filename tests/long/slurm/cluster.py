@@ -16,6 +16,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from long.daemons import Daemons
@@ -68,6 +69,10 @@ def unavailable() -> str | None:
 
 def _program(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin")))
+
+
+def _is_newer(path: Path, than_ns: int) -> bool:
+    return path.exists() and path.stat().st_mtime_ns > than_ns
 
 
 class Cluster(Daemons):
@@ -162,14 +167,20 @@ class Cluster(Daemons):
     def kill_controller(self) -> None:
         """Kill slurmctld at once, as a crash does, when it has saved what it knows now.
 
-        It saves some seconds after it has answered. What it has not saved it forgets.
+        It saves some seconds after it has answered. What it has not saved it forgets, and what has begun since then it
+        cancels: so nothing begins from now on until it is back.
         """
-        asked_ns = time.time_ns()
+        for name in re.findall("^PartitionName=([^ ]+)", self._file.read_text(), flags=re.MULTILINE):
+            self.command("scontrol", "update", f"PartitionName={name}", "State=DOWN")
         saved = self.directory / "state" / "job_state"
-        self.command("sbatch", "--hold", "--comment=to be saved", "--output=/dev/null", "--wrap=true")
-        wait_for(
-            lambda: saved.exists() and saved.stat().st_mtime_ns > asked_ns, what="the controller to save its state"
-        )
+        for _ in range(8):  # what changes while it saves may wait for the next change
+            asked_ns = time.time_ns()
+            self.command("sbatch", "--hold", "--comment=to be saved", "--output=/dev/null", "--wrap=true")
+            with contextlib.suppress(AssertionError):
+                wait_for(partial(_is_newer, saved, asked_ns), 15)
+                break
+        else:
+            raise AssertionError("the controller does not save its state")
         self._kill("slurmctld")
 
     def start_node(self, node: str) -> None:
