@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from spool import __version__
 from spool.cli import render
 from spool.cli.render import code_of, tell
 from spool.client import submit
@@ -31,7 +32,6 @@ from spool.core.units import parse_duration
 from spool.formats.capabilities import capabilities, contributed, loaded, search
 from spool.formats.toml import show
 from spool.store.disk import is_yet_to_be_made, remedy_for
-from spool.version import __version__
 
 if TYPE_CHECKING:
     from spool.store.spool import Spool  # imported when needed: a submission does not need it

@@ -21,6 +21,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from spool import __version__
 from spool.client.autostart import environment
 from spool.core.errors import NO_ROOM
 from spool.core.events import Answer, Event, EventName
@@ -52,7 +53,6 @@ from spool.store.edited import Settings
 from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
 from spool.store.ownership import name_of
-from spool.version import __version__
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
+from spool import __version__
 from spool.core import layout
 from spool.core.events import ENDS, Event, EventName
 from spool.core.layout import Layout
@@ -23,7 +24,6 @@ from spool.formats.state import GpuView, MachineView, StateView, parse_state
 from spool.listeners import Listener
 from spool.store.disk import Disk
 from spool.store.reading import read_bytes
-from spool.version import __version__
 
 log = logging.getLogger(__name__)
 

@@ -30,6 +30,7 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
+from spool import __version__
 from spool.core import layout
 from spool.core.errors import InvalidValue
 from spool.core.events import ENDS, Event, EventName
@@ -44,7 +45,6 @@ from spool.formats.config import Config
 from spool.formats.events import facts
 from spool.listeners import Listener
 from spool.store.reading import end_of_file
-from spool.version import __version__
 
 log = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from msgspec import Struct
 
+from spool import __version__
 from spool.cli.render import charts
 from spool.core.accounting import By, RunFilter, Statistics, Totals
 from spool.core.errors import shown
@@ -34,7 +35,6 @@ from spool.query.rows import JobRow
 from spool.query.timeline import Frame, timeline
 from spool.store.history import History
 from spool.store.spool import Spool
-from spool.version import __version__
 
 MOST_RUNS, MOST_WAITING, MOST_HELD, MOST_ENDED, MOST_USERS = 60, 100, 40, 15, 12
 _FOLDED = 2000  # only this many jobs of a list are looked at for tasks that share a line
