@@ -404,6 +404,12 @@ class Gpu(Struct, frozen=True):
     links: tuple[tuple[str, int], ...] = ()  # likewise: (UUID of another GPU, NVLinks to it)
     vendor: str = NVIDIA  # who made it
 
+    @property
+    def memory_used_bytes(self) -> int | None:
+        """How much of its memory is in use; None if that is unknown."""
+        total, free = self.memory_total_bytes, self.memory_free_bytes
+        return total - free if total is not None and free is not None else None
+
 
 class ForeignProcess(Struct, frozen=True):
     """A process on a GPU that was not granted to the run of that process.

@@ -12,7 +12,7 @@ import os
 import pwd
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from spool.core import layout
 from spool.core.errors import InvalidValue, SpoolError
@@ -236,20 +236,15 @@ def mark_of(name: str) -> str:
     return f"spool:{match[1]}:{match[3]}:{match[2]}" if match else name
 
 
-def _tree(text: str) -> Any | None:
-    """Return the answer of a command with `-xml`; None if it is none, or is cut off."""
+def queue_jobs(text: str) -> list[Sighting] | None:
+    """Return the jobs in an answer of `qstat -xml`; None if it is no answer."""
     from xml.etree import ElementTree  # imported here, because only few spools need it
 
     try:
-        return ElementTree.fromstring(text)  # noqa: S314  (it is of the cluster that runs our jobs)
-    except ElementTree.ParseError:
+        tree = ElementTree.fromstring(text)  # noqa: S314  (it is of the cluster that runs our jobs)
+    except ElementTree.ParseError:  # it is cut off
         return None
-
-
-def queue_jobs(text: str) -> list[Sighting] | None:
-    """Return the jobs in an answer of `qstat -xml`; None if it is no answer."""
-    tree = _tree(text)
-    if tree is None or tree.tag != "job_info":
+    if tree.tag != "job_info":
         return None
     jobs = (each for each in tree.iter("job_list") if (each.findtext("JB_job_number") or "").isdecimal())
     return [_queue_job(each.findtext) for each in jobs]

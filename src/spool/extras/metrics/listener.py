@@ -268,18 +268,12 @@ def _of_machine(machine: MachineView) -> Iterator[Family]:
             yield "gauge", f"gpu_{name}", text, known
 
 
-def _used(gpu: GpuView) -> int | None:
-    if gpu.memory_total_bytes is None or gpu.memory_free_bytes is None:
-        return None
-    return gpu.memory_total_bytes - gpu.memory_free_bytes
-
-
 _OF_A_GPU: dict[str, tuple[str, Callable[[GpuView], float | None]]] = {
     "usable": ("Whether jobs can use the GPU.", lambda gpu: gpu.problem is None),
     "jobs": ("Jobs to which the GPU is assigned.", lambda gpu: len(gpu.jobs)),
     "foreign_processes": ("Processes on the GPU that belong to no job.", lambda gpu: len(gpu.foreign_processes)),
     "memory_bytes": ("Memory of the GPU.", lambda gpu: gpu.memory_total_bytes),
-    "memory_used_bytes": ("Memory of the GPU in use.", _used),
+    "memory_used_bytes": ("Memory of the GPU in use.", lambda gpu: gpu.gpu().memory_used_bytes),
     "utilisation_ratio": (
         "Fraction of time in which the GPU computed.",
         lambda gpu: None if gpu.utilisation_percent is None else gpu.utilisation_percent / 100,

@@ -24,7 +24,7 @@ from spool import __version__
 from spool.cli.render import charts
 from spool.core.accounting import By, RunFilter, Statistics, Totals
 from spool.core.errors import shown
-from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, Gpu, Machine, State
+from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, Machine, State
 from spool.core.reasons import count_of, ranges_of
 from spool.core.runtimes import Basis, part_done
 from spool.core.units import show_duration, show_size
@@ -208,11 +208,6 @@ def _date(at_ns: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at_ns // SECOND_NS))
 
 
-def _memory_used(gpu: Gpu) -> int | None:
-    total, free = gpu.memory_total_bytes, gpu.memory_free_bytes
-    return total - free if total is not None and free is not None else None
-
-
 def _percent(row: JobRow) -> int | None:
     """Return the progress that a run reports as a number, in percent."""
     done = part_done(row.progress)
@@ -248,7 +243,7 @@ def _facts(day: Statistics) -> Iterator[tuple[str, str]]:
 
 # fmt: off
 _FILTERS = (
-    count_of, _clock, _cut, _date, _duration, _facts, _hours, _memory_used, _middle_cut, _percent, _size, _some, _story,
+    count_of, _clock, _cut, _date, _duration, _facts, _hours, _middle_cut, _percent, _size, _some, _story,
     _unit, _words,
 )
 # fmt: on

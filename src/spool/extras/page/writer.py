@@ -14,7 +14,6 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from spool.core.errors import SpoolError
-from spool.core.events import Event, EventName
 from spool.core.layout import STAGING
 from spool.core.model import SECOND_NS
 from spool.doctor import Check, Findings, Subject, good, warn
@@ -49,14 +48,6 @@ class PageWriter(Listener):
         self._complaint = ""
         self._pause_s = EVERY_S
         self._next = 0.0  # monotonic: the next write
-
-    def wants(self, name: EventName) -> bool:
-        """Return False: no event is of interest, because the content comes from files."""
-        return False
-
-    def hear(self, event: Event, done: Callable[[], None]) -> None:
-        """Report the event as done."""
-        done()
 
     def tick(self) -> float | None:
         """Write the page if its time has come."""
