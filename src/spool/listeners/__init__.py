@@ -18,7 +18,6 @@ from typing import Protocol, TextIO
 from msgspec import Struct, field
 
 from spool.core import layout
-from spool.core.capability import Capability
 from spool.core.errors import shown
 from spool.core.events import Event, EventName
 from spool.formats.capabilities import capabilities, loaded
@@ -70,6 +69,7 @@ class Listener(Protocol):
 
     def close(self) -> None:
         """Finish soon."""
+        return
 
 
 class NullSink(Listener):
@@ -104,11 +104,9 @@ def find_subscriptions(root: str, config: Config, *, by_jobs: Collection[str] = 
     """Return the listeners of the spool *root*; *by_jobs*: the capabilities whose listeners some job asks for."""
     hooks = find_hooks(root)
     hooked = {EventName(name) for name in hooks.paths}
-
-    def listens(one: Capability) -> bool:
-        return bool(loaded(one.listens)(config) if one.listens else config.part(one.name))
-
-    others = frozenset(one.name for one in capabilities() if one.listener and (one.name in by_jobs or listens(one)))
+    there = [one for one in capabilities() if one.listener]
+    asked = [loaded(one.listens)(config) if one.listens else config.part(one.name) for one in there]
+    others = frozenset(one.name for one, asks in zip(there, asked, strict=True) if asks or one.name in by_jobs)
     return Subscriptions(
         kinds=others | ({"hooks"} if hooked else set()),
         wants=frozenset(hooked - REVIEWED),

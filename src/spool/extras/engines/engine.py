@@ -331,7 +331,6 @@ class ClusterEngine(Engine):
                 log.error("job %s run %d is of cluster %s, and %s answers", *run.key, run.foreign, self.cluster)
 
     def _looked(self, answers: Sequence[CommandEnd], *, is_whole: bool) -> None:
-        """Process one answer about all jobs."""
         self._looking = False
         seen = self.language.seen(answers) if is_whole else None
         if seen is None:

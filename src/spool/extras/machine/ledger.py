@@ -89,6 +89,7 @@ class LeaseLedger:
     def __init__(self, policy: Policy, reservations: tuple[Reservation, ...], first: int) -> None:
         self.leases: dict[int, Lease] = {}
         self.asks: dict[int, Lease] = {}
+        self.open_asks: Counter[Holder] = Counter()  # by spool
         self.version = 0  # changes with every lease
         self.squatters: dict[str, frozenset[str]] = {}  # users with processes on GPUs that they have no lease of
         self.next_number = first  # no lease has had it, or a higher one
@@ -97,7 +98,6 @@ class LeaseLedger:
         self._reservations = reservations
         self._of: dict[Holder, dict[int, Lease]] = {}
         self._by_ask: dict[tuple[Holder, int], Lease] = {}  # those that can be withdrawn
-        self._open: Counter[Holder] = Counter()  # asks by spool
         self._held: Counter[int] = Counter()  # granted leases by user
         self._queue = WaitingQueue()
         self._past = Past(policy, self._arrivals)
@@ -118,10 +118,6 @@ class LeaseLedger:
         lease = self._by_ask.get((holder, ask))
         return None if lease is None or lease.begun else lease
 
-    def asks_of(self, holder: Holder) -> int:
-        """Return how many asks of a spool are open."""
-        return self._open[holder]
-
     def ask(self, holder: Holder, number: int, demand: LeaseRequest, now_ns: int) -> Lease | None:
         """Add an ask and return it; one with a number that is open already is ignored."""
         before = self._by_ask.get((holder, number))
@@ -131,7 +127,7 @@ class LeaseLedger:
         self.next_number += 1
         self._add(lease)
         self.asks[lease.number] = lease
-        self._open[holder] += 1
+        self.open_asks[holder] += 1
         self._queue.put(Waiting(lease.name, self._spec(lease), holder.user, now_ns, clock_at_ns=now_ns))
         return lease
 
@@ -185,9 +181,9 @@ class LeaseLedger:
     def _leave_queue(self, lease: Lease) -> None:
         del self.asks[lease.number]
         self._queue.remove(lease.name)
-        self._open[lease.holder] -= 1
-        if not self._open[lease.holder]:
-            del self._open[lease.holder]
+        self.open_asks[lease.holder] -= 1
+        if not self.open_asks[lease.holder]:
+            del self.open_asks[lease.holder]
 
     def _run(self, lease: Lease) -> None:
         user, arrived_ns = lease.holder.user, lease.asked_at_ns
@@ -543,7 +539,6 @@ class LeaseJournal:
             log.error("cannot write %s: %s; what is used now is not remembered", self._usage, error)
 
     def _save(self, ledger: LeaseLedger, now_ns: int) -> None:
-        """Write the past of each user."""
         self._past_disk.put(self._usage, b"".join(map(render, ledger.past(now_ns))), mode=0o640)
         self._saved = ledger.version
 

@@ -91,13 +91,12 @@ class Metrics(Listener):
         text = "".join(f"{line}\n" for family in families for line in _lines(self._root, *family))
         try:
             self._disk.put_beside(path, text.encode(errors="replace"), _MODE)
+            complaint = ""
         except OSError as error:
             complaint = f"cannot write the metrics: {path}: {error.strerror or error}"
             if complaint != self._complaint:
                 log.error("%s", complaint)
-            self._complaint = complaint
-        else:
-            self._complaint = ""
+        self._complaint = complaint
 
     def _look(self) -> tuple[StateView | None, int | None]:
         path = Layout(self._root).at(layout.STATE)

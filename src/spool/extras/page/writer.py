@@ -76,17 +76,15 @@ class PageWriter(Listener):
                 self._disk.put(path, text)
             else:
                 self._disk.put_beside(path, text, _EVERYBODYS)
-            self._complaint = ""
+            complaint = ""
         except (OSError, SpoolError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            self._complain(f"cannot write the status page: {path}: {why}")
+            complaint = f"cannot write the status page: {path}: {why}"
+            if complaint != self._complaint:
+                log.error("%s", complaint)
+        self._complaint = complaint
         self._pause_s = max(EVERY_S, _SHARE * (time.thread_time_ns() - begun_ns) / SECOND_NS)
         self._next = time.monotonic() + self._pause_s
-
-    def _complain(self, words: str) -> None:
-        if words != self._complaint:
-            log.error("%s", words)
-        self._complaint = words
 
 
 def _check(subject: Subject) -> Findings:
