@@ -32,7 +32,8 @@ from spool.core.quotas import Quotas, QuotaUse
 from spool.core.resources import Runs
 from spool.core.scheduler import Plan, View, decide
 from spool.core.units import show_size
-from spool.extras.machine.protocol import MOST_LEASES, Claim, Holder, LeaseRequest, NotAMessage, Units, read, render
+from spool.extras.machine.protocol import MOST_LEASES, Claim, Holder, LeaseRequest, Units, render
+from spool.formats.state import decoded
 from spool.store.disk import Disk, open_log, read_file
 
 _OVERSTAY_NS = 60 * SECOND_NS  # beyond its limit and the grace of a job: its dispatcher does not enforce the limit
@@ -429,10 +430,7 @@ _decoder: json.Decoder[Line] = json.Decoder(Line)
 
 def parse_line(text: bytes) -> Line | None:
     """Return what a line says; None if it cannot be one, as a line that a crash cut off."""
-    try:
-        return read(_decoder, text)
-    except NotAMessage:
-        return None
+    return decoded(_decoder, text)
 
 
 class LeaseJournal:

@@ -21,6 +21,7 @@ from msgspec import DecodeError, Meta, Struct, json
 from spool.core.model import SECOND_NS, Grant, Pool, Request
 from spool.core.units import show_duration
 from spool.extras.machine import STATUS, served_in
+from spool.formats.state import decoded
 from spool.query.shared import GpuShare, MachineSharing, MachineUse, PoolUse, UserShare
 from spool.store.ownership import name_of
 from spool.store.reading import read_with_status
@@ -436,10 +437,7 @@ _SHARES = json.Decoder(MachineShares)
 
 def parse_status(text: bytes) -> MachineShares | None:
     """Return the content of the file; None if it cannot be one."""
-    try:
-        return read(_SHARES, text)
-    except NotAMessage:
-        return None
+    return decoded(_SHARES, text)
 
 
 def sharing(directory: str, owner: str | None, uid: int | None, now_ns: int) -> MachineSharing:
@@ -480,7 +478,10 @@ def _use(told: MachineShares, uid: int | None) -> MachineUse:
     users = told.users
     name = name_of(uid) if uid is not None else ""
     own = next((share for share in users if share.user == name), UserShare(user=name))
-    others = [share for share in users if share.user != own.user]
+    others = sorted(
+        (share for share in users if share.user != own.user),
+        key=lambda each: (-each.gpus, -each.cpus, -each.memory_bytes, -each.leases, -each.asks, each.user),
+    )
     return MachineUse(
         arbiter=told.pid,
         since_at_ns=told.since_ns,
@@ -497,10 +498,6 @@ def _use(told: MachineShares, uid: int | None) -> MachineUse:
             for name, total in told.resources.items()
         },
         own=own,
-        others=tuple(sorted(others, key=_by_part)),
+        others=tuple(others),
         by_gpu={gpu.uuid: gpu for gpu in told.gpus},
     )
-
-
-def _by_part(share: UserShare) -> tuple[object, ...]:
-    return -share.gpus, -share.cpus, -share.memory_bytes, -share.leases, -share.asks, share.user

@@ -12,6 +12,7 @@ import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 
 from spool import __version__
@@ -85,7 +86,11 @@ class Metrics(Listener):
         if stated is None:
             return
         path = os.path.expanduser(stated)
-        view, heartbeat_ns = self._look()
+        state = Layout(self._root).at(layout.STATE)
+        heartbeat_ns: int | None = None
+        with suppress(OSError):  # it is gone
+            heartbeat_ns = os.stat(state).st_mtime_ns
+        view = parse_state(read_bytes(state, _MOST_BYTES) or b"")
         alive = up and heartbeat_ns is not None and time.time_ns() - heartbeat_ns < _ALIVE_NS
         families = [*_of_dispatcher(view, heartbeat_ns, up=alive), *_of_sums(self._sums)]
         text = "".join(f"{line}\n" for family in families for line in _lines(self._root, *family))
@@ -97,15 +102,6 @@ class Metrics(Listener):
             if complaint != self._complaint:
                 log.error("%s", complaint)
         self._complaint = complaint
-
-    def _look(self) -> tuple[StateView | None, int | None]:
-        path = Layout(self._root).at(layout.STATE)
-        try:
-            heartbeat_ns = os.stat(path).st_mtime_ns
-        except OSError:
-            return None, None
-        data = read_bytes(path, _MOST_BYTES)
-        return parse_state(data) if data else None, heartbeat_ns
 
 
 class Histogram:

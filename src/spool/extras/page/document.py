@@ -171,12 +171,8 @@ def _words(state: str) -> str:
     return state.replace("_", " ")
 
 
-def _some(number: int) -> str:
-    return f"{number:,}" if number else ""
-
-
-def _hours(number: float) -> str:
-    return f"{number:,.1f}" if number else ""
+def _some(number: float, digits: int = 0) -> str:
+    return f"{number:,.{digits}f}" if number else ""
 
 
 def _duration(duration_ns: int | None) -> str:
@@ -243,7 +239,7 @@ def _facts(day: Statistics) -> Iterator[tuple[str, str]]:
 
 # fmt: off
 _FILTERS = (
-    count_of, _clock, _cut, _date, _duration, _facts, _hours, _middle_cut, _percent, _size, _some, _story,
+    count_of, _clock, _cut, _date, _duration, _facts, _middle_cut, _percent, _size, _some, _story,
     _unit, _words,
 )
 # fmt: on
