@@ -44,4 +44,4 @@ def _read(reading: Reading) -> CaptureConfig | None:
 
 
 READER = PartReader(_read)
-"""What reads the table `capture`; None if nothing is to be recorded."""
+"""What reads the table `capture`; None if it asks for no record."""

@@ -8,8 +8,6 @@ as alive, because nothing follows from it.
 
 from __future__ import annotations
 
-import os
-import pwd
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
@@ -25,6 +23,7 @@ from spool.formats.values import option_name
 from spool.formats.wire import one_line
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd
+from spool.store.ownership import this_user
 
 _MEBIBYTE = 1 << 20
 _MARGIN_S = 60  # Grid Engine ends a job this much later than spool
@@ -181,11 +180,7 @@ class SgeLanguage(BuiltInLanguage):
 
     def look(self) -> Sequence[Command]:
         """Return the questions for the jobs of this user that live, and then for those that have ended."""
-        try:
-            user = pwd.getpwuid(os.getuid()).pw_name
-        except KeyError:
-            user = str(os.getuid())
-        return urgent("qstat", "-xml", "-s", "prsz", "-u", user), urgent("/bin/sh", "-c", _ACCOUNTS)
+        return urgent("qstat", "-xml", "-s", "prsz", "-u", this_user()), urgent("/bin/sh", "-c", _ACCOUNTS)
 
     def seen(self, answers: Sequence[CommandEnd]) -> list[Sighting] | None:
         """Return the jobs of both answers. Without the accounting file, those that have ended are just not there."""

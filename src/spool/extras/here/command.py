@@ -295,8 +295,7 @@ class _Visit:
         return self._code(run)
 
     def _code(self, run: int) -> int | None:
-        rc = self._spool.record(self._name, run, layout.RC)
-        return parse_rc(rc) if rc is not None else None
+        return parse_rc(self._spool.record(self._name, run, layout.RC) or b"")
 
     def _look(self) -> None:
         """Show why it waits, and see to it that a dispatcher is there."""

@@ -81,11 +81,9 @@ def listens(config: Config) -> bool:
 def addressees(event: Event, rules: Iterable[NotifyRule]) -> dict[str, int]:
     """Return the recipients of *event*, and how many lines of the job's log each gets."""
     wish = wish_of(event)
+    asked = [wish] if wish is not None and concerns(wish.on, event.name) else []
     found: dict[str, int] = {}
-    for each in (
-        *([wish] if wish is not None and concerns(wish.on, event.name) else []),
-        *(rule for rule in rules if rule.fits(event)),
-    ):
+    for each in (*asked, *(rule for rule in rules if rule.fits(event))):
         for address in each.to:
             found[address] = max(found.get(address, 0), each.log_lines)
     return found
