@@ -177,6 +177,10 @@ def test_a_job_may_be_called_like_anything_that_is_told_of(session: Session, mon
         (EventName.DISPATCHER_STOPPED, None): 1,
     }
     assert session.now is not None
+    for pid in list(session.world.alive):
+        session.world.exit(pid, 0)
+    session.turns(6)
+    assert len(session.now.monitor.worth_remembering()) == 1  # of the dispatcher, and of no run that is over
     session.now.monitor.leaves()
     session.now.journal.commit()
     assert [event.job for event in events(session.world)][len(told) :] == [None]

@@ -354,6 +354,8 @@ def test_a_file_deleted_from_the_queue_meanwhile_is_forgotten(session: Session) 
     session.settle()
     assert ends_of(session.world).places == {}
     assert history(session.world.root) == []
+    assert session.now is not None
+    assert session.now.state.jobs == {}  # another file of the name is a submission of its own
 
 
 @pytest.mark.parametrize(("one", "other"), [(QUEUED, HELD), (DONE, QUEUED), (RUNNING, QUEUED), (RUNNING, HELD)])

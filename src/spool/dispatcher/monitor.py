@@ -171,8 +171,6 @@ class Monitor(Component):
 
     def ended(self, lives: list[ActiveRun]) -> None:
         """Report the start of runs that ended before their start was noticed."""
-        if not self.silent and not self._told:
-            return
         for live in lives:
             silent = self.silent.pop(live.key, None) is not None
             ended = live.ended if silent else None  # None: a void one, too, which may have begun
