@@ -14,9 +14,8 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from spool.core.errors import SpoolError
-from spool.core.events import Event, EventName
 from spool.core.layout import STAGING
-from spool.core.model import SECOND_NS
+from spool.core.model import SECOND_NS, Event, EventName
 from spool.doctor import Check, Findings, Subject, good, warn
 from spool.extras.page import page_path
 from spool.extras.page.document import render
