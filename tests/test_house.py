@@ -127,7 +127,7 @@ BUDGET = {
     "extras/foreign": 1200,
     "extras/functions": 1100,
     "extras/here": 500,
-    "extras/machine": 2950,
+    "extras/machine": 2900,
     "extras/metrics": 350,
     "extras/notify": 850,
     "extras/page": 450,

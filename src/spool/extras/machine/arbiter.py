@@ -18,7 +18,6 @@ import os
 import select
 import signal
 import socket
-import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -28,7 +27,7 @@ from msgspec.structs import replace
 
 from spool.core.errors import SpoolUnusable, cannot
 from spool.core.model import SECOND_NS, Gpu, Grant, Machine
-from spool.extras.machine import SOCKET, STATUS, MachineConfig, protocol
+from spool.extras.machine import SOCKET, STATUS, MachineConfig, others_write, protocol
 from spool.extras.machine.ledger import BeganLine, EndLine, Lease, LeaseJournal, LeaseLedger
 from spool.extras.machine.protocol import (
     MOST_CONNECTIONS,
@@ -39,7 +38,7 @@ from spool.extras.machine.protocol import (
     Holder,
     MachineShares,
     Units,
-    render_status,
+    render,
 )
 from spool.machine import identity
 from spool.machine.gpus import GpuWatcher, Ignore, Ours
@@ -107,7 +106,10 @@ class Arbiter:
 
         Raises OSError, SpoolUnusable if the directory is not safe, and LockHeld if another arbiter serves there.
         """
-        self._check_directory()
+        if others_write(os.stat(self._directory)):
+            why = "other users can write to it, and could put a socket of theirs there"
+            remedy = f"chmod go-w {self._directory}, in a directory of its own"
+            raise SpoolUnusable(cannot("serve in", "directory", why, where=self._directory, remedy=remedy))
         self._sees_processes = identity.read_stat(1) is not None
         if not self._sees_processes:
             log.warning(
@@ -201,13 +203,6 @@ class Arbiter:
 
     # Connections.
 
-    def _check_directory(self) -> None:
-        status = os.stat(self._directory)
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            why = "other users can write to it, and could put a socket of theirs there"
-            remedy = f"chmod go-w {self._directory}, in a directory of its own"
-            raise SpoolUnusable(cannot("serve in", "directory", why, where=self._directory, remedy=remedy))
-
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
             try:
@@ -224,7 +219,7 @@ class Arbiter:
             pid, uid = protocol.peer_of(sock)
             account = self._accounts.of(uid)
             refusal = account.refusal or self._refusal(account, pid)
-            connection = Connection(sock, account, Allowance() if refusal else self._accounts.allowance_of(uid))
+            connection = Connection(sock, account, Allowance() if refusal else self._accounts.allowances[uid])
             if refusal:
                 connection.send_away(refusal)
                 continue
@@ -539,7 +534,7 @@ class Arbiter:
             gpu_problem=machine.gpu_problem,
         )
         try:
-            self._disk.put(path, render_status(status), mode=0o644)
+            self._disk.put(path, render(status), mode=0o644)
         except OSError as error:
             log.error("cannot write %s: %s", STATUS, error)
             self._published = -1

@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from msgspec import DecodeError, Struct, json
+from msgspec import Struct, json
 from msgspec.structs import replace
 
 from spool.core.constraints import Holding
@@ -29,11 +29,10 @@ from spool.core.model import SECOND_NS, Grant, Machine, Policy, Pool, Reservatio
 from spool.core.priority import Past
 from spool.core.queue import WaitingQueue
 from spool.core.quotas import Quotas, QuotaUse
-from spool.core.reasons import Reason
 from spool.core.resources import Runs
 from spool.core.scheduler import Plan, View, decide
 from spool.core.units import show_size
-from spool.extras.machine.protocol import MOST_LEASES, Claim, Holder, LeaseRequest, Units
+from spool.extras.machine.protocol import MOST_LEASES, Claim, Holder, LeaseRequest, NotAMessage, Units, read, render
 from spool.store.disk import Disk, open_log, read_file
 
 _OVERSTAY_NS = 60 * SECOND_NS  # beyond its limit and the grace of a job: its dispatcher does not enforce the limit
@@ -326,9 +325,8 @@ class LeaseLedger:
         if self._held[lease.holder.uid] >= MOST_LEASES:
             return f"{lease.holder.user} has {MOST_LEASES} leases already"
         reason = self._plan.reason(lease.name) if self._plan is not None else None
-        return "" if reason is None else self._words(reason)
-
-    def _words(self, reason: Reason) -> str:
+        if reason is None:
+            return ""
         text, code = reason.text, reason.code
         if code in ("cpus", "memory"):
             if code not in self._holders:
@@ -433,16 +431,11 @@ Line = Boot | LeaseLine | BeganLine | EndLine | UserLine
 _decoder: json.Decoder[Line] = json.Decoder(Line)
 
 
-def render_line(line: Line) -> bytes:
-    """Return a line with its newline."""
-    return json.encode(line) + b"\n"
-
-
 def parse_line(text: bytes) -> Line | None:
     """Return what a line says; None if it cannot be one, as a line that a crash cut off."""
     try:
-        return _decoder.decode(text)
-    except (DecodeError, RecursionError, UnicodeDecodeError):
+        return read(_decoder, text)
+    except NotAMessage:
         return None
 
 
@@ -466,7 +459,9 @@ class LeaseJournal:
     def open(self, ledger: LeaseLedger, now_ns: int) -> None:
         """Read both files into *ledger*, and begin new ones. Raises LockHeld if another arbiter writes them."""
         self._lock()
-        self._read_usage(ledger, now_ns)
+        for line in map(parse_line, (read_file(self._usage, _MOST_BYTES) or b"").splitlines()):
+            if isinstance(line, UserLine):
+                ledger.recall(line, now_ns)
         self._read_leases(ledger)
         self._save(ledger, now_ns)
         self._compact(ledger)
@@ -488,7 +483,7 @@ class LeaseJournal:
     def note(self, line: BeganLine | EndLine, lease: Lease) -> None:
         """Record what a lease has come to. Never raises: its dispatcher says it again to an arbiter that begins."""
         try:
-            self._append([render_line(line)])
+            self._append([render(line)])
         except OSError as error:
             log.error("cannot record what became of a lease of %s: %s", lease.holder.user, error)
 
@@ -538,12 +533,6 @@ class LeaseJournal:
         for lease in left.values():
             ledger.put(lease)
 
-    def _read_usage(self, ledger: LeaseLedger, now_ns: int) -> None:
-        text = read_file(self._usage, _MOST_BYTES) or b""
-        for line in map(parse_line, text.splitlines()):
-            if isinstance(line, UserLine):
-                ledger.recall(line, now_ns)
-
     def _try_to_save(self, ledger: LeaseLedger, now_ns: int) -> None:
         if time.monotonic() < self._save_at or (self._saved == ledger.version and not ledger.leases):
             return
@@ -555,12 +544,12 @@ class LeaseJournal:
 
     def _save(self, ledger: LeaseLedger, now_ns: int) -> None:
         """Write the past of each user."""
-        self._past_disk.put(self._usage, b"".join(map(render_line, ledger.past(now_ns))), mode=0o640)
+        self._past_disk.put(self._usage, b"".join(map(render, ledger.past(now_ns))), mode=0o640)
         self._saved = ledger.version
 
     def _compact(self, ledger: LeaseLedger) -> None:
         """Begin a new journal that has the leases of now alone."""
-        data = [render_line(Boot(self._boot_id, ledger.next_number))]
+        data = [render(Boot(self._boot_id, ledger.next_number))]
         for lease in ledger.leases.values():
             data += _lines(lease)
         self._disk.put(self._leases, b"".join(data))
@@ -575,8 +564,8 @@ def _lines(lease: Lease) -> list[bytes]:
     of_units = units.gpu_uuids, units.gpu_indices, units.pool_indices
     holder = lease.holder.uid, lease.holder.user, lease.holder.spool
     line = LeaseLine(lease.number, *holder, lease.demand, *of_units, *times, lease.claimed)
-    began = [render_line(BeganLine(lease.number, lease.pid, lease.ticks))] if lease.pid else []
-    return [render_line(line), *began]
+    began = [render(BeganLine(lease.number, lease.pid, lease.ticks))] if lease.pid else []
+    return [render(line), *began]
 
 
 def _lease(line: LeaseLine) -> Lease:
