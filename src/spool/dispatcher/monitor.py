@@ -440,8 +440,7 @@ class GpuUseRecorder(Component):
     def leave(self) -> None:
         """Write the sums since the last writing."""
         for live in list(self._state.live.values()):
-            if live.gpu_watch is not None and live.result is None:
-                self._write(live)
+            self._write(live)
 
     def _take_in(self, live: ActiveRun, at_ns: int, work: list[GpuWork | None]) -> None:
         before = live.gpu_watch or GpuWatch.since(live.started_at_ns, len(live.grant.gpu_uuids))
