@@ -17,9 +17,9 @@ from crash.scripts import play
 from crash.world import Session, World, check, history, world_at
 from spool import listeners
 from spool.core import layout
-from spool.core.events import Answer, EventName
 from spool.core.layout import HELD as HELD_PLACE
 from spool.core.layout import RUNNING
+from spool.core.model import Answer, EventName
 from spool.dispatcher import launcher, observer
 from spool.dispatcher.events import ConditionKind, OngoingCondition, conditions
 from spool.formats.events import Reply

@@ -580,6 +580,16 @@ def test_a_run_whose_jid_somebody_removed_is_not_run_beside_itself(session: Sess
     assert ends_of(session.world).outcomes == {"job": ("lost 1.0",)}
 
 
+def test_what_a_killed_wrapper_left_behind_is_ended_by_the_next_dispatcher(session: Session) -> None:
+    """The jid says that the wrapper is gone, so the run is over, though its command goes on."""
+    _running(session, "job", "requeue = false")
+    world = session.world
+    world.alive[next(world.next_pids)] = world.alive.pop(*world.pids("job"))
+    session.settle()
+    assert not world.pids("job")
+    assert ends_of(world).places == {"job": (DONE,)}
+
+
 @pytest.mark.parametrize("kind", ["gone", "a file for a while"])
 def test_an_array_whose_metadir_somebody_removed_runs_no_task_again(
     session: Session, tmp_path: Path, kind: str

@@ -6,6 +6,8 @@ import errno
 import os
 import signal
 from collections.abc import Collection, Mapping
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -316,3 +318,17 @@ def test_a_task_that_is_deleted_while_it_waits_was_cancelled(session: Session, m
     session.users.path(QUEUED, "sweep_2").unlink()
     session.settle()
     assert session.now.state.arrays["sweep"].ended == {"sweep_2": State.CANCELLED}
+
+
+def test_an_array_that_goes_while_it_is_expanded_leaves_nothing(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a pass has no time for all of it, and no other array comes."""
+    monkeypatch.setattr(arrays, "BUDGET_NS", 8)
+    monkeypatch.setattr(arrays, "time", SimpleNamespace(monotonic_ns=count().__next__))
+    session.users.submit("sweep", "ok # {index}", 'array = "0-9"')
+    session.turns(1)
+    assert os.listdir(session.world.staging)
+    session.users.path(QUEUED, "sweep").unlink()
+    session.settle()
+    assert not os.listdir(session.world.staging)

@@ -24,8 +24,7 @@ from msgspec.structs import replace
 from spool import __version__
 from spool.client.autostart import environment
 from spool.core.errors import NO_ROOM
-from spool.core.events import Answer, Event, EventName
-from spool.core.model import SECOND_NS, Grant, Reservation, Result, Spec, Stop
+from spool.core.model import SECOND_NS, Answer, Event, EventName, Grant, Reservation, Result, Spec, Stop
 from spool.core.units import show_size
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.wakeup import Timers

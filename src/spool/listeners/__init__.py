@@ -19,7 +19,7 @@ from msgspec import Struct, field
 
 from spool.core import layout
 from spool.core.errors import shown
-from spool.core.events import Event, EventName
+from spool.core.model import Event, EventName
 from spool.formats.capabilities import capabilities, loaded
 from spool.formats.config import Config
 from spool.store.ownership import others_write, why_not_obeyed

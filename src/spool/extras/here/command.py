@@ -16,8 +16,8 @@ from types import FrameType
 from msgspec.structs import replace
 
 from spool.cli import render
-from spool.cli.group import own
-from spool.cli.render import made, tell
+from spool.cli.group import made, own
+from spool.cli.render import tell
 from spool.cli.submission import Asked, draft_of, publish, tell_doubts
 from spool.cli.wait import HoldNotices, code_of, told
 from spool.client import autostart, submit

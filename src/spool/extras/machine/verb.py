@@ -74,13 +74,11 @@ def status(root: str, as_json: bool) -> int:
 
     By hand: cat /run/spool/machine.json
     """
-    from spool.cli import publicjson
-
     settings, now_ns = config_if(root, b"machine") or Config(), time.time_ns()
     place = shared_directory(settings.machine)
     found = sharing(place, settings.machine_owner, os.geteuid(), now_ns) if place is not None else None
     if as_json:
-        render.as_json({"version": 1, "machine": publicjson.plain(found)})
+        render.as_json({"machine": found})
     elif found is None:
         why = '`machine = "off"` in config.toml' if settings.machine == "off" else f"there is no {MACHINE_FILE}"
         render.prose(f"this spool shares its machine with no other: {why}; `sudo spool machine install` shares it")

@@ -17,9 +17,8 @@ from itertools import accumulate
 
 from spool import __version__
 from spool.core import layout
-from spool.core.events import ENDS, Event, EventName
 from spool.core.layout import Layout
-from spool.core.model import OUTCOMES, SECOND_NS, Result, State
+from spool.core.model import ENDS, OUTCOMES, SECOND_NS, Event, EventName, Result, State
 from spool.formats.config import Config
 from spool.formats.state import GpuView, MachineView, StateView, parse_state
 from spool.listeners import Listener

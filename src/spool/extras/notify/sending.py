@@ -33,10 +33,9 @@ from msgspec import Struct
 from spool import __version__
 from spool.core import layout
 from spool.core.errors import InvalidValue
-from spool.core.events import ENDS, Event, EventName
 from spool.core.gpuuse import mean_part
 from spool.core.layout import Layout, engine_of
-from spool.core.model import SECOND_NS, Grant, Result, Spec
+from spool.core.model import ENDS, SECOND_NS, Event, EventName, Grant, Result, Spec
 from spool.core.reasons import pools_in_words
 from spool.core.units import show_duration, show_percent, show_size
 from spool.extras.notify.settings import NAME, Notifications, addressees, expanded, settings_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from spool.core.errors import InvalidValue
-from spool.core.events import EVENT_WORDS, JOB_WORDS, Event, concerns
+from spool.core.model import EVENT_WORDS, JOB_WORDS, Event, concerns
 from spool.formats.toml import Path
 from spool.formats.validation import Kind, PartReader, Reading
 from spool.formats.values import Names, different, one_of, several, words
