@@ -19,7 +19,7 @@ from spool.testing.fakes import a_result
 from support import ROOT, wait_for
 
 EXAMPLE = ROOT / "examples" / "capability"
-TEXTS = ("job", "config", "problem", "launch", "steps", "wanted", "listener", "listens", "told", "checks")
+TEXTS = ("job", "config", "problem", "launch", "steps", "listener", "listens", "told", "checks")
 
 
 def targets(capability: Capability) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from spool import __version__
 from spool.cli import group
-from spool.version import __version__
 from support import ROOT
 from test_readme import read
 

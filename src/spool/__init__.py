@@ -3,6 +3,8 @@
 The public names are listed here; the rest is internal. Each name is imported on first use.
 """
 
+__version__ = "0.1.0"
+
 _HOMES = {
     "AsyncClient": "spool.python.asynchronous",
     "Change": "spool.client.requests",
@@ -31,7 +33,6 @@ _HOMES = {
     "Statistics": "spool.core.accounting",
     "UsageError": "spool.core.errors",
     "WaitedJobs": "spool.python.client",
-    "__version__": "spool.version",
     "as_completed": "spool.python.client",
     "job": "spool.python.client",
     "wait_all": "spool.python.client",
@@ -61,4 +62,4 @@ def _contributed() -> dict[str, str]:
 
 def __dir__() -> list[str]:
     """Return the public names."""
-    return sorted([*_HOMES, *_contributed()])
+    return sorted([*_HOMES, *_contributed(), "__version__"])

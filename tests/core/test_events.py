@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spool.core.events import ENDS, EVENT_WORDS, JOB_WORDS, EventName, concerns
+from spool.core.model import ENDS, EVENT_WORDS, JOB_WORDS, EventName, concerns
 
 
 def test_ended_means_every_outcome_and_nothing_else() -> None:

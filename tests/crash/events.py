@@ -8,7 +8,7 @@ import pytest
 
 from crash.world import World
 from spool.core.capability import Capability
-from spool.core.events import Event, EventName
+from spool.core.model import Event, EventName
 from spool.dispatcher import launcher, monitor, recovery
 from spool.dispatcher.events import ListenerClient
 from spool.formats import capabilities

@@ -506,3 +506,19 @@ def test_nothing_starts_while_the_history_cannot_be_written(
     session.sweep()
     check(session.world)
     assert ends_of(session.world).outcomes == {"x": ("finished 1.0",), "later": ("finished 1.0",)}
+
+
+def test_a_run_that_cannot_be_filed_keeps_no_dispatcher_that_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--until-idle` waits for what runs, and not for what only users can mend."""
+    with _stage(tmp_path / "spool", monkeypatch) as (session, faults):
+        _running()(session)
+        assert session.now is not None
+        faults.choose("rename", f"{session.world.root}/jobs/x/1/result.toml", errno.EACCES, times=_LASTING)
+        faults.begin()
+        found = [session.now.stuck]
+        session.world.exit(session.world.pids("x")[0], 0)
+        session.turns(3)
+        found.append(session.now.stuck)
+        assert found == [False, True]

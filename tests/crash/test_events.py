@@ -17,9 +17,9 @@ from crash.scripts import play
 from crash.world import Session, World, check, history, world_at
 from spool import listeners
 from spool.core import layout
-from spool.core.events import Answer, EventName
 from spool.core.layout import HELD as HELD_PLACE
 from spool.core.layout import RUNNING
+from spool.core.model import Answer, EventName
 from spool.dispatcher import launcher, observer
 from spool.dispatcher.events import ConditionKind, OngoingCondition, conditions
 from spool.formats.events import Reply
@@ -177,6 +177,10 @@ def test_a_job_may_be_called_like_anything_that_is_told_of(session: Session, mon
         (EventName.DISPATCHER_STOPPED, None): 1,
     }
     assert session.now is not None
+    for pid in list(session.world.alive):
+        session.world.exit(pid, 0)
+    session.turns(6)
+    assert len(session.now.monitor.worth_remembering()) == 1  # of the dispatcher, and of no run that is over
     session.now.monitor.leaves()
     session.now.journal.commit()
     assert [event.job for event in events(session.world)][len(told) :] == [None]

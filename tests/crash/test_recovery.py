@@ -354,6 +354,8 @@ def test_a_file_deleted_from_the_queue_meanwhile_is_forgotten(session: Session) 
     session.settle()
     assert ends_of(session.world).places == {}
     assert history(session.world.root) == []
+    assert session.now is not None
+    assert session.now.state.jobs == {}  # another file of the name is a submission of its own
 
 
 @pytest.mark.parametrize(("one", "other"), [(QUEUED, HELD), (DONE, QUEUED), (RUNNING, QUEUED), (RUNNING, HELD)])
@@ -576,6 +578,16 @@ def test_a_run_whose_jid_somebody_removed_is_not_run_beside_itself(session: Sess
     session.world.kill("job")
     session.settle()
     assert ends_of(session.world).outcomes == {"job": ("lost 1.0",)}
+
+
+def test_what_a_killed_wrapper_left_behind_is_ended_by_the_next_dispatcher(session: Session) -> None:
+    """The jid says that the wrapper is gone, so the run is over, though its command goes on."""
+    _running(session, "job", "requeue = false")
+    world = session.world
+    world.alive[next(world.next_pids)] = world.alive.pop(*world.pids("job"))
+    session.settle()
+    assert not world.pids("job")
+    assert ends_of(world).places == {"job": (DONE,)}
 
 
 @pytest.mark.parametrize("kind", ["gone", "a file for a while"])

@@ -21,6 +21,7 @@ from spool.dispatcher.finalizer import Finalizer
 from spool.formats.config import RetentionPolicy
 from spool.formats.run_records import render_history
 from spool.formats.state import StateView, render_state
+from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Service, Spool
 from spool.testing.fakes import FaultyDisk, PowerCut
 
@@ -176,6 +177,27 @@ def _claimed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     session.turns(1)
     assert session.cuts == 1
     assert session.users.path(RUNNING, "job").exists()
+
+
+def test_an_end_that_was_cut_off_is_finished_without_the_journal_too(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start was taken back for a newer file; the record of that is there, and the older file still in `running/`."""
+    _claimed(session, monkeypatch)
+    session.users.submit("job", "ok # newer")
+
+    def cut(*_: object) -> None:
+        raise PowerCut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LockedSpool, "archive", cut)
+        session.after_cut = patch.undo
+        session.turns(1)
+    assert session.users.path(RUNNING, "job").exists()
+    (session.world.root / layout.JOURNAL).unlink(missing_ok=True)
+    session.settle()
+    check(session.world)
+    assert [(line.run, line.outcome) for line in _lines(session)] == [(2, State.CANCELLED), (3, State.FINISHED)]
 
 
 @pytest.mark.parametrize("how", ["rm", "cancel", "done"])

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from crash.world import Session
 from spool.core import layout
-from spool.core.events import EventName
-from spool.core.model import SECOND_NS, GpuWork, Machine, StopKind
+from spool.core.model import SECOND_NS, EventName, GpuWork, Machine, StopKind
 from spool.dispatcher.monitor import GpuUseRecorder
 from spool.state.run import ActiveRun
 from spool.store.disk import SpoolTrouble

@@ -26,7 +26,7 @@ NEVER_CALLED = {
     ("spool.formats.jobfile", "edited"): "commands edit job files",
     ("spool.machine.nvml", "__init__"): "a process of its own asks NVML",
 }
-ON_DEMAND = ("libtmux", "spool.executors.tmux", "spool.executors.first_program", "shlex")
+ON_DEMAND = ("libtmux", "spool.executors.tmux", "shlex")
 RECORDER = """
 import os, sys
 if "dispatch" in open("/proc/self/cmdline").read().split("\\0"):

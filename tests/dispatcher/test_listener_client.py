@@ -18,8 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from spool.core import layout
-from spool.core.events import Event, EventName
-from spool.core.model import SECOND_NS
+from spool.core.model import SECOND_NS, Event, EventName
 from spool.dispatcher.events import ListenerClient
 from spool.formats.events import AT_ONCE, Ready, Reply, render_event
 from spool.store.disk import Disk

@@ -6,13 +6,16 @@ import errno
 import os
 import signal
 from collections.abc import Collection, Mapping
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from crash.world import HOST, NAMESPACE, Session, World, _Processes, ends_of
+from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
-from spool.core.model import SECOND_NS, Jid
+from spool.core.model import SECOND_NS, Jid, State, Stop, StopKind
 from spool.core.runtimes import Source
 from spool.dispatcher import arrays, scanner, service
 from spool.dispatcher.wakeup import Hint
@@ -203,6 +206,22 @@ def test_a_reservation_that_is_being_written_is_read_again(session: Session, mon
     assert now.reservations._timer.at_ns is None
 
 
+def test_who_waits_for_a_writer_sleeps_until_the_next_look_at_his_file(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look that was due is due no more, whatever it has found."""
+    monkeypatch.setattr(scanner, "read_stable", lambda _: ReadFailure.WRITING)
+    monkeypatch.setattr(scanner, "RECHECK_NS", 0)
+    session.looks_at_everything = False
+    session.users.submit("x", "ok")
+    session.turns(1)
+    assert session.now.due_in_ns() == 0
+    for limit in ("RECHECK_NS", "RECHECK_MAX_NS"):
+        monkeypatch.setattr(scanner, limit, 3600 * SECOND_NS)
+    session.turns(1)
+    assert session.now.due_in_ns() != 0
+
+
 def test_a_job_that_was_not_started_waits_for_its_executor(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is back in the queue at once, with the reason, and starts when there is something to start it with."""
     with monkeypatch.context() as patch:
@@ -276,3 +295,40 @@ def test_a_run_that_does_not_stand_still_yet_is_looked_at_again(
     session.users.suspend("x")
     session.turns(2)
     assert session.now.suspender._timer.at_ns is not None
+
+
+def test_who_waits_beside_a_run_that_is_killed_for_its_memory_asks_for_more(session: Session) -> None:
+    """Its request was another as long as that run had not ended."""
+    for _ in range(2):
+        session.users.submit("x", "hang", 'memory = "50M"', 'retry = { max = 1, memory_factor = 4, on = ["failed"] }')
+        session.settle()
+    (session.world.root / layout.PAUSED).touch()
+    now = session.now
+    now.stops.order(now.state.live["x", 1], Stop(StopKind.MEMORY, "spool", 0))
+    session.settle()
+    assert ends_of(session.world).outcomes == {"x": ("out_of_memory 1.0",)}
+    assert now.state.queue["x"].sized.request.memory_bytes == 200 << 20
+
+
+def test_a_task_that_is_deleted_while_it_waits_was_cancelled(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rm queued/sweep_2.toml` leaves no record of it, and its array counts it all the same."""
+    monkeypatch.setattr(scanner, "FORGET_NS", 0)
+    session.users.submit("sweep", "hang", 'array = "0-2"')
+    session.settle()
+    session.users.path(QUEUED, "sweep_2").unlink()
+    session.settle()
+    assert session.now.state.arrays["sweep"].ended == {"sweep_2": State.CANCELLED}
+
+
+def test_an_array_that_goes_while_it_is_expanded_leaves_nothing(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a pass has no time for all of it, and no other array comes."""
+    monkeypatch.setattr(arrays, "BUDGET_NS", 8)
+    monkeypatch.setattr(arrays, "time", SimpleNamespace(monotonic_ns=count().__next__))
+    session.users.submit("sweep", "ok # {index}", 'array = "0-9"')
+    session.turns(1)
+    assert os.listdir(session.world.staging)
+    session.users.path(QUEUED, "sweep").unlink()
+    session.settle()
+    assert not os.listdir(session.world.staging)

@@ -7,8 +7,7 @@ import re
 import msgspec
 
 from spool.core import errors, layout
-from spool.core.events import EventName
-from spool.core.model import OUTCOMES, State, StopKind
+from spool.core.model import OUTCOMES, EventName, State, StopKind
 from spool.formats import journal
 from spool.formats.run_records import HISTORY
 from spool.formats.state import JobView, StateView

@@ -14,7 +14,7 @@ import pytest
 from end_to_end.hooking import LEDGER, RECORD, hook, ledger, listeners, told, wait_told
 from plugins.fake_nvml import FakeNvml
 from served import Served, alive
-from spool.core.events import EventName
+from spool.core.model import EventName
 from support import wait_for
 
 HANG = "sleep 600"

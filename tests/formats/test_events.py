@@ -6,8 +6,7 @@ import json
 
 from msgspec.structs import replace
 
-from spool.core.events import Event, EventName
-from spool.core.model import Grant, Request, Result, State
+from spool.core.model import Event, EventName, Grant, Request, Result, State
 from spool.formats.events import facts, render_facts, variables
 
 EVENT = Event(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from spool.core.events import JOB_WORDS
 from spool.core.model import (
+    JOB_WORDS,
     ArrayTask,
     Dependencies,
     Limits,

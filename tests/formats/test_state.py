@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spool.core.events import Event, EventName
-from spool.core.model import ForeignProcess, Gpu
+from spool.core.model import Event, EventName, ForeignProcess, Gpu
 from spool.formats.events import parse_event, render_event
 from spool.formats.state import GpusTold, GpuView, JobView, MachineView, StateView, parse_state, render_state, rendered
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spool.core.events import Event, EventName
+from spool.core.model import Event, EventName
 from spool.formats.events import render_event
 from spool.listeners.process import MOST_TRIES, Delivery
 from spool.store.disk import Disk

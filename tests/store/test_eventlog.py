@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from spool.core import layout
-from spool.core.events import Event, EventName
-from spool.core.model import Grant, Request, Result, State
+from spool.core.model import Event, EventName, Grant, Request, Result, State
 from spool.formats.events import parse_event, render_event
 from spool.store import logs
 from spool.store.disk import Disk

@@ -18,7 +18,9 @@ from msgspec import Struct
 from spool.cli import joboptions, render
 from spool.cli.group import (
     Verb,
+    ensure_dispatcher,
     for_each,
+    made,
     moment_of,
     named,
     names_argument,
@@ -28,7 +30,7 @@ from spool.cli.group import (
     states_of,
     states_option,
 )
-from spool.cli.render import ensure_dispatcher, made, tell
+from spool.cli.render import tell
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
 from spool.core.errors import ExitCode, InvalidFile, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, is_pattern

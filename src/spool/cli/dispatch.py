@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from spool.cli import render
-from spool.cli.group import Subverbs, Verb, json_option, own, value_of
-from spool.cli.render import made, tell
+from spool.cli.group import Subverbs, Verb, json_option, made, own, value_of
+from spool.cli.render import tell
 from spool.client import service
 from spool.client.service import ONCE, RESIDENT
 from spool.client.submit import make_spool, root_at, was_spool
@@ -237,7 +237,7 @@ def _close_sessions(spool: Spool, removed: Removal, started: dict[tuple[str, int
 def _print(spool: Spool, removal: Removal, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
         values = {key: getattr(removal, key) for key in ("size_bytes", "runs", "jobs", "reservations", "problems")}
-        render.as_json({"version": 1, "dry_run": dry_run, **values, "jobs": [name for name, _ in removal.jobs]})
+        render.as_json({"dry_run": dry_run, **values, "jobs": [name for name, _ in removal.jobs]})
         return
     if dry_run:
         for old in removal.runs:

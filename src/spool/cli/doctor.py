@@ -33,7 +33,7 @@ def command(root: str, /, fix: bool, quiet: bool, as_json: bool) -> int:
         if not as_json and not (quiet and finding.level is Level.OK):
             _print(finding)
     if as_json:
-        render.as_json({"version": 1, "spool": root, "checks": findings})
+        render.as_json({"spool": root, "checks": findings})
     return int(any(finding.level is Level.FAIL and not finding.fixed for finding in findings))
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from spool import __version__
 from spool.cli import render
 from spool.cli.render import code_of, tell
 from spool.client import submit
@@ -31,7 +32,6 @@ from spool.core.units import parse_duration
 from spool.formats.capabilities import capabilities, contributed, loaded, search
 from spool.formats.toml import show
 from spool.store.disk import is_yet_to_be_made, remedy_for
-from spool.version import __version__
 
 if TYPE_CHECKING:
     from spool.store.spool import Spool  # imported when needed: a submission does not need it
@@ -434,12 +434,28 @@ def opened(root: str) -> Spool:
     return Spool.open(root)
 
 
+def made(root: str) -> Spool:
+    """Return the spool at *root*, created if it does not exist. Raises SpoolUnusable."""
+    if submit.ensure_spool(root):
+        tell(f"created a new spool in {root}")
+    return opened(root)
+
+
 def own(root: str) -> Spool:
     """Return the spool at *root* for a command that changes it. Raises SpoolUnusable if it is not this user's."""
     from spool.store.ownership import check_owner
 
     check_owner(root)
     return opened(root)
+
+
+def ensure_dispatcher(root: str) -> None:
+    """Start a dispatcher in the background if none is running, or say how."""
+    from spool.client import autostart  # imported when needed: most commands only look
+
+    problem = autostart.ensure(root)
+    if problem is not None:
+        tell(problem)
 
 
 def viewed(root: str) -> Spool:

@@ -8,9 +8,10 @@ from datetime import datetime
 
 import click
 
-from spool.cli import publicjson, render
-from spool.cli.group import Subverbs, Verb, for_each, json_option, own, understood, viewed
-from spool.cli.render import made, tell
+from spool.cli import render
+from spool.cli.group import Subverbs, Verb, for_each, json_option, made, own, understood, viewed
+from spool.cli.publicjson import plain
+from spool.cli.render import tell
 from spool.client.requests import Requests
 from spool.core import layout
 from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
@@ -75,7 +76,7 @@ def command(root: str, as_json: bool) -> int:
     spool = viewed(root)
     found = machine_status(spool)
     if as_json:
-        render.as_json({"version": 1, **publicjson.plain(found)})
+        render.as_json(found)
     else:
         _print(found, "unknown" if spool.unread else "")
     return 0
@@ -220,7 +221,7 @@ def gpus(root: str, as_json: bool) -> int:
     """
     found = machine.gpus(viewed(root))
     if as_json:
-        render.as_json({"version": 1, **publicjson.plain(found)})
+        render.as_json(found)
         return 0
     if found.gpus:
         styles = [_GPU_STYLES[each.state] for each in found.gpus]
@@ -383,11 +384,11 @@ def list_(root: str, everything: bool, as_json: bool) -> int:
     if as_json:
         rows = [
             {"name": one.name, "state": one.state}
-            | (publicjson.plain(one.reservation) if one.reservation is not None else {})
+            | (plain(one.reservation) if one.reservation is not None else {})
             | {"problem": one.problem or None, "removed_at_ns": one.removed_at_ns}
             for one in found.rows
         ]
-        render.as_json({"version": 1, "gpus": found.gpus, "gpu_problem": found.gpu_problem, "reservations": rows})
+        render.as_json({"gpus": found.gpus, "gpu_problem": found.gpu_problem, "reservations": rows})
         return 0
     if not found.rows:
         tell("no reservations")

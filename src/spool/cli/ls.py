@@ -407,7 +407,7 @@ def _print_csv(rows: Iterable[JobRow], columns: Sequence[str], now_ns: int) -> N
 
 def _print_json(found: JobList, arrays: dict[str, ArrayTasks]) -> None:
     tasks = {"tasks": {name: one.rows for name, one in arrays.items()}} if arrays else {}
-    render.as_json({"version": 1, "at": render_instant(found.at_ns), "dispatcher": found.dispatcher,
+    render.as_json({"at": render_instant(found.at_ns), "dispatcher": found.dispatcher,
                     "paused": found.paused, "problems": found.problems, "jobs": found.rows, **tasks})  # fmt: skip
 
 

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, assert_never
 
 from msgspec import Struct
 
-from spool.client import autostart
-from spool.client.submit import ensure_spool
 from spool.core.errors import ExitCode, InvalidFile, SpoolError, cannot, shown
 from spool.core.model import GpuUse, Result, State
 from spool.core.units import show_duration, show_percent, show_size
@@ -29,7 +27,6 @@ from spool.store.disk import remedy_for
 if TYPE_CHECKING:
     from spool.query.rows import JobRow  # `submit` needs no list
     from spool.query.timeline import Timeline
-    from spool.store.spool import Spool  # imported when needed: a submission does not need it
 
 
 # Errors that any file system can have; any other OSError is a bug and gets a traceback.
@@ -79,22 +76,6 @@ def _tell_invalid(error: InvalidFile) -> None:
     tell(f"cannot use {error.what}: it has {error.count:,} problems")
     for problem in error.problems:
         print(f"  {shown(problem.message)}", file=sys.stderr)
-
-
-def made(root: str) -> Spool:
-    """Return the spool at *root*, created if it does not exist. Raises SpoolUnusable."""
-    if ensure_spool(root):
-        tell(f"created a new spool in {root}")
-    from spool.store.spool import Spool
-
-    return Spool.open(root)
-
-
-def ensure_dispatcher(root: str) -> None:
-    """Start a dispatcher in the background if none is running, or say how."""
-    problem = autostart.ensure(root)
-    if problem is not None:
-        tell(problem)
 
 
 GAP = "  "
@@ -500,13 +481,18 @@ def pairs(lines: Iterable[tuple[str, str]]) -> None:
             say(f"{'':{width}}  {line}")
 
 
-def as_json(value: Any) -> None:
-    """Print *value* as JSON: data classes as objects, `…_at_ns` as RFC 3339 `…_at`, unknown values as null."""
-    import json  # imported here, because `submit` prints none
+def as_json(*parts: Struct | Mapping[str, Any]) -> None:
+    """Print one JSON object: its version and the fields of all *parts*, in their order.
 
-    from spool.cli import publicjson
+    Structs are objects, `…_at_ns` is RFC 3339 `…_at`, unknown values are null.
+    """
+    import json  # imported here, because most commands print none
 
-    found = publicjson.plain(value)
+    from spool.cli.publicjson import plain
+
+    found = {"version": 1}
+    for part in parts:
+        found |= plain(part)
     text = json.dumps(found, indent=2, ensure_ascii=False)
     sys.stdout.write((text if shown(text, "\n") == text else json.dumps(found, indent=2)) + "\n")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import click
+from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.cli import publicjson, render
+from spool.cli import render
 from spool.cli.group import Verb, json_option, name_argument, one_job, opened
 from spool.core.lifecycle import exit_words
 from spool.core.model import Grant, State
@@ -55,7 +56,7 @@ def command(root: str, name: str, run: int | None, as_json: bool) -> int:
     spool = opened(root)
     found = job_details(spool, one_job(spool, name), run)
     if as_json:
-        render.as_json({"version": 1, **publicjson.plain(found)})
+        render.as_json(found)
     else:
         _print(found, folded(spool, found.tasks))
     return 0
@@ -266,7 +267,7 @@ def seff(root: str, name: str, run: int | None, as_json: bool) -> int:
     spool = opened(root)
     found = compare(spool, one_job(spool, name), run)
     if as_json:
-        render.as_json({"version": 1, **_json(found)})
+        render.as_json(*_json(found))
     else:
         render.pairs(
             line for line in (_use_of_run(found) if isinstance(found, RunEfficiency) else _of_array(found)) if line[1]
@@ -274,19 +275,12 @@ def seff(root: str, name: str, run: int | None, as_json: bool) -> int:
     return 0
 
 
-def _json(found: RunEfficiency | ArrayEfficiency) -> dict[str, object]:
+def _json(found: RunEfficiency | ArrayEfficiency) -> tuple[Struct | Mapping[str, object], ...]:
     if isinstance(found, ArrayEfficiency):
-        return {"job": found.job, "array": True, **publicjson.plain(found.summary)}
-    return {
-        "job": found.used.record.job,
-        "array": False,
-        **publicjson.plain(found.used),
-        "so_far": not found.used.ended,
-        "memory_now_bytes": found.memory_now_bytes,
-        "auto": found.auto,
-        **publicjson.plain(found.compared),
-        "runs": publicjson.plain(found.runs),
-    }
+        return {"job": found.job, "array": True}, found.summary
+    job, used = {"job": found.used.record.job, "array": False}, found.used
+    state = {"so_far": not used.ended, "memory_now_bytes": found.memory_now_bytes, "auto": found.auto}
+    return job, used, state, found.compared, {"runs": found.runs}
 
 
 def _use_of_run(found: RunEfficiency) -> list[tuple[str, str]]:

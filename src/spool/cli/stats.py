@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 import click
 from msgspec import Struct
 
-from spool.cli import publicjson, render
+from spool.cli import render
 from spool.cli.group import Verb, json_option, moment_of, viewed
+from spool.cli.publicjson import plain
 from spool.cli.render import tell
 from spool.core.accounting import MJ_PER_KWH, By, RunFilter, Statistics, Totals
 from spool.core.errors import UsageError
@@ -93,18 +94,17 @@ def _remark(found: Statistics, history: History) -> None:
 
 def _print_json(statistics: Statistics, history: History, wanted: RunFilter, by: By | None) -> None:
     render.as_json(
+        wanted,
+        {"by": by},
+        statistics,
         {
-            "version": 1,
-            **publicjson.plain(wanted),
-            "by": by,
-            **publicjson.plain(statistics),
             "total": statistics.total,
-            "groups": [{by: key, **publicjson.plain(totals)} for key, totals in statistics.groups] if by else [],
+            "groups": [{by: key, **plain(totals)} for key, totals in statistics.groups] if by else [],
             "unreadable_lines": history.unreadable,
             "duplicate_runs": statistics.duplicates,
             "clock_set_runs": statistics.clock_set,
             "problems": history.problems,
-        }
+        },
     )
 
 

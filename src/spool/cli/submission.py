@@ -20,7 +20,8 @@ from msgspec.structs import replace
 
 from spool.cli import fastsubmit, joboptions
 from spool.cli.fastsubmit import OF_A_JOB, command_of
-from spool.cli.render import ensure_dispatcher, progress, tell
+from spool.cli.group import ensure_dispatcher
+from spool.cli.render import progress, tell
 from spool.client import submit as submitting
 from spool.client.draft import Draft, Exports, exports, fresh_name, job_keys, next_name, stem_of
 from spool.core import layout

@@ -22,6 +22,7 @@ from spool.cli.group import (
     WordsVerb,
     for_each,
     json_option,
+    made,
     name_argument,
     named,
     names_argument,
@@ -32,7 +33,7 @@ from spool.cli.group import (
     strict_option,
 )
 from spool.cli.joboptions import COMMON_TITLE, key_options, values_of
-from spool.cli.render import made, say, say_text, tell
+from spool.cli.render import say, say_text, tell
 from spool.cli.submission import Asked, draft_of, file_draft, publish, tell_doubts
 from spool.client import submit as submitting
 from spool.client.draft import Draft
@@ -341,7 +342,7 @@ def check(root: str, /, files: tuple[str, ...], strict: bool, as_json: bool) -> 
             {"file": path, "valid": not problems, "problems": problems, "warnings": warnings.get(path, [])}
             for path, problems, _ in found
         ]
-        render.as_json({"version": 1, "files": files_json})
+        render.as_json({"files": files_json})
     else:
         for path, problems in bad:
             for problem in problems:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from spool.cli import publicjson, render
+from spool.cli import render
 from spool.cli.group import JobArgument, Verb, for_each, json_option, one_job, viewed
 from spool.cli.render import tell
 from spool.core.model import Grant
@@ -94,11 +94,11 @@ def command(root: str, names: tuple[str, ...], as_json: bool) -> int:
     if len(names) == 1:
         answer(names[0])
         if as_json:
-            render.as_json({"version": 1, **publicjson.plain(answers[0])})
+            render.as_json(answers[0])
         return 0
     code = for_each(names, answer)
     if as_json:
-        render.as_json({"version": 1, "jobs": list(map(publicjson.plain, answers))})
+        render.as_json({"jobs": answers})
     return code
 
 
@@ -257,7 +257,7 @@ def plan(root: str, as_json: bool) -> int:
     spool = viewed(root)
     found = preview(spool)
     if as_json:
-        render.as_json({"version": 1, **publicjson.plain(found)})
+        render.as_json(found)
     else:
         _print_plan(found, partly=bool(spool.unread))
     return 0

@@ -118,11 +118,11 @@ class Capability(Row):
     * `files`: a tuple of `formats.validation.FileKind`: the files that are its own, for `spool check` and the schemas.
     * `leases`: the class of the `dispatcher.leases.Leases` by which a dispatcher starts jobs on a shared machine.
     * `sharing`: `(directory, owner, uid, now_ns) -> query.shared.MachineSharing`: what the users of one have of it.
-    * `steps`: `(Context) -> dispatcher.context.Steps`: its steps of a pass; made once `wanted`, `(Config) -> bool`.
+    * `steps`: `(Context) -> dispatcher.context.Steps`: its steps of a pass; made once its `Config.parts[name]` is set.
     * `record`: `(Spool, str, int) -> Struct | None`: what it has recorded of a run of a job, in `RunDetails.parts`;
       `PUBLIC` of its class has the names that `--json` prints.
     * `listener`: the class of a `Listener`, whose kind is the capability's name; it runs once `listens`,
-      `(Config) -> bool`, or at the request of a job if `for_jobs`.
+      `(Config) -> bool`, or without that its part of the configuration has a value, or if `for_jobs` a job asks for it.
     * `verbs`: its verbs, by name.
     * `way`: an `OtherWay` of `spool run`.
     * `charts`: what draws the charts of verbs, a `cli.charts.Charts`.
@@ -155,7 +155,6 @@ class Capability(Row):
     leases: str = ""
     sharing: str = ""
     steps: str = ""
-    wanted: str = ""
     record: str = ""
     listener: str = ""
     listens: str = ""

@@ -315,10 +315,8 @@ def _taken(gpu: Gpu, run: Running) -> int:
     known = [taken for job, taken in gpu.taken_bytes if job == run.name]
     if known or run.grant.gpu_memory_bytes is not None:
         return sum(known)
-    if gpu.memory_total_bytes is None or gpu.memory_free_bytes is None:
-        return 0
     others = sum(process.memory_bytes or 0 for process in gpu.foreign)  # it was alone: the rest was its own
-    return max(gpu.memory_total_bytes - gpu.memory_free_bytes - others, 0)
+    return max((gpu.memory_used_bytes or 0) - others, 0)
 
 
 def left_by(gpu: Gpu, run: Running) -> Gpu:

@@ -567,7 +567,7 @@ class FreeResources:
             if request.resources and self.machine.most_runs is None
             else (),
             gpus_elsewhere=request.gpus if self.machine.most_runs is not None else 0,
-            cpu_list=self._cpu_list(request.cpus, cards) if self.machine.cores and request.cpus else "",
+            cpu_list=self._cpu_list(request.cpus, cards) if self.machine.cores else "",
         )
 
     def _cpu_list(self, cpus: int, cards: Sequence[GpuSlot]) -> str:

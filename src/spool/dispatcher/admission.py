@@ -17,9 +17,8 @@ from msgspec import Struct
 
 from spool.core import layout
 from spool.core.errors import InvalidValue
-from spool.core.events import Answer, EventName
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.model import SECOND_NS, Stop, StopKind
+from spool.core.model import SECOND_NS, Answer, EventName, Stop, StopKind
 from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context

@@ -18,9 +18,8 @@ from msgspec import Struct
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidFile, InvalidJob
-from spool.core.events import EventName
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.model import SECOND_NS, Problem, Result, Spec, State, Stop, StopKind
+from spool.core.model import SECOND_NS, EventName, Problem, Result, Spec, State, Stop, StopKind
 from spool.core.units import show_size
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context

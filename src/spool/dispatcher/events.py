@@ -21,10 +21,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from spool import __version__
 from spool.client.autostart import environment
 from spool.core.errors import NO_ROOM
-from spool.core.events import Answer, Event, EventName
-from spool.core.model import SECOND_NS, Grant, Reservation, Result, Spec, Stop
+from spool.core.model import SECOND_NS, Answer, Event, EventName, Grant, Reservation, Result, Spec, Stop
 from spool.core.units import show_size
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.wakeup import Timers
@@ -52,7 +52,6 @@ from spool.store.edited import Settings
 from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
 from spool.store.ownership import name_of
-from spool.version import __version__
 
 log = logging.getLogger(__name__)
 

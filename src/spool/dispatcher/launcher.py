@@ -17,9 +17,8 @@ from msgspec import Struct
 
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
-from spool.core.events import Answer, EventName
 from spool.core.lifecycle import Liveness, Unstartable
-from spool.core.model import SECOND_NS, Spec
+from spool.core.model import SECOND_NS, Answer, EventName, Spec
 from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context

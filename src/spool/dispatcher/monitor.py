@@ -18,11 +18,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core import layout
-from spool.core.events import EventName
 from spool.core.gpus import is_active, stranger
 from spool.core.gpuuse import GpuWatch
 from spool.core.lifecycle import Liveness
-from spool.core.model import SECOND_NS, Gpu, GpuWork, Jid, Machine, Running, Stop, StopKind
+from spool.core.model import SECOND_NS, EventName, Gpu, GpuWork, Jid, Machine, Running, Stop, StopKind
 from spool.core.units import format_duration, show_duration, show_size
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
@@ -171,8 +170,6 @@ class Monitor(Component):
 
     def ended(self, lives: list[ActiveRun]) -> None:
         """Report the start of runs that ended before their start was noticed."""
-        if not self.silent and not self._told:
-            return
         for live in lives:
             silent = self.silent.pop(live.key, None) is not None
             ended = live.ended if silent else None  # None: a void one, too, which may have begun
@@ -443,8 +440,7 @@ class GpuUseRecorder(Component):
     def leave(self) -> None:
         """Write the sums since the last writing."""
         for live in list(self._state.live.values()):
-            if live.gpu_watch is not None and live.result is None:
-                self._write(live)
+            self._write(live)
 
     def _take_in(self, live: ActiveRun, at_ns: int, work: list[GpuWork | None]) -> None:
         before = live.gpu_watch or GpuWatch.since(live.started_at_ns, len(live.grant.gpu_uuids))

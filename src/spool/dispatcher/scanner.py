@@ -17,10 +17,9 @@ from contextlib import suppress
 
 from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidReservation
-from spool.core.events import EventName
 from spool.core.gpus import settle
 from spool.core.layout import HELD, QUEUED, RUNNING
-from spool.core.model import Problem, Reservation, Spec
+from spool.core.model import EventName, Problem, Reservation, Spec
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.wakeup import Hint, NameChange

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 from spool.core.errors import SpoolError, StartRefused, cannot
-from spool.executors import compiled, first_program
+from spool.executors import compiled
 from spool.executors.base import Launch, refused
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.config import Config
@@ -29,6 +29,7 @@ from spool.machine import identity
 from spool.machine.host import pin, pinned, unpin
 
 SHELL = "/bin/sh"
+FIRST_PROGRAM = [sys.executable, "-I", "-S", "-B", f"{os.path.dirname(os.path.abspath(__file__))}/first_program.py"]
 
 _ANSWER = struct.Struct("i")  # a pid, or -errno
 _UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP}
@@ -98,7 +99,7 @@ class ProcessExecutor:
         identity_fd = None
         try:
             identity_fd = os.memfd_create("identity")
-            words = [sys.executable, "-I", "-S", "-B", first_program.__file__, "-", launch.script, TOLD]
+            words = [*FIRST_PROGRAM, "-", launch.script, TOLD]
             pid = self._spawn(words, {0: identity_fd}, launch.inherited(), launch.cpus)
             # While the shell starts. If the shell is faster, it finds nothing and looks for itself.
             with contextlib.suppress(OSError):

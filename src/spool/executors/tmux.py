@@ -30,10 +30,9 @@ from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.layout import SERVICE
 from spool.core.model import Jid
 from spool.core.units import cpus_in
-from spool.executors import first_program
 from spool.executors.base import Launch, refused, sounds_refused
 from spool.executors.local import LocalProcesses, LocalRun
-from spool.executors.process import ProcessExecutor
+from spool.executors.process import FIRST_PROGRAM, ProcessExecutor
 from spool.formats.config import Config
 from spool.formats.wrapper import Surroundings, outputs_of
 from spool.machine import identity
@@ -119,7 +118,7 @@ class TmuxExecutor:
         told = f"{launch.metadir}/{layout.LAUNCH}"
         session = session_of(launch.job, launch.run)
         words = ["-d", "-P", "-F", "#{pane_pid} #{pid}", "-s", session, *_SIZE, "-c", "/"]
-        words += [sys.executable, "-I", "-S", "-B", first_program.__file__, told, str(launch.script)]
+        words += [*FIRST_PROGRAM, told, str(launch.script)]
         if launch.keep:
             words += [";", "set-option", "-w", "-t", f"={session}:", "remain-on-exit", "on"]
         if launch.run > 1:

@@ -82,7 +82,6 @@ TABLE = (
         "Writes a web page that shows the spool.",
         config="spool.extras.page:CONFIG",
         listener="spool.extras.page.writer:PageWriter",
-        listens="spool.extras.page:listens",
         checks="spool.extras.page.writer:CHECKS",
     ),
     Capability(
@@ -90,7 +89,6 @@ TABLE = (
         "Records the code that a run begins with, compares runs, and runs them again.",
         config="spool.extras.capture:CONFIG",
         steps="spool.extras.capture.steps:Captures",
-        wanted="spool.extras.capture:wanted",
         record="spool.extras.capture.code:capture_of",
         verbs={
             "diff": ContributedVerb(
@@ -110,7 +108,6 @@ TABLE = (
         "Writes metrics for Prometheus.",
         config="spool.extras.metrics:CONFIG",
         listener="spool.extras.metrics.listener:Metrics",
-        listens="spool.extras.metrics:listens",
     ),
     Capability(
         "notify",

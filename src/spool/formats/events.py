@@ -17,8 +17,7 @@ from typing import Any
 
 import msgspec
 
-from spool.core.events import Answer, Event
-from spool.core.model import Grant, Request
+from spool.core.model import Answer, Event, Grant, Request
 from spool.formats.run_records import HISTORY
 from spool.formats.state import decoded, escaped
 from spool.formats.wire import Form, Table, said

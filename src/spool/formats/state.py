@@ -269,7 +269,7 @@ def decoded(decoder: json.Decoder[T], data: bytes) -> T | None:
     """Return the value of *data*, None if it cannot be decoded: it may be torn, or of a later version."""
     try:
         return decoder.decode(data)
-    except (DecodeError, UnicodeDecodeError):
+    except (DecodeError, RecursionError, UnicodeDecodeError):
         return None
 
 

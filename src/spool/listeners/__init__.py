@@ -19,8 +19,8 @@ from msgspec import Struct, field
 
 from spool.core import layout
 from spool.core.errors import shown
-from spool.core.events import Event, EventName
-from spool.formats.capabilities import capabilities, contributed, loaded
+from spool.core.model import Event, EventName
+from spool.formats.capabilities import capabilities, loaded
 from spool.formats.config import Config
 from spool.store.ownership import others_write, why_not_obeyed
 
@@ -53,13 +53,15 @@ class Listener(Protocol):
     """Its name in the log and in its cursor."""
 
     def wants(self, name: EventName) -> bool:
-        """Whether it receives events of that kind at all."""
+        """Whether it receives events of that kind at all; without a method of its own, none."""
+        return False
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
         """Process an event, and call *done*, from any thread, once it need not be delivered again.
 
         Exceptions are logged, and count as done.
         """
+        done()
 
     def tick(self) -> float | None:
         """Do what is due; return the seconds until the next call at the latest, None: not before the next event."""
@@ -75,14 +77,6 @@ class NullSink(Listener):
 
     def __init__(self, name: str) -> None:
         self.name = name
-
-    def wants(self, name: EventName) -> bool:
-        """Return False: no event is wanted."""
-        return False
-
-    def hear(self, event: Event, done: Callable[[], None]) -> None:
-        """Mark the event as done."""
-        done()
 
 
 REVIEWED = frozenset({EventName.QUEUEING, EventName.SUBMITTING, EventName.CANCELLING})
@@ -110,8 +104,9 @@ def find_subscriptions(root: str, config: Config, *, by_jobs: Collection[str] = 
     """Return the listeners of the spool *root*; *by_jobs*: the capabilities whose listeners some job asks for."""
     hooks = find_hooks(root)
     hooked = {EventName(name) for name in hooks.paths}
-    listeners = contributed("listens")
-    others = frozenset(one.name for one, listens in listeners if listens(config) or one.name in by_jobs)
+    there = [one for one in capabilities() if one.listener]
+    asked = [loaded(one.listens)(config) if one.listens else config.part(one.name) for one in there]
+    others = frozenset(one.name for one, asks in zip(there, asked, strict=True) if asks or one.name in by_jobs)
     return Subscriptions(
         kinds=others | ({"hooks"} if hooked else set()),
         wants=frozenset(hooked - REVIEWED),

@@ -23,8 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core.errors import InvalidFile, InvalidValue
-from spool.core.events import Answer, Event, EventName
-from spool.core.model import SECOND_NS, Jid
+from spool.core.model import SECOND_NS, Answer, Event, EventName, Jid
 from spool.core.units import whole_words
 from spool.formats import toml
 from spool.formats.config import Config

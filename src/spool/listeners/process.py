@@ -31,9 +31,8 @@ from contextlib import suppress
 
 from spool.core import layout
 from spool.core.errors import InvalidConfig
-from spool.core.events import Answer, Event, EventName
 from spool.core.layout import Layout
-from spool.core.model import SECOND_NS
+from spool.core.model import SECOND_NS, Answer, Event, EventName
 from spool.formats import capabilities, config
 from spool.formats.config import Config
 from spool.formats.events import (

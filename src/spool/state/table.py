@@ -558,15 +558,13 @@ class SchedulerState(Struct):
         self.doubted.discard(name)
 
     def end_run(self, live: ActiveRun) -> None:
-        """Remove a run that is completely filed."""
+        """Remove a run that is completely filed. Settles nothing."""
         if self.live.pop(live.key, None) is not None:
             self.recount(live)
         job = self.job(live.name)
         job.live, job.told_run = None, None
         if self.sizing is not None and live.spec.is_sized:
             self.sizing.forget(live.name)
-            if job.queued is not None or job.held is not None:
-                self.settle(job)
 
     def told(self, job: JobEntry, run: int) -> bool:
         """Record that the end of a run was reported; return whether that is new."""

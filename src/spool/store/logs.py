@@ -21,8 +21,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core import layout
-from spool.core.events import Event
 from spool.core.layout import Layout
+from spool.core.model import Event
 from spool.formats import journal
 from spool.formats.events import parse_base, parse_cursor, parse_event, render_base, render_cursor
 from spool.store.disk import Disk, of_the_spool, open_log

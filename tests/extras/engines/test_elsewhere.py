@@ -16,10 +16,9 @@ from crash.events import events, nobody_reads, want_everything
 from crash.world import Session, ends_of, history, world_at
 from spool.cli.why import sentences
 from spool.core import layout
-from spool.core.events import EventName
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import ACTIVE, EngineWord, Liveness
-from spool.core.model import SECOND_NS, Machine, Result, State, StopKind
+from spool.core.model import SECOND_NS, EventName, Machine, Result, State, StopKind
 from spool.core.units import show_size
 from spool.dispatcher import launcher, monitor, recovery
 from spool.dispatcher.confinement import Thing

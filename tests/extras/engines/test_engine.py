@@ -279,7 +279,7 @@ def test_a_lost_answer_is_found_again_by_its_mark(bench: Bench, status: int | No
     run = bench.handed(status, err=err)
     assert (run.refusal, is_alive(run)) == (None, True)
     assert bench.look(line("8", "PENDING")) == {"a"}
-    assert (run.id, is_alive(run), bench.engine_record()) == ("8", True, "slurm lab 8\n")
+    assert (run.engine_id, is_alive(run), bench.engine_record()) == ("8", True, "slurm lab 8\n")
     assert len(bench.sent()) == 1
 
 
@@ -377,7 +377,7 @@ def test_nothing_is_concluded_from_silence(bench: Bench, status: int | None, err
         bench.work(seconds)
         assert len(bench.commands.asked("scontrol")) == asked + more
     bench.look(line("7", "RUNNING"), line("8", "RUNNING", name="b"))
-    assert (bench.engine.unavailable(), doubtful.id) == (None, "8")
+    assert (bench.engine.unavailable(), doubtful.engine_id) == (None, "8")
 
 
 def test_a_run_that_was_claimed_says_that_its_engine_is_away(bench: Bench) -> None:
@@ -583,7 +583,7 @@ def test_the_next_dispatcher_knows_a_run_by_its_record_by_its_jid_or_by_its_mark
         line("8", "RUNNING", mark="(null)"),
         line("9", "RUNNING", name="c"),
     )
-    assert [(run.id, is_alive(run)) for run in runs] == [("7", True), ("8", True), ("9", True)]
+    assert [(run.engine_id, is_alive(run)) for run in runs] == [("7", True), ("8", True), ("9", True)]
     assert bench.engine.adopt("a", 1, None) is by_record
     assert by_mark in runs
 
@@ -604,7 +604,7 @@ def test_a_full_disk_costs_the_record_and_not_the_run(bench: Bench) -> None:
     bench.work()
     bench.folder.full = True
     bench.answer("sbatch", out="7\n")
-    assert run.id == "7"
+    assert run.engine_id == "7"
     with pytest.raises(StartRefused):
         bench.start("b")
     bench.folder.full = False
@@ -683,7 +683,7 @@ def test_a_line_that_breaks_off_is_not_another_job(bench: Bench) -> None:
     run = bench.running()
     bench.work(100)
     bench.answer("squeue", out=f"{TITLES}\n{line('9', 'CANCELLED')}")
-    assert run.id == "7"
+    assert run.engine_id == "7"
     assert run.ending is None
 
 
@@ -703,16 +703,16 @@ def test_a_line_that_breaks_off_is_not_another_job(bench: Bench) -> None:
 def test_only_a_line_that_is_an_id_is_one(bench: Bench, out: str, job: str | None) -> None:
     """Where nobody can tell, the job is found by its mark; it is never taken for another."""
     run = bench.handed(out=out)
-    assert run.id == job
+    assert run.engine_id == job
     bench.look(line("7", "PENDING"))
-    assert run.id == "7"
+    assert run.engine_id == "7"
 
 
 def test_a_wrong_id_is_corrected_by_the_mark_and_an_id_of_another_spool_is_not_ours(bench: Bench) -> None:
     """A controller that has lost its memory gives the same ids again, to others."""
     run = bench.submitted(job="5")
     bench.look(line("5", "RUNNING", mark=f"spool:{'f' * 16}:x:1"), line("7", "PENDING"))
-    assert (run.id, run.waits) == ("7", "Slurm: PENDING")
+    assert (run.engine_id, run.waits) == ("7", "Slurm: PENDING")
     bench.look(line("7", "RUNNING", mark=f"spool:{'f' * 16}:x:1"))
     bench.look(line("7", "RUNNING", mark=f"spool:{'f' * 16}:x:1"))
     assert word_of(run) is EngineWord.FORGOTTEN
@@ -734,7 +734,7 @@ def test_a_wrong_id_is_corrected_by_the_mark_and_an_id_of_another_spool_is_not_o
 def test_a_refusal_is_told_from_silence_whatever_it_is_about(bench: Bench, err: str) -> None:
     """A job for which there are too few sockets is refused: taken for silence it would be submitted for ever."""
     run = bench.handed(1, out="3\n", err=err)  # nor is a number beside it the id of a job
-    assert (run.refusal is not None, run.id) == (True, None)
+    assert (run.refusal is not None, run.engine_id) == (True, None)
 
 
 def test_a_submission_that_arrived_twice_is_the_job_whose_wrapper_has_spoken(bench: Bench) -> None:
@@ -743,7 +743,7 @@ def test_a_submission_that_arrived_twice_is_the_job_whose_wrapper_has_spoken(ben
     bench.spoke()
     bench.look(line("8", "FAILED", "NonZeroExitCode"))
     assert is_alive(run)
-    assert run.id == "7"
+    assert run.engine_id == "7"
     assert bench.engine_record() == "slurm lab 7\n"
     bench.look(line("7", "RUNNING"), line("8", "FAILED", "NonZeroExitCode"))
     bench.now_ns += 10 * GRACE_NS
@@ -761,7 +761,7 @@ def test_a_silence_does_not_bring_an_old_record_back(bench: Bench, monkeypatch: 
         bench.look(line("7", "RUNNING"), line("8", "PENDING"))
     bench.look(status=1, err="Unable to contact slurm controller")
     bench.look(line("7", "RUNNING"), line("8", "PENDING"))
-    assert run.id == "7"
+    assert run.engine_id == "7"
     assert bench.engine_record() == "slurm lab 7\n"
 
 
@@ -783,7 +783,7 @@ def test_a_wrapper_that_speaks_before_sbatch_answers_is_believed(bench: Bench) -
         assert bench.cancels()[-1] == "--batch --signal=TERM 7"
         bench.commands.answer("sbatch", **answer)  # type: ignore[arg-type]
         bench.work()
-        assert (run.id, run.liveness(), run.refusal) == ("7", Liveness.ALIVE, None)
+        assert (run.engine_id, run.liveness(), run.refusal) == ("7", Liveness.ALIVE, None)
         run.close()
 
 
@@ -1014,7 +1014,7 @@ def test_a_limit_on_the_number_of_jobs_keeps_jobs_waiting_and_holds_none(bench: 
     bench.answer("sbatch", out="8\n")
     bench.work(1)
     bench.answer("sbatch", 1, err=full)
-    assert (run.id, second.id, second.waits) == ("8", None, bench.engine.full)
+    assert (run.engine_id, second.engine_id, second.waits) == ("8", None, bench.engine.full)
     assert list(bench.engine.terminate({second: False})) == [second]
 
 
@@ -1035,7 +1035,7 @@ def test_every_order_of_answers_leaves_one_submission_for_each_run(bench: Bench)
             answer(job)
             bench.work()
             bench.look(*there)
-            assert run.id == job
+            assert run.engine_id == job
         for run in runs:
             run.close()
     assert len(bench.sent()) == len({words[1] for words in bench.sent()}) == 2 * len(kinds) ** 2

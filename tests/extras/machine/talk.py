@@ -143,7 +143,7 @@ class Speaker:
                 return False
             if not data:
                 return False
-            self.heard += protocol.read_replies(data)
+            self.heard += protocol.read(protocol.REPLIES, data)
 
     def all(self, kind: type[T]) -> list[T]:
         """Return the messages of one kind that it has heard."""

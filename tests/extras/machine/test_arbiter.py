@@ -38,7 +38,7 @@ from spool.core.errors import LockHeld, SpoolUnusable
 from spool.core.model import Request
 from spool.extras.machine import arbiter as server
 from spool.extras.machine import ledger, protocol
-from spool.extras.machine.protocol import Drop, EndLease, LeaseRequest, NotAMessage, Use, read_replies
+from spool.extras.machine.protocol import REPLIES, Drop, EndLease, LeaseRequest, NotAMessage, Use, read
 from spool.machine import identity
 from support import PATIENCE_S, ROOT, wait_for
 
@@ -306,7 +306,7 @@ def test_a_lease_is_for_the_kinds_of_gpus_that_the_job_names() -> None:
 def test_no_answer_is_larger_than_a_machine(said: object) -> None:
     """What an arbiter says is bounded in each of its parts, and its totals agree with its indices; bytes are text."""
     with pytest.raises(NotAMessage):
-        read_replies(said if isinstance(said, bytes) else json.encode(said))
+        read(REPLIES, said if isinstance(said, bytes) else json.encode(said))
 
 
 # What the arbiter touches, and with what rights.

@@ -350,7 +350,7 @@ def test_any_request_is_decided(steps: list[tuple[object, ...]], order: str) -> 
     assert not ledger.decide(FULL, now_ns)
     assert ledger.leases == ledger.asks == ledger._of == ledger._by_ask == {}
     assert not +ledger._held
-    assert not ledger._open
+    assert not ledger.open_asks
 
 
 def test_memory_does_not_grow_with_the_past() -> None:

@@ -116,7 +116,7 @@ class FakeArbiter:
         """Answer what was said."""
         with contextlib.suppress(BlockingIOError):
             while self.peer is not None and (data := self.peer.recv(protocol.MOST_BYTES)):
-                orders = protocol.read_orders(data)
+                orders = protocol.read(protocol.ORDERS, data)
                 self.datagrams.append(orders)
                 self.say(*[reply for order in orders for reply in self._answer(order)])
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from extras.machine.sharing import BOB, G, gpu_share, mine, shares, write
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu
-from spool.extras.machine import SharedMachine
-from spool.extras.machine.protocol import parse_status, read_status, render_status
+from spool.extras.machine import SharedMachine, protocol
+from spool.extras.machine.protocol import parse_status, render, sharing
 from spool.query.shared import (
     GpuLease,
     MachineSharing,
@@ -28,8 +28,7 @@ from spool.store.ownership import this_user
 
 def seen(directory: Path, now_ns: int | None = None) -> MachineSharing:
     """Return what the user of the tests sees of the machine that is served in *directory*."""
-    place = SharedMachine(str(directory), frozenset({os.geteuid()}))
-    return read_status(place, os.getuid(), time.time_ns() if now_ns is None else now_ns)
+    return sharing(str(directory), None, os.getuid(), time.time_ns() if now_ns is None else now_ns)
 
 
 def test_the_parts_add_up(tmp_path: Path) -> None:
@@ -53,7 +52,7 @@ def test_a_user_without_an_account_is_known_by_number(tmp_path: Path) -> None:
     """The arbiter names such a user by the number; that is one's own part all the same."""
     nobodys = 4_000_001
     write(tmp_path, shares(BOB, UserShare(user=str(nobodys), leases=1)))
-    use = read_status(SharedMachine(str(tmp_path), frozenset({os.geteuid()})), nobodys, time.time_ns()).use
+    use = sharing(str(tmp_path), None, nobodys, time.time_ns()).use
     assert (use.own.leases, use.others) == (1, (BOB,))
 
 
@@ -86,10 +85,12 @@ def test_nothing_but_a_regular_file_is_read(tmp_path: Path) -> None:
         at.rmdir() if at.is_dir() and not at.is_symlink() else at.unlink()
 
 
-def test_a_file_of_another_account_says_nothing(tmp_path: Path) -> None:
+def test_a_file_of_another_account_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only root, the arbiter's account, oneself and the account that one names are believed."""
     write(tmp_path, shares(BOB))
-    found = read_status(SharedMachine(str(tmp_path), frozenset({os.geteuid() + 1})), os.getuid(), time.time_ns())
+    trusted = SharedMachine(str(tmp_path), frozenset({os.geteuid() + 1}))
+    monkeypatch.setattr(protocol, "served_in", lambda *_: trusted)
+    found = seen(tmp_path)
     assert "trusted" in found.problem
     assert found.use is None
 
@@ -102,9 +103,9 @@ def test_a_file_of_another_account_says_nothing(tmp_path: Path) -> None:
         shares(cpus=-8),
         shares(gpus=(gpu_share(0, ("eve", -1)),)),
         shares(*(UserShare(user=str(number)) for number in range(5000))),
-        render_status(shares(BOB)).replace(b'"cpus":5', b'"cpus":9e99'),
-        render_status(shares(BOB)).replace(b'"cpus":5', b'"cpus":18446744073709551615'),
-        render_status(shares(BOB))[:-20],
+        render(shares(BOB)).replace(b'"cpus":5', b'"cpus":9e99'),
+        render(shares(BOB)).replace(b'"cpus":5', b'"cpus":18446744073709551615'),
+        render(shares(BOB))[:-20],
         b"",
         b"\xff\xfe",
         b"[" * 100_000,
@@ -122,7 +123,7 @@ def test_numbers_that_cannot_be_counted_with_are_damage(tmp_path: Path, said: ob
 @given(st.binary(max_size=200), st.integers(0, 400), st.integers(1, 50))
 def test_no_content_of_the_file_raises(tmp_path_factory: pytest.TempPathFactory, new: bytes, at: int, cut: int) -> None:
     """Whatever bytes of a good file are replaced, it is read or refused."""
-    text = render_status(shares(BOB, own=mine(cpus=1), gpus=(gpu_share(0, ("bob", 5)),)))
+    text = render(shares(BOB, own=mine(cpus=1), gpus=(gpu_share(0, ("bob", 5)),)))
     directory = tmp_path_factory.getbasetemp() / "any"
     write(directory, text[:at] + new + text[at + cut :])
     found = seen(directory)
@@ -159,5 +160,5 @@ def test_leases_on_a_gpu_are_those_outside_of_the_spool(tmp_path: Path) -> None:
 def test_the_file_of_an_arbiter_is_read_back() -> None:
     """What `render` writes, `parse` reads, and unknown keys are no damage."""
     said = shares(BOB, own=mine(leases=1), gpus=(gpu_share(0, ("bob", None)),))
-    assert parse_status(render_status(said)) == said
-    assert parse_status(render_status(said).replace(b'{"version"', b'{"later":[1],"version"')) == said
+    assert parse_status(render(said)) == said
+    assert parse_status(render(said).replace(b'{"version"', b'{"later":[1],"version"')) == said

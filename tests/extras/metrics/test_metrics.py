@@ -16,8 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from served import Served
 from spool.core.errors import InvalidConfig
-from spool.core.events import Event, EventName
-from spool.core.model import SECOND_NS, ForeignProcess, Grant, Result, State
+from spool.core.model import SECOND_NS, Event, EventName, ForeignProcess, Grant, Result, State
 from spool.extras.metrics import listener as writing
 from spool.extras.metrics.listener import Metrics
 from spool.formats import config

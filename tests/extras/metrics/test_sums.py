@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from spool.core.events import Event, EventName
-from spool.core.model import SECOND_NS, Grant, Result, State
+from spool.core.model import SECOND_NS, Event, EventName, Grant, Result, State
 from spool.extras.metrics.listener import BOUNDS_NS, Histogram, Sums
 
 RESULT = Result(

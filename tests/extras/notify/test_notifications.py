@@ -19,8 +19,7 @@ from msgspec.structs import replace
 from receivers import HOST, MailServer, WebServer
 from served import Served
 from spool import __version__
-from spool.core.events import Event, EventName
-from spool.core.model import Result, State
+from spool.core.model import Event, EventName, Result, State
 from spool.extras.notify import sending
 from spool.extras.notify.sending import Notifier, Patience, last_lines
 from spool.extras.notify.settings import Notifications, Notify, NotifyRule

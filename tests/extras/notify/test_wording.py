@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from spool.core.errors import InvalidConfig, InvalidJob
-from spool.core.events import Event, EventName
-from spool.core.model import SECOND_NS, Grant, Result, State
+from spool.core.model import SECOND_NS, Event, EventName, Grant, Result, State
 from spool.extras.notify.sending import body, headline
 from spool.extras.notify.settings import Notifications, Notify, NotifyRule, addressees, settings_of
 from spool.formats import config, jobfile

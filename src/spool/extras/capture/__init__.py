@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec import Struct
 
 from spool.formats.capabilities import Key, KeyTable, Part
-from spool.formats.validation import PartReader
-
-if TYPE_CHECKING:
-    from spool.formats.config import Config
+from spool.formats.validation import PartReader, Reading
 
 # A row stays a row of a table.
 # fmt: off
@@ -42,17 +37,11 @@ class CaptureConfig(Struct, frozen=True):
     diff_bytes: int = 1 << 20
     packages: bool = False
 
-    @property
-    def is_on(self) -> bool:
-        """Whether there is anything to record."""
-        return self.git or self.packages
+
+def _read(reading: Reading) -> CaptureConfig | None:
+    asked = CaptureConfig(**reading.found["capture"])
+    return asked if asked.git or asked.packages else None
 
 
-READER = PartReader(lambda reading: CaptureConfig(**reading.found["capture"]))
-"""What reads the table `capture`."""
-
-
-def wanted(config: Config) -> bool:
-    """Whether the configuration asks for something to be recorded."""
-    asked = config.part("capture")
-    return asked is not None and asked.is_on
+READER = PartReader(_read)
+"""What reads the table `capture`; None if it asks for no record."""

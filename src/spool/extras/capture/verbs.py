@@ -10,7 +10,7 @@ from typing import ClassVar
 import click
 from msgspec import Struct
 
-from spool.cli import publicjson, render
+from spool.cli import render
 from spool.cli.group import JobArgument, Verb, json_option, one_job, opened, own
 from spool.cli.render import tell
 from spool.cli.submission import check_free, checked_name, publish, tell_doubts
@@ -80,7 +80,7 @@ def diff(root: str, one: str, other: str, as_json: bool) -> int:
     spool = opened(root)
     found = compare(spool, run_named(spool, one), run_named(spool, other))
     if as_json:
-        render.as_json({"version": 1, **publicjson.plain(found)})
+        render.as_json(found)
     else:
         _print(found)
     return 0

@@ -135,7 +135,9 @@ def launched(spec: Spec, written: Assignments, live: ActiveRun) -> Assignments:
     name, program = _found(container) or (_possible(container)[0],) * 2
     words = wrapper.words_of(written.command, written.shell)
     if name == "apptainer":
-        options = (*_apptainer(written, grant), *_options(container), _image(container, name))
+        # It passes on the environment, and stays within the run and its limits.
+        gpus = [] if not grant.gpu_uuids else ["--rocm"] if _has_amd(written, grant) else ["--nv"]
+        options = (f"--pwd={written.workdir}", *_mounts(written), *gpus, *_options(container), _image(container, name))
         return replace(written, command=(program, "exec", *options, *words), shell=_SHELL)
     spool_dir = written.environment["SPOOL_DIR"]
     title = f"spool-{zlib.crc32(os.fsencode(spool_dir)):08x}-{live.name}-{live.run}"
@@ -198,12 +200,6 @@ def _group_of_amd(runtime: str) -> str:
     with suppress(OSError):
         return str(os.stat(_OF_AMD[0]).st_gid)
     return "render"
-
-
-def _apptainer(written: Assignments, grant: Grant) -> tuple[str, ...]:
-    """Return the options of apptainer, which passes on the environment and stays within the run and its limits."""
-    gpus = [] if not grant.gpu_uuids else ["--rocm"] if _has_amd(written, grant) else ["--nv"]
-    return (f"--pwd={written.workdir}", *_mounts(written), *gpus)
 
 
 def _mounts(written: Assignments) -> list[str]:

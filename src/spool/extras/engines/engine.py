@@ -76,6 +76,7 @@ class ClusterEngine(Engine):
     ) -> None:
         self.name, self.title = language.name, language.title
         self.language, self.now_ns = language, clock
+        self.engine = self  # it has the runs that it starts
         self.cluster: str | None = None  # the one that answers; None: no answer yet
         self.runs: dict[Key, ClusterRun] = {}
         self.full = ""  # why it accepts no more for now
@@ -100,11 +101,6 @@ class ClusterEngine(Engine):
         self._back: dict[str, int] = {}  # nodes that answer again, and since when
 
     # As an executor.
-
-    @property
-    def engine(self) -> ClusterEngine:
-        """Itself: it has the runs that it starts."""
-        return self
 
     def unavailable(self) -> str | None:
         """Return why nothing can be submitted now: its programs are missing, or it does not answer."""
@@ -335,7 +331,6 @@ class ClusterEngine(Engine):
                 log.error("job %s run %d is of cluster %s, and %s answers", *run.key, run.foreign, self.cluster)
 
     def _looked(self, answers: Sequence[CommandEnd], *, is_whole: bool) -> None:
-        """Process one answer about all jobs."""
         self._looking = False
         seen = self.language.seen(answers) if is_whole else None
         if seen is None:
@@ -363,8 +358,8 @@ class ClusterEngine(Engine):
                 by_key.setdefault((match[2], int(match[3])), []).append(each)
         for run in self.runs.values():
             found = by_key.get(run.key, [])
-            if run.id in unmarked and not run.foreign:
-                found = [*found, unmarked[run.id]]
+            if run.engine_id in unmarked and not run.foreign:
+                found = [*found, unmarked[run.engine_id]]
             expected = run.phase in (Phase.UNSURE, Phase.KNOWN) and run.first_look <= self._look_number
             if expected and run.observe(found):
                 self._news[run.key] = run
@@ -402,8 +397,8 @@ class ClusterEngine(Engine):
 
     def order_cancel(self, run: ClusterRun, signal: str | None = None) -> None:
         """Order that a run is cancelled, or receives a signal."""
-        assert run.id is not None
-        self._cancels.setdefault(signal, {})[run.id] = run
+        assert run.engine_id is not None
+        self._cancels.setdefault(signal, {})[run.engine_id] = run
 
     def order_signal(self, run: ClusterRun, signal: str) -> None:
         """Order that the wrapper of a run receives a signal. Raises OSError if it is told by a record."""
@@ -448,7 +443,7 @@ class ClusterRun:
         self.engine = engine
         self.key = key
         self.jid: Jid | None = None
-        self.id: str | None = None
+        self.engine_id: str | None = None  # of its job there, which the engine has accepted
         self.refusal: str | None = None
         self.ending: EngineEnd | None = None
         self.blocked = False  # it waits there for something other than room
@@ -489,16 +484,11 @@ class ClusterRun:
             return f"{self.engine.title}: {self._said}" if self._said else f"{self.engine.title} has it"
         return (self.phase is Phase.QUEUED and self.engine.full) or str(self.phase.value)
 
-    @property
-    def engine_id(self) -> str | None:
-        """The id of its job in the engine, which has accepted it; None: not known yet."""
-        return self.id
-
     def identified(self, jid: Jid) -> None:
         """Record the wrapper's identity, and so which of the engine's jobs it is: a submission may arrive twice."""
         self.jid = jid
         engine, _, known = (jid.engine or "").partition(":")
-        if engine == self.engine.name and known and known != "unknown" and known != self.id:
+        if engine == self.engine.name and known and known != "unknown" and known != self.engine_id:
             is_sent = self.phase is Phase.SENT  # and begins before its submission is answered
             self._becomes(known)
             self._is_ours = is_sent
@@ -517,8 +507,8 @@ class ClusterRun:
             found = frozenset(os.listdir(f"{self.engine.home.root}/{layout.JOBS}/{self.key[0]}/{self.key[1]}"))
         except FileNotFoundError:
             found = frozenset()
-        ended = self.id
-        if self._look_for_jid() and self.id != ended:
+        ended = self.engine_id
+        if self._look_for_jid() and self.engine_id != ended:
             return Liveness.ALIVE  # the job that ended was the other one, which came too late
         ending = self._explain(self.ending, found)
         if ending is None or not (self._forced or self._is_settled(ending, found)):
@@ -539,7 +529,7 @@ class ClusterRun:
 
     def signal(self, signal_name: str, to: SignalTo) -> int:
         """Let the wrapper pass a signal on to its command, whatever *to* says; return how many runs are signalled."""
-        if self.id is None or self.ending is not None or not self._may_be_told():
+        if self.engine_id is None or self.ending is not None or not self._may_be_told():
             return 0
         if signal_name not in _PASSED_ON:
             log.warning("job %s run %d: %s cannot be sent through %s", *self.key, signal_name, self.engine.title)
@@ -580,7 +570,7 @@ class ClusterRun:
     def submitted(self, answer: str | SpoolError | None, next_look: int) -> None:
         """Process the engine's answer to its submission."""
         self.first_look = next_look
-        if self.id is not None:
+        if self.engine_id is not None:
             return  # its wrapper has registered first
         if isinstance(answer, str):
             self._becomes(answer)
@@ -597,9 +587,9 @@ class ClusterRun:
         """
         data = self.engine.home.record(*self.key, layout.ENGINE) or b""
         record, end = parse_engine(data), parse_engine_end(data)
-        if record is not None and record[0] == self.engine.name and self.id in (None, record[2]):
+        if record is not None and record[0] == self.engine.name and self.engine_id in (None, record[2]):
             self._written_end = EngineEnd(*end) if end is not None else None
-            self.id, self.phase, self._recorded = record[2], Phase.KNOWN, True
+            self.engine_id, self.phase, self._recorded = record[2], Phase.KNOWN, True
             known = self.engine.cluster
             self.foreign = record[1] if known is not None and record[1] not in ("-", known) else ""
         if is_void:
@@ -614,10 +604,10 @@ class ClusterRun:
                 self._look_for_jid()
         # Of the jobs with its mark it is that of its wrapper's jid, else that of the answer to its submission.
         living = [each for each in found if each.word is None]
-        if self.id is None:
+        if self.engine_id is None:
             own = living or found[-1:]
         else:
-            own = [each for each in found if each.id == self.id] or (living if self.jid is None else [])
+            own = [each for each in found if each.id == self.engine_id] or (living if self.jid is None else [])
         if own:
             self._seen(own[0])
         else:
@@ -626,7 +616,7 @@ class ClusterRun:
 
     def _seen(self, seen: Sighting) -> None:
         title = self.engine.title
-        if seen.id != self.id:
+        if seen.id != self.engine_id:
             log.info("job %s run %d: found again as %s %s", *self.key, title, seen.id)
             self._becomes(seen.id)
         elif not self._recorded:
@@ -651,10 +641,10 @@ class ClusterRun:
             return
         if self._misses < _SURE:
             self.engine.look_soon()
-        elif self.id is None:
+        elif self.engine_id is None:
             self.phase = Phase.ABSENT
         elif self.ending is None:
-            self._ends(EngineWord.FORGOTTEN, f"does not know job {self.id} any more")
+            self._ends(EngineWord.FORGOTTEN, f"does not know job {self.engine_id} any more")
 
     def press(self, *, kill: bool, now_ns: int) -> bool:
         """Continue to end it; return whether nothing of it is left."""
@@ -670,7 +660,7 @@ class ClusterRun:
         how = "kill" if kill or self.halted or not (self.has_begun or self._look_for_jid()) else "ask"
         asked, asked_ns = self._asked  # a cancel is repeated now and then, and the wrapper is signalled once
         is_asked = asked == how and (how == "ask" or now_ns - asked_ns < _AGAIN_NS)
-        if self.id is not None and not is_asked and self._may_be_told():
+        if self.engine_id is not None and not is_asked and self._may_be_told():
             if how == "ask":
                 self.engine.order_signal(self, "TERM")
             else:
@@ -681,7 +671,7 @@ class ClusterRun:
     def _may_be_told(self) -> bool:
         """Whether its id is certainly that of its job: one that is known from a record alone may be any job's."""
         is_sure = self._is_ours and not self.foreign
-        self.resists = "" if is_sure else f"{self.engine.title} does not show that job {self.id} is this run"
+        self.resists = "" if is_sure else f"{self.engine.title} does not show that job {self.engine_id} is this run"
         return is_sure
 
     def _look_for_jid(self) -> bool:
@@ -692,7 +682,7 @@ class ClusterRun:
 
     def _becomes(self, job_id: str) -> None:
         """Record which of the engine's jobs it is, also on disk for the next dispatcher."""
-        self.id, self.phase, self._recorded, self._is_ours = job_id, Phase.KNOWN, False, False
+        self.engine_id, self.phase, self._recorded, self._is_ours = job_id, Phase.KNOWN, False, False
         self.ending, self._ended_ns, self._misses = None, 0, 0  # these facts are about another job
         self._settled, self._forced, self._asked, self._written_end = False, False, ("", 0), None
         self._record()
@@ -704,7 +694,7 @@ class ClusterRun:
             self._recorded = True
 
     def _put_record(self, end: tuple[EngineWord, str] | None = None) -> None:
-        line = render_engine(self.engine.name, self.engine.cluster or "-", self.id or "-", end)
+        line = render_engine(self.engine.name, self.engine.cluster or "-", self.engine_id or "-", end)
         self.engine.home.put_record(*self.key, layout.ENGINE, line)
 
     def _ends(self, word: EngineWord, how: str) -> None:

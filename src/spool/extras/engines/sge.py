@@ -8,11 +8,9 @@ as alive, because nothing follows from it.
 
 from __future__ import annotations
 
-import os
-import pwd
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from spool.core import layout
 from spool.core.errors import InvalidValue, SpoolError
@@ -25,6 +23,7 @@ from spool.formats.values import option_name
 from spool.formats.wire import one_line
 from spool.formats.wrapper import EngineSurroundings
 from spool.machine.commands import Command, CommandEnd
+from spool.store.ownership import this_user
 
 _MEBIBYTE = 1 << 20
 _MARGIN_S = 60  # Grid Engine ends a job this much later than spool
@@ -181,11 +180,7 @@ class SgeLanguage(BuiltInLanguage):
 
     def look(self) -> Sequence[Command]:
         """Return the questions for the jobs of this user that live, and then for those that have ended."""
-        try:
-            user = pwd.getpwuid(os.getuid()).pw_name
-        except KeyError:
-            user = str(os.getuid())
-        return urgent("qstat", "-xml", "-s", "prsz", "-u", user), urgent("/bin/sh", "-c", _ACCOUNTS)
+        return urgent("qstat", "-xml", "-s", "prsz", "-u", this_user()), urgent("/bin/sh", "-c", _ACCOUNTS)
 
     def seen(self, answers: Sequence[CommandEnd]) -> list[Sighting] | None:
         """Return the jobs of both answers. Without the accounting file, those that have ended are just not there."""
@@ -236,20 +231,15 @@ def mark_of(name: str) -> str:
     return f"spool:{match[1]}:{match[3]}:{match[2]}" if match else name
 
 
-def _tree(text: str) -> Any | None:
-    """Return the answer of a command with `-xml`; None if it is none, or is cut off."""
+def queue_jobs(text: str) -> list[Sighting] | None:
+    """Return the jobs in an answer of `qstat -xml`; None if it is no answer."""
     from xml.etree import ElementTree  # imported here, because only few spools need it
 
     try:
-        return ElementTree.fromstring(text)  # noqa: S314  (it is of the cluster that runs our jobs)
-    except ElementTree.ParseError:
+        tree = ElementTree.fromstring(text)  # noqa: S314  (it is of the cluster that runs our jobs)
+    except ElementTree.ParseError:  # it is cut off
         return None
-
-
-def queue_jobs(text: str) -> list[Sighting] | None:
-    """Return the jobs in an answer of `qstat -xml`; None if it is no answer."""
-    tree = _tree(text)
-    if tree is None or tree.tag != "job_info":
+    if tree.tag != "job_info":
         return None
     jobs = (each for each in tree.iter("job_list") if (each.findtext("JB_job_number") or "").isdecimal())
     return [_queue_job(each.findtext) for each in jobs]

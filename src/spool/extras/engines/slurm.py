@@ -13,13 +13,7 @@ from spool.core import layout
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
 from spool.executors.base import Launch
-from spool.extras.engines.language import (
-    BuiltInLanguage,
-    EngineConfig,
-    Sighting,
-    table_of,
-    urgent,
-)
+from spool.extras.engines.language import BuiltInLanguage, EngineConfig, Sighting, table_of, urgent
 from spool.formats.values import option_name
 from spool.formats.wire import one_line
 from spool.formats.wrapper import EngineSurroundings
@@ -171,7 +165,8 @@ class SlurmLanguage(BuiltInLanguage):
         if request.gpus:
             yield f"--gres={self._gres(name, spec)}"
         if spec.time_limit_ns is not None:
-            yield f"--time={minutes(spec.time_limit_ns)}"
+            # In minutes, from the moment at which Slurm makes the node ready: it ends later than spool's own limit.
+            yield f"--time={-(-spec.time_limit_ns // _MINUTE_NS) + 1}"
         qos = (spec.preemptible and config.preemptible_qos) or config.qos
         for option, value in (("partition", config.partition), ("account", config.account), ("qos", qos)):
             if value is not None:
@@ -239,14 +234,6 @@ class SlurmLanguage(BuiltInLanguage):
                     if words in line:
                         return meaning, one_line(line)
         return None
-
-
-def minutes(time_limit_ns: int) -> int:
-    """Return the time limit for Slurm, in minutes: it ends later than spool's own.
-
-    Slurm counts in minutes, and from the moment at which it makes the node ready.
-    """
-    return -(-time_limit_ns // _MINUTE_NS) + 1
 
 
 def _sighting(job: str, state: str, reason: str, node: str, comment: str) -> Sighting:

@@ -125,7 +125,9 @@ class ForeignScripts:
         self, source: ScriptText, name: str, given: dict[str, object], exported: Exports, freely: bool
     ) -> None:
         """Add what a script or command for another scheduler looks for in its job. *freely*: without `--export`."""
-        if not self._is_for_slurm(given):
+        config = config_if(self._root, b"executor")
+        executor = given.get("executor", config.executor if config is not None else None)
+        if executor != "slurm":  # which gives a job the variables itself
             head = head_lines(source.text.encode(errors="replace"))
             read = [line for _, line in head] if source.is_script and not source.ignores_lines else []
             tasks = lines.tasks_of([one for line in read for one in lines.directives(0, line)])
@@ -142,11 +144,6 @@ class ForeignScripts:
                 given["stdout"] = found.stdout
         for key in given.keys() & {"stdout", "stderr"}:
             given[key] = output_path(str(given[key]), name, given)
-
-    def _is_for_slurm(self, given: Mapping[str, object]) -> bool:
-        """Whether the job will be one of Slurm, which gives it the variables itself."""
-        config = config_if(self._root, b"executor")
-        return given.get("executor", config.executor if config is not None else None) == "slurm"
 
 
 def in_our_words(text: str) -> list[str] | None:

@@ -245,7 +245,7 @@ class Future(concurrent.futures.Future[T]):
     @property
     def job(self) -> Job:
         """The job of the call."""
-        return self._watcher.job(self.name)
+        return Job(self._watcher.spool, self.name)
 
     def __repr__(self) -> str:
         """Return the name and the state."""
@@ -253,7 +253,8 @@ class Future(concurrent.futures.Future[T]):
 
     def running(self) -> bool:
         """Whether the job runs now."""
-        return not self.done() and self._watcher.runs(self.name)
+        running = self._watcher.spool.layout.job_file(RUNNING, self.name)
+        return not self.done() and os.path.lexists(running)
 
     def result(self, timeout: float | None = None) -> T:
         """Return what the call has returned; raise what it has raised, or a JobFailed.
@@ -302,7 +303,7 @@ class Watcher:
     """The open calls of one executor, and the thread that sees how they go on."""
 
     def __init__(self, spool: Spool) -> None:
-        self._spool = spool
+        self.spool = spool
         self._requests = Requests(spool, this_user())
         self._open: dict[str, Future[Any]] = {}
         self._new: list[str] = []
@@ -336,14 +337,6 @@ class Watcher:
         with self._wakes:
             return list(self._open.values())
 
-    def job(self, name: str) -> Job:
-        """Return the job of that name."""
-        return Job(self._spool, name)
-
-    def runs(self, name: str) -> bool:
-        """Whether the job of that name runs now."""
-        return os.path.lexists(self._spool.layout.job_file(RUNNING, name))
-
     def withdraw(self, future: Future[Any]) -> None:
         """Cancel a call if its job waits."""
         if self._requests.withdraw(future.name):
@@ -369,13 +362,13 @@ class Watcher:
         now = time.monotonic()
         if now - self._served >= _SERVE_EVERY_S:
             self._served = now
-            told = autostart.ensure(self._spool.root)
+            told = autostart.ensure(self.spool.root)
             if told is not None and told != self._told:
                 log.warning(told)
             self._told = told
 
     def _watch(self) -> None:
-        ends = Waiter(self._spool)
+        ends = Waiter(self.spool)
         while True:
             with self._wakes:
                 while not self._open:
@@ -393,7 +386,7 @@ class Watcher:
                     time.sleep(_SHORTAGE_S)
                     continue
                 why = error.strerror or str(error)  # the spool is gone, or the disk: nothing more is known
-                self._give_up(SpoolError(cannot("watch", "the calls", why, where=self._spool.root)))
+                self._give_up(SpoolError(cannot("watch", "the calls", why, where=self.spool.root)))
             except Exception as error:  # without this thread, no call would ever end
                 self._give_up(error)
             time.sleep(ends.pause_s)
@@ -416,7 +409,7 @@ class Watcher:
         if end.outcome is State.CANCELLED and end.run is None:
             self._finish(future, None)
             return
-        result = CallResult(self._spool, end.name, end)
+        result = CallResult(self.spool, end.name, end)
         # A value is read when it is asked for, and may be large; an exception is what others wait for.
         self._finish(future, result, result.error() if end.outcome is not State.FINISHED else None)
 

@@ -16,8 +16,8 @@ from types import FrameType
 from msgspec.structs import replace
 
 from spool.cli import render
-from spool.cli.group import own
-from spool.cli.render import made, tell
+from spool.cli.group import made, own
+from spool.cli.render import tell
 from spool.cli.submission import Asked, draft_of, publish, tell_doubts
 from spool.cli.wait import HoldNotices, code_of, told
 from spool.client import autostart, submit
@@ -295,8 +295,7 @@ class _Visit:
         return self._code(run)
 
     def _code(self, run: int) -> int | None:
-        rc = self._spool.record(self._name, run, layout.RC)
-        return parse_rc(rc) if rc is not None else None
+        return parse_rc(self._spool.record(self._name, run, layout.RC) or b"")
 
     def _look(self) -> None:
         """Show why it waits, and see to it that a dispatcher is there."""

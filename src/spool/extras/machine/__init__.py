@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import stat
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,18 +51,17 @@ class SharedMachine(Struct, frozen=True):
 def served_in(directory: str, owner: str | None) -> SharedMachine:
     """Return the machine served in *directory*. Trusted are root, the service, one's own account, and *owner*."""
     found = {0, os.geteuid()}
-    for name in (ACCOUNT, owner):
-        uid = _uid_of(name) if name is not None else None
-        if uid is not None:
-            found.add(uid)
+    for name in filter(None, (ACCOUNT, owner)):
+        try:
+            found.add(pwd.getpwnam(name).pw_uid)
+        except KeyError:
+            found |= {int(name)} if name.isdecimal() else set()
     return SharedMachine(directory, frozenset(found))
 
 
-def _uid_of(name: str) -> int | None:
-    try:
-        return pwd.getpwnam(name).pw_uid
-    except KeyError:
-        return int(name) if name.isdecimal() else None
+def others_write(status: os.stat_result) -> bool:
+    """Whether users other than root and this one can change a file or a directory."""
+    return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 WHAT = "the configuration of the shared machine"

@@ -18,7 +18,6 @@ import os
 import select
 import signal
 import socket
-import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -28,19 +27,9 @@ from msgspec.structs import replace
 
 from spool.core.errors import SpoolUnusable, cannot
 from spool.core.model import SECOND_NS, Gpu, Grant, Machine
-from spool.extras.machine import SOCKET, STATUS, MachineConfig, protocol
+from spool.extras.machine import SOCKET, STATUS, MachineConfig, others_write, protocol
 from spool.extras.machine.ledger import BeganLine, EndLine, Lease, LeaseJournal, LeaseLedger
-from spool.extras.machine.protocol import (
-    MOST_CONNECTIONS,
-    Account,
-    Accounts,
-    Allowance,
-    Connection,
-    Holder,
-    MachineShares,
-    Units,
-    render_status,
-)
+from spool.extras.machine.protocol import Connection, Holder, Units
 from spool.machine import identity
 from spool.machine.gpus import GpuWatcher, Ignore, Ours
 from spool.machine.host import Host
@@ -79,7 +68,7 @@ class Arbiter:
         self._config = config
         self._clock = clock
         self._boot_clock = boot_clock
-        self._accounts = Accounts(config.users)
+        self._accounts = protocol.Accounts(config.users)
         self._hardware = Hardware(config)
         self._ledger = LeaseLedger(config.policy, config.reservations, clock() // 1000)
         self._journal = LeaseJournal(directory, state_directory or directory, identity.boot_id())
@@ -107,7 +96,10 @@ class Arbiter:
 
         Raises OSError, SpoolUnusable if the directory is not safe, and LockHeld if another arbiter serves there.
         """
-        self._check_directory()
+        if others_write(os.stat(self._directory)):
+            why = "other users can write to it, and could put a socket of theirs there"
+            remedy = f"chmod go-w {self._directory}, in a directory of its own"
+            raise SpoolUnusable(cannot("serve in", "directory", why, where=self._directory, remedy=remedy))
         self._sees_processes = identity.read_stat(1) is not None
         if not self._sees_processes:
             log.warning(
@@ -201,13 +193,6 @@ class Arbiter:
 
     # Connections.
 
-    def _check_directory(self) -> None:
-        status = os.stat(self._directory)
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            why = "other users can write to it, and could put a socket of theirs there"
-            remedy = f"chmod go-w {self._directory}, in a directory of its own"
-            raise SpoolUnusable(cannot("serve in", "directory", why, where=self._directory, remedy=remedy))
-
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
             try:
@@ -224,18 +209,20 @@ class Arbiter:
             pid, uid = protocol.peer_of(sock)
             account = self._accounts.of(uid)
             refusal = account.refusal or self._refusal(account, pid)
-            connection = Connection(sock, account, Allowance() if refusal else self._accounts.allowance_of(uid))
+            allowance = protocol.Allowance() if refusal else self._accounts.allowances[uid]
+            connection = Connection(sock, account, allowance)
             if refusal:
                 connection.send_away(refusal)
                 continue
             self._epoll.register(sock.fileno(), select.EPOLLIN)
             self._connections[sock.fileno()] = connection
 
-    def _refusal(self, account: Account, pid: int) -> str:
+    def _refusal(self, account: protocol.Account, pid: int) -> str:
         if pid <= 0:
             return "it is in another pid namespace, where its processes cannot be told from others"
-        if sum(each.account.uid == account.uid for each in self._connections.values()) >= MOST_CONNECTIONS:
-            return f"{account.name} has {MOST_CONNECTIONS} dispatchers here already"
+        most = protocol.MOST_CONNECTIONS
+        if sum(each.account.uid == account.uid for each in self._connections.values()) >= most:
+            return f"{account.name} has {most} dispatchers here already"
         return ""
 
     def _cut_off(self, connection: Connection, reason: str = "") -> None:
@@ -385,7 +372,7 @@ class Arbiter:
         connection.replies.append(protocol.Granted(claim.number, lease.number, 0))
 
     def _ask(self, holder: Holder, order: protocol.Ask) -> None:
-        if self._ledger.asks_of(holder) >= protocol.MOST_ASKS:
+        if self._ledger.open_asks[holder] >= protocol.MOST_ASKS:
             raise protocol.NotAMessage("it has too many asks open")
         ask = self._ledger.ask(holder, order.number, order.demand, self._clock())
         if ask is not None:
@@ -432,7 +419,6 @@ class Arbiter:
     # Decisions.
 
     def _machine(self) -> Machine:
-        """Return the machine as it is now."""
         ledger, now_ns = self._ledger, self._clock()
         leases = ledger.leases.values()
         gpus = bool(
@@ -527,7 +513,7 @@ class Arbiter:
         now_ns, ledger = self._clock(), self._ledger
         machine = self._machine()
         self._published = ledger.version
-        status = MachineShares(
+        status = protocol.MachineShares(
             written_at_ns=now_ns,
             since_ns=self._since_ns,
             pid=os.getpid(),
@@ -539,7 +525,7 @@ class Arbiter:
             gpu_problem=machine.gpu_problem,
         )
         try:
-            self._disk.put(path, render_status(status), mode=0o644)
+            self._disk.put(path, protocol.render(status), mode=0o644)
         except OSError as error:
             log.error("cannot write %s: %s", STATUS, error)
             self._published = -1

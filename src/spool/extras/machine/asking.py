@@ -528,7 +528,7 @@ class ArbiterLeases(Leases):
                 self._lost()
                 return
             try:
-                replies = protocol.read_replies(datagram)
+                replies = protocol.read(protocol.REPLIES, datagram)
             except protocol.NotAMessage:
                 self._lost("the arbiter is of another version", "restart the older of the two")
                 return
@@ -573,17 +573,13 @@ class ArbiterLeases(Leases):
             self._out.append(protocol.EndLease(granted.lease))
             if len(self._out) > _MOST_UNSENT:
                 self._lost("the arbiter does not read", "")
-        elif self._is_right(ask.demand, granted):
-            self._leases[granted.lease] = UnusedLease(ask.demand, granted)
-            self.news = True
-        else:
+            return
+        known = {*self._leases, *(live.lease for live in self._state.live.values())}
+        if self.view is None or granted.lease in known or not granted.units.meet(ask.demand, self.view.resources):
             self._lost("the arbiter has granted something else than it was asked for", "")
-
-    def _is_right(self, demand: LeaseRequest, granted: protocol.Granted) -> bool:
-        """Whether a new lease grants what was asked for."""
-        used = {live.lease for live in self._state.live.values()}
-        is_new = granted.lease not in self._leases and granted.lease not in used
-        return self.view is not None and is_new and granted.units.meet(demand, self.view.resources)
+            return
+        self._leases[granted.lease] = UnusedLease(ask.demand, granted)
+        self.news = True
 
     def _welcome(self, welcome: protocol.Welcome) -> None:
         if self.view is None:

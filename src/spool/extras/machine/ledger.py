@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from msgspec import DecodeError, Struct, json
+from msgspec import Struct, json
 from msgspec.structs import replace
 
 from spool.core.constraints import Holding
@@ -29,11 +29,11 @@ from spool.core.model import SECOND_NS, Grant, Machine, Policy, Pool, Reservatio
 from spool.core.priority import Past
 from spool.core.queue import WaitingQueue
 from spool.core.quotas import Quotas, QuotaUse
-from spool.core.reasons import Reason
 from spool.core.resources import Runs
 from spool.core.scheduler import Plan, View, decide
 from spool.core.units import show_size
-from spool.extras.machine.protocol import MOST_LEASES, Claim, Holder, LeaseRequest, Units
+from spool.extras.machine.protocol import MOST_LEASES, Claim, Holder, LeaseRequest, Units, render
+from spool.formats.state import decoded
 from spool.store.disk import Disk, open_log, read_file
 
 _OVERSTAY_NS = 60 * SECOND_NS  # beyond its limit and the grace of a job: its dispatcher does not enforce the limit
@@ -90,6 +90,7 @@ class LeaseLedger:
     def __init__(self, policy: Policy, reservations: tuple[Reservation, ...], first: int) -> None:
         self.leases: dict[int, Lease] = {}
         self.asks: dict[int, Lease] = {}
+        self.open_asks: Counter[Holder] = Counter()  # by spool
         self.version = 0  # changes with every lease
         self.squatters: dict[str, frozenset[str]] = {}  # users with processes on GPUs that they have no lease of
         self.next_number = first  # no lease has had it, or a higher one
@@ -98,7 +99,6 @@ class LeaseLedger:
         self._reservations = reservations
         self._of: dict[Holder, dict[int, Lease]] = {}
         self._by_ask: dict[tuple[Holder, int], Lease] = {}  # those that can be withdrawn
-        self._open: Counter[Holder] = Counter()  # asks by spool
         self._held: Counter[int] = Counter()  # granted leases by user
         self._queue = WaitingQueue()
         self._past = Past(policy, self._arrivals)
@@ -119,10 +119,6 @@ class LeaseLedger:
         lease = self._by_ask.get((holder, ask))
         return None if lease is None or lease.begun else lease
 
-    def asks_of(self, holder: Holder) -> int:
-        """Return how many asks of a spool are open."""
-        return self._open[holder]
-
     def ask(self, holder: Holder, number: int, demand: LeaseRequest, now_ns: int) -> Lease | None:
         """Add an ask and return it; one with a number that is open already is ignored."""
         before = self._by_ask.get((holder, number))
@@ -132,7 +128,7 @@ class LeaseLedger:
         self.next_number += 1
         self._add(lease)
         self.asks[lease.number] = lease
-        self._open[holder] += 1
+        self.open_asks[holder] += 1
         self._queue.put(Waiting(lease.name, self._spec(lease), holder.user, now_ns, clock_at_ns=now_ns))
         return lease
 
@@ -186,9 +182,9 @@ class LeaseLedger:
     def _leave_queue(self, lease: Lease) -> None:
         del self.asks[lease.number]
         self._queue.remove(lease.name)
-        self._open[lease.holder] -= 1
-        if not self._open[lease.holder]:
-            del self._open[lease.holder]
+        self.open_asks[lease.holder] -= 1
+        if not self.open_asks[lease.holder]:
+            del self.open_asks[lease.holder]
 
     def _run(self, lease: Lease) -> None:
         user, arrived_ns = lease.holder.user, lease.asked_at_ns
@@ -326,9 +322,8 @@ class LeaseLedger:
         if self._held[lease.holder.uid] >= MOST_LEASES:
             return f"{lease.holder.user} has {MOST_LEASES} leases already"
         reason = self._plan.reason(lease.name) if self._plan is not None else None
-        return "" if reason is None else self._words(reason)
-
-    def _words(self, reason: Reason) -> str:
+        if reason is None:
+            return ""
         text, code = reason.text, reason.code
         if code in ("cpus", "memory"):
             if code not in self._holders:
@@ -433,17 +428,9 @@ Line = Boot | LeaseLine | BeganLine | EndLine | UserLine
 _decoder: json.Decoder[Line] = json.Decoder(Line)
 
 
-def render_line(line: Line) -> bytes:
-    """Return a line with its newline."""
-    return json.encode(line) + b"\n"
-
-
 def parse_line(text: bytes) -> Line | None:
     """Return what a line says; None if it cannot be one, as a line that a crash cut off."""
-    try:
-        return _decoder.decode(text)
-    except (DecodeError, RecursionError, UnicodeDecodeError):
-        return None
+    return decoded(_decoder, text)
 
 
 class LeaseJournal:
@@ -466,7 +453,9 @@ class LeaseJournal:
     def open(self, ledger: LeaseLedger, now_ns: int) -> None:
         """Read both files into *ledger*, and begin new ones. Raises LockHeld if another arbiter writes them."""
         self._lock()
-        self._read_usage(ledger, now_ns)
+        for line in map(parse_line, (read_file(self._usage, _MOST_BYTES) or b"").splitlines()):
+            if isinstance(line, UserLine):
+                ledger.recall(line, now_ns)
         self._read_leases(ledger)
         self._save(ledger, now_ns)
         self._compact(ledger)
@@ -488,7 +477,7 @@ class LeaseJournal:
     def note(self, line: BeganLine | EndLine, lease: Lease) -> None:
         """Record what a lease has come to. Never raises: its dispatcher says it again to an arbiter that begins."""
         try:
-            self._append([render_line(line)])
+            self._append([render(line)])
         except OSError as error:
             log.error("cannot record what became of a lease of %s: %s", lease.holder.user, error)
 
@@ -538,12 +527,6 @@ class LeaseJournal:
         for lease in left.values():
             ledger.put(lease)
 
-    def _read_usage(self, ledger: LeaseLedger, now_ns: int) -> None:
-        text = read_file(self._usage, _MOST_BYTES) or b""
-        for line in map(parse_line, text.splitlines()):
-            if isinstance(line, UserLine):
-                ledger.recall(line, now_ns)
-
     def _try_to_save(self, ledger: LeaseLedger, now_ns: int) -> None:
         if time.monotonic() < self._save_at or (self._saved == ledger.version and not ledger.leases):
             return
@@ -554,13 +537,12 @@ class LeaseJournal:
             log.error("cannot write %s: %s; what is used now is not remembered", self._usage, error)
 
     def _save(self, ledger: LeaseLedger, now_ns: int) -> None:
-        """Write the past of each user."""
-        self._past_disk.put(self._usage, b"".join(map(render_line, ledger.past(now_ns))), mode=0o640)
+        self._past_disk.put(self._usage, b"".join(map(render, ledger.past(now_ns))), mode=0o640)
         self._saved = ledger.version
 
     def _compact(self, ledger: LeaseLedger) -> None:
         """Begin a new journal that has the leases of now alone."""
-        data = [render_line(Boot(self._boot_id, ledger.next_number))]
+        data = [render(Boot(self._boot_id, ledger.next_number))]
         for lease in ledger.leases.values():
             data += _lines(lease)
         self._disk.put(self._leases, b"".join(data))
@@ -575,8 +557,8 @@ def _lines(lease: Lease) -> list[bytes]:
     of_units = units.gpu_uuids, units.gpu_indices, units.pool_indices
     holder = lease.holder.uid, lease.holder.user, lease.holder.spool
     line = LeaseLine(lease.number, *holder, lease.demand, *of_units, *times, lease.claimed)
-    began = [render_line(BeganLine(lease.number, lease.pid, lease.ticks))] if lease.pid else []
-    return [render_line(line), *began]
+    began = [render(BeganLine(lease.number, lease.pid, lease.ticks))] if lease.pid else []
+    return [render(line), *began]
 
 
 def _lease(line: LeaseLine) -> Lease:

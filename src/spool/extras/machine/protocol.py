@@ -12,6 +12,7 @@ import pwd
 import socket
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Annotated, TypeVar
 
@@ -19,7 +20,8 @@ from msgspec import DecodeError, Meta, Struct, json
 
 from spool.core.model import SECOND_NS, Grant, Pool, Request
 from spool.core.units import show_duration
-from spool.extras.machine import STATUS, SharedMachine, served_in
+from spool.extras.machine import STATUS, served_in
+from spool.formats.state import decoded
 from spool.query.shared import GpuShare, MachineSharing, MachineUse, PoolUse, UserShare
 from spool.store.ownership import name_of
 from spool.store.reading import read_with_status
@@ -218,30 +220,29 @@ Order = Hello | Use | Ask | Claim | Drop | EndLease
 Reply = Welcome | Unknown | Granted | Wait | Refused
 """What the arbiter says."""
 
-_orders: json.Decoder[list[Order]] = json.Decoder(Annotated[list[Order], Meta(max_length=MOST_MESSAGES)])
-_replies: json.Decoder[list[Reply]] = json.Decoder(Annotated[list[Reply], Meta(max_length=MOST_MESSAGES)])
+ORDERS: json.Decoder[list[Order]] = json.Decoder(Annotated[list[Order], Meta(max_length=MOST_MESSAGES)])
+REPLIES: json.Decoder[list[Reply]] = json.Decoder(Annotated[list[Reply], Meta(max_length=MOST_MESSAGES)])
 _encoder = json.Encoder()
 
 
 class NotAMessage(ValueError):  # noqa: N818  (like the errors of core/errors.py)
-    """A datagram that does not parse."""
+    """A datagram, or a line of a file, that does not parse."""
 
 
-def read_orders(datagram: bytes) -> list[Order]:
-    """Return the messages of a dispatcher. Raises only NotAMessage."""
-    return _read(_orders, datagram)
+def read(decoder: json.Decoder[T], text: bytes) -> T:
+    """Return what *text* says: ORDERS reads a datagram of a dispatcher, REPLIES one of the arbiter.
 
-
-def read_replies(datagram: bytes) -> list[Reply]:
-    """Return the messages of the arbiter. Raises only NotAMessage."""
-    return _read(_replies, datagram)
-
-
-def _read(decoder: json.Decoder[T], datagram: bytes) -> T:
+    Raises only NotAMessage.
+    """
     try:
-        return decoder.decode(datagram)
+        return decoder.decode(text)
     except (DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise NotAMessage(str(error)) from None
+
+
+def render(said: Struct) -> bytes:
+    """Return the text of a line, or of a file, with its newline."""
+    return _encoder.encode(said) + b"\n"
 
 
 def send(sock: socket.socket, messages: list[Order] | list[Reply]) -> None:
@@ -310,7 +311,7 @@ class Accounts:
         self._groups = [user[1:] for user in users if isinstance(user, str) and user.startswith("@")]
         self._all = not users
         self._known: dict[int, tuple[float, Account]] = {}
-        self._allowances: dict[int, Allowance] = {}
+        self.allowances = defaultdict[int, Allowance](Allowance)  # how much each user may say
 
     def of(self, uid: int) -> Account:
         """Return the account of *uid*, looked up again after a while: users leave groups, and accounts go."""
@@ -322,10 +323,6 @@ class Accounts:
             account = self._look_up(uid)
             self._known[uid] = now + _KNOWN_FOR_S, account
         return account
-
-    def allowance_of(self, uid: int) -> Allowance:
-        """Return how much a user may say."""
-        return self._allowances.setdefault(uid, Allowance())
 
     def _look_up(self, uid: int) -> Account:
         try:
@@ -389,7 +386,7 @@ class Connection:
         if flags & socket.MSG_TRUNC:
             raise NotAMessage("it is too long")
         self.allowance.use(1 + len(data) // _BYTES_A_MESSAGE)
-        orders = read_orders(data)
+        orders = read(ORDERS, data)
         self.allowance.use(len(orders))
         return orders
 
@@ -435,30 +432,20 @@ class MachineShares(Struct, frozen=True, kw_only=True):
     gpu_problem: str | None = None
 
 
-def render_status(status: MachineShares) -> bytes:
-    """Return the text of the file."""
-    return json.encode(status) + b"\n"
+_SHARES = json.Decoder(MachineShares)
 
 
 def parse_status(text: bytes) -> MachineShares | None:
     """Return the content of the file; None if it cannot be one."""
-    try:
-        return json.decode(text, type=MachineShares)
-    except (DecodeError, RecursionError, UnicodeDecodeError):
-        return None
+    return decoded(_SHARES, text)
 
 
 def sharing(directory: str, owner: str | None, uid: int | None, now_ns: int) -> MachineSharing:
     """Return the shared machine that is served in *directory*, as the user *uid* sees it. *owner* may serve it too."""
-    return read_status(served_in(directory, owner), uid, now_ns)
-
-
-def read_status(place: SharedMachine, uid: int | None, now_ns: int) -> MachineSharing:
-    """Return the shared machine that is served at *place*, as the user *uid* sees it."""
-    path = f"{place.directory}/{STATUS}"
+    place, path = served_in(directory, owner), f"{directory}/{STATUS}"
 
     def unknown(problem: str, written_at_ns: int | None = None) -> MachineSharing:
-        return MachineSharing(place.directory, problem, place.remedy, written_at_ns, None)
+        return MachineSharing(directory, problem, place.remedy, written_at_ns, None)
 
     try:
         found = read_with_status(path, _MOST_STATUS_BYTES)
@@ -474,7 +461,7 @@ def read_status(place: SharedMachine, uid: int | None, now_ns: int) -> MachineSh
         return unknown(f"{path} is damaged", status.st_mtime_ns)
     silent_ns = now_ns - status.st_mtime_ns
     problem = f"the arbiter has not answered for {show_duration(silent_ns)}" if silent_ns > _SILENT_NS else ""
-    return MachineSharing(place.directory, problem, place.remedy, status.st_mtime_ns, _use(told, uid))
+    return MachineSharing(directory, problem, place.remedy, status.st_mtime_ns, _use(told, uid))
 
 
 def _is_sound(told: MachineShares) -> bool:
@@ -491,7 +478,10 @@ def _use(told: MachineShares, uid: int | None) -> MachineUse:
     users = told.users
     name = name_of(uid) if uid is not None else ""
     own = next((share for share in users if share.user == name), UserShare(user=name))
-    others = [share for share in users if share.user != own.user]
+    others = sorted(
+        (share for share in users if share.user != own.user),
+        key=lambda each: (-each.gpus, -each.cpus, -each.memory_bytes, -each.leases, -each.asks, each.user),
+    )
     return MachineUse(
         arbiter=told.pid,
         since_at_ns=told.since_ns,
@@ -508,10 +498,6 @@ def _use(told: MachineShares, uid: int | None) -> MachineUse:
             for name, total in told.resources.items()
         },
         own=own,
-        others=tuple(sorted(others, key=_by_part)),
+        others=tuple(others),
         by_gpu={gpu.uuid: gpu for gpu in told.gpus},
     )
-
-
-def _by_part(share: UserShare) -> tuple[object, ...]:
-    return -share.gpus, -share.cpus, -share.memory_bytes, -share.leases, -share.asks, share.user

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import stat
 import time
 from collections.abc import Iterable, Sequence
 
@@ -20,15 +19,14 @@ from spool.client import service
 from spool.core.errors import ExitCode, InvalidConfig, SpoolError, SpoolUnusable, UsageError, cannot
 from spool.core.reasons import count_of
 from spool.core.units import show_size
-from spool.extras.machine import ACCOUNT, MachineConfig, parse
+from spool.extras.machine import ACCOUNT, MachineConfig, others_write, parse
 from spool.extras.machine.protocol import sharing
-from spool.formats import config
 from spool.formats.config import Config
 from spool.machine.gpus import LIMIT_NS, GpuWatcher
 from spool.machine.host import MACHINE_FILE, SHARED_DIRECTORY, Host, shared_directory
 from spool.query.shared import MachineSharing, UserShare, pools_of
 from spool.store.disk import Disk, read_file
-from spool.store.glance import read_config
+from spool.store.glance import config_if
 
 UNIT = "spool-machine.service"
 STATE_DIRECTORY = "/var/lib/spool-machine"
@@ -37,7 +35,7 @@ _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "units")
 _UNITS = "/etc/systemd/system"
 _SYSUSERS = "/etc/sysusers.d/spool-machine.conf"
 _PROGRAM = "/usr/bin/spool"
-_HOMES = ("/home", "/root", "/run/user")  # what ProtectHome= hides
+_HOMES = tuple(f"{path}/" for path in ("/home", "/root", "/run/user"))  # what ProtectHome= hides
 _FIRST = ("set -e", "umask 022")  # other users must be able to read what root writes
 _BOOTED = "/run/systemd/system"  # sd_booted(3)
 
@@ -76,13 +74,11 @@ def status(root: str, as_json: bool) -> int:
 
     By hand: cat /run/spool/machine.json
     """
-    from spool.cli import publicjson
-
-    settings, now_ns = _config_of(root), time.time_ns()
+    settings, now_ns = config_if(root, b"machine") or Config(), time.time_ns()
     place = shared_directory(settings.machine)
     found = sharing(place, settings.machine_owner, os.geteuid(), now_ns) if place is not None else None
     if as_json:
-        render.as_json({"version": 1, "machine": publicjson.plain(found)})
+        render.as_json({"machine": found})
     elif found is None:
         why = '`machine = "off"` in config.toml' if settings.machine == "off" else f"there is no {MACHINE_FILE}"
         render.prose(f"this spool shares its machine with no other: {why}; `sudo spool machine install` shares it")
@@ -119,7 +115,9 @@ def serve(directory: str | None) -> int:
         settings = _configuration(MACHINE_FILE)
         state = STATE_DIRECTORY
     else:
-        _make_directory(path)
+        disk = Disk(path)
+        if disk.ensure_directory(path):
+            disk.chmod(path, 0o755)  # whatever the umask: the others connect to a socket in it
         settings = _configuration(f"{path}/machine.toml")
         state = path
         tell(
@@ -174,7 +172,7 @@ def steps(program: Sequence[str], *, force: bool) -> list[str]:
 
     Raises SpoolError if the service could not see the program, or a unit that was edited is in the way and not *force*.
     """
-    hidden = next((path for path in map(os.path.realpath, program) if _is_hidden(path)), None)
+    hidden = next((path for path in map(os.path.realpath, program) if path.startswith(_HOMES)), None)
     if hidden is not None:
         why = f"{hidden} is in a home directory, which the service cannot see, and its owner could change it"
         remedy = "install spool for all users, as with `sudo pipx install --global spool`, and call that"
@@ -233,10 +231,6 @@ def _part(whole: int) -> int:
     return max(whole * 3 // 4, 1)
 
 
-def _is_hidden(path: str) -> bool:
-    return any(path.startswith(f"{home}/") for home in _HOMES)
-
-
 def _written(path: str, text: bytes, unless: str = "") -> str:
     """Return the step that writes a file, whole or not at all."""
     place, whole, new = (shlex.quote(each) for each in (os.path.dirname(path), path, f"{path}.new"))
@@ -258,23 +252,8 @@ def _configuration(path: str) -> MachineConfig:
 
 
 def _why_not_trusted(status: os.stat_result) -> str:
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "other users can change it; it must belong to you or root, and be writable by its owner alone"
-    return ""
-
-
-def _make_directory(path: str) -> None:
-    disk = Disk(path)
-    if disk.ensure_directory(path):
-        disk.chmod(path, 0o755)  # whatever the umask: the others connect to a socket in it
-
-
-def _config_of(root: str) -> Config:
-    """Return the configuration of the spool, the defaults if there is none that can be used."""
-    try:
-        return config.parse(read_config(root) or b"")
-    except (InvalidConfig, OSError):
-        return Config()
+    why = "other users can change it; it must belong to you or root, and be writable by its owner alone"
+    return why if others_write(status) else ""
 
 
 def print_shared(shared: MachineSharing, now_ns: int, remark: str = " (this spool)") -> None:

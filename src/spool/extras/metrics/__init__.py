@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from spool.core.errors import InvalidValue
 from spool.formats import toml
 from spool.formats.capabilities import Key, Part
 from spool.formats.validation import Kind, PartReader
 from spool.formats.values import Text, trimmed
-
-if TYPE_CHECKING:
-    from spool.formats.config import Config
 
 CONFIG = Part(
     Key(
@@ -39,8 +34,3 @@ READER = PartReader(
     lambda reading: reading.found["metrics"].get("path"), {"metrics file": lambda key: Kind(Text, _path)}
 )
 """What reads the key `metrics`: its value is the path as written."""
-
-
-def listens(config: Config) -> bool:
-    """Whether the configuration names a file for metrics."""
-    return config.part("metrics") is not None

@@ -12,18 +12,18 @@ import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 
+from spool import __version__
 from spool.core import layout
-from spool.core.events import ENDS, Event, EventName
 from spool.core.layout import Layout
-from spool.core.model import OUTCOMES, SECOND_NS, Result, State
+from spool.core.model import ENDS, OUTCOMES, SECOND_NS, Event, EventName, Result, State
 from spool.formats.config import Config
 from spool.formats.state import GpuView, MachineView, StateView, parse_state
 from spool.listeners import Listener
 from spool.store.disk import Disk
 from spool.store.reading import read_bytes
-from spool.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -85,28 +85,22 @@ class Metrics(Listener):
         if stated is None:
             return
         path = os.path.expanduser(stated)
-        view, heartbeat_ns = self._look()
+        state = Layout(self._root).at(layout.STATE)
+        heartbeat_ns: int | None = None
+        with suppress(OSError):  # it is gone
+            heartbeat_ns = os.stat(state).st_mtime_ns
+        view = parse_state(read_bytes(state, _MOST_BYTES) or b"")
         alive = up and heartbeat_ns is not None and time.time_ns() - heartbeat_ns < _ALIVE_NS
         families = [*_of_dispatcher(view, heartbeat_ns, up=alive), *_of_sums(self._sums)]
         text = "".join(f"{line}\n" for family in families for line in _lines(self._root, *family))
         try:
             self._disk.put_beside(path, text.encode(errors="replace"), _MODE)
+            complaint = ""
         except OSError as error:
             complaint = f"cannot write the metrics: {path}: {error.strerror or error}"
             if complaint != self._complaint:
                 log.error("%s", complaint)
-            self._complaint = complaint
-        else:
-            self._complaint = ""
-
-    def _look(self) -> tuple[StateView | None, int | None]:
-        path = Layout(self._root).at(layout.STATE)
-        try:
-            heartbeat_ns = os.stat(path).st_mtime_ns
-        except OSError:
-            return None, None
-        data = read_bytes(path, _MOST_BYTES)
-        return parse_state(data) if data else None, heartbeat_ns
+        self._complaint = complaint
 
 
 class Histogram:
@@ -268,18 +262,12 @@ def _of_machine(machine: MachineView) -> Iterator[Family]:
             yield "gauge", f"gpu_{name}", text, known
 
 
-def _used(gpu: GpuView) -> int | None:
-    if gpu.memory_total_bytes is None or gpu.memory_free_bytes is None:
-        return None
-    return gpu.memory_total_bytes - gpu.memory_free_bytes
-
-
 _OF_A_GPU: dict[str, tuple[str, Callable[[GpuView], float | None]]] = {
     "usable": ("Whether jobs can use the GPU.", lambda gpu: gpu.problem is None),
     "jobs": ("Jobs to which the GPU is assigned.", lambda gpu: len(gpu.jobs)),
     "foreign_processes": ("Processes on the GPU that belong to no job.", lambda gpu: len(gpu.foreign_processes)),
     "memory_bytes": ("Memory of the GPU.", lambda gpu: gpu.memory_total_bytes),
-    "memory_used_bytes": ("Memory of the GPU in use.", _used),
+    "memory_used_bytes": ("Memory of the GPU in use.", lambda gpu: gpu.gpu().memory_used_bytes),
     "utilisation_ratio": (
         "Fraction of time in which the GPU computed.",
         lambda gpu: None if gpu.utilisation_percent is None else gpu.utilisation_percent / 100,

@@ -12,16 +12,14 @@ def _notify(subject: Subject) -> Findings:
     named = dict.fromkeys([*settings.contacts, *(to for rule in settings.rules for to in rule.to)])
     if not named:
         return
-    fine = True
-    for name in named:
-        if (why := why_undelivered(name, settings, thoroughly=True)) is not None:
-            fine = False
-            yield warn(f"{masked(name)}: {why}", "fix `contacts` or `notify` in config.toml")
+    found = [
+        warn(f"{masked(name)}: {why}", "fix `contacts` or `notify` in config.toml")
+        for name in named
+        if (why := why_undelivered(name, settings, thoroughly=True)) is not None
+    ]
     if (path := readable_by_others(subject.root, settings)) is not None:
-        fine = False
-        yield warn(f"{path} holds secrets and is readable by others", f"chmod 600 {path}")
-    if fine:
-        yield good(f"{len(named)} recipients are valid; only a real message shows whether they answer")
+        found.append(warn(f"{path} holds secrets and is readable by others", f"chmod 600 {path}"))
+    yield from found or [good(f"{len(named)} recipients are valid; only a real message shows whether they answer")]
 
 
 CHECKS = (Check("notify", _notify),)

@@ -30,12 +30,12 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
+from spool import __version__
 from spool.core import layout
 from spool.core.errors import InvalidValue
-from spool.core.events import ENDS, Event, EventName
 from spool.core.gpuuse import mean_part
 from spool.core.layout import Layout, engine_of
-from spool.core.model import SECOND_NS, Grant, Result, Spec
+from spool.core.model import ENDS, SECOND_NS, Event, EventName, Grant, Result, Spec
 from spool.core.reasons import pools_in_words
 from spool.core.units import show_duration, show_percent, show_size
 from spool.extras.notify.settings import NAME, Notifications, addressees, expanded, settings_of
@@ -44,7 +44,6 @@ from spool.formats.config import Config
 from spool.formats.events import facts
 from spool.listeners import Listener
 from spool.store.reading import end_of_file
-from spool.version import __version__
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from spool.core.errors import InvalidValue
-from spool.core.events import EVENT_WORDS, JOB_WORDS, Event, concerns
+from spool.core.model import EVENT_WORDS, JOB_WORDS, Event, concerns
 from spool.formats.toml import Path
 from spool.formats.validation import Kind, PartReader, Reading
 from spool.formats.values import Names, different, one_of, several, words
@@ -81,11 +81,9 @@ def listens(config: Config) -> bool:
 def addressees(event: Event, rules: Iterable[NotifyRule]) -> dict[str, int]:
     """Return the recipients of *event*, and how many lines of the job's log each gets."""
     wish = wish_of(event)
+    asked = [wish] if wish is not None and concerns(wish.on, event.name) else []
     found: dict[str, int] = {}
-    for each in (
-        *([wish] if wish is not None and concerns(wish.on, event.name) else []),
-        *(rule for rule in rules if rule.fits(event)),
-    ):
+    for each in (*asked, *(rule for rule in rules if rule.fits(event))):
         for address in each.to:
             found[address] = max(found.get(address, 0), each.log_lines)
     return found

@@ -41,11 +41,6 @@ READER = PartReader(lambda reading: reading.found["page"].get("path"), {"page fi
 """What reads the key `status_page`: its value is the path as written."""
 
 
-def listens(config: Config) -> bool:
-    """Whether the configuration names a page."""
-    return config.part("page") is not None
-
-
 def page_path(config: Config, root: str) -> str | None:
     """Return the path of the status page of the spool *root*; None if there is none."""
     stated = config.part("page")

@@ -20,10 +20,11 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from msgspec import Struct
 
+from spool import __version__
 from spool.cli.render import charts
 from spool.core.accounting import By, RunFilter, Statistics, Totals
 from spool.core.errors import shown
-from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, Gpu, Machine, State
+from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, Machine, State
 from spool.core.reasons import count_of, ranges_of
 from spool.core.runtimes import Basis, part_done
 from spool.core.units import show_duration, show_size
@@ -34,7 +35,6 @@ from spool.query.rows import JobRow
 from spool.query.timeline import Frame, timeline
 from spool.store.history import History
 from spool.store.spool import Spool
-from spool.version import __version__
 
 MOST_RUNS, MOST_WAITING, MOST_HELD, MOST_ENDED, MOST_USERS = 60, 100, 40, 15, 12
 _FOLDED = 2000  # only this many jobs of a list are looked at for tasks that share a line
@@ -171,12 +171,8 @@ def _words(state: str) -> str:
     return state.replace("_", " ")
 
 
-def _some(number: int) -> str:
-    return f"{number:,}" if number else ""
-
-
-def _hours(number: float) -> str:
-    return f"{number:,.1f}" if number else ""
+def _some(number: float, digits: int = 0) -> str:
+    return f"{number:,.{digits}f}" if number else ""
 
 
 def _duration(duration_ns: int | None) -> str:
@@ -206,11 +202,6 @@ def _clock(at_ns: int | None, now_ns: int, *, seconds: bool = False) -> str:
 
 def _date(at_ns: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at_ns // SECOND_NS))
-
-
-def _memory_used(gpu: Gpu) -> int | None:
-    total, free = gpu.memory_total_bytes, gpu.memory_free_bytes
-    return total - free if total is not None and free is not None else None
 
 
 def _percent(row: JobRow) -> int | None:
@@ -248,7 +239,7 @@ def _facts(day: Statistics) -> Iterator[tuple[str, str]]:
 
 # fmt: off
 _FILTERS = (
-    count_of, _clock, _cut, _date, _duration, _facts, _hours, _memory_used, _middle_cut, _percent, _size, _some, _story,
+    count_of, _clock, _cut, _date, _duration, _facts, _middle_cut, _percent, _size, _some, _story,
     _unit, _words,
 )
 # fmt: on

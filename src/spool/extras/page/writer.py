@@ -14,7 +14,6 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from spool.core.errors import SpoolError
-from spool.core.events import Event, EventName
 from spool.core.layout import STAGING
 from spool.core.model import SECOND_NS
 from spool.doctor import Check, Findings, Subject, good, warn
@@ -50,14 +49,6 @@ class PageWriter(Listener):
         self._pause_s = EVERY_S
         self._next = 0.0  # monotonic: the next write
 
-    def wants(self, name: EventName) -> bool:
-        """Return False: no event is of interest, because the content comes from files."""
-        return False
-
-    def hear(self, event: Event, done: Callable[[], None]) -> None:
-        """Report the event as done."""
-        done()
-
     def tick(self) -> float | None:
         """Write the page if its time has come."""
         path = page_path(self._config(), self._root)
@@ -85,17 +76,15 @@ class PageWriter(Listener):
                 self._disk.put(path, text)
             else:
                 self._disk.put_beside(path, text, _EVERYBODYS)
-            self._complaint = ""
+            complaint = ""
         except (OSError, SpoolError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            self._complain(f"cannot write the status page: {path}: {why}")
+            complaint = f"cannot write the status page: {path}: {why}"
+            if complaint != self._complaint:
+                log.error("%s", complaint)
+        self._complaint = complaint
         self._pause_s = max(EVERY_S, _SHARE * (time.thread_time_ns() - begun_ns) / SECOND_NS)
         self._next = time.monotonic() + self._pause_s
-
-    def _complain(self, words: str) -> None:
-        if words != self._complaint:
-            log.error("%s", words)
-        self._complaint = words
 
 
 def _check(subject: Subject) -> Findings:

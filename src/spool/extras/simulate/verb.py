@@ -12,8 +12,9 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.cli import publicjson, render
+from spool.cli import render
 from spool.cli.group import Verb, json_option, opened, value_of
+from spool.cli.publicjson import plain
 from spool.cli.render import tell
 from spool.client.submit import is_spool
 from spool.core.errors import UsageError, cannot
@@ -258,17 +259,16 @@ def _print_json(about: Mapping[str, Any], machine: Machine, done: Sequence[Polic
     memory = machine.memory_bytes if machine.memory_bytes < NO_LIMIT_BYTES else None
 
     def listed(word: str, groups: Mapping[str, WaitSummary]) -> list[dict[str, object]]:
-        return [{word: name, **publicjson.plain(summary)} for name, summary in groups.items()]
+        return [{word: name, **plain(summary)} for name, summary in groups.items()]
 
     render.as_json(
         {
-            "version": 1,
             **about,
             "machine": {"cpus": machine.cpus, "memory_bytes": memory, "gpus": len(machine.gpus)},
             "policies": [
                 {
                     "policy": each.policy,
-                    **publicjson.plain(each.figures),
+                    **plain(each.figures),
                     "seconds": round(each.seconds, 3),
                     "sizes": listed("size", each.sizes),
                     "users": listed("user", each.users),

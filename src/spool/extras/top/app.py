@@ -282,7 +282,6 @@ class Top(App[int]):
             self._pane.show_lines(lines, anew=anew, from_top=_waits(row))
 
     def _done(self, words: str, failed: bool) -> None:
-        """Show the result of an action."""
         severity: SeverityLevel = "error" if failed else "information"
         self.notify(shown(words), severity=severity, timeout=8 if failed else 4, markup=False)
         self._looks.wake()
@@ -327,7 +326,6 @@ class Top(App[int]):
 
     @property
     def _row(self) -> JobRow | None:
-        """The job under the cursor."""
         return self._list.current
 
     def _draw_header(self) -> None:

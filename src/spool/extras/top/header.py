@@ -158,8 +158,7 @@ def gpu_lines(gpus: Sequence[GpuGlance], width: int, most: int) -> Text:
 
 def _memory(gpu: Gpu) -> tuple[float, str]:
     """Return the used part of a GPU's memory, and that in words; unknown is "?"."""
-    total, free = gpu.memory_total_bytes, gpu.memory_free_bytes
-    used = total - free if total is not None and free is not None else None
+    total, used = gpu.memory_total_bytes, gpu.memory_used_bytes
     return (used / total if used and total else 0.0), f"{render.size(used) or '?'}/{render.size(total) or '?'}"
 
 
