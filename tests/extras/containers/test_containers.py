@@ -161,11 +161,11 @@ def test_a_container_that_is_out_of_memory_is_a_run_out_of_memory(machine: Machi
     """The runtime's own word counts, since its limit is one that spool does not see."""
     machine.install()
     machine.spool.start()
-    drop(machine, "large", 'touch "$STATE.oom"; kill -9 $$', memory="20M", env={"STATE": str(machine.state / "x")})
+    drop(machine, "large", 'touch "$STATE.oom"; kill -9 $$', memory="200M", env={"STATE": str(machine.state / "x")})
     machine.spool.wait_done("large")
     assert machine.spool.outcome("large") == "failed"
     title = machine.state / (machine.state / "removed").read_text().splitlines()[-1].replace("large-1", "larger-1")
-    drop(machine, "larger", 'touch "$STATE.oom"; kill -9 $$', memory="20M", env={"STATE": str(title)})
+    drop(machine, "larger", 'touch "$STATE.oom"; kill -9 $$', memory="200M", env={"STATE": str(title)})
     machine.spool.wait_done("larger")
     assert machine.spool.outcome("larger") == "out_of_memory"
 
