@@ -87,7 +87,8 @@ def test_a_verb_stands_behind_the_one_that_its_row_names() -> None:
                     assert names.index(verb) > names.index(each.after)
 
 
-LISTENER = """
+WRITING = """
+import os
 from spool.core.capability import Capability
 
 class Writer:
@@ -108,14 +109,33 @@ class Writer:
 def listens(config):
     return True
 
-CAPABILITY = Capability("writer", "Writes.", listener="writing:Writer", listens="writing:listens")
+class Steps:
+    waiting = False
+    def __init__(self, context):
+        self.pipe = os.pipe()
+    def fileno(self):
+        return self.pipe[0]
+    def ready(self, starts):
+        return starts
+    def put(self, live):
+        with open(f"{os.path.dirname(__file__)}/put", "w") as file:
+            file.write(live.name)
+    def work(self):
+        return False
+    def close(self):
+        pass
+
+CAPABILITY = Capability(
+    "writer", "Writes.", listener="writing:Writer", listens="writing:listens", steps="writing:Steps"
+)
 """
 
 
-def test_a_listener_of_a_package_hears_though_no_file_names_it(tmp_path: Path, spool_root: Path) -> None:
+def test_a_package_hears_and_takes_part_in_starts_though_no_file_names_it(tmp_path: Path, spool_root: Path) -> None:
     """A dispatcher looks for capabilities of packages as it begins, without a key or a verb that is missed."""
     install(tmp_path, "writing", "w = writing:CAPABILITY")
-    (tmp_path / "writing.py").write_text(LISTENER)
+    (tmp_path / "writing.py").write_text(WRITING)
     (spool_root / "queued" / "a.toml").write_text('command = "true"\n')
     assert with_packages(tmp_path, "dispatch", "--until-idle").returncode == 0
     wait_for(lambda: (spool_root / "heard").exists() and "finished a" in (spool_root / "heard").read_text())
+    assert (tmp_path / "put").read_text() == "a"

@@ -10,7 +10,9 @@ import pytest
 
 from calling import Command, put_job, spawned
 from spool.cli import fastsubmit
+from spool.core.model import SECOND_NS
 from spool.machine.identity import boot_id
+from spool.query import snapshot
 from spool.store.glance import machine_line
 
 _STATVFS = os.statvfs
@@ -27,9 +29,11 @@ NEVER = [
 
 @pytest.mark.parametrize(("words", "why"), NEVER)
 def test_what_can_never_be_is_told_at_submission(
-    spool: Command, spool_root: Path, words: tuple[str, ...], why: str
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], why: str
 ) -> None:
     """A warning with the numbers comes on stderr, and the job is submitted all the same; `--strict` submits nothing."""
+    look = snapshot.machine_now  # a command waits a second for NVML's process, which may take longer to start
+    monkeypatch.setattr(snapshot, "machine_now", lambda *given, **_: look(*given, patience_ns=60 * SECOND_NS))
     (spool_root / "config.toml").write_text('autostart = false\ncpus = 4\nmemory = "8G"\n')
     for strict, code, out in ((("--strict",), 1, ""), ((), 0, "a\n")):
         said = spool("submit", *strict, "--name", "a", *words, "--", "true")

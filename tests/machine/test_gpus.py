@@ -253,7 +253,7 @@ def test_a_hang_at_the_very_start_is_unknown_at_once_and_said_after_the_limit(nv
     watch = nvml.watch(limit_ns=LIMIT_NS)
     assert watch(patience_ns=0).problem
     for _ in range(8):
-        assert (watch(patience_ns=0, later_ns=LIMIT_NS).problem or "").startswith("NVML hangs")
+        assert "hangs" in (watch(patience_ns=0, later_ns=LIMIT_NS).problem or "")
         mine = set(psutil.Process().children()) - others
         assert len([child for child in mine if child.status() != psutil.STATUS_ZOMBIE]) <= 1
     nvml.mend()

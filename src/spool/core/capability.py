@@ -118,7 +118,7 @@ class Capability(Row):
     * `files`: a tuple of `formats.validation.FileKind`: the files that are its own, for `spool check` and the schemas.
     * `leases`: the class of the `dispatcher.leases.Leases` by which a dispatcher starts jobs on a shared machine.
     * `sharing`: `(directory, owner, uid, now_ns) -> query.shared.MachineSharing`: what the users of one have of it.
-    * `steps`: `(Context) -> dispatcher.context.Steps`: its steps of a pass; made once its `Config.parts[name]` is set.
+    * `steps`: `(Context) -> dispatcher.context.Steps`: its steps of a pass; with a `config` only once that has a value.
     * `record`: `(Spool, str, int) -> Struct | None`: what it has recorded of a run of a job, in `RunDetails.parts`;
       `PUBLIC` of its class has the names that `--json` prints.
     * `listener`: the class of a `Listener`, whose kind is the capability's name; it runs once `listens`,
