@@ -210,7 +210,7 @@ class ContributedSteps(Component):
     def ready(self, starts: list[Start]) -> list[Start]:
         """Return the starts that may go on now."""
         for one in capabilities():
-            if starts and one.steps and (not one.config or self._settings.config.part(one.name)):
+            if starts and one.steps and (not one.config or self._settings.config.part(one.name) is not None):
                 steps = self._made.get(one.name) or self._make(one.name, one.steps)
                 starts = steps.ready(starts) if steps is not None else starts
         return starts

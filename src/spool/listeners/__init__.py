@@ -105,7 +105,7 @@ def find_subscriptions(root: str, config: Config, *, by_jobs: Collection[str] = 
     hooks = find_hooks(root)
     hooked = {EventName(name) for name in hooks.paths}
     there = [one for one in capabilities() if one.listener]
-    asked = [loaded(one.listens)(config) if one.listens else config.part(one.name) for one in there]
+    asked = [loaded(one.listens)(config) if one.listens else config.part(one.name) is not None for one in there]
     others = frozenset(one.name for one, asks in zip(there, asked, strict=True) if asks or one.name in by_jobs)
     return Subscriptions(
         kinds=others | ({"hooks"} if hooked else set()),

@@ -59,7 +59,7 @@ def served_in(directory: str, owner: str | None) -> SharedMachine:
     return SharedMachine(directory, frozenset(found))
 
 
-def others_write(status: os.stat_result) -> bool:
+def others_may_change(status: os.stat_result) -> bool:
     """Whether users other than root and this one can change a file or a directory."""
     return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from spool.core.errors import SpoolUnusable, cannot
 from spool.core.model import SECOND_NS, Gpu, Grant, Machine
-from spool.extras.machine import SOCKET, STATUS, MachineConfig, others_write, protocol
+from spool.extras.machine import SOCKET, STATUS, MachineConfig, others_may_change, protocol
 from spool.extras.machine.ledger import BeganLine, EndLine, Lease, LeaseJournal, LeaseLedger
 from spool.extras.machine.protocol import Connection, Holder, Units
 from spool.machine import identity
@@ -96,7 +96,7 @@ class Arbiter:
 
         Raises OSError, SpoolUnusable if the directory is not safe, and LockHeld if another arbiter serves there.
         """
-        if others_write(os.stat(self._directory)):
+        if others_may_change(os.stat(self._directory)):
             why = "other users can write to it, and could put a socket of theirs there"
             remedy = f"chmod go-w {self._directory}, in a directory of its own"
             raise SpoolUnusable(cannot("serve in", "directory", why, where=self._directory, remedy=remedy))

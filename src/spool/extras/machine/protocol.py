@@ -226,7 +226,7 @@ _encoder = json.Encoder()
 
 
 class NotAMessage(ValueError):  # noqa: N818  (like the errors of core/errors.py)
-    """A datagram, or a line of a file, that does not parse."""
+    """A datagram that does not parse."""
 
 
 def read(decoder: json.Decoder[T], text: bytes) -> T:

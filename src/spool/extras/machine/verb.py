@@ -19,7 +19,7 @@ from spool.client import service
 from spool.core.errors import ExitCode, InvalidConfig, SpoolError, SpoolUnusable, UsageError, cannot
 from spool.core.reasons import count_of
 from spool.core.units import show_size
-from spool.extras.machine import ACCOUNT, MachineConfig, others_write, parse
+from spool.extras.machine import ACCOUNT, MachineConfig, others_may_change, parse
 from spool.extras.machine.protocol import sharing
 from spool.formats.config import Config
 from spool.machine.gpus import LIMIT_NS, GpuWatcher
@@ -253,7 +253,7 @@ def _configuration(path: str) -> MachineConfig:
 
 def _why_not_trusted(status: os.stat_result) -> str:
     why = "other users can change it; it must belong to you or root, and be writable by its owner alone"
-    return why if others_write(status) else ""
+    return why if others_may_change(status) else ""
 
 
 def print_shared(shared: MachineSharing, now_ns: int, remark: str = " (this spool)") -> None:
