@@ -44,6 +44,7 @@ VARIES = {
     r"\b\d+ KiB": "SIZE",  # as the file system has its blocks
     r"\.\w{8}\.toml": ".RANDOM.toml",
     r"\S+/spool dispatch": "spool dispatch",
+    r"(\ntook) +[\d. hms]+\n": r"\1  TIME\n",
 }
 
 
