@@ -110,7 +110,8 @@ def test_every_block_of_the_first_page_runs() -> None:
     finally:
         end_dispatcher(home.spool)
     first = ("hello from hello", "hello by hand", str(home.path / "env/bin/python"))
-    for promise in (*first, "lr=0.01 seed=3", "lr 0.3 seed 1", "resumes at step 0", "done"):
+    # On a slow machine the log is followed from a later attempt than the first.
+    for promise in (*first, "lr=0.01 seed=3", "lr 0.3 seed 1", "resumes at step ", "done"):
         assert promise in printed, promise
     attempts = sorted((home.spool / "jobs" / "count").iterdir())
     assert len(attempts) > 1, "the warning came, and another try followed"
