@@ -173,7 +173,7 @@ class _Peer:
     def hear(self, kind: Any) -> Any:
         """Return the next message of a kind."""
         while True:
-            for each in self._protocol.read_replies(self.sock.recv(1 << 18)):
+            for each in self._protocol.read(self._protocol.REPLIES, self.sock.recv(1 << 18)):
                 if isinstance(each, kind):
                     return each
 
