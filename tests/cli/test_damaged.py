@@ -21,6 +21,7 @@ from spool.cli import main
 from spool.client import autostart
 from spool.core.model import Grant, Result, State
 from spool.formats import run_records
+from spool.formats.capabilities import capabilities, loaded
 from spool.query import snapshot
 from spool.store.edited import Settings
 from spool.store.tolerant import TolerantSpool
@@ -230,6 +231,9 @@ def test_what_cannot_be_read_is_not_told_as_empty(anywhere: Path, monkeypatch: p
 
     for words in (*verbs, ("doctor", "-q")):  # imported here, where that is allowed
         call(words)
+    for capability in capabilities():
+        for target in filter(None, (capability.checks, capability.listener, capability.listens)):
+            loaded(target)
     found, (code, _, said) = as_nobody(work)  # type: ignore[misc]
     for verb, (out, err) in found.items():
         assert "Permission denied" in out + err, verb

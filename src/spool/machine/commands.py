@@ -203,6 +203,7 @@ class ChildProcess:
                     self._channel.sendall(self._out)
             self._hang_up()
         self._ready.close()
+        _left[:] = [each for each in (*_left, *self._given_up, self._process) if each and each.poll() is None]
 
     def join(self, timeout_s: float = _MOMENT_S) -> None:
         """Wait until all children are gone, at most *timeout_s* for each."""
@@ -246,6 +247,10 @@ class ChildProcess:
     def _count_death(self, lived_ns: int) -> None:
         self._deaths = 1 if lived_ns > _WELL_NS else self._deaths + 1
         self.start_due_ns = self._clock() + min(_PAUSE_NS << min(self._deaths - 1, 20), _LONGEST_PAUSE_NS)
+
+
+_left: list[subprocess.Popen[bytes]] = []
+"""Children of what is closed that were not gone then: the next close reaps them."""
 
 
 def _exit_code(process: subprocess.Popen[bytes], wait_s: float) -> int | None:
