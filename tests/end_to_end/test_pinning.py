@@ -62,7 +62,7 @@ def test_no_two_runs_have_a_cpu_also_after_the_dispatcher_was_killed(served: Ser
     served.start()
     second, told = has(served, "two")
     assert (sorted(first + second), cpus_in(told)) == (OURS, tuple(second))
-    wait_for(lambda: served.state()["jobs"]["two"]["cpu_list"] == told, what="its CPUs in state.json")
+    wait_for(lambda: served.state()["jobs"].get("two", {}).get("cpu_list") == told, what="its CPUs in state.json")
     gate.touch()
     served.wait_done("one", "two", "wide")
     assert has(served, "wide") == (OURS, ranges_of(OURS))

@@ -313,7 +313,7 @@ def test_the_limit_of_a_job_that_runs_can_be_changed(live: Served) -> None:
     live.spool("edit", "shorter", "--time-limit", "1s")
     assert live.wait_outcome("shorter") == "timeout"
     assert "limit 1s" in str(live.result("shorter"))
-    live.until(lambda: live.state()["jobs"]["longer"]["priority"] == 77, "the priority")
+    live.until(lambda: live.state()["jobs"].get("longer", {}).get("priority") == 77, "the priority")
     live.restart()
     live.until(lambda: live.state()["jobs"].get("longer", {}).get("priority") == 77, "the priority again")
     live.spool("edit", "longer", "--time-limit", "1s")
