@@ -101,7 +101,7 @@ def words_of(wrapper: str) -> list[str]:
     return SHELLS[wrapper]
 
 
-NOBODY = 54321  # a user who has no other processes
+NOBODY = 1_000_000 + os.getpid()  # a user who has no other processes, not even those of another run of the tests
 
 
 def become_poor(*, later: bool = False) -> None:

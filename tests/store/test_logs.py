@@ -212,6 +212,21 @@ def test_grouped_syncs_come_by_themselves_and_not_from_the_caller(stand: Stand, 
     }
 
 
+def test_without_a_thread_to_spare_the_caller_syncs(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that refuses a thread each line is on the disk at once, and the next line asks for one again."""
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with closing(Logs(stand.spool)) as logs:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refused)
+            logs.remember([FIRST])
+            assert stand.disk.names() == ["append", "sync_log", "sync_log"]
+        logs.account(b"{}\n")
+        wait_for(lambda: len(stand.disk.names(background=True)) >= 2, what="a grouped sync")
+
+
 def test_many_appends_share_few_syncs(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """All lines of one while cost one sync of each log; closing syncs the last one, and ends the thread."""
     monkeypatch.setattr("spool.store.logs.GROUP_S", 3600.0)  # longer than any machine needs for them

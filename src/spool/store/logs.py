@@ -425,8 +425,13 @@ class Logs:
             self.sync()
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._sync_groups, name="spool-sync", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._sync_groups, name="spool-sync", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the machine has no thread to spare: until it has, each line is synced by itself
+                self.sync()
+                return
+            self._thread = thread
         if not self._dirty.is_set():
             self._dirty.set()
 

@@ -327,8 +327,9 @@ class Watcher:
                 self._open[future.name] = future
                 self._new.append(future.name)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="spool futures", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._watch, name="spool futures", daemon=True)
+                thread.start()
+                self._thread = thread
             self._wakes.notify()
 
     @property

@@ -342,8 +342,9 @@ class SendQueue:
         with self._change:
             self._waiting.append(_Waiting(message, done, time.monotonic()))
             if self._thread is None and not self._closing:
-                self._thread = threading.Thread(target=self._run, name=f"to {self._shown}", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=f"to {self._shown}", daemon=True)
+                thread.start()
+                self._thread = thread
             self._change.notify()
 
     def close(self) -> None:
