@@ -53,6 +53,7 @@ from spool.listeners import (
     by_kind,
     hooks,
     kinds,
+    mistakes,
     set_up_logging,
 )
 from spool.listeners.hooks import OrphanReaper
@@ -120,7 +121,7 @@ class Delivery:
             while at < position and (found := reader.read(at)):
                 for one in found:
                     if one.at < position and one.event is not None and one.event.job == job:
-                        last = one.at if self._listener.wants(one.event.name) else last
+                        last = one.at if one.event.name in self._listener.wants else last
                 at = found[-1].end
         except OSError:
             return None
@@ -172,7 +173,7 @@ class Delivery:
 
     def _tell(self, one: EventLine) -> None:
         event = one.event
-        if event is not None and self._listener.wants(event.name):
+        if event is not None and event.name in self._listener.wants:
             if self._careful and not self._may_be_told(event, one.at):
                 event = None
             if event is not None:
@@ -373,7 +374,7 @@ class _ListenerProcess:
         self._say(
             render(
                 Ready(
-                    wants=tuple(name for name in EventName if any(listener.wants(name) for listener in others)),
+                    wants=tuple(name for name in EventName if any(name in listener.wants for listener in others)),
                     problems=tuple(self._problems),
                 )
             )
@@ -381,15 +382,21 @@ class _ListenerProcess:
 
     def _made(self, kind: str) -> Listener | None:
         try:
-            return by_kind(kind, self._root, self._config)
+            made = by_kind(kind, self._root, self._config)
+            for problem in mistakes(kind, made):
+                self._complain(problem)
+            return made
         except ImportError as error:
             problem = f"the listener {kind} is not available: {error}"
         except Exception as error:
             log.exception("cannot start the listener %s", kind)
             problem = f"cannot start the listener {kind}: {error}"
+        self._complain(problem)
+        return None
+
+    def _complain(self, problem: str) -> None:
         log.error("%s", problem)
         self._problems.append(problem)
-        return None
 
     def _go_on(self) -> None:
         if self._lock is None and self._take_lock():
