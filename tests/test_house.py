@@ -134,7 +134,7 @@ BUDGET = {
     "extras/plot": 450,
     "extras/simulate": 950,
     "extras/top": 1150,
-    "formats": 5650,
+    "formats": 5600,
     "listeners": 1050,
     "machine": 3200,
     "python": 1000,
