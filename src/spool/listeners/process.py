@@ -30,10 +30,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from spool.core import layout
-from spool.core.errors import InvalidConfig
 from spool.core.layout import Layout
 from spool.core.model import SECOND_NS, Answer, Event, EventName
-from spool.formats import capabilities, config
+from spool.formats import capabilities
 from spool.formats.config import Config
 from spool.formats.events import (
     AT_ONCE,
@@ -58,8 +57,8 @@ from spool.listeners import (
 )
 from spool.listeners.hooks import OrphanReaper
 from spool.machine.processes import become_subreaper
+from spool.store import edited
 from spool.store.disk import Disk
-from spool.store.glance import read_config
 from spool.store.logs import EventLine, EventReader, cursors
 
 log = logging.getLogger(__name__)
@@ -279,7 +278,8 @@ class _ListenerProcess:
         self._layout = Layout(root)
         self._channel = channel
         capabilities.search()
-        self._config = _CurrentConfig(root)
+        logging.getLogger(edited.__name__).setLevel(logging.ERROR)  # the dispatcher reports mistakes in config.toml
+        self._settings, self._reading = edited.Settings(root), threading.Lock()
         logging.getLogger("spool").setLevel(self._config().log_level.upper())
         self._disk = Disk(f"{root}/{layout.STAGING}")
         self._listeners: dict[str, Listener] = {}
@@ -315,6 +315,12 @@ class _ListenerProcess:
                     leaving = True
             self._go_on()
         self._leave()
+
+    def _config(self) -> Config:
+        """Return the configuration in force; from any thread."""
+        with self._reading:
+            self._settings.reload()
+            return self._settings.config
 
     # Messages of the dispatcher.
 
@@ -478,28 +484,3 @@ class _Reviewer:
         if answer.no is not None:
             answer = Answer(no=" ".join(answer.no.split())[:_LONGEST_NO] or "no reason given")
         self._say(render(Reply(number, answer)))
-
-
-class _CurrentConfig:
-    """A callable that returns the last good `config.toml`; from any thread. The dispatcher reports its mistakes."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self._path = f"{root}/{layout.CONFIG}"
-        self._mutex = threading.Lock()
-        self._seen: tuple[int, int, int] | None = None
-        self._config = Config()
-
-    def __call__(self) -> Config:
-        """Return the configuration in force."""
-        with self._mutex:
-            try:
-                status = os.stat(self._path)
-                seen = (status.st_ino, status.st_mtime_ns, status.st_size)
-            except OSError:
-                seen = None
-            if seen != self._seen:
-                self._seen = seen
-                with suppress(InvalidConfig, OSError):
-                    self._config = config.parse(read_config(self._root) or b"")
-            return self._config
