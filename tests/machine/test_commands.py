@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from served import alive
-from spool.machine.commands import AT_ONCE, Command, CommandEnd, CommandRunner
+from spool.machine.commands import AT_ONCE, Command, CommandEnd, CommandRunner, Workers
 from support import PATIENCE_S, wait_for
 
 
@@ -146,3 +147,22 @@ def test_a_helper_that_cannot_be_started_is_told_of(runner: CommandRunner, monke
         assert dict(runner.work()) == {}
     (end,) = wait(runner, waits)
     assert end.out == "done\n"
+
+
+def test_without_a_thread_to_spare_work_is_done_by_the_caller_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece is carried out, in order, and a thread that there is later finds nothing of it."""
+    done: list[int] = []
+
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    workers = Workers(2)
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", none)
+        for number in (1, 2):
+            workers.put(done.append, number)
+    assert done == [1, 2]
+    over = threading.Event()
+    workers.put(over.set)
+    assert over.wait(60)
+    assert done == [1, 2]
