@@ -1,4 +1,4 @@
-"""The dispatcher as a process: its signals, its configuration, its exits, and the order in which it starts jobs."""
+"""The dispatcher as a process: its signals, configuration and exits, the order of jobs, and what they inherit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the end of a run is noticed and proved, whoever died, and what follows it."""
+"""How the end of a run is noticed and proved, whoever died, what follows it, and a machine that refuses processes."""
 
 from __future__ import annotations
 

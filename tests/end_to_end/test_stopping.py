@@ -1,4 +1,4 @@
-"""Stopping: every process of a run ends, and only then is what it was given free."""
+"""Stopping: every process of a run ends, and only then is what it was given free; which of them get a signal."""
 
 from __future__ import annotations
 

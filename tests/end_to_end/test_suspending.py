@@ -1,4 +1,4 @@
-"""`spool suspend`, `spool continue` and `spool signal`: what stands still, what counts, and who gets a signal."""
+"""Runs that are suspended, continued and signalled, and those that make room for a short job and go on after it."""
 
 from __future__ import annotations
 
