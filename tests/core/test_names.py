@@ -95,6 +95,6 @@ def test_every_event_but_the_look_has_a_word() -> None:
     """All that happens can be asked for, in a job file all that happens to jobs; two are for hooks alone."""
     assert {name.value for name in EventName} - set(EVENT_WORDS) == {"polling", "queueing"}
     assert set(EVENT_WORDS) - set(JOB_WORDS) == {
-        "reservation_started", "reservation_ended", "gpu_taken", "gpu_free", "dispatcher_started",
-        "dispatcher_stopped",
+        "reservation_created", "reservation_cancelled", "reservation_started", "reservation_ended",
+        "gpu_taken", "gpu_free", "dispatcher_started", "dispatcher_stopped",
     }  # fmt: skip
