@@ -49,6 +49,7 @@ class Metrics(Listener):
     """Rewrites the file, at most every 15 seconds. *config* returns the configuration in force."""
 
     name = "metrics"
+    wants = ENDS | {EventName.QUEUED, EventName.STARTED, EventName.RETRYING}
 
     def __init__(self, root: str, config: Callable[[], Config]) -> None:
         self._root = root
@@ -57,10 +58,6 @@ class Metrics(Listener):
         self._disk = Disk(os.path.join(root, layout.STAGING))
         self._next = time.monotonic()
         self._complaint = ""
-
-    def wants(self, name: EventName) -> bool:
-        """Whether events of that kind are counted."""
-        return name in ENDS or name in (EventName.QUEUED, EventName.STARTED, EventName.RETRYING)
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
         """Count the event."""
