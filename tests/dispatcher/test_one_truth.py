@@ -41,13 +41,6 @@ HOUR_S = 3600
 
 
 @pytest.fixture
-def session(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
-    """Have commands, too, see the processes of that world."""
-    monkeypatch.setattr(snapshot, "MachineProber", lambda _: session.world)
-    return session
-
-
-@pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Give what sets the clock of this process on; what the kernel writes beside a file stays the true time."""
     real, ahead_ns = time.time_ns, [0]
