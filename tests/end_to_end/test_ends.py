@@ -278,3 +278,19 @@ def test_a_shell_that_could_not_fork_is_told_as_that_and_has_failed(served: Serv
     assert [end["outcome"] for end in ends if end is not None] == ["failed", "failed"]
     said = "exit code 2: its shell says that the machine refused it a process"
     assert [end["reason"] for end in ends if end is not None] == [said, "exit code 2"]
+
+
+@pytest.mark.skipif(os.path.basename(os.path.realpath("/bin/sh")) != "dash", reason="takes a /bin/sh that is dash")
+@pytest.mark.executors("process")
+def test_a_text_for_bash_that_sh_has_run_is_told_as_that(served: Served) -> None:
+    """The reason names the option that has bash run it; what sh itself lacks, and what a program says, is not that."""
+    texts = ["a=(1 2)", "[[ 1 = 1 ]]", "source /dev/null", "set -o pipefail", "cat <<< x", "echo ${a^^}"]
+    texts += ["for ((i = 0; i < 3; i++)); do echo; done", "[ a == b ]"]
+    others = ["nosuch", "echo 'sh: 1: source: not found'; exit 2", "if", "exit 127"]
+    names = [f"text-{number}" for number in range(len(texts + others))]
+    for name, text in zip(names, texts + others, strict=True):
+        served.drop(name, text)
+    served.start()
+    served.wait_done(*names)
+    told = [end["reason"].endswith("--shell /bin/bash") for end in map(served.result, names) if end is not None]
+    assert told == [True] * len(texts) + [False] * len(others)

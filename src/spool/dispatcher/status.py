@@ -8,11 +8,11 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, assert_never
+from typing import assert_never
 
 from spool.core import layout, lifecycle
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, shown, suspended_words
-from spool.core.model import SECOND_NS, Jid, Machine, Request, Spec, State
+from spool.core.model import SECOND_NS, Jid, Machine, Spec, State
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.context import Component, Context
@@ -28,7 +28,8 @@ from spool.formats.state import (
     PoolView,
     RefusalView,
     StateView,
-    parse_recent,
+    of_spec,
+    parse_parts,
     render_state,
     rendered,
 )
@@ -73,7 +74,7 @@ class StatusWriter(Component):
     def open(self) -> None:
         """Go on with what the last dispatcher showed of the half hour before."""
         with self._confinement.service("read", layout.STATE):
-            self._state.recent.resume(parse_recent(self._spool.file(layout.STATE) or b""))
+            self._state.recent.resume(parse_parts(self._spool.file(layout.STATE) or b"").recent)
 
     def changed(self) -> None:
         """Mark the file's content as outdated."""
@@ -195,7 +196,7 @@ class StatusWriter(Component):
             state = State.INVALID if file.invalid else state
             trouble = self._confinement.why(job.name)
             return JobView(
-                state=state, reason=file.problem or "", problem=trouble, user=user, since_ns=since, beside=beside
+                state=state, reason=file.problem or "", problem=trouble, user=user, submitted_at_ns=since, beside=beside
             )
         reason: object = plan.reason(job.name) if plan is not None else None
         if job.name in self._state.array_files:
@@ -213,9 +214,8 @@ class StatusWriter(Component):
             problem=self._confinement.why(job.name),
             attempt=job.attempts.attempt,
             user=user,
-            since_ns=since,
-            time_limit_ns=file.spec.time_limit_ns,
-            **_of_spec(file.spec, request),
+            submitted_at_ns=since,
+            **of_spec(file.spec, request),
         )
 
     def _live(self, live: ActiveRun, *, steady: bool) -> JobView:
@@ -244,14 +244,13 @@ class StatusWriter(Component):
             gpu_use=GpuUseView.of(watch) if watch is not None else (),
             gpu_idle_ns=watch.idle_ns if watch is not None else 0,
             user=live.user,
-            since_ns=live.wait.arrived_at_ns,
+            submitted_at_ns=live.wait.arrived_at_ns,
             started_at_ns=live.ran_from_ns,
             engine=live.elsewhere,
             node=live.node,
-            time_limit_ns=live.spec.time_limit_ns,
             suspended_ns=live.suspension.before_ns,
             suspended_at_ns=live.suspension.since_ns,
-            **{**_of_spec(live.spec, request), "cpus": live.grant.cpus},
+            **of_spec(live.spec, request) | {"cpus": live.grant.cpus},
         )
 
     def _state_of(self, live: ActiveRun) -> tuple[State, str]:
@@ -323,19 +322,6 @@ class StatusWriter(Component):
         )
 
 
-def _of_spec(spec: Spec, request: Request) -> dict[str, Any]:
-    """Return what each view takes from a job file whose next run, or present one, requests that."""
-    return {
-        "priority": spec.priority,
-        "cpus": request.cpus,
-        "memory_bytes": request.memory_bytes,
-        "gpus": request.gpus,
-        "resources": dict(request.resources),
-        "project": spec.project,
-        "tags": spec.tags,
-    }
-
-
 def _held_back(plan: Plan | None) -> HoldingView | None:
     if plan is None or (plan.holding.name is None and not plan.holding.amounts):
         return None
@@ -402,10 +388,10 @@ def array_views(table: SchedulerState) -> dict[str, JobView]:
             reason=reason,
             run=array.run,
             user=array.user,
-            since_ns=array.arrived_at_ns,
+            submitted_at_ns=array.arrived_at_ns,
             started_at_ns=array.expanded_at_ns,
             array=True,
             beside=" ".join(array.beside),
-            **_of_spec(array.spec, array.spec.request),
+            **of_spec(array.spec),
         )
     return views

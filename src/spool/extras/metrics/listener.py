@@ -229,7 +229,7 @@ def _of_dispatcher(view: StateView | None, heartbeat_ns: int | None, *, up: bool
     states = {**dict.fromkeys((state.value for state in _JOBS), 0), **view.counts()}
     text = "Waiting, held and running jobs, by state. Array tasks count; arrays do not."
     yield "gauge", "jobs", text, [({"state": state}, count) for state, count in states.items()]
-    queued = [job.since_ns for job in view.jobs.values() if job.state == State.QUEUED and not job.array]
+    queued = [job.submitted_at_ns for job in view.jobs.values() if job.state == State.QUEUED and not job.array]
     if since := [since_ns for since_ns in queued if since_ns is not None]:
         text = "Since when the oldest queued job has waited."
         yield "gauge", "oldest_queued_timestamp_seconds", text, min(since) / SECOND_NS
