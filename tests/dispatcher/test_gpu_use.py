@@ -14,11 +14,10 @@ from msgspec.structs import replace
 
 from crash.world import Session
 from spool.core import layout
-from spool.core.model import SECOND_NS, EventName, GpuWork, Machine, StopKind
+from spool.core.model import SECOND_NS, EventName, Gpu, GpuWork, Machine, StopKind
 from spool.dispatcher.monitor import GpuUseRecorder
 from spool.state.run import ActiveRun
 from spool.store.disk import SpoolTrouble
-from spool.testing.fakes import a_gpu, a_machine
 
 MINUTE = 60 * SECOND_NS
 FULL = SpoolTrouble(errno.ENOSPC, "No space left on device")
@@ -48,8 +47,8 @@ class Looks:
         """See the run compute for that much of the last moments."""
         self.at_ns += after_ns
         self.world.gpus_at_ns = self.at_ns
-        machine: Machine = a_machine(gpus=[replace(a_gpu(0), work=(GpuWork("train", percent, 0),))])
-        self.recorder.turn(machine)
+        gpu = Gpu("GPU-0", 0, "H100", 80 << 30, 80 << 30, work=(GpuWork("train", percent, 0),))
+        self.recorder.turn(Machine(4, 16 << 30, gpus=(gpu,)))
 
     def idle_for(self, minutes: int) -> None:
         """Look often enough that all of that time counts."""

@@ -85,21 +85,6 @@ def test_jobs_that_ended_while_nobody_looked_are_proved(served: Served) -> None:
     assert served.places("gone") == ["done"]
 
 
-def test_once_files_what_ended_between_two_passes(served: Served) -> None:
-    """`--once` from cron: one pass starts, the next files, and jobs live on in between."""
-    served.drop("by-cron", "until [ -e go ]; do sleep 0.02; done")
-    assert served.run("--once") == 0
-    assert served.places("by-cron") == ["running"]
-    pid = served.pid("by-cron")
-    assert served.run("--once") == 0
-    assert alive(pid)
-    (served.root.parent / "go").touch()
-    wait_for(lambda: not alive(pid))
-    assert served.run("--once") == 0
-    assert served.places("by-cron") == ["done"]
-    assert served.outcome("by-cron") == "finished"
-
-
 def test_a_zombie_is_not_alive(served: Served) -> None:
     """A wrapper that has died and that nobody reaps, because its parent does not, is gone all the same."""
     if served.executor == "tmux":
@@ -277,7 +262,6 @@ def test_a_job_has_the_soft_limit_of_a_login(served: Served) -> None:
     served.start(prefix=["prlimit", "--nofile=512:4096"])
     served.completes("limits", "ulimit -S -n; ulimit -H -n")
     assert served.log("limits") == "1024\n4096\n"
-    assert served.process is not None
     with open(f"/proc/{served.process.pid}/limits", encoding="ascii") as limits:
         assert next(line for line in limits if line.startswith("Max open files")).split()[3:5] == ["4096", "4096"]
 
