@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from heapq import merge
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -202,6 +203,20 @@ class Runs(Mapping[str, Running]):
         return now_ns + max(0, end_ns - since_ns)
 
 
+class _Share(NamedTuple):
+    """One pool: its place in `priority.Work`, or what it is if it has a name; and what of it is free."""
+
+    which: int | Pool
+    free: int
+    total: int
+
+
+def _asked_of(which: int | Pool, request: Request) -> int:
+    if isinstance(which, Pool):
+        return dict(request.resources).get(which.name, 0)
+    return (request.cpus, request.memory_bytes or 0, request.gpus)[which]
+
+
 UNLIMITED = SharedLimits()
 
 
@@ -309,68 +324,36 @@ class FreeResources:
             return not self.lacks(request)
         return not self.lacks(request) and (not request.gpus or len(self.cards.open_to(request)) >= request.gpus)
 
-    def _places(self, request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        asked, lacking = [], []
-        memory = request.memory_bytes or 0
-        if request.cpus:
-            asked.append(0)
-            if request.cpus > self.machine.cpus - self.counts.cpus:
-                lacking.append(0)
-        if memory:
-            asked.append(1)
-            if memory > self.machine.memory_bytes - self.counts.memory_bytes:
-                lacking.append(1)
-        if request.gpus:
-            asked.append(2)
-            if len(self.cards.open_to(request)) < request.gpus:
-                lacking.append(2)
-        return tuple(lacking), tuple(asked)
-
     def lacking(self, request: Request) -> list[tuple[float, float]]:
         """Return the free and total amounts of each pool that has too little for *request*."""
-        places, named = self.scarce(request)
-        free, counts = self._free(request), self.counts
-        return [
-            *(free[pool] for pool in places if free[pool][1]),
-            *((counts.named.free(pool), pool.total) for pool in named),
-        ]
+        return [(pool.free, pool.total) for pool in self._scarce(request)]
 
     def held_back(self, request: Request, refused: Sequence[tuple[Request, int]]) -> float:
         """Return the largest share of a pool that *request* lacks and that lies idle for it.
 
         *refused* are the requests that would fit, each with its number of jobs.
         """
-        free = self._free(request)
-        wanted = [0, 0, 0]
-        for each, number in refused:
-            wanted[0] += each.cpus * number
-            wanted[1] += (each.memory_bytes or 0) * number
-            wanted[2] += each.gpus * number
-        places, named = self.scarce(request)
-        parts = [min(free[pool][0], wanted[pool]) / free[pool][1] for pool in places if free[pool][1]]
-        for pool in named:
-            asked = sum(dict(each.resources).get(pool.name, 0) * number for each, number in refused)
-            parts.append(min(self.counts.named.free(pool), asked) / pool.total)
+        parts = []
+        for pool in self._scarce(request):
+            wanted = sum(_asked_of(pool.which, each) * number for each, number in refused)
+            parts.append(min(pool.free, wanted) / pool.total)
         return max(parts, default=0.0)
 
     def scarce(self, request: Request) -> tuple[tuple[int, ...], Sequence[Pool]]:
-        """Return which pools *request* lacks, places in `fairness.Work` and named ones; if none, all it asks for."""
-        machine = self.machine
-        named = self.counts.named.lacking(request, machine.resources) if request.resources else ()
-        lacking, asked = self._places(request)
-        if lacking or named:
-            return lacking, named
-        wanted = {name for name, _ in request.resources}
-        return asked, [pool for pool in machine.resources if pool.name in wanted] if wanted else ()
+        """Return which pools *request* lacks, places in `priority.Work` and named ones; if none, all it asks for."""
+        which = [pool.which for pool in self._scarce(request)]
+        return tuple(one for one in which if isinstance(one, int)), [one for one in which if isinstance(one, Pool)]
 
-    def _free(self, request: Request) -> tuple[tuple[float, float], ...]:
+    def _scarce(self, request: Request) -> list[_Share]:
         machine, counts = self.machine, self.counts
         gpus = len(self.cards.open_to(request)) if request.gpus else 0
-        return (
-            (max(machine.cpus - counts.cpus, 0), machine.cpus),
-            (max(machine.memory_bytes - counts.memory_bytes, 0), machine.memory_bytes),
-            (gpus, len(machine.gpus)),
-        )
+        free = (machine.cpus - counts.cpus, machine.memory_bytes - counts.memory_bytes, gpus)
+        totals = (machine.cpus, machine.memory_bytes, len(machine.gpus))
+        pools = [_Share(place, max(free[place], 0), totals[place]) for place in range(len(totals))]
+        if request.resources:
+            pools += [_Share(pool, counts.named.free(pool), pool.total) for pool in machine.resources]
+        asked = [pool for pool in pools if _asked_of(pool.which, request) and pool.total]
+        return [pool for pool in asked if _asked_of(pool.which, request) > pool.free] or asked
 
     # The rules, in order. Each returns its reason, or None.
 
