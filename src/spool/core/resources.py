@@ -11,7 +11,7 @@ them with sums computed from scratch.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from heapq import merge
 from typing import NamedTuple
@@ -320,9 +320,8 @@ class FreeResources:
 
     def may_have(self, request: Request) -> bool:
         """Tell quickly whether the sums, and the GPUs that have room, leave enough for *request*."""
-        if self.machine.most_runs is not None:
-            return not self.lacks(request)
-        return not self.lacks(request) and (not request.gpus or len(self.cards.open_to(request)) >= request.gpus)
+        has_gpus = not request.gpus or self.machine.most_runs is not None
+        return not self.lacks(request) and (has_gpus or len(self.cards.open_to(request)) >= request.gpus)
 
     def lacking(self, request: Request) -> list[tuple[float, float]]:
         """Return the free and total amounts of each pool that has too little for *request*."""
@@ -471,42 +470,37 @@ class FreeResources:
 
     def reasons(self, job: Waiting, *, ever: bool = True) -> Iterator[Reason]:
         """Yield every reason of this room against *job*, in order. Without *ever*, "never fits" is not checked."""
-        spec = job.spec
+        spec, request = job.spec, job.request
         if spec.group is not None or spec.task is not None or self.quotas.limited:
-            for rule in (self.group, self.array, self.quota):
-                reason = rule(job)
-                if reason is not None:
-                    yield reason
-        if self.policy.max_running is not None:
-            reason = self.max_running()
-            if reason is not None:
-                yield reason
+            yield from self._broken(job, self.group, self.array, self.quota)
+        if (reason := self.max_running()) is not None:
+            yield reason
         room = self if job.elsewhere is None else self.of(job.elsewhere)
         if job.elsewhere is not None and room.machine.most_runs is not None:
-            where = room.machine.title or job.elsewhere
-            if room.lacks(job.request):
-                count = f"{room.in_flight} of {room.machine.most_runs}"
-                yield Reason("max_in_flight", f"max_in_flight: {count} are in {where}")
-            elif (most := room.machine.most_pending) is not None and room.pending >= most:
-                count = f"{room.pending} of {most}"
-                yield Reason("max_pending", f"max_pending: {count} wait in {where}")
+            yield from room.full_engine(job.elsewhere, request)
             return
         if ever:
-            reason = room.never_fits(job)
-            if reason is not None:
-                yield reason
-        request = job.request
+            yield from self._broken(job, room.never_fits)
         if not (request.gpus or request.memory_bytes or room.lacks(request)):
             return
-        full = None
-        for rule in (room.memory, room.processors, room.resources, room.gpus):
-            full = rule(job)
-            if full is not None:
-                yield full
-        if full is None:  # the GPUs have room; is it reserved?
-            reason = room.kept(job)
-            if reason is not None:
-                yield reason
+        lacks_gpus = None
+        for lacks_gpus in (rule(job) for rule in (room.memory, room.processors, room.resources, room.gpus)):
+            if lacks_gpus is not None:
+                yield lacks_gpus
+        if lacks_gpus is None:  # the GPUs have room; is it reserved?
+            yield from self._broken(job, room.kept)
+
+    @staticmethod
+    def _broken(job: Waiting, *rules: Callable[[Waiting], Reason | None]) -> Iterator[Reason]:
+        return (reason for rule in rules if (reason := rule(job)) is not None)
+
+    def full_engine(self, engine: str, request: Request) -> Iterator[Reason]:
+        """Yield why *engine*, whose room this is, takes no more jobs."""
+        machine, where = self.machine, self.machine.title or engine
+        if self.lacks(request):
+            yield Reason("max_in_flight", f"max_in_flight: {self.in_flight} of {machine.most_runs} are in {where}")
+        elif machine.most_pending is not None and self.pending >= machine.most_pending:
+            yield Reason("max_pending", f"max_pending: {self.pending} of {machine.most_pending} wait in {where}")
 
     def fits(self, job: Waiting) -> bool:
         """Tell whether *job* could start here and now."""

@@ -328,7 +328,7 @@ class Finalizer(Component):
         found = self.file_in(place, name)
         seen = job.file(place) if place != DONE else None
         moved = place == DONE and found is not None and job.last_inode not in (None, found[0].inode)
-        if found is None or moved or (seen is not None and not seen.is_same(found[0])):
+        if found is None or moved or (seen is not None and seen.content != found[0].content):
             self.revisit(job)
             return
         file, text = found

@@ -299,7 +299,7 @@ class Dispatcher:
             Step("files", "look at", "the spool", self._observe,
                  lambda: wakeup.reload or executors.unloaded or self.observer.has_work, of_spool=True),
             Step("answers", "take in", "the answers of hooks", self._take_answers,
-                 lambda: (events.replies or admission.replies or admission.allowed or state.to_review
+                 lambda: (events.replies or admission.allowed or state.to_review
                           or events.asked != admission.asked)),
             Step("answers", "take in", "the answers of capabilities", self.steps.work, lambda: self.steps.waiting),
             Step("recovery", "continue", "interrupted work", self._recover, lambda: state.unsettled),

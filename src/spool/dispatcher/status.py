@@ -36,6 +36,7 @@ from spool.state.run import ActiveRun, JobFileVersion
 from spool.state.table import JobEntry, SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.glance import machine_line
+from spool.store.ownership import name_of
 
 _AT_MOST_EVERY_NS = SECOND_NS // 2
 _HEARTBEAT_NS = 10 * SECOND_NS
@@ -183,7 +184,7 @@ class StatusWriter(Component):
     def _waiting(self, job: JobEntry, file: JobFileVersion, plan: Plan | None, *, paused: bool) -> JobView:
         state = State.QUEUED if job.queued is not None else State.HELD
         since = job.wait.arrived_at_ns if job.wait is not None else None
-        user = self._state.user_of(job)
+        user = name_of(file.uid)
         beside = _beside(job, file.inode) if job.queued is not None and job.held is not None else ""
         if file.spec is None:
             state = State.INVALID if file.invalid else state

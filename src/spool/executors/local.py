@@ -224,26 +224,23 @@ class LocalRun:
         now, still = time.monotonic_ns(), processes.still(others)
         if wrapper is None and self._searched_since_ns is None:
             self._searched_since_ns = now
-        if others:
-            self._alone_since_ns = None
-        elif self._alone_since_ns is None:
-            self._alone_since_ns = now
+        self._alone_since_ns = None if others else self._alone_since_ns or now
         if others and kill and self._killing_since_ns is None:
             self._killing_since_ns = now
-        frozen = bool(others) and others.keys() == still == self._still
+        group, frozen = self._group, bool(others) and others.keys() == still == self._still
         self.doubtful = wrapper is None and not others and not certain
+        # A wrapper that has another child whenever one was killed would go on for ever.
+        since_ns = self._killing_since_ns if others else self._alone_since_ns
+        certain = certain or self._lasts(self._searched_since_ns, SEARCH_NS, now)
         remains = Remains(
             others=bool(others),
             wrapper=wrapper is not None,
-            certain=(certain or self._lasts(self._searched_since_ns, SEARCH_NS, now))
-                    and not (self._group is not None and self._group.populated()),
+            certain=certain and not (group is not None and group.populated()),
             grace_over=kill,
-            frozen=frozen or (self._group is not None and self._group.frozen()),
+            frozen=frozen or (group is not None and group.frozen()),
             tired=self._lasts(self._killing_since_ns, _FREEZE_NS, now),
-            # A wrapper that has another child whenever one was killed would go on for ever.
-            wrapper_grace_over=self._lasts(self._killing_since_ns if others else self._alone_since_ns,
-                                           _WRAPPER_GRACE_NS, now),
-        )  # fmt: skip
+            wrapper_grace_over=self._lasts(since_ns, _WRAPPER_GRACE_NS, now),
+        )
         step = ending(remains)
         self._found = frozenset(others)
         self._still = still if len(still) == len(others) else frozenset()
