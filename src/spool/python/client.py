@@ -25,8 +25,18 @@ from spool.core.model import Result, State
 from spool.formats import jobfile
 from spool.formats.capabilities import contributed
 from spool.query.foresight import doubts
-from spool.query.jobs import ALL_JOBS, JobFilter, JobList, JobLister, list_jobs
-from spool.query.rows import JobRow, Parameters, html, row_of_result, tasks_in, with_parameters
+from spool.query.jobs import JobLister, list_jobs
+from spool.query.rows import (
+    ALL_JOBS,
+    JobFilter,
+    JobList,
+    JobRow,
+    Parameters,
+    html,
+    row_of_result,
+    tasks_in,
+    with_parameters,
+)
 from spool.store.glance import defaults_of
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
