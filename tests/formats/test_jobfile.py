@@ -316,14 +316,6 @@ def test_a_list_of_names_has_at_most_a_thousand(line: str, key: str, monkeypatch
     assert not looked_at
 
 
-def test_all_lists_of_names_together_have_at_most_a_thousand_entries() -> None:
-    """What a job waits for, its tags and its addresses count as one; the longest list is the one that is named."""
-    text = 'depends_on = { all = […], ended = ["e"] }\ntags = ["t"]'
-    assert parsed(many(text, NAMES[:998])).depends_on is not None
-    (found,) = problems(f'command = "x"\n{many(text, NAMES[:999])}')
-    assert '"depends_on.all" on line 2: ' in found
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [

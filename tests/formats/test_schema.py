@@ -115,7 +115,7 @@ def test_the_defaults_on_the_pages_are_those_of_the_model() -> None:
 def _filled(table: KeyTable, part: str = "") -> Iterator[tuple[str, str]]:
     """Yield each part of the model that *table* fills, with the field."""
     for key in table.keys:
-        path = key.field if "." in key.field else f"{part}.{key.field}".lstrip(".")
+        path = key.target if "." in key.target else f"{part}.{key.target}".lstrip(".")
         into, _, field = path.rpartition(".")
         if key.table is None or key.many:
             yield into, field

@@ -23,8 +23,6 @@ HOSTILE = {
     "nested lists that are closed": b"a = " + b"[" * 100_000 + b"]" * 100_000,
     "nested tables": b"a = " + b"{a=" * 100_000,
     "nested tables that are closed": b"a = " + b"{a=" * 100_000 + b"1" + b"}" * 100_000,
-    "tables of many dots in tables": b"a = " + b"{a.a.a.a.a.a.a.a.a=" * 30 + b"1" + b"}" * 30,
-    "deep here and there": b"a = [1]\n" * 3 + b"b = [" + b"[[], {a=" * 17 + b"1" + b"}]" * 17 + b"]\n",
     "not a number": b"a = nan\n",
     "infinity": b"a = -inf\n",
     "overflow": b"a = 1e999\n",
@@ -60,32 +58,6 @@ def test_only_lists_and_tables_are_nested() -> None:
     text = f'{quoted}d = """\n# "" {shell}"""""\ne = \'\'\'\n\'{shell} \'\'\'\'\'\n'
     assert toml.read(text.encode(), "x") == tomllib.loads(text)
     assert toml.read(toml.write({"script": f"# {shell}\n" * 20}), "x") == {"script": f"# {shell}\n" * 20}
-
-
-@pytest.mark.parametrize("opening", ["[[", "{a = [", "[{a.b = ", "{'[' = {\"}\" = "])
-def test_what_is_nested_too_deeply_is_refused_with_its_line(opening: str) -> None:
-    """Also where the parser takes it, however the brackets alternate and whatever stands around them."""
-    closing = "".join({"[": "]", "{": "}"}.get(mark, "") for mark in reversed(re.sub("(['\"]).*?\\1", "", opening)))
-    text = f"a = '[['\nb = 2\nc = {opening * 17}1{closing * 17}\nd = [1]\n"
-    tomllib.loads(text)
-    with pytest.raises(InvalidFile, match="on line 3: lists and tables are nested more than 32 deep"):
-        toml.read(text.encode(), "x")
-
-
-@pytest.mark.parametrize(("part", "dot"), [("a", "."), ('"."', " . "), ("'b'", "\t.")])
-@pytest.mark.parametrize("around", ["{} = 1", "[{}]", "[[ {} ]]", "x = {{ {} = 1 }}", "x = ['{{', {{y=1, {} = 1}}]"])
-def test_a_key_of_many_parts_never_reaches_the_parser(
-    monkeypatch: pytest.MonkeyPatch, part: str, dot: str, around: str
-) -> None:
-    """The parser needs quadratic time for it; its line is named, wherever the key stands and however it is quoted."""
-    dots = ".".join(["a"] * 200)
-    above = f'long = """\n{dots} = 1"""\n# {dots} = 1\n'
-    assert toml.read((above + around.format(dot.join([part] * 16))).encode(), "x")
-    text = above + around.format(dot.join([part] * 17))
-    tomllib.loads(text)
-    monkeypatch.setattr(tomli, "loads", lambda text: pytest.fail("the parser was asked"))
-    with pytest.raises(InvalidFile, match="on line 4: a key has more than 16 parts"):
-        toml.read(text.encode(), "x")
 
 
 def test_no_garbage_is_collected_while_a_large_file_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def _options(keys: Iterable[Key], table: str = "") -> Iterator[Option]:
     for key in keys:
         path = table + key.name
         if key.option:
-            yield Option(key, path, key.option, key.help)
+            yield Option(key, path, key.option, key.help or key.about.replace("`", ""))
         elif key.table is not None:
             yield from _options(key.table.keys, f"{path}.")
         for spelling, value, said in key.shortcuts:

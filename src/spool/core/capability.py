@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from typing import Any, dataclass_transform
 else:
 
-    def dataclass_transform():
+    def dataclass_transform(**_):
         """Return what leaves a class as it is."""
         return lambda made: made
 
 
-@dataclass_transform()
+@dataclass_transform(eq_default=False)
 class Row:
     """A row of a table: its columns are the annotated names of its class; one with a value there may be left out.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
+from spool.core.capability import Row
 from spool.core.layout import LOCAL_EXECUTORS
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
@@ -37,17 +38,7 @@ OF_ITS_FIELD = object()
 """The default of a key that has the default of its field in the model."""
 
 
-class KeyTable:
-    """The keys of a file, or of a table in it. A value that is not a table stands for the key *short*."""
-
-    def __init__(self, name: str, about: str, *keys: Key, short: Key | None = None) -> None:
-        self.name = name
-        self.about = about
-        self.keys = keys
-        self.short = short
-
-
-class Key:
+class Key(Row):
     """One key: its name, the kind of its value, its meaning as the docs state it, and further properties.
 
     * `default`: as written in the file; None: no default. By default that of its field, if that is not empty.
@@ -63,45 +54,48 @@ class Key:
     * `many`: "list" for a list of such tables, "named" for a table of them by names that the user chooses.
     """
 
-    def __init__(  # a row has many columns, most of them empty
-        self,
-        name: str,
-        kind: str | KeyTable,
-        about: str,
-        *,
-        default: object = OF_ITS_FIELD,
-        field: str = "",
-        option: str = "",
-        also: str = "",
-        help: str = "",  # noqa: A002  (no other word says it)
-        shortcuts: tuple[tuple[str, str, str], ...] = (),
-        words: tuple[str, ...] = (),
-        least: float | None = None,
-        most: int = MOST,
-        examples: Sequence[Any] = (),
-        needs: str = "",
-        array_only: bool = False,
-        in_defaults: bool = False,
-        many: str = "",
-    ) -> None:
+    name: str
+    value: str | KeyTable
+    about: str
+    default: object = OF_ITS_FIELD
+    field: str = ""
+    option: str = ""
+    also: str = ""
+    help: str = ""
+    shortcuts: tuple[tuple[str, str, str], ...] = ()
+    words: tuple[str, ...] = ()
+    least: float | None = None
+    most: int = MOST
+    examples: Sequence[Any] = ()
+    needs: str = ""
+    array_only: bool = False
+    in_defaults: bool = False
+    many: str = ""
+
+    @property
+    def table(self) -> KeyTable | None:
+        """The table that is its value."""
+        return None if isinstance(self.value, str) else self.value
+
+    @property
+    def kind(self) -> str:
+        """The kind of its value."""
+        return self.value if isinstance(self.value, str) else self.value.name
+
+    @property
+    def target(self) -> str:
+        """The field of the model, stated or by default."""
+        return self.field or self.name + _UNITS.get(self.kind, "")
+
+
+class KeyTable:
+    """The keys of a file, or of a table in it. A value that is not a table stands for the key *short*."""
+
+    def __init__(self, name: str, about: str, *keys: Key, short: Key | None = None) -> None:
         self.name = name
-        self.table = None if isinstance(kind, str) else kind
-        self.kind = kind if isinstance(kind, str) else kind.name
         self.about = about
-        self.default = default
-        self.field = field or name + _UNITS.get(self.kind, "")
-        self.option = option
-        self.also = also
-        self.help = help or about.replace("`", "")
-        self.shortcuts = shortcuts
-        self.words = words
-        self.least = least
-        self.most = most
-        self.examples = examples
-        self.needs = needs
-        self.array_only = array_only
-        self.in_defaults = in_defaults
-        self.many = many
+        self.keys = keys
+        self.short = short
 
 
 _UNITS = {"size": "_bytes", "duration": "_ns", "timeout": "_ns"}

@@ -1,9 +1,8 @@
 """Reading and writing of TOML, and the lines of keys, for messages.
 
 `read` accepts what TOML 1.0 allows, except what no file of a spool may hold: more than `MAX_BYTES`, an encoding other
-than UTF-8, NUL in a text, numbers that are not finite or do not fit 64 bits, and nesting so deep that it can only be
-malicious. Every refusal is one `InvalidFile` that names the line. Input that could keep the parser busy for long is
-refused before parsing: the rest takes at most half a second, and that only for a file of 1 MiB.
+than UTF-8, NUL in a text, numbers that are not finite or do not fit 64 bits, and nesting so deep that the parser
+refuses it. Every refusal is one `InvalidFile` that names the line.
 
 The parser does not report the position of a key, but an error message needs it. The search for it follows only the
 shape of a source that the parser has accepted, and validates nothing. It takes ten times as long as the parser, so it
@@ -27,14 +26,8 @@ from spool.core.model import Problem
 Path = tuple[str | int, ...]
 """The place of a value: keys, and positions in lists. `("depends_on", "all", 2)`."""
 
-MAX_KEY_PARTS = 16
-"""The most parts of a key: the parser needs quadratic time for them, and no file of a spool has that many."""
-
 MAX_BYTES = 1 << 20
 """Larger files are refused unread: 8 times the longest command that the kernel accepts, parsed in half a second."""
-
-MAX_DEPTH = 32
-"""The deepest nesting of lists and inline tables. No file of a spool needs more than three."""
 
 _LARGE = 1 << 16  # characters: a longer text may create enough objects to trigger the garbage collector
 
@@ -59,27 +52,19 @@ _END_OF_STRING = {
     '"""': r'(?s)\\.|"""',
     "'''": r"'''",
 }
-_TOO_DEEP = f"lists and tables are nested more than {MAX_DEPTH} deep"
 
 
 def read(data: bytes, what: str) -> dict[str, Any]:
     """Return the TOML document *data*; *what* names it in errors ("job train"). Raises only InvalidFile."""
     text = decode(data, what)
-    if (line := _line_of_long_key(text)) is not None:
-        why = f"not readable on line {line}: a key has more than {MAX_KEY_PARTS} parts"
-        raise InvalidFile(what, [Problem(None, line, why)])
     suspicious = "\\" in text or "inf" in text or "nan" in text or "0x" in text or _MAY_BE_BAD.search(text) is not None
     try:
         with uncollected(wanted=len(text) >= _LARGE):
             document = _loads(text)
-    except RecursionError:  # the parser's own limit, far beyond ours
-        raise InvalidFile(what, [Problem(None, None, f"not readable: {_TOO_DEEP}")]) from None
+    except RecursionError:
+        raise InvalidFile(what, [Problem(None, None, "not readable: it is nested too deeply")]) from None
     except ValueError as error:  # TOMLDecodeError is one, and so is int() of 5,000 digits
         raise InvalidFile(what, [_syntax_problem(text, error)]) from None
-    if text.count("[") + text.count("{") + text.count(".") > MAX_DEPTH and (deep := _too_deep(document)) is not None:
-        line = find_line(text, deep)
-        on_line = "" if line is None else f" on line {line}"
-        raise InvalidFile(what, [Problem(None, line, f"not readable{on_line}: {_TOO_DEEP}")])
     if suspicious and (bad := _find_bad(document)) is not None:
         path, why = bad
         line = find_line(text, path)
@@ -139,21 +124,6 @@ def _syntax_problem(text: str, error: ValueError) -> Problem:
         return Problem(None, last, f"not valid TOML on line {last}, at the end: {error.msg}")
     where = f"on line {error.lineno}, column {error.colno}"
     return Problem(None, error.lineno, f"not valid TOML {where}: {error.msg}")
-
-
-def _too_deep(document: dict[str, Any]) -> Path | None:
-    """Return the path of a list or table that is nested too deeply, None if none is. The document does not count."""
-    level: list[tuple[Path, Any]] = [((), document)]
-    for _ in range(MAX_DEPTH + 1):
-        level = [
-            ((*path, key), value)
-            for path, around in level
-            for key, value in (around.items() if isinstance(around, dict) else enumerate(around))
-            if isinstance(value, (dict, list))
-        ]
-        if not level:
-            return None
-    return level[0][0]
 
 
 def _find_bad(document: dict[str, Any]) -> tuple[Path, str] | None:
@@ -230,21 +200,6 @@ def show(value: object) -> str:
     if isinstance(value, list):
         return "a list"
     return "a table" if isinstance(value, dict) else str(value)
-
-
-def _line_of_long_key(text: str) -> int | None:
-    """Return the line of a key with more than `MAX_KEY_PARTS` parts in *text*, valid or not; None if there is none."""
-    if text.count(".") < MAX_KEY_PARTS or all(line.count(".") < MAX_KEY_PARTS for line in text.split("\n")):
-        return None
-    dots = 0  # in what may be one key
-    for part, line in _tokens(text, _SYNTAX):
-        if part == ".":
-            dots += 1
-            if dots == MAX_KEY_PARTS:
-                return line
-        elif part in _MARKS:
-            dots = 0
-    return None
 
 
 def find_line(text: str, path: Path) -> int | None:

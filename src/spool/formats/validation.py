@@ -46,10 +46,9 @@ MAX_PROBLEMS = 100
 """The most problems of one file that are listed; the others are counted."""
 
 MAX_NAMES = 1000
-"""The most names, tags and addresses in all lists of one file together, and the most entries of a table of names."""
+"""The most entries of a list or of a table of names."""
 
-_EXPECTED = re.compile(r"^Expected `(?P<types>[^`]*)`(?P<limit> [^,]*?)?(?:, got `[^`]*`)?(?P<at> - at `.*`)?$")
-_INDEX = re.compile(r"\[([0-9]+)\]")
+_EXPECTED = re.compile(r"^Expected `(?P<types>[^`]*)`(?P<limit> [^,]*?)?(?:, got `[^`]*`)?(?: - at `.*`)?$")
 _TYPE_WORDS = {
     "int": "a whole number",
     "float": "a number",
@@ -111,20 +110,10 @@ class Problems:
 
         *free* are the keys that may hold as much as fits into the file.
         """
-        lists: list[tuple[int, Path]] = []
-        for path, value in _collections(raw, document, (), free):
-            if not isinstance(value, dict):
-                lists.append((len(value), path))
-            elif len(value) > MAX_NAMES:
-                self.add(path, f"has {len(value):,} entries; at most {MAX_NAMES:,} are allowed")
-                return False
-        total = sum(length for length, _ in lists)
-        if total <= MAX_NAMES:
-            return True
-        length, longest = max(lists, key=lambda one: one[0])
-        others = "" if length == total else f", and all lists of the file {total:,} together"
-        self.add(longest, f"has {length:,} entries{others}; they may have {MAX_NAMES:,}")
-        return False
+        long = [(path, len(value)) for path, value in _collections(raw, document, (), free) if len(value) > MAX_NAMES]
+        for path, length in long:
+            self.add(path, f"has {length:,} entries; at most {MAX_NAMES:,} are allowed")
+        return not long
 
     def take(self, others: Problems, at: Path) -> None:
         """Add the problems of *others*, whose document is at *at* in this one."""
@@ -229,7 +218,7 @@ class _Row:
         self.each: Any = None
         self.parse = None if kind is None else kind.parse
         self.read = None if kind is None else kind.read
-        into, _, self.field = key.field.rpartition(".")
+        into, _, self.field = key.target.rpartition(".")
         self.part = into or part
         self.needs, colon, why = key.needs.partition(":")
         self.why = f'needs "{self.needs}"{colon}{why}'
@@ -331,7 +320,7 @@ class Format:
     def _find_defaults(self, table: KeyTable, part: str) -> None:
         """Find the default of each key in *table* as a file would state it; *part* is the part of the model for it."""
         for key in table.keys:
-            path = key.field if "." in key.field else f"{part}.{key.field}".lstrip(".")
+            path = key.target if "." in key.target else f"{part}.{key.target}".lstrip(".")
             self.defaults[key] = key.default if key.default is not OF_ITS_FIELD else self._default(key, path)
             if key.table is not None:
                 self._find_defaults(key.table, path)
@@ -542,6 +531,12 @@ def _unit_of(hint: Any) -> Callable[[object], int] | None:
 
 def _explain(value: object, hint: Any, error: msgspec.ValidationError) -> tuple[Path, str]:
     """Return the path of the mistake below the key, and its description, in the words of the format page."""
+    for key, entry, its_hint in _entries(value, hint):
+        try:
+            msgspec.convert(entry, its_hint)
+        except msgspec.ValidationError as mistake:
+            at, why = _explain(entry, its_hint, mistake)
+            return (key, *at), why
     unit = _unit_of(hint)
     if unit is not None and not isinstance(value, (str, list, dict)):
         try:
@@ -551,38 +546,18 @@ def _explain(value: object, hint: Any, error: msgspec.ValidationError) -> tuple[
     match = _EXPECTED.match(str(error))
     if match is None:
         return (), str(error)
-    at: Path = ()
-    for index in _INDEX.findall(match["at"] or ""):
-        at = (*at, int(index))
-        if isinstance(value, list):
-            value = value[int(index)]
-        elif isinstance(value, dict):
-            break
-    before, table, after = (match["at"] or "").partition("[...]")
-    if isinstance(value, dict) and table:
-        listed = at if "[" in before else ()
-        within, value = _in_table(value, hint, after)
-        at = (*listed, *within)
     words = [_TYPE_WORDS.get(word.strip(), word.strip()) for word in match["types"].split("|")]
     if "a whole number" in words and "a number" in words:
         words.remove("a whole number")
     if match["limit"] == " of length >= 1":
-        return at, "is empty"
-    return at, f"must be {' or '.join(words)}{match['limit'] or ''}, not {show(value)}"
+        return (), "is empty"
+    return (), f"must be {' or '.join(words)}{match['limit'] or ''}, not {show(value)}"
 
 
-def _in_table(table: dict[str, Any], hint: Any, at: str) -> tuple[Path, object]:
-    """Return the path and the value of the first entry that does not fit, in a table of like values."""
+def _entries(value: object, hint: Any) -> Iterator[tuple[str | int, object, Any]]:
+    """Yield the entries of a list or of a table of like values, each with its key and its type."""
     for part in _parts(hint):
-        if get_origin(part) is list:
-            return _in_table(table, get_args(part)[0], at)
-        if get_origin(part) is dict:
-            for key, value in table.items():
-                try:
-                    msgspec.convert(value, get_args(part)[1])
-                except msgspec.ValidationError:
-                    index = _INDEX.findall(at)
-                    if index and isinstance(value, list):
-                        return (key, int(index[0])), value[int(index[0])]
-                    return (key,), value
-    return (), table
+        if isinstance(value, list) and get_origin(part) in (list, tuple):
+            yield from ((at, entry, get_args(part)[0]) for at, entry in enumerate(value))
+        elif isinstance(value, dict) and get_origin(part) is dict:
+            yield from ((key, entry, get_args(part)[1]) for key, entry in value.items())
