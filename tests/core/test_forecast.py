@@ -247,7 +247,6 @@ def test_whatever_keeps_a_job_waiting_keeps_it_from_being_promised_a_start_now(c
         assert "j" not in forecast(made)
         return
     reason = made.reason("j")
-    assert reason is not None
     assert reason.code == code
     found = told(made, "j")
     assert (found.at_ns, bool(found.unknown)) == ((None, True) if at_s is None else (NOW + at_s * S, False))
@@ -508,7 +507,6 @@ def test_no_more_ends_are_looked_at_than_it_takes(running):
     room = FreeResources(machine(cpus=running), Policy(), NOW, asked)
     room.start(run("begins", ran=0, time_limit_ns=3600 * S))
     found = earliest_start(job("new", cpus=1, time_limit_ns=60 * S), room)
-    assert found is not None
     assert found.at_ns == NOW + (3600 - (running - 2)) * S
     assert asked.taken <= 4
 

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from core.planning import NOW, spec
 from spool.core.gpuuse import STEP_NS, STEPS, GpuWatch, RecentRecorder, RecentUse, in_cells, mean_part, unused
 from spool.core.model import SECOND_NS as S
 from spool.core.model import GpuUse, GpuWork
-from spool.testing.fakes import NOW_NS, a_spec
 
 G = 1 << 30
 MINUTE = 60 * S
-PATIENT = replace(a_spec(), gpu_idle_ns=30 * MINUTE)
+PATIENT = spec(gpu_idle_ns=30 * MINUTE)
 
 
 def did(percent: int | None, memory: int | None = None) -> GpuWork:
@@ -23,10 +23,10 @@ def did(percent: int | None, memory: int | None = None) -> GpuWork:
 
 
 def watched(*looks: tuple[int, list[GpuWork | None]], most_ns: int = MINUTE) -> GpuWatch:
-    """Return the watch on a run that began at NOW_NS, after looks so many nanoseconds later."""
-    watch = GpuWatch.since(NOW_NS, len(looks[0][1]) if looks else 1)
+    """Return the watch on a run that began at NOW, after looks so many nanoseconds later."""
+    watch = GpuWatch.since(NOW, len(looks[0][1]) if looks else 1)
     for after_ns, work in looks:
-        watch = watch.looked(NOW_NS + after_ns, work, most_ns)
+        watch = watch.looked(NOW + after_ns, work, most_ns)
     return watch
 
 
@@ -73,10 +73,10 @@ def test_energy_is_what_the_counter_went_on_between_looks(looks, energy_mj, know
 
 def test_energy_while_a_run_is_suspended_is_not_its_own() -> None:
     """The look after it begins anew."""
-    watch = GpuWatch.since(NOW_NS, 1).looked(NOW_NS + S, [consumed(100)], MINUTE)
-    watch = watch.passed_over(NOW_NS + 9 * S).looked(NOW_NS + 10 * S, [consumed(900)], MINUTE)
+    watch = GpuWatch.since(NOW, 1).looked(NOW + S, [consumed(100)], MINUTE)
+    watch = watch.passed_over(NOW + 9 * S).looked(NOW + 10 * S, [consumed(900)], MINUTE)
     assert watch.gpus[0].energy_mj is None
-    assert watch.looked(NOW_NS + 11 * S, [consumed(950)], MINUTE).gpus[0].energy_mj == 50
+    assert watch.looked(NOW + 11 * S, [consumed(950)], MINUTE).gpus[0].energy_mj == 50
 
 
 def test_a_clock_that_was_set_back_adds_nothing_and_goes_on_from_there() -> None:
@@ -106,28 +106,28 @@ def test_it_is_told_once_in_each_stretch() -> None:
     """After the limit, and again only after some work and the same time; a stop that was refused after that time."""
     watch = watched((30 * MINUTE - 1, [did(0)]), most_ns=60 * MINUTE)
     assert not watch.is_due(PATIENT)
-    watch = watch.looked(NOW_NS + 30 * MINUTE, [did(0)], MINUTE)
+    watch = watch.looked(NOW + 30 * MINUTE, [did(0)], MINUTE)
     assert watch.is_due(PATIENT)
     told = watch.telling(again=False)
-    assert not told.looked(NOW_NS + 31 * MINUTE, [did(0)], MINUTE).is_due(PATIENT)
-    worked = told.looked(NOW_NS + 31 * MINUTE, [did(50)], MINUTE)
-    assert worked.looked(NOW_NS + 61 * MINUTE, [did(0)], 60 * MINUTE).is_due(PATIENT)
+    assert not told.looked(NOW + 31 * MINUTE, [did(0)], MINUTE).is_due(PATIENT)
+    worked = told.looked(NOW + 31 * MINUTE, [did(50)], MINUTE)
+    assert worked.looked(NOW + 61 * MINUTE, [did(0)], 60 * MINUTE).is_due(PATIENT)
     refused = watch.telling(again=True)
-    assert not refused.looked(NOW_NS + 59 * MINUTE, [did(0)], 60 * MINUTE).is_due(PATIENT)
-    assert refused.looked(NOW_NS + 60 * MINUTE, [did(0)], 60 * MINUTE).is_due(PATIENT)
+    assert not refused.looked(NOW + 59 * MINUTE, [did(0)], 60 * MINUTE).is_due(PATIENT)
+    assert refused.looked(NOW + 60 * MINUTE, [did(0)], 60 * MINUTE).is_due(PATIENT)
 
 
 def test_the_reason_says_for_how_long_and_why_that_is_too_long() -> None:
     """Nothing is said of a run that may be idle for ever, or not for that long yet."""
-    watch = replace(GpuWatch.since(NOW_NS, 2), idle_ns=42 * MINUTE)
+    watch = replace(GpuWatch.since(NOW, 2), idle_ns=42 * MINUTE)
     assert "42m00s (gpu_idle = 30m)" in watch.words(PATIENT)
-    assert watch.words(a_spec()) == replace(watch, idle_ns=29 * MINUTE).words(PATIENT) == ""
+    assert watch.words(spec()) == replace(watch, idle_ns=29 * MINUTE).words(PATIENT) == ""
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.integers(0, 100), st.integers(0, 80 * G)), min_size=1, max_size=40))
 def test_the_mean_is_that_of_all_looks_at_once(looks: list[tuple[int, int, int]]) -> None:
     """Added up one by one, the means come out as from the whole list, but for what rounding takes."""
-    watch, at_ns = GpuWatch.since(NOW_NS, 1), NOW_NS
+    watch, at_ns = GpuWatch.since(NOW, 1), NOW
     for seconds, percent, memory in looks:
         at_ns += seconds * S
         watch = watch.looked(at_ns, [did(percent, memory)], 1000 * S)

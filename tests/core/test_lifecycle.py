@@ -126,7 +126,6 @@ def by_the_page(evidence: Evidence) -> tuple[int, str, str]:
         if row.fits(words):
             outcome = row.outcome
             if outcome == "as recorded":
-                assert evidence.recorded is not None
                 outcome = evidence.recorded.value
             return row.number, row.verdict, outcome
     raise AssertionError(f"no row fits {evidence}")

@@ -401,7 +401,6 @@ class Session:
 
     def look_next(self) -> None:
         """Have the dispatcher look at everything in its next turn."""
-        assert self.now is not None
         self.now.observer._timer.set(0)
 
     def one_turn(self) -> bool:

@@ -191,7 +191,6 @@ def test_a_list_without_a_dispatcher_has_what_the_jobs_ask_for_and_were_given(se
     session.turns(1)
     now, spool = session.now, Spool(str(session.world.root))
     told = parse_state(render_state(now.status.view(now.planner.plan, None, paused=False)))
-    assert told is not None
     session.end()
     rows = {row.name: (row.cpus, row.memory_bytes) for row in JobLister(spool).listing().rows}
     assert rows == dict.fromkeys(("first", "next"), (2, 1 << 20))

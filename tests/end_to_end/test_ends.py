@@ -85,21 +85,6 @@ def test_jobs_that_ended_while_nobody_looked_are_proved(served: Served) -> None:
     assert served.places("gone") == ["done"]
 
 
-def test_once_files_what_ended_between_two_passes(served: Served) -> None:
-    """`--once` from cron: one pass starts, the next files, and jobs live on in between."""
-    served.drop("by-cron", "until [ -e go ]; do sleep 0.02; done")
-    assert served.run("--once") == 0
-    assert served.places("by-cron") == ["running"]
-    pid = served.pid("by-cron")
-    assert served.run("--once") == 0
-    assert alive(pid)
-    (served.root.parent / "go").touch()
-    wait_for(lambda: not alive(pid))
-    assert served.run("--once") == 0
-    assert served.places("by-cron") == ["done"]
-    assert served.outcome("by-cron") == "finished"
-
-
 def test_a_zombie_is_not_alive(served: Served) -> None:
     """A wrapper that has died and that nobody reaps, because its parent does not, is gone all the same."""
     if served.executor == "tmux":
@@ -277,7 +262,6 @@ def test_a_job_has_the_soft_limit_of_a_login(served: Served) -> None:
     served.start(prefix=["prlimit", "--nofile=512:4096"])
     served.completes("limits", "ulimit -S -n; ulimit -H -n")
     assert served.log("limits") == "1024\n4096\n"
-    assert served.process is not None
     with open(f"/proc/{served.process.pid}/limits", encoding="ascii") as limits:
         assert next(line for line in limits if line.startswith("Max open files")).split()[3:5] == ["4096", "4096"]
 
@@ -294,3 +278,19 @@ def test_a_shell_that_could_not_fork_is_told_as_that_and_has_failed(served: Serv
     assert [end["outcome"] for end in ends if end is not None] == ["failed", "failed"]
     said = "exit code 2: its shell says that the machine refused it a process"
     assert [end["reason"] for end in ends if end is not None] == [said, "exit code 2"]
+
+
+@pytest.mark.skipif(os.path.basename(os.path.realpath("/bin/sh")) != "dash", reason="takes a /bin/sh that is dash")
+@pytest.mark.executors("process")
+def test_a_text_for_bash_that_sh_has_run_is_told_as_that(served: Served) -> None:
+    """The reason names the option that has bash run it; what sh itself lacks, and what a program says, is not that."""
+    texts = ["a=(1 2)", "[[ 1 = 1 ]]", "source /dev/null", "set -o pipefail", "cat <<< x", "echo ${a^^}"]
+    texts += ["for ((i = 0; i < 3; i++)); do echo; done", "[ a == b ]"]
+    others = ["nosuch", "echo 'sh: 1: source: not found'; exit 2", "if", "exit 127"]
+    names = [f"text-{number}" for number in range(len(texts + others))]
+    for name, text in zip(names, texts + others, strict=True):
+        served.drop(name, text)
+    served.start()
+    served.wait_done(*names)
+    told = [end["reason"].endswith("--shell /bin/bash") for end in map(served.result, names) if end is not None]
+    assert told == [True] * len(texts) + [False] * len(others)

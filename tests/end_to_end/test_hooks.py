@@ -48,42 +48,6 @@ def test_a_job_that_runs_is_told_from_its_arrival_to_its_end(served: Served) -> 
     assert next(line for line in ledger(served) if line[0] == "failed")[2:5] == ["2", "failed", "exit code 1"]
 
 
-def test_what_users_do_is_told(served: Served) -> None:
-    """Held, released, cancelling, cancelled, of jobs that wait and of jobs that run."""
-    _hook_all(served)
-    served.start()
-    served.drop("parked", HANG, place="held")
-    wait_told(served, "held", "parked")
-    served.move("parked", "held", "queued")
-    wait_told(served, "started", "parked")
-    assert "released" in told(served, "parked")
-    assert "queued" not in told(served, "parked")
-    served.path("running", "parked").unlink()
-    wait_told(served, "cancelled", "parked")
-    assert told(served, "parked")[-2:] == ["cancelling", "cancelled"]
-    served.drop("waits", HANG, start_after="1h")
-    wait_told(served, "queued", "waits")
-    served.move("waits", "queued", "held")
-    wait_told(served, "held", "waits")
-    served.move("waits", "held", "done")
-    wait_told(served, "cancelled", "waits")
-    assert told(served, "waits") == ["queued", "held", "cancelled"]
-
-
-def test_every_other_outcome_is_told(served: Served) -> None:
-    """Timeout, out_of_memory, lost and unschedulable, each by the hook of its name."""
-    _hook_all(served)
-    served.start()
-    served.drop("late", HANG, time_limit="100ms", kill_grace="1s")
-    served.drop("large", ["python3", "-c", "x = bytearray(300 << 20)\nimport time\ntime.sleep(600)"], memory="20M")
-    served.drop("gone", HANG, requeue=False)
-    served.drop("never", HANG, cpus=100_000, scheduling_timeout="200ms")
-    wait_told(served, "started", "gone")
-    os.kill(served.pid("gone"), signal.SIGKILL)
-    for event, job in (("timeout", "late"), ("lost", "gone"), ("unschedulable", "never"), ("out_of_memory", "large")):
-        assert wait_told(served, event, job)[3] == event
-
-
 @pytest.fixture
 def gpus(fake_nvml: FakeNvml, tmp_path: Path) -> Iterator[Served]:
     """Give a spool with two GPUs that are looked at often."""
@@ -412,7 +376,7 @@ def test_a_start_that_is_refused_is_held_with_the_words(served: Served) -> None:
         assert "hook submitting: not on a Friday" in served.spool(verb, "x").stdout, verb
 
 
-@pytest.mark.parametrize("how", ["released", "edited", "cancelled"])
+@pytest.mark.parametrize("how", ["released", "edited", "edited while none serves", "cancelled"])
 def test_the_words_of_a_refusal_go_with_it(served: Served, how: str) -> None:
     """Released, edited or cancelled, the job is a job like any other; one that is released is asked about again."""
     gate = hook(served, "submitting", NO)
@@ -432,6 +396,10 @@ def test_the_words_of_a_refusal_go_with_it(served: Served, how: str) -> None:
     elif how == "edited":
         served.drop("x", ["/bin/echo"], place="held")
         served.looked()
+    elif how == "edited while none serves":
+        served.kill()
+        served.drop("x", ["/bin/echo"], place="held")
+        served.start()
     else:
         served.move("x", "held", "done")
         served.looked()

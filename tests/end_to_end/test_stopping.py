@@ -230,30 +230,17 @@ def test_an_adopted_wrapper_that_was_stopped_goes_on(live: Served) -> None:
 
 
 def test_other_jobs_are_left_alone(shared: Served) -> None:
-    """Ending one job touches no process of another."""
-    for name in ("bystander", "victim"):
-        shared.drop(name, "setsid sleep 1000 & echo $!; exec sleep 1000")
-    (kept,) = _pids(shared, "bystander", 1)
+    """Ending one job touches no process of another, not even one that hides from its own job's marks."""
+    hides = "(env -i setsid /bin/sh -c 'echo $$; exec sleep 1000' &)"
+    shared.drop("bystander", f"setsid sleep 1000 & echo $!; {hides}; exec sleep 1000", kill_grace="300ms")
+    shared.drop("victim", "setsid sleep 1000 & echo $!; exec sleep 1000")
+    kept = _pids(shared, "bystander", 2)
     (ended,) = _pids(shared, "victim", 1)
     shared.cancels("victim")
     assert not alive(ended)
-    assert alive(kept)
-    assert alive(shared.pid("bystander"))
-    shared.path("running", "bystander").unlink()
-    shared.wait_done("bystander")
-
-
-def test_an_unmarked_child_of_one_job_survives_the_end_of_another(shared: Served) -> None:
-    """A process that hides from its own job's marks is not taken for a leftover of another job that ends."""
-    shared.drop(
-        "hider", "(env -i setsid /bin/sh -c 'echo $$; exec sleep 1000' &) ; exec sleep 1000", kill_grace="300ms"
-    )
-    (hidden,) = _pids(shared, "hider", 1)
-    shared.drop("passer-by", "true")
-    assert shared.wait_outcome("passer-by") == "finished"
-    assert alive(hidden)
-    shared.cancels("hider")
-    assert not alive(hidden)
+    assert [alive(pid) for pid in (*kept, shared.pid("bystander"))] == [True] * 3
+    shared.cancels("bystander")
+    assert not any(map(alive, kept))
 
 
 def test_stop_files_and_cancels_without_a_reason(shared: Served) -> None:

@@ -191,16 +191,6 @@ class MachineView(Struct, frozen=True, kw_only=True):
         return GpusTold(tuple(each.gpu() for each in self.gpus), self.gpu_problem, self.gpus_at_ns)
 
 
-class PassesView(Struct, frozen=True, kw_only=True):
-    """Durations of the passes of this dispatcher."""
-
-    count: int = 0
-    sum_ns: int = 0
-    last_ns: int = 0
-    bounds_ns: tuple[int, ...] = ()
-    counts: tuple[int, ...] = ()  # passes within each bound, each counted once; the last: longer than all bounds
-
-
 class HoldingView(Struct, frozen=True, kw_only=True):
     """Room held back for waiting jobs because of a guess, in seconds of the whole pool that they lack."""
 
@@ -223,8 +213,6 @@ class StateView(Struct, frozen=True, kw_only=True):
     paused: bool = False
     problems: tuple[str, ...] = ()
     machine: MachineView | None = None
-    passes: PassesView | None = None
-    events_lost: int = 0  # how often the kernel dropped file events
     errors: int = 0  # logged by this dispatcher
     jobs: dict[str, JobView] = field(default_factory=dict)
     held_back: HoldingView | None = None

@@ -381,9 +381,8 @@ class JobLister:
         stated, mistake = self._stated(place, name, status, text)
         if why_not or mistake:
             state, reason = State.INVALID, why_not or mistake
-        row = JobRow(name=name, state=state, user=user, submitted_at_ns=since, reason=reason, place=place, **stated)
-        row.array, row.attempt = array is not None, attempt
-        return row
+        known = {"user": user, "submitted_at_ns": since, "attempt": attempt, "array": array is not None, **stated}
+        return JobRow(name=name, state=state, reason=reason, place=place, **known)
 
     def _submission(self, name: str, changed_at_ns: int | None) -> tuple[int | None, int]:
         """Return when a job was submitted whose file last changed at *changed_at_ns*, and its next attempt."""
@@ -470,14 +469,18 @@ class JobLister:
             row = replace(row, **of_spec(spec, granted_request(spec, grant.grant) if grant is not None else None))
             watch = self.gpu_watch(name, run) if spec.gpu_idle_ns is not None and not reason else None
             reason = reason or running_words(spec, watch, found.state)
-        if grant is not None:
-            row.cpus = grant.grant.cpus
-        if array is not None:
-            row.array, row.user, row.submitted_at_ns = True, row.user or array.user, array.submitted_at_ns
-        row.state, row.reason, row.place = found.state or State.STARTING, reason, RUNNING
-        row.suspended_ns, row.suspended_at_ns = found.suspension.before_ns, found.suspension.since_ns
-        row.user = row.user or user
-        return row
+        return replace(
+            row,
+            state=found.state or State.STARTING,
+            reason=reason,
+            place=RUNNING,
+            cpus=grant.grant.cpus if grant is not None else row.cpus,
+            user=row.user or (array.user if array is not None else None) or user,
+            submitted_at_ns=array.submitted_at_ns if array is not None else row.submitted_at_ns,
+            suspended_ns=found.suspension.before_ns,
+            suspended_at_ns=found.suspension.since_ns,
+            array=array is not None,
+        )
 
     def _of_array(self, array: ArrayRecord, place: str) -> tuple[State, str]:
         """Return the state of an array in progress, and how far it is by the names that this list is made of.
