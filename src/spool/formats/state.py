@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-from msgspec import DecodeError, Raw, Struct, convert, field, json, to_builtins
+from msgspec import Raw, Struct, convert, field, json, to_builtins
 from msgspec.structs import asdict, replace
 
 from spool.core.gpuuse import GpuWatch, RecentUse
 from spool.core.model import NVIDIA, ForeignProcess, Gpu, GpuUse, Pool
-
-T = TypeVar("T")
+from spool.formats.wire import decoded
 
 
 class GpuUseView(Struct, frozen=True, kw_only=True):
@@ -263,14 +262,6 @@ class _Parts(Struct, frozen=True):
 
 
 _parts_decoder = json.Decoder(_Parts)
-
-
-def decoded(decoder: json.Decoder[T], data: bytes) -> T | None:
-    """Return the value of *data*, None if it cannot be decoded: it may be torn, or of a later version."""
-    try:
-        return decoder.decode(data)
-    except (DecodeError, RecursionError, UnicodeDecodeError):
-        return None
 
 
 def parse_machine(data: bytes) -> MachineView | None:
