@@ -252,7 +252,7 @@ class _Place:
 
 
 def _other_writers(status: os.stat_result, owner: int) -> str:
-    """Return who can write to a file or a directory besides its *owner*, "" if nobody can."""
+    """Return which others than its *owner* can write to a file or a directory, "" if none can."""
     if status.st_mode & stat.S_IWOTH:
         return _EVERYONE
     is_shared = status.st_mode & stat.S_IWGRP and not is_private(status.st_gid, owner)
