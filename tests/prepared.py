@@ -224,7 +224,8 @@ def _view(name: str, job: Job, reason: str) -> JobView:
         state=state, run=1 if job.began is not None else None, cpus=grant.cpus, memory_bytes=grant.memory_bytes,
         gpus=int(_stated(job, "gpus") or 0), gpu_uuids=grant.gpu_uuids, user=job.user,
         gpu_use=tuple(GpuUseView(percent=each, mean_percent=each - 4.0, watched_ns=MINUTE) for each in percents),
-        since_ns=NOW_NS - job.came * MINUTE, started_at_ns=None if job.began is None else NOW_NS - job.began * MINUTE,
+        submitted_at_ns=NOW_NS - job.came * MINUTE,
+        started_at_ns=None if job.began is None else NOW_NS - job.began * MINUTE,
         reason="" if state is State.RUNNING else "held" if state is State.HELD else reason,
         priority=int(_stated(job, "priority") or 10), time_limit_ns=parse_duration(limit) if limit else None,
     )  # fmt: skip

@@ -42,7 +42,7 @@ def a_running_job(now_ns: int, *, hours: float = 1.0, limit_hours: float | None 
         "memory_bytes": 8 * G,
         "gpus": 0,
         "user": "alice",
-        "since_ns": now_ns - int((hours + 0.5) * HOUR_NS),
+        "submitted_at_ns": now_ns - int((hours + 0.5) * HOUR_NS),
         "started_at_ns": now_ns - int(hours * HOUR_NS),
         "time_limit_ns": int(limit_hours * HOUR_NS) if limit_hours is not None else None,
         **more,
@@ -52,7 +52,7 @@ def a_running_job(now_ns: int, *, hours: float = 1.0, limit_hours: float | None 
 
 def a_waiting_job(now_ns: int, reason: str, **more: object) -> JobView:
     """Return a job that has waited for ten minutes."""
-    given = {"state": "queued", "cpus": 1, "user": "bob", "since_ns": now_ns - 600 * SECOND_NS, "reason": reason}
+    given = {"state": "queued", "cpus": 1, "user": "bob", "submitted_at_ns": now_ns - 600 * SECOND_NS, "reason": reason}
     return JobView(**{**given, **more})  # type: ignore[arg-type]
 
 

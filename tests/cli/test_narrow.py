@@ -159,7 +159,7 @@ def array(root: Path, name: str, count: int, *, failed: int, waiting: int) -> No
 def test_a_task_that_is_tried_again_has_a_line_of_its_own(spool_root: Path) -> None:
     """Its attempt would be said of all that share the line."""
     array(spool_root, "sweep", 8, failed=0, waiting=0)
-    rows = [JobRow(f"sweep_{index}", State.QUEUED, attempt=2 if index == 1 else None) for index in range(8)]
+    rows = [JobRow(name=f"sweep_{index}", state=State.QUEUED, attempt=2 if index == 1 else None) for index in range(8)]
     assert [one.name for one in folded(Spool(str(spool_root)), rows)] == ["sweep_[0,2-7]", "sweep_1"]
 
 

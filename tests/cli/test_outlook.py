@@ -92,8 +92,8 @@ def first_and_next(root: Path, now: int) -> Iterator[None]:
     _running(root, "first", now - 10 * MINUTE, "1h")
     put_job(root, "next")
     limit = {"started_at_ns": now - 10 * MINUTE, "time_limit_ns": 60 * MINUTE}
-    first = JobView(state="running", run=1, cpus=1, user="alice", since_ns=now - 40 * MINUTE, **limit)
-    waits = JobView(state="queued", cpus=1, user="bob", since_ns=now - 10 * MINUTE, reason="cpus")
+    first = JobView(state="running", run=1, cpus=1, user="alice", submitted_at_ns=now - 40 * MINUTE, **limit)
+    waits = JobView(state="queued", cpus=1, user="bob", submitted_at_ns=now - 10 * MINUTE, reason="cpus")
     lock = Lock(str(root / ".lock"))
     machine = MachineView(cpus=1, cpus_free=0, memory_bytes=1 << 30, memory_free_bytes=1 << 30)
     view(root, {"first": first, "next": waits}, at_ns=now, pid=os.getpid(), machine=machine)

@@ -1,4 +1,4 @@
-"""When waiting jobs start: the schedule carried forward, by the rules of the dispatcher."""
+"""When waiting jobs start: the schedule carried forward, for whom room is left, and which run is stopped for whom."""
 
 from __future__ import annotations
 
@@ -15,13 +15,29 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import spool.core
-from core.planning import GIB, NOW, S, gpus, job, machine, plan, run, started, view
+from core.planning import GIB, NOW, S, code, gpus, job, machine, numbers, plan, run, started, view
 from core.test_limits import THERE, far_job, far_run
 from core.worlds import BOX, POLICIES, over_committed, waiting
-from spool.core.constraints import as_run
-from spool.core.forecast import StartForecast, forecast
-from spool.core.model import Dependencies, Grant, Limits, Machine, NoLeases, Policy, Pool, Reservation, State, Waiting
+from spool.core.constraints import Holding, as_run, earliest_start
+from spool.core.forecast import Preemption, StartForecast, forecast, preempt, preemptible_at_ns
+from spool.core.model import (
+    Dependencies,
+    ForeignProcess,
+    Gpu,
+    Grant,
+    Limits,
+    Machine,
+    NoLeases,
+    Policy,
+    Pool,
+    Reservation,
+    Running,
+    State,
+    Suspension,
+    Waiting,
+)
 from spool.core.reasons import CODES
+from spool.core.resources import FreeResources, Runs
 from spool.core.scheduler import Plan, decide
 
 HOUR = 3600 * S
@@ -231,7 +247,6 @@ def test_whatever_keeps_a_job_waiting_keeps_it_from_being_promised_a_start_now(c
         assert "j" not in forecast(made)
         return
     reason = made.reason("j")
-    assert reason is not None
     assert reason.code == code
     found = told(made, "j")
     assert (found.at_ns, bool(found.unknown)) == ((None, True) if at_s is None else (NOW + at_s * S, False))
@@ -286,3 +301,407 @@ def test_a_forecast_leaves_the_plan_as_it_was(jobs, policy):
     assert [each for _, each in found.in_order()] == [each for _, each in fresh.in_order()]
     assert (dict(found.view.queue), dict(found.view.running)) == (dict(fresh.view.queue), dict(fresh.view.running))
     assert forecast(found) == made
+
+
+BIG = job("big", cpus=4, waited=3720)
+RUNS = [run("r", cpus=3, time_limit_ns=HOUR, ran=0)]  # of 4 CPUs one is free, and all of them in an hour
+SMALL = job("small", time_limit_ns=2 * HOUR)
+
+
+def test_what_ends_in_time_may_start():
+    """Beside a protected job, others start that have ended by the time it could start, and no others.
+
+    It is protected as soon as it has come, whatever that costs, as long as that rests on stated limits.
+    """
+    fits = job("fits", time_limit_ns=HOUR)
+    late = job("late", time_limit_ns=HOUR + 1)
+    for big in (BIG, job("big", cpus=4, waited=1)):
+        assert started(plan(big, fits, running=RUNS)) == ["fits"]
+        found = plan(big, late, running=RUNS)
+        assert (started(found), found.protected, found.protected_until_ns) == ([], "big", NOW + HOUR)
+        assert (found.protected_by_guess, found.holding) == (False, Holding())
+        assert (code(found, "late"), numbers(found, "big")) == ("left", [4, 1, 1, 3])
+
+
+def test_what_leaves_enough_may_start():
+    """Others start too if they leave what the protected job will need, all of them together."""
+    found = plan(job("big", cpus=5, waited=3720), SMALL, replace(SMALL, name="b"), on=machine(cpus=6), running=RUNS)
+    assert started(found) == ["b"]
+    assert code(found, "small") == "left"
+
+
+def test_of_two_that_do_not_fit_the_first_in_the_order_is_protected():
+    """The one that has waited longest for its size, not the one that came first; who stands before it passes it."""
+    long = job("long", cpus=4, waited=7200, time_limit_ns=20 * HOUR)
+    short = job("short", cpus=2, waited=3600, time_limit_ns=HOUR)
+    found = plan(long, short, SMALL, running=RUNS)
+    assert (found.protected, found.protected_until_ns) == ("short", NOW + HOUR)
+    assert started(found) == ["small"]  # it leaves 2 of 4, and for the other it need not
+    before = job("before", waited=3600, time_limit_ns=2 * HOUR)
+    assert started(plan(job("big", cpus=4, waited=60, time_limit_ns=10 * HOUR), before, running=RUNS)) == ["before"]
+
+
+def test_priority_decides_who_is_protected():
+    """Of two that do not fit the one of higher priority is protected, however long the other has waited."""
+    high = job("high", cpus=4, priority=11)
+    assert plan(BIG, high, SMALL, running=RUNS).protected == "high"
+
+
+@pytest.mark.parametrize(
+    "waits", [{"cpus": 9}, {"group": "g", "group_limit": 1}, {"start_after_ns": NOW + S}, {"depends_on": "r"}]
+)
+def test_who_waits_for_something_of_its_own_is_not_protected(waits):
+    """Nothing is kept free for a job that never fits, or that no room helps: its group, its instant keeps it."""
+    runs = [run("r", cpus=3, group="g", time_limit_ns=HOUR)]
+    found = plan(job("big", **{"cpus": 4, "waited": 9000, **waits}), SMALL, running=runs)
+    assert (started(found), found.protected) == (["small"], None)
+
+
+def test_a_protected_job_whose_group_fills_gives_its_room_back():
+    """As soon as a rule of its own holds the protected job, the room that was kept free for it is everybody's."""
+    big = job("big", cpus=4, waited=9000, group="g", group_limit=1)
+    before = plan(big, SMALL, running=RUNS)
+    assert (started(before), before.protected) == ([], "big")
+    filled = [*RUNS, run("member", cpus=0, group="g", time_limit_ns=HOUR, ran=0)]
+    after = plan(big, SMALL, running=filled, holding=before.holding)
+    assert (started(after), after.protected, code(after, "big")) == (["small"], None, "group")
+
+
+def test_the_next_is_protected_where_the_first_cannot_be_helped():
+    """Where nothing that spool could do makes room for the first, the next that does not fit is protected."""
+    foreign = gpus(1, foreign=(ForeignProcess(7, "python", 1),))
+    stuck, next_one = job("stuck", gpus=1, waited=9000), job("next", cpus=4, waited=60)
+    found = plan(stuck, next_one, SMALL, on=machine(gpus=foreign), running=RUNS)
+    assert (started(found), found.protected) == ([], "next")
+
+
+@pytest.mark.parametrize(("priority", "told"), [(11, ["begins"]), (10, ["begins", "left"])])
+def test_higher_priority_is_told_nothing_of_it(priority, told):
+    """A job of higher priority is not held back, whatever else keeps it."""
+    other = job("other", priority=priority, start_after_ns=NOW + S, time_limit_ns=2 * HOUR)
+    found = plan(BIG, SMALL, other, running=RUNS)
+    assert (found.protected, [each.code for each in found.all_reasons("other")]) == ("big", told)
+
+
+def test_other_gpus_are_given_where_there_are_some():
+    """Beside a protected job, a job takes the GPUs that the other could not use."""
+    cards = (*gpus(2), Gpu("GPU-2", 2, "NVIDIA T4", 16 << 30, 16 << 30))
+    wide = job("wide", gpus=2, gpu_type="A100", waited=9000)
+    busy = [run("r", on=(1,), time_limit_ns=HOUR, ran=0)]
+    values = {"on": machine(gpus=cards), "running": busy, "policy": Policy(gpu_strategy="sequential")}
+    found = plan(wide, job("any", gpus=1, time_limit_ns=2 * HOUR), **values)
+    assert [(start.name, start.grant.gpu_indices) for start in found.starts] == [("any", (2,))]
+    ends = plan(wide, job("any", gpus=1, time_limit_ns=HOUR), **values)
+    assert ends.starts[0].grant.gpu_indices == (0,)
+
+
+def test_a_quota_is_left_too():
+    """Others do not use up the quota or the group that the protected job needs when its room is there."""
+    big = replace(BIG, spec=replace(BIG.spec, group="g", group_limit=1))
+    long = {"cpus": 0, "time_limit_ns": 2 * HOUR}
+    assert started(plan(big, job("a", group="g", **long), job("b", **long), running=RUNS)) == ["b"]
+
+
+def test_memory_that_the_kernel_could_not_give_is_left_too():
+    """A job that waits for memory which is not really free is protected until a run ends."""
+    box = machine(memory_available_bytes=10 << 30)
+    big = job("big", memory_bytes=60 << 30, waited=9000)
+    small = job("j", memory_bytes=8 << 30, time_limit_ns=2 * HOUR)
+    assert started(plan(big, small, on=box, running=RUNS)) == []
+
+
+def test_a_strict_order_lets_nobody_overtake():
+    """Under a strict order nothing starts behind the first that does not fit, not even what ends in time."""
+    strict = Policy(strict_order=True, order="arrival")
+    found = plan(BIG, job("fits", time_limit_ns=S), running=RUNS, policy=strict)
+    assert (started(found), found.protected, found.protected_until_ns) == ([], "big", None)
+    assert code(found, "fits") == "left"
+
+
+GUESSED = [run("r", cpus=3, ran=0)]  # nobody says how long it runs: an hour, for want of anything known
+
+
+@pytest.mark.parametrize(("waited", "protected"), [(8999, None), (9000, "big")])
+def test_a_guess_holds_back_no_more_than_a_tenth_of_the_wait(waited, protected):
+    """One of 4 CPUs idle for an hour costs 15 min of the machine: worth it for who has waited for 150 min."""
+    found = plan(job("big", cpus=4, waited=waited), SMALL, running=GUESSED)
+    assert (found.protected, started(found)) == (protected, [] if protected else ["small"])
+    if protected:
+        assert found.protected_by_guess
+        assert found.holding.rate == 1 / 4
+
+
+def test_what_was_held_back_before_counts():
+    """What guesses have held back already for a job is taken off what they may."""
+    big = job("big", cpus=4, waited=9000)
+    kept = Holding({"big": 1.0})
+    assert plan(big, SMALL, running=GUESSED, holding=kept).protected is None
+    other = Holding({"other": 1.0})
+    found = plan(big, SMALL, running=GUESSED, holding=other)
+    assert (found.protected, found.holding.amounts) == ("big", {})  # of who waits no more nothing is remembered
+    going_on = Holding({}, "big", 1 / 4, NOW - 3 * S)
+    found = plan(big, SMALL, running=GUESSED, holding=going_on)
+    assert (found.protected, found.holding.amounts) == (None, {"big": 0.75})
+
+
+@pytest.mark.parametrize(("dear", "protected"), [(1, "cheap"), (2, "cheap"), (3, None)])
+def test_where_the_first_is_too_dear_the_next_is_protected(dear, protected):
+    """Three jobs are asked whether they are worth protecting, and no more: a pass stays short."""
+    runs = [run("known", cpus=1, time_limit_ns=HOUR // 2, ran=0), run("open", cpus=2, ran=0)]
+    jobs = [job(f"dear{n}", cpus=4, memory_bytes=n + 1, waited=3600) for n in range(dear)]
+    found = plan(*jobs, job("cheap", cpus=2, waited=3000), SMALL, running=runs)
+    assert (found.protected, found.protected_by_guess) == (protected, False)
+    assert not protected or started(found) == []
+
+
+def test_a_guess_that_has_passed_is_replaced():
+    """A run that goes on after its guess is taken to last twice as long."""
+    runs = [run("r", cpus=3, ran=7200)]
+    fits = job("fits", time_limit_ns=2 * HOUR)
+    found = plan(job("big", cpus=4, waited=100_000), fits, running=runs)
+    assert (started(found), found.protected_until_ns) == (["fits"], NOW + 2 * HOUR)
+
+
+def test_the_budget_has_an_end():
+    """The plan says when guesses have held back enough; then the room is everybody's."""
+    big = job("big", cpus=4, waited=9000)
+    found = plan(big, SMALL, running=GUESSED)
+    assert found.next_at_ns == NOW + (900 * 100 // 15 + 1) * S
+    assert found.holding.at(found.next_at_ns)["big"] == pytest.approx(6001 / 4)
+    slow = [run("r", cpus=3, ran=5400)]  # has overrun once already
+    still = plan(job("big", cpus=4, waited=30_000), SMALL, running=slow)
+    assert still.protected == "big"
+    again = plan(
+        job("big", cpus=4, waited=30_000), SMALL, running=slow, holding=Holding({"big": 2999.0}), now=NOW + 100 * S
+    )
+    assert (again.protected, started(again)) == (None, ["small"])
+
+
+def test_all_that_is_held_back_counts():
+    """Of many jobs alike that are held back each one counts: what lies idle is what all of them could have."""
+    box, big = machine(cpus=10), job("big", cpus=10, waited=9 * 3600)
+    busy = [run("r", cpus=4, ran=0)]
+    for number, rate in ((1, 0.1), (4, 0.4), (99, 0.6)):
+        small = [job(f"small{n}", time_limit_ns=2 * HOUR) for n in range(number)]
+        found = plan(big, *small, on=box, running=busy)
+        assert (found.protected, found.holding.rate) == ("big", rate)
+
+
+class Asked(Runs):
+    """Counts the ends that are taken of it."""
+
+    taken = 0
+
+    def ends(self, now_ns):
+        for end in super().ends(now_ns):
+            self.taken += 1
+            yield end
+
+
+@pytest.mark.parametrize("running", [10, 1000])
+def test_no_more_ends_are_looked_at_than_it_takes(running):
+    """To know when there is room for one more, the first end of a thousand is enough."""
+    runs = [run(f"run{number}", ran=number, time_limit_ns=3600 * S, cpus=1) for number in range(running)]
+    runs[1] = replace(runs[1], suspension=Suspension(0, NOW, NOW))
+    asked = Asked(runs)
+    room = FreeResources(machine(cpus=running), Policy(), NOW, asked)
+    room.start(run("begins", ran=0, time_limit_ns=3600 * S))
+    found = earliest_start(job("new", cpus=1, time_limit_ns=60 * S), room)
+    assert found.at_ns == NOW + (3600 - (running - 2)) * S
+    assert asked.taken <= 4
+
+
+HOUR_S = 3600
+FOUR_CPUS = machine(cpus=4)
+
+
+def long(name: str, **values) -> Running:
+    """Return a preemptible run of a day that has run for an hour and holds the whole machine."""
+    return run(name, **{"cpus": 4, "ran": HOUR_S, "time_limit_ns": 24 * HOUR_S * S, "preemptible": True, **values})
+
+
+def short(name: str, **values) -> Waiting:
+    """Return a job that states an hour."""
+    return job(name, **{"user": "bob", "cpus": 2, "time_limit_ns": HOUR_S * S, **values})
+
+
+def found(*jobs: Waiting, running, on=FOUR_CPUS, policy: Policy | None = None, **values) -> tuple[str, str] | None:
+    """Return the victim and the winner."""
+    plan = decide(view(*jobs, on=on, running=running, **values), NOW, policy or Policy())
+    preemption = preempt(plan)
+    return None if preemption is None else (preemption.victim, preemption.winner)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"preemptible": False},
+        {"ran": 599},
+        {"time_limit_ns": 8 * HOUR_S * S - 1},
+        {"time_limit_ns": None, "ran": 8 * HOUR_S - 1},
+        {"stopping": True},
+        {"suspended": (0, 5)},
+        {"priority": 11},
+    ],
+)
+def test_what_is_never_stopped(values):
+    """A run that does not allow it, is young, is not long, ends already, is suspended, or has a higher priority."""
+    assert found(short("s"), running=[long("l", **values)]) is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"time_limit_ns": None},
+        {"time_limit_ns": 2 * HOUR_S * S + 1},
+        {"cpus": 5},
+        {"start_after_ns": NOW + S},
+        {"group": "g", "group_limit": 1},
+    ],
+)
+def test_what_nothing_is_stopped_for(values):
+    """A job that states no limit, though it is expected to be short, or a long one, never fits, or may not start."""
+    runs = [long("l"), run("m", cpus=0, group="g", group_limit=1)]
+    waiting = view(short("s", **values), on=FOUR_CPUS, running=runs)
+    for _ in range(5):
+        waiting.past.run_times.add("bob", "s", short("s").spec.request, 60 * S)
+    assert preempt(decide(waiting, NOW, Policy())) is None
+
+
+def test_a_long_run_makes_room_for_a_short_job():
+    """The run that allows it is stopped for the job that states a short limit, also on a GPU.
+
+    Without a limit it is long once it has lasted: the expected time may be a guess; after eight hours none is needed.
+    """
+    for one in (long("l"), long("l", time_limit_ns=None, ran=8 * HOUR_S)):
+        assert found(short("s"), running=[one]) == ("l", "s")
+    assert found(short("s", gpus=1), running=[long("l", on=(0,))], on=machine(cpus=8, gpus=gpus(1))) == ("l", "s")
+
+
+def test_a_job_that_can_start_stops_nothing():
+    """Room is taken where there is some, and the pause of the spool holds for all."""
+    assert found(short("s"), running=[long("l", cpus=2)]) is None
+    assert found(short("s"), running=[long("l")], paused=True) is None
+
+
+def test_a_job_is_preempted_once_an_hour():
+    """After a preemption its next run is left alone until an hour has passed since."""
+    again = replace(long("l"), preempted_at_ns=NOW - HOUR_S * S + 1)
+    assert found(short("s"), running=[again]) is None
+    assert found(short("s"), running=[replace(again, preempted_at_ns=NOW - HOUR_S * S)]) == ("l", "s")
+
+
+def test_one_run_is_stopped_for_one_job():
+    """While a run is being stopped for a job, nothing else is stopped for it; for another job it is."""
+    leaving = replace(long("a", cpus=2, stopping=True), preempted_for="s")
+    running = [leaving, long("b", cpus=2)]
+    assert found(short("s"), running=running) is None
+    assert found(short("s"), short("t", waited=-1), running=running) == ("b", "t")
+
+
+def test_the_smallest_run_that_is_enough_is_stopped():
+    """Of those whose room is enough: first the lowest priority, then the smallest, then the latest start."""
+    runs = [long("wide", cpus=2, ran=600), long("old", cpus=1, ran=5000), long("new", cpus=1, ran=4000)]
+    assert found(short("s", cpus=1), running=runs) == ("new", "s")
+    assert found(short("s"), running=runs) == ("wide", "s")
+    assert found(short("s", cpus=1), running=[*runs[:2], long("low", cpus=1, ran=9, priority=9)]) == ("old", "s")
+    assert found(short("s", cpus=1), running=[*runs[:2], long("low", cpus=1, priority=9)]) == ("low", "s")
+
+
+@pytest.mark.parametrize(
+    ("run_gpus", "job_gpus", "cpus", "fits"),
+    [(0, 0, 2, True), (0, 0, 1, False), (2, 1, 1, True), (3, 1, 4, False), (1, 0, 4, False)],
+)
+def test_a_large_run_is_not_stopped_for_a_small_job(run_gpus, job_gpus, cpus, fits):
+    """It holds at most twice what the job asks for: in GPUs, and without any in CPUs. The rest of it would lie idle."""
+    box = machine(cpus=4, gpus=gpus(3))
+    others = [run("o", cpus=0, on=tuple(range(run_gpus, 3)))]
+    runs = [long("l", on=tuple(range(run_gpus))), *others]
+    assert (found(short("s", cpus=cpus, gpus=job_gpus), running=runs, on=box) is not None) == fits
+
+
+def test_room_that_another_job_would_take_is_not_made():
+    """A run is stopped only if its room goes to the short job, not to a job before it in the order."""
+    first = job("first", user="eve", cpus=4, waited=30 * 24 * HOUR_S, time_limit_ns=24 * HOUR_S * S)
+    assert found(first, short("s", cpus=4), running=[long("l")]) is None
+    assert found(replace(first, arrived_at_ns=NOW), short("s", cpus=4, waited=60), running=[long("l")]) == ("l", "s")
+
+
+def test_the_job_that_it_was_stopped_for_goes_first():
+    """The stopped job keeps its place, which may be before the short one; even so the short one gets the room."""
+    victim = job("l", cpus=4, waited=30 * 24 * HOUR_S, time_limit_ns=24 * HOUR_S * S)
+    other = short("s", cpus=4)
+    assert started(decide(view(victim, other, on=FOUR_CPUS), NOW, Policy())) == ["l"]
+    assert started(decide(view(replace(victim, yields_to="s"), other, on=FOUR_CPUS), NOW, Policy())) == ["s"]
+
+
+@pytest.mark.parametrize("values", [{"start_after_ns": NOW + S}, {"cpus": 5}, {"group": "g", "group_limit": 0}])
+def test_it_waits_for_no_job_that_cannot_start(values):
+    """If the short job cannot start, or is gone, the stopped one runs on."""
+    victim = replace(job("l", cpus=4, waited=HOUR_S), yields_to="s")
+    assert started(decide(view(victim, short("s", **{"cpus": 4, **values}), on=FOUR_CPUS), NOW, Policy())) == ["l"]
+    assert started(decide(view(victim, on=FOUR_CPUS), NOW, Policy())) == ["l"]
+
+
+SOME_RUNS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "cpus": st.integers(0, 3),
+            "ran": st.integers(0, 20 * HOUR_S),
+            "time_limit_ns": st.sampled_from([None, *(hours * HOUR_S * S for hours in (1, 7, 9, 48))]),
+            "priority": st.sampled_from([10, 10, 0, 20]),
+            "preemptible": st.booleans(),
+        }
+    ),
+    max_size=4,
+)
+JOBS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "cpus": st.integers(0, 5),
+            "waited": st.integers(0, 100 * HOUR_S),
+            "time_limit_ns": st.sampled_from([None, *(minutes * 60 * S for minutes in (5, 60, 120, 121, 6000))]),
+            "priority": st.sampled_from([10, 10, 0, 20]),
+            "user": st.sampled_from("ab"),
+        }
+    ),
+    max_size=6,
+)
+
+
+@given(SOME_RUNS, JOBS)
+def test_what_is_stopped_is_needed_and_enough(runs, jobs):
+    """The victim may be stopped; the winner states a short limit, waits, and starts in the pass after the victim left.
+
+    It does so although the job of the victim waits again at its place by then.
+    """
+    running = [run(f"r{at}", **values) for at, values in enumerate(runs)]
+    waiting = [job(f"j{at}", **values) for at, values in enumerate(jobs)]
+    before = view(*waiting, on=machine(cpus=6), running=running)
+    plan = decide(before, NOW, Policy())
+    preemption = preempt(plan)
+    assert [each.name for each in before.running.values()] == [each.name for each in running]
+    if preemption is None:
+        return
+    winner = next(each for each in waiting if each.name == preemption.winner)
+    victim = next(each for each in running if each.name == preemption.victim)
+    assert preemption.winner not in started(plan)
+    assert (winner.spec.time_limit_ns or 1 << 62) <= Policy().preempt_short_ns
+    from_ns = preemptible_at_ns(victim, before.running.run_times.of_run(victim).ns, Policy())
+    assert from_ns is not None
+    assert from_ns <= NOW
+    assert victim.spec.priority <= winner.spec.priority
+    back = replace(job(victim.name), spec=victim.spec, arrived_at_ns=victim.started_at_ns, yields_to=winner.name)
+    left = [each for each in running if each is not victim]
+    assert winner.name in started(decide(view(back, *waiting, on=machine(cpus=6), running=left), NOW, Policy()))
+
+
+def test_a_look_changes_no_plan():
+    """Whether a run is preempted is asked beside the plan, and the plan stays what it was."""
+    seen = view(short("s"), job("after", depends_on="l"), on=FOUR_CPUS, running=[long("l")])
+    before = decide(seen, NOW, Policy())
+    assert preempt(before) == Preemption("l", "s")
+    after = decide(seen, NOW, Policy())
+    assert [str(after.reason(name)) for name in ("s", "after")] == [str(before.reason(name)) for name in ("s", "after")]
+    assert after.endings == ()
+    assert list(seen.running) == ["l"]

@@ -96,7 +96,6 @@ def test_what_a_run_has_taken_is_expected_back(holder, taken):
     values = {} if holder is None else {"gpu_memory_bytes": holder * GIB}
     runs = [run("r", on=(0,), **values)]
     expected = foretold(plan(share("j", 75), on=box, running=runs), "j")
-    assert expected is not None
     assert expected.must_end == ("r",)
     foreign = (ForeignProcess(7, "python", 10 * GIB),)
     beside = with_gpu(0, of=1, memory_free_bytes=20 * GIB, foreign=foreign)

@@ -1,4 +1,4 @@
-"""What a run does with its GPUs, added up over looks, and when they are idle for too long."""
+"""What a run does with its GPUs, when they are idle for too long, and how busy they were in the last half hour."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from spool.core.gpuuse import GpuWatch, mean_part, unused
+from core.planning import NOW, spec
+from spool.core.gpuuse import STEP_NS, STEPS, GpuWatch, RecentRecorder, RecentUse, in_cells, mean_part, unused
 from spool.core.model import SECOND_NS as S
 from spool.core.model import GpuUse, GpuWork
-from spool.testing.fakes import NOW_NS, a_spec
 
 G = 1 << 30
 MINUTE = 60 * S
-PATIENT = replace(a_spec(), gpu_idle_ns=30 * MINUTE)
+PATIENT = spec(gpu_idle_ns=30 * MINUTE)
 
 
 def did(percent: int | None, memory: int | None = None) -> GpuWork:
@@ -23,10 +23,10 @@ def did(percent: int | None, memory: int | None = None) -> GpuWork:
 
 
 def watched(*looks: tuple[int, list[GpuWork | None]], most_ns: int = MINUTE) -> GpuWatch:
-    """Return the watch on a run that began at NOW_NS, after looks so many nanoseconds later."""
-    watch = GpuWatch.since(NOW_NS, len(looks[0][1]) if looks else 1)
+    """Return the watch on a run that began at NOW, after looks so many nanoseconds later."""
+    watch = GpuWatch.since(NOW, len(looks[0][1]) if looks else 1)
     for after_ns, work in looks:
-        watch = watch.looked(NOW_NS + after_ns, work, most_ns)
+        watch = watch.looked(NOW + after_ns, work, most_ns)
     return watch
 
 
@@ -73,10 +73,10 @@ def test_energy_is_what_the_counter_went_on_between_looks(looks, energy_mj, know
 
 def test_energy_while_a_run_is_suspended_is_not_its_own() -> None:
     """The look after it begins anew."""
-    watch = GpuWatch.since(NOW_NS, 1).looked(NOW_NS + S, [consumed(100)], MINUTE)
-    watch = watch.passed_over(NOW_NS + 9 * S).looked(NOW_NS + 10 * S, [consumed(900)], MINUTE)
+    watch = GpuWatch.since(NOW, 1).looked(NOW + S, [consumed(100)], MINUTE)
+    watch = watch.passed_over(NOW + 9 * S).looked(NOW + 10 * S, [consumed(900)], MINUTE)
     assert watch.gpus[0].energy_mj is None
-    assert watch.looked(NOW_NS + 11 * S, [consumed(950)], MINUTE).gpus[0].energy_mj == 50
+    assert watch.looked(NOW + 11 * S, [consumed(950)], MINUTE).gpus[0].energy_mj == 50
 
 
 def test_a_clock_that_was_set_back_adds_nothing_and_goes_on_from_there() -> None:
@@ -106,28 +106,28 @@ def test_it_is_told_once_in_each_stretch() -> None:
     """After the limit, and again only after some work and the same time; a stop that was refused after that time."""
     watch = watched((30 * MINUTE - 1, [did(0)]), most_ns=60 * MINUTE)
     assert not watch.is_due(PATIENT)
-    watch = watch.looked(NOW_NS + 30 * MINUTE, [did(0)], MINUTE)
+    watch = watch.looked(NOW + 30 * MINUTE, [did(0)], MINUTE)
     assert watch.is_due(PATIENT)
     told = watch.telling(again=False)
-    assert not told.looked(NOW_NS + 31 * MINUTE, [did(0)], MINUTE).is_due(PATIENT)
-    worked = told.looked(NOW_NS + 31 * MINUTE, [did(50)], MINUTE)
-    assert worked.looked(NOW_NS + 61 * MINUTE, [did(0)], 60 * MINUTE).is_due(PATIENT)
+    assert not told.looked(NOW + 31 * MINUTE, [did(0)], MINUTE).is_due(PATIENT)
+    worked = told.looked(NOW + 31 * MINUTE, [did(50)], MINUTE)
+    assert worked.looked(NOW + 61 * MINUTE, [did(0)], 60 * MINUTE).is_due(PATIENT)
     refused = watch.telling(again=True)
-    assert not refused.looked(NOW_NS + 59 * MINUTE, [did(0)], 60 * MINUTE).is_due(PATIENT)
-    assert refused.looked(NOW_NS + 60 * MINUTE, [did(0)], 60 * MINUTE).is_due(PATIENT)
+    assert not refused.looked(NOW + 59 * MINUTE, [did(0)], 60 * MINUTE).is_due(PATIENT)
+    assert refused.looked(NOW + 60 * MINUTE, [did(0)], 60 * MINUTE).is_due(PATIENT)
 
 
 def test_the_reason_says_for_how_long_and_why_that_is_too_long() -> None:
     """Nothing is said of a run that may be idle for ever, or not for that long yet."""
-    watch = replace(GpuWatch.since(NOW_NS, 2), idle_ns=42 * MINUTE)
+    watch = replace(GpuWatch.since(NOW, 2), idle_ns=42 * MINUTE)
     assert "42m00s (gpu_idle = 30m)" in watch.words(PATIENT)
-    assert watch.words(a_spec()) == replace(watch, idle_ns=29 * MINUTE).words(PATIENT) == ""
+    assert watch.words(spec()) == replace(watch, idle_ns=29 * MINUTE).words(PATIENT) == ""
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.integers(0, 100), st.integers(0, 80 * G)), min_size=1, max_size=40))
 def test_the_mean_is_that_of_all_looks_at_once(looks: list[tuple[int, int, int]]) -> None:
     """Added up one by one, the means come out as from the whole list, but for what rounding takes."""
-    watch, at_ns = GpuWatch.since(NOW_NS, 1), NOW_NS
+    watch, at_ns = GpuWatch.since(NOW, 1), NOW
     for seconds, percent, memory in looks:
         at_ns += seconds * S
         watch = watch.looked(at_ns, [did(percent, memory)], 1000 * S)
@@ -143,3 +143,59 @@ def test_several_gpus_have_one_mean_and_those_never_busy_are_counted() -> None:
     assert mean_part(gpus) == 0.225
     assert unused(gpus) == 1
     assert mean_part((GpuUse(),)) is None
+
+
+def test_a_step_has_the_mean_of_the_looks() -> None:
+    """Steps without a look are unknown."""
+    recorder = RecentRecorder()
+    recorder.note(10 * STEP_NS + 3, {"a": 20, "b": None})
+    recorder.note(10 * STEP_NS + 4, {"a": 41, "b": None})
+    assert recorder.noted() == RecentUse(until_ns=11 * STEP_NS, gpus={"a": (30,)})
+    recorder.note(13 * STEP_NS, {"a": 90, "b": 7})
+    assert recorder.noted().gpus == {"a": (30, None, None, 90), "b": (7,)}
+
+
+def test_it_is_bounded_and_forgets_a_gpu_without_looks() -> None:
+    """However long it goes on, there are no more than the steps of half an hour."""
+    recorder = RecentRecorder()
+    recorder.note(0, {"b": 50})
+    for at in range(3 * STEPS):
+        recorder.note(at * STEP_NS, {"a": at})
+    assert recorder.noted().gpus == {"a": tuple(range(2 * STEPS, 3 * STEPS))}
+
+
+def test_the_next_dispatcher_goes_on_and_the_time_between_is_unknown() -> None:
+    """What was noted before stays; a record of other steps is not continued."""
+    recorder = RecentRecorder()
+    recorder.resume(RecentUse(until_ns=5 * STEP_NS, gpus={"a": (80, 90)}))
+    recorder.note(7 * STEP_NS, {"a": 6})
+    assert recorder.noted() == RecentUse(until_ns=8 * STEP_NS, gpus={"a": (80, 90, None, None, 6)})
+    other = RecentRecorder()
+    other.resume(RecentUse(step_ns=7, until_ns=5 * STEP_NS, gpus={"a": (3, 4)}))
+    assert other.noted() == RecentUse()
+
+
+def test_a_clock_that_is_set_back_begins_anew() -> None:
+    """Nothing is kept that would lie in the future; a little does not matter."""
+    recorder = RecentRecorder()
+    recorder.note(1000 * STEP_NS, {"a": 1})
+    recorder.note(999 * STEP_NS, {"a": 3})
+    assert recorder.noted().gpus == {"a": (2,)}
+    recorder.note(10 * STEP_NS, {"a": 5})
+    assert recorder.noted() == RecentUse(until_ns=11 * STEP_NS, gpus={"a": (5,)})
+
+
+def test_a_reader_adds_the_steps_since() -> None:
+    """Of these nothing is known."""
+    noted = RecentUse(until_ns=5 * STEP_NS, gpus={"a": (80,)})
+    assert noted.as_of(5 * STEP_NS - 1) == noted
+    found = noted.as_of(6 * STEP_NS + 1)
+    assert (found.gpus, found.until_ns) == ({"a": (80, None, None)}, 7 * STEP_NS)
+    assert len(noted.as_of(10_000 * STEP_NS).gpus["a"]) == STEPS
+
+
+def test_cells_end_with_the_newest_step() -> None:
+    """Each cell has as many steps; what is unknown in all of them is unknown."""
+    assert in_cells((1, 2, 3), 60) == [None] * 57 + [1, 2, 3]
+    assert in_cells((0, 4, None, 6), 30) == [None] * 28 + [2, 6]
+    assert in_cells((), 7) == [None] * 7

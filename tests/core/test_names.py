@@ -1,4 +1,4 @@
-"""The names of jobs, what can be one and in which order they come, and the errors with their exit codes."""
+"""The names of jobs, what can be one and in which order they come, the words for events, and the exit codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spool.core import errors
 from spool.core.layout import NAME_PATTERN, NaturalOrder, natural, valid_name, why_not_name
-from spool.core.model import Problem
+from spool.core.model import ENDS, EVENT_WORDS, JOB_WORDS, EventName, Problem, concerns
 
 _LONG = st.text("a", min_size=98, max_size=102)
 _TEXTS = st.one_of(st.text("ab01._-\n é\udc80", max_size=6), st.text(max_size=5), _LONG)
@@ -60,7 +60,6 @@ def test_a_sort_works_out_each_name_once() -> None:
 
 def test_every_error_of_the_tree_has_a_documented_exit_code() -> None:
     """The table in the module names each class that the module defines, beside its own code."""
-    assert errors.__doc__ is not None
     rows = {row.split("|")[1].strip(): row for row in errors.__doc__.splitlines() if row.startswith("| ")}
     for name, kind in inspect.getmembers(errors, inspect.isclass):
         if issubclass(kind, errors.SpoolError) and not issubclass(kind, errors.InvalidFile):
@@ -82,3 +81,19 @@ def test_messages_have_one_grammar() -> None:
         "cannot open the spool: /x: not a directory; remove it"
     )
     assert errors.cannot("open", "the spool", "gone") == "cannot open the spool: gone"
+
+
+def test_ended_means_every_outcome_and_nothing_else() -> None:
+    """The word of the first version still means what it says, and `retried` is the event `retrying`."""
+    assert {name for name in EventName if concerns(["ended"], name)} == ENDS
+    assert {name for name in EventName if concerns(["retried"], name)} == {EventName.RETRYING}
+    assert {name for name in EventName if concerns(["started", "held"], name)} == {EventName.STARTED, EventName.HELD}
+
+
+def test_every_event_but_the_look_has_a_word() -> None:
+    """All that happens can be asked for, in a job file all that happens to jobs; two are for hooks alone."""
+    assert {name.value for name in EventName} - set(EVENT_WORDS) == {"polling", "queueing"}
+    assert set(EVENT_WORDS) - set(JOB_WORDS) == {
+        "reservation_created", "reservation_cancelled", "reservation_started", "reservation_ended",
+        "gpu_taken", "gpu_free", "dispatcher_started", "dispatcher_stopped",
+    }  # fmt: skip

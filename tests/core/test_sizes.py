@@ -151,7 +151,6 @@ def test_gpu_memory_is_that_of_whole_gpus_until_a_run_has_shown_its_use() -> Non
     for sizes, most, memory in ((None, Most(), None), (known, Most(None, 24 * GIB), 12 * GIB),
                                 (known, Most(None, 11 * GIB), None)):  # fmt: skip
         found = sized(job, None, sizes, most)
-        assert found is not None
         assert (found.request.gpu_memory_bytes, found.request.memory_bytes) == (memory, None)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from crash.cuts import Alike
 from crash.world import Session, World, world_at
 from spool.dispatcher import observer
 
@@ -15,6 +16,12 @@ from spool.dispatcher import observer
 def thin() -> int:
     """Have every third kind of change tried; `tests/long/cuts` tries them all."""
     return 3
+
+
+@pytest.fixture
+def alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thin: int) -> Alike:
+    """Give what plays a script uncut, and with a fault at some changes of the disk."""
+    return Alike(tmp_path, monkeypatch, thin)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 
 from crash.power import LossyDisk
 from crash.world import World, world_at
-from spool.testing.fakes import FaultyDisk
+from spool.testing.fakes import FaultyDisk, Operation
 
 _NAMES = re.compile(r"^((?:jobs|queued|held|running|done)/)[^/.]+|^(\.tmp/).*|\d+")  # what differs within a kind
 T = TypeVar("T")
@@ -84,3 +84,44 @@ def each_alike(
         with world_at(tmp_path / f"{number}", monkeypatch) as world, noting(failures, where(whole, number)):
             played(world, number)
     assert not failures, f"{len(failures)} of {len(numbers)}:\n" + "\n".join(failures)
+
+
+class Alike:
+    """Plays a script uncut, and then with a fault at some changes of the disk, each time in a world of its own.
+
+    What plays it is given the world and the number of the change, None for the first time, and returns its disk.
+    """
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thin: int) -> None:
+        self._root, self._monkeypatch, self._thin = tmp_path, monkeypatch, thin
+
+    def __call__(
+        self, played: Callable[[World, int | None], Recorder], *, torn: bool = False, also: Iterable[int] = (),
+        among: Callable[[Operation], bool] | None = None,
+    ) -> None:  # fmt: skip
+        """Play it. *torn*: where half of what is written can be left; *also*: at the changes of these numbers too.
+
+        *among*: at some changes for which that is true, and at no others.
+        """
+        with world_at(self._root / "whole", self._monkeypatch) as world:
+            whole = played(world, None)
+        if among is None:
+            numbers = sorted({*also, *cuts(whole, self._thin, torn=torn)})
+        else:
+            numbers = [at for at, done in enumerate(whole.recorded, 1) if among(done)]
+            numbers = random.sample(numbers, 15 // self._thin) if self._thin else numbers
+        each_alike(self._root, self._monkeypatch, whole, numbers, played)
+
+    def cut_again(self, played: Callable[[World, Iterator[FaultyDisk]], int], times: int) -> None:
+        """Play it with cuts of those that recover, too, at places drawn by chance; it returns how often it was cut."""
+        failures: list[str] = []
+        with world_at(self._root / "whole", self._monkeypatch) as world:
+            whole = FaultyDisk(world.staging)
+            played(world, iter([whole]))
+        for number in range(18 // self._thin if self._thin else times):
+            cut, torn = [random.randint(1, whole.count)], random.random() < 0.5
+            cut += [random.randint(1, 14) for _ in range(random.randint(1, 3))]
+            about = f"{where(whole, cut[0])}, then {cut[1:]}, {torn=}"
+            with world_at(self._root / f"{number}", self._monkeypatch) as world, noting(failures, about):
+                assert played(world, iter([FaultyDisk(world.staging, cut_at=at, torn=torn) for at in cut])) >= 2
+        assert not failures, "\n".join(failures)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from crash.world import Session, World, check, history
+from crash.world import Session, World, check, history, world_at
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.dispatcher import launcher, observer, recovery
 from spool.store import locked_spool
@@ -171,3 +171,20 @@ class Life:
         }
         lost = self.submitted.keys() - begun - ended - self.withdrawn
         assert not lost, f"never begun, never ended, and nobody withdrew them: {lost}"
+
+
+def live_each(root: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Life], seeds: Iterable[int], events: int) -> None:
+    """Live lives of that kind, each in a world of its own, and check them; one that fails tells its seed and deeds."""
+    print(f"LIVES_SEED={SEED}")
+    hurry(monkeypatch)
+    for number, seed in enumerate(seeds):
+        with world_at(root / f"{number}", monkeypatch) as world:
+            life = kind(world, seed)
+            try:
+                life.live(events)
+                life.check()
+            except BaseException as error:
+                told = "\n".join(life.told)
+                raise AssertionError(f"LIVES_SEED={seed} LIVES=1: {type(error).__name__}: {error}\n{told}") from error
+            finally:
+                life.session.end()

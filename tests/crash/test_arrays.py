@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from crash.cuts import cuts, each_alike
+from crash.cuts import Alike
 from crash.events import events, nobody_reads, repeated, want_everything
 from crash.world import Session, World, ends_of, history, world_at
 from spool.core import layout
@@ -70,7 +70,6 @@ def _see_it_missing(session: Session) -> None:
         if session.users.path(DONE, "sweep").exists():
             return
         now = session.now
-        assert now is not None
         for array in now.state.arrays.values():
             if array.missing_ns is not None:
                 array.missing_ns = 1
@@ -139,9 +138,7 @@ def test_tasks_that_a_power_cut_emptied_are_written_again(session: Session) -> N
 
 
 @pytest.mark.parametrize(("play", "check"), PLAYS, ids=NAMES)
-def test_a_cut_before_any_change_alters_nothing_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thin: int, play: Play, check: Check
-) -> None:
+def test_a_cut_before_any_change_alters_nothing_in_the_end(alike: Alike, play: Play, check: Check) -> None:
     """Wherever the dispatcher is killed, the array comes to the same end."""
 
     def played(world: World, number: int | None) -> FaultyDisk:
@@ -154,9 +151,7 @@ def test_a_cut_before_any_change_alters_nothing_in_the_end(
         check(world)
         return disk
 
-    with world_at(tmp_path / "whole", monkeypatch) as world:
-        whole = played(world, None)
-    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin), played)
+    alike(played)
 
 
 def _played_while_full(
@@ -183,23 +178,19 @@ def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("nobody_waits")
 @pytest.mark.parametrize(("play", "check"), PLAYS, ids=NAMES)
-def test_a_full_disk_at_any_change_is_made_up_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thin: int, play: Play, check: Check
-) -> None:
+def test_a_full_disk_at_any_change_is_made_up_for(alike: Alike, play: Play, check: Check) -> None:
     """The same dispatcher brings the array to the same end once there is room, and tells of each end once."""
-    with world_at(tmp_path / "whole", monkeypatch) as world:
-        whole, _ = _played_while_full(world, play)
-        check(world)
 
-    def played(world: World, number: int) -> None:
-        _, session = _played_while_full(world, play, fail_at=number)
+    def played(world: World, number: int | None) -> FaultyDisk:
+        disk, session = _played_while_full(world, play, fail_at=number)
         check(world)
         ended = [event for event in events(world) if event.result is not None]
         assert {event.job for event in ended} >= {"sweep", *TASKS}
         if session.dispatchers == 1:
             assert not repeated(world)
+        return disk
 
-    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin), played)
+    alike(played)
 
 
 class _NowhereToFile(Disk):

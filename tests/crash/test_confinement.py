@@ -72,7 +72,6 @@ def _running(*lines: str) -> Callable[[Session], None]:
 
 
 def _time_is_over(session: Session) -> None:
-    assert session.now is not None
     for live in session.now.state.live.values():
         live.started_boot_ns = -(10**15)
         session.now.limits.add(live)
@@ -235,7 +234,6 @@ def test_an_error_costs_the_thing_that_it_belongs_to_alone(
                 session.turns(4)
             _later_runs(session, about)
             now = session.now
-            assert now is not None
             if way != "once":
                 met = faults.raised
                 _rests(session, now, monkeypatch)
@@ -350,7 +348,6 @@ def test_a_full_disk_is_told_once_however_many_jobs_wait(session: Session, disk:
     for number in range(20):
         session.users.submit(f"job{number}", "ok")
     session.turns(3)
-    assert session.now is not None
     assert not session.now.state.told_blocked
     assert len([error for error in session.errors if "run." in str(error.filename)]) <= 3
     disk.fail_at = None
@@ -382,7 +379,6 @@ def test_a_dispatcher_that_begins_on_a_full_disk_waits_for_room(session: Session
     disk.fail_at = 1
     session.users.submit("x", "ok")
     session.turns(6)
-    assert session.now is not None
     assert os.strerror(errno.ENOSPC) in session.now.confinement.held_up()
     assert session.users.path(QUEUED, "x").exists()
     disk.fail_at = None
@@ -402,7 +398,6 @@ def test_what_cannot_be_locked_anew_is_told_once_and_tried_after_growing_pauses(
     now_ns = [SECOND_NS]
     session.survives_errors = True
     session.settle()
-    assert session.now is not None
     monkeypatch.setattr(session.now.confinement, "_clock", lambda: now_ns[0])
     monkeypatch.setattr(confinement, "FIRST_PAUSE_NS", SECOND_NS // 20)
     monkeypatch.setattr(confinement, "LONGEST_PAUSE_NS", 5 * SECOND_NS)
@@ -432,7 +427,6 @@ def test_listeners_that_cannot_be_started_are_told_of_once_for_as_long_as_that_l
     """The reason is among the problems and once in the log, and jobs go on."""
     session.survives_errors = True
     session.settle()
-    assert session.now is not None
     trouble = PermissionError(errno.EACCES, "Permission denied", "/usr/bin/python")
     monkeypatch.setattr(session.now.events.client, "trouble", trouble)
     session.users.submit("x", "ok")
@@ -463,7 +457,6 @@ def test_a_cancel_on_a_full_disk_is_a_deletion(session: Session) -> None:
 def test_nothing_starts_while_the_journal_cannot_be_synced(session: Session) -> None:
     """A background sync that fails is told as a trouble of the journal, and is over with the next that succeeds."""
     session.settle()
-    assert session.now is not None
     session.now.logs.problem = SpoolTrouble(errno.EIO, os.strerror(errno.EIO), f"{session.world.root}/.journal")
     session.turns(1)
     assert ": .journal: " in session.now.confinement.held_up()
@@ -494,12 +487,10 @@ def test_nothing_starts_while_the_history_cannot_be_written(
     session.turns(3)
     session.users.submit("later", "ok")
     session.turns(4)
-    assert session.now is not None
     assert "history.jsonl: " in session.now.confinement.held_up()
     assert session.users.path(QUEUED, "later").exists()
     view = session.now.status.view(session.now.planner.plan, session.now.planner.machine, paused=False)
     assert "history.jsonl: " in view.jobs["later"].reason
-    assert view.machine is not None
     assert "history.jsonl: " in view.machine.refusal
     monkeypatch.setattr(disk, "append", original)
     session.settle()
@@ -514,7 +505,6 @@ def test_a_run_that_cannot_be_filed_keeps_no_dispatcher_that_is_done(
     """`--until-idle` waits for what runs, and not for what only users can mend."""
     with _stage(tmp_path / "spool", monkeypatch) as (session, faults):
         _running()(session)
-        assert session.now is not None
         faults.choose("rename", f"{session.world.root}/jobs/x/1/result.toml", errno.EACCES, times=_LASTING)
         faults.begin()
         found = [session.now.stuck]

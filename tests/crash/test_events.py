@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import errno
-import random
 from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crash.cuts import cuts, each_alike, noting, where
+from crash.cuts import Alike
 from crash.events import events, nobody_reads, repeated, want_everything
 from crash.scripts import play
 from crash.world import Session, World, check, history, world_at
@@ -38,6 +39,12 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     nobody_reads(monkeypatch)
 
 
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have somebody listen who wants to hear of everything."""
+    want_everything(monkeypatch)
+
+
 def _check(world: World) -> None:
     told = events(world)
     ids = {event.id: event for event in told}
@@ -49,7 +56,6 @@ def _check(world: World) -> None:
         name = EventName.RETRYING if result.again is not None else EventName(result.outcome)
         assert names[name, result.job, result.run] == 1, f"{name} of {result.job} {result.run} was not told once"
         found = next(event for event in told if (event.name, event.job, event.run) == (name, result.job, result.run))
-        assert found.result is not None
         assert (found.result.outcome, found.result.again) == (result.outcome, result.again)
     for job, run in world.begun:
         for name in (EventName.SUBMITTED, EventName.STARTED):
@@ -64,78 +70,54 @@ def _check(world: World) -> None:
     assert left >= began - 1, "a dispatcher that was killed was not missed"
 
 
-@pytest.fixture
-def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
-    """Give the disk of a script that nothing cut off, of which everything is told."""
-    want_everything(monkeypatch)
-    with world_at(tmp_path / "whole", monkeypatch) as world:
-        disk = FaultyDisk(world.staging)
-        play(world, iter([disk]))
+@pytest.mark.usefixtures("heard")
+@pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
+def test_a_cut_before_any_change_leaves_nothing_untold(alike: Alike, *, torn: bool) -> None:
+    """Killed before any change of the disk, the next dispatcher tells what is not on record."""
+
+    def played(world: World, number: int | None) -> FaultyDisk:
+        disk = FaultyDisk(world.staging, cut_at=number, torn=torn)
+        assert play(world, iter([disk])).cuts == (number is not None)
         _check(world)
+        return disk
+
+    alike(played, torn=torn)
+
+
+@pytest.mark.usefixtures("heard")
+def test_a_second_cut_during_the_recovery_leaves_nothing_untold(alike: Alike) -> None:
+    """A dispatcher that is killed while it tells what another could not leaves it to the third."""
+
+    def played(world: World, disks: Iterator[FaultyDisk]) -> int:
+        cuts = play(world, disks).cuts
+        _check(world)
+        return cuts
+
+    alike.cut_again(played, 270)
+
+
+def _on_a_full_disk(world: World, number: int | None, *, survives: bool, fail_for: int = 1) -> FaultyDisk:
+    disk = FaultyDisk(world.staging, fail_at=number, fail_for=fail_for, error=errno.ENOSPC)
+    session = play(world, iter([disk]), survives=survives)
+    _check(world)
+    if session.dispatchers == 1:
+        assert not repeated(world)
     return disk
 
 
-@pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
-def test_a_cut_before_any_change_leaves_nothing_untold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int, *, torn: bool
-) -> None:
-    """Killed before any change of the disk, the next dispatcher tells what is not on record."""
-
-    def played(world: World, number: int) -> None:
-        assert play(world, iter([FaultyDisk(world.staging, cut_at=number, torn=torn)])).cuts == 1
-        _check(world)
-
-    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin, torn=torn), played)
-
-
-def test_a_second_cut_during_the_recovery_leaves_nothing_untold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int
-) -> None:
-    """A dispatcher that is killed while it tells what another could not leaves it to the third."""
-    failures: list[str] = []
-    for pair in range(18 // thin if thin else 270):
-        first = random.randint(1, whole.count)
-        then = [random.randint(1, 14) for _ in range(random.randint(1, 3))]
-        torn = random.random() < 0.5
-        about = f"{where(whole, first)}, then {then}, {torn=}"
-        with world_at(tmp_path / f"{pair}", monkeypatch) as world, noting(failures, about):
-            disks = [FaultyDisk(world.staging, cut_at=cut, torn=torn) for cut in (first, *then)]
-            assert play(world, iter(disks)).cuts >= 2
-            _check(world)
-    assert not failures, "\n".join(failures)
-
-
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("survives", [False, True], ids=["another", "the_same"])
-def test_a_full_disk_leaves_nothing_untold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int, *, survives: bool
-) -> None:
+def test_a_full_disk_leaves_nothing_untold(alike: Alike, *, survives: bool) -> None:
     """What could not be written for want of room is told when there is room, by the same dispatcher or the next."""
-
-    def played(world: World, number: int) -> None:
-        disk = FaultyDisk(world.staging, fail_at=number, error=errno.ENOSPC)
-        session = play(world, iter([disk]), survives=survives)
-        _check(world)
-        if session.dispatchers == 1:
-            assert not repeated(world)
-
-    opening = set(range(1, 9))  # the listeners get their places
-    each_alike(tmp_path, monkeypatch, whole, sorted(opening | set(cuts(whole, thin))), played)
+    opening = range(1, 9)  # the listeners get their places
+    alike(partial(_on_a_full_disk, survives=survives), also=opening)
 
 
-def test_what_cannot_be_written_down_for_a_while_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int
-) -> None:
+@pytest.mark.usefixtures("heard")
+def test_what_cannot_be_written_down_for_a_while_is_told_once(alike: Alike) -> None:
     """However often the dispatcher tries to do the paperwork of an end, the listeners hear of it once."""
-
-    def played(world: World, number: int) -> None:
-        session = play(world, iter([FaultyDisk(world.staging, fail_at=number, fail_for=20)]), survives=True)
-        _check(world)
-        if session.dispatchers == 1:
-            assert not repeated(world)
-
-    told = [at for at, done in enumerate(whole.recorded, 1) if done.paths[0].endswith(f"/{layout.EVENTS}")]
-    some = random.sample(told, 15 // thin) if thin else told
-    each_alike(tmp_path, monkeypatch, whole, some, played)
+    on_events = partial(_on_a_full_disk, survives=True, fail_for=20)
+    alike(on_events, among=lambda done: done.paths[0].endswith(f"/{layout.EVENTS}"))
 
 
 def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
@@ -147,7 +129,6 @@ def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
     monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
     session.users.submit("long", "hang")
     session.turns(4)
-    assert session.now is not None
     assert not (session.world.root / layout.EVENTS).exists()
     hooks = HookFiles({"polling": ("/hook",)})
     session.turns(4)
@@ -176,7 +157,6 @@ def test_a_job_may_be_called_like_anything_that_is_told_of(session: Session, mon
         (EventName.STARTED, "gpu"): 1,
         (EventName.DISPATCHER_STOPPED, None): 1,
     }
-    assert session.now is not None
     for pid in list(session.world.alive):
         session.world.exit(pid, 0)
     session.turns(6)
@@ -214,7 +194,6 @@ def test_who_waits_for_an_answer_sleeps(session: Session, monkeypatch: pytest.Mo
     session.users.path(RUNNING, "long").unlink()
     session.turns(4)
     now = session.now
-    assert now is not None
     assert now.asking
     assert now.filemoves._timer.at_ns is None
     assert len(now.events.client._reviews) == 1
@@ -246,7 +225,6 @@ def test_no_answer_is_lost_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mo
                     session.users.path(RUNNING, job).unlink()
                 session.turns(4)
             now = session.now
-            assert now is not None
             asked = sorted(now.events.client._reviews)
             assert len(asked) == 2
             for number in asked:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from crash.cuts import cuts, each_alike, noting, where
+from crash.cuts import Alike
 from crash.scripts import JOBS, STARTS, play
 from crash.world import Ends, Session, World, check, ends_of, world_at
 from spool.core.layout import DONE, QUEUED, RUNNING
@@ -47,62 +47,49 @@ def _check(world: World) -> None:
     assert ends_of(world) == EXPECTED
 
 
-@pytest.fixture
-def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
-    """Give the disk of a script that nothing cut off."""
-    # A wrapper that was prepared and never launched, for want of room, is not waited for.
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for no wrapper that was prepared and never launched, for want of room."""
     monkeypatch.setattr(launcher, "SILENT_NS", 0)
     monkeypatch.setattr(recovery, "SILENT_NS", 0)
-    with world_at(tmp_path / "whole", monkeypatch) as world:
-        disk = FaultyDisk(world.staging)
-        play(world, iter([disk]))
-        _check(world)
-    return disk
 
 
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
-def test_a_cut_before_any_change_alters_nothing_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int, *, torn: bool
-) -> None:
+def test_a_cut_before_any_change_alters_nothing_in_the_end(alike: Alike, *, torn: bool) -> None:
     """Wherever the dispatcher is killed, the next one brings every job to the same end, each start made once."""
 
-    def played(world: World, number: int) -> None:
-        assert play(world, iter([FaultyDisk(world.staging, cut_at=number, torn=torn)])).cuts == 1
+    def played(world: World, number: int | None) -> FaultyDisk:
+        disk = FaultyDisk(world.staging, cut_at=number, torn=torn)
+        assert play(world, iter([disk])).cuts == (number is not None)
         _check(world)
+        return disk
 
-    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin, torn=torn), played)
+    alike(played, torn=torn)
 
 
-def test_a_second_cut_during_the_recovery_alters_nothing_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int
-) -> None:
+def test_a_second_cut_during_the_recovery_alters_nothing_either(alike: Alike) -> None:
     """A dispatcher that is killed while it finishes what another left behind leaves nothing worse to the third."""
-    failures: list[str] = []
-    for pair in range(18 // thin if thin else 160):
-        first = random.randint(1, whole.count)
-        then = [random.randint(1, 12) for _ in range(random.randint(1, 3))]
-        torn = random.random() < 0.5
-        about = f"{where(whole, first)}, then {then}, {torn=}"
-        with world_at(tmp_path / f"{pair}", monkeypatch) as world, noting(failures, about):
-            disks = [FaultyDisk(world.staging, cut_at=cut, torn=torn) for cut in (first, *then)]
-            assert play(world, iter(disks)).cuts >= 2
-            _check(world)
-    assert not failures, "\n".join(failures)
+
+    def played(world: World, disks: Iterator[FaultyDisk]) -> int:
+        cuts = play(world, disks).cuts
+        _check(world)
+        return cuts
+
+    alike.cut_again(played, 160)
 
 
 @pytest.mark.parametrize("survives", [False, True], ids=["another", "the_same"])
-def test_a_full_disk_at_any_change_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int, *, survives: bool
-) -> None:
+def test_a_full_disk_at_any_change_loses_nothing(alike: Alike, *, survives: bool) -> None:
     """A change for which there is no room is made up for once there is, by the same dispatcher or by the next one."""
 
-    def played(world: World, number: int) -> None:
+    def played(world: World, number: int | None) -> FaultyDisk:
         disk = FaultyDisk(world.staging, fail_at=number, error=errno.ENOSPC)
         session = play(world, iter([disk]), survives=survives)
-        assert disk.count >= number or session.errors
+        assert disk.count >= (number or 0) or session.errors
         _check(world)
+        return disk
 
-    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin), played)
+    alike(played)
 
 
 def test_an_end_that_was_found_is_filed_although_the_disk_was_full_for_the_next(
@@ -113,7 +100,6 @@ def test_an_end_that_was_found_is_filed_although_the_disk_was_full_for_the_next(
     for name in ("one", "two"):
         session.users.submit(name, "ok")
     session.turns(1)
-    assert session.now is not None
     concluder, over = session.now.supervisor.concluder, list[str]()
     conclude = concluder.conclude
 
@@ -136,7 +122,6 @@ def test_a_start_that_is_taken_back_is_ended_although_the_disk_was_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a job that never began, and whose file was deleted, the end is written down as soon as there is room."""
-    monkeypatch.setattr(launcher, "SILENT_NS", 0)
 
     def played(number: int | None) -> FaultyDisk:
         with world_at(tmp_path / f"{number}", monkeypatch) as world:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from crash.lives import NAMES, SEED, hurry
+from crash.lives import NAMES, SEED, live_each
 from crash.test_views import Watched
-from crash.world import World, world_at
+from crash.world import World
 from spool.cli.ls import FIELDS
 from spool.cli.publicjson import plain
 from spool.core import layout
@@ -22,8 +22,6 @@ from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.core.model import Machine, Result, State
 from spool.formats.run_records import parse_history_line
 from spool.formats.state import StateView, parse_state, render_state
-from spool.machine import processes
-from spool.query import snapshot
 from spool.query.details import job_details
 from spool.query.explain import preview, why
 from spool.query.jobs import list_jobs
@@ -215,24 +213,9 @@ def same(what: str, one: JobRow, other: JobRow) -> None:
         assert getattr(one, key) == getattr(other, key), f"{what}: {key}: {one} and in the list {other}"
 
 
-def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Compared] = Compared) -> None:
+def live(root: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Compared] = Compared) -> None:
     """Live lives after every event of which views are compared."""
-    print(f"LIVES_SEED={SEED}")
-    hurry(monkeypatch)
-    for seed in range(SEED, SEED + LIVES):
-        with world_at(tmp_path / f"{seed}", monkeypatch) as world:
-            for module in (snapshot, processes):
-                monkeypatch.setattr(module, "MachineProber", lambda *_, world=world: world)
-            (world.root / layout.CONFIG).write_text('disk_floor = "0M"\nkill_grace = "7s"\ncpus = 2\n')
-            life = kind(world, seed)
-            try:
-                life.live(20)
-                assert life.compared
-            except BaseException as error:
-                told = "\n".join(life.told)
-                raise AssertionError(f"LIVES_SEED={seed} LIVES=1: {error}\n{told}") from error
-            finally:
-                life.session.end()
+    live_each(root, monkeypatch, kind, range(SEED, SEED + LIVES), 20)
 
 
 def test_every_view_says_the_same_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crash.cuts import cuts, each_alike
+from crash.cuts import Alike
 from crash.world import Ends, Session, World, check, ends_of, world_at
 from spool.core import layout
 from spool.core.layout import DONE, QUEUED, RUNNING
@@ -69,40 +69,30 @@ def judge(world: World) -> None:
     assert [name for name, _ in world.begun] == ["long", "short", "long"]
 
 
-@pytest.fixture
-def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
-    """Give the disk of a script that nothing cut off."""
-    with world_at(tmp_path / "whole", monkeypatch) as world:
-        disk = FaultyDisk(world.staging)
-        play(world, iter([disk]))
-        judge(world)
-    return disk
-
-
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
-def test_a_cut_before_any_change_of_a_preemption_alters_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int, *, torn: bool
-) -> None:
+def test_a_cut_before_any_change_of_a_preemption_alters_nothing(alike: Alike, *, torn: bool) -> None:
     """Killed before the order, its record, the result, the history or the move, it comes to the same end."""
 
-    def played(world: World, number: int) -> None:
-        assert play(world, iter([FaultyDisk(world.staging, cut_at=number, torn=torn)])).cuts == 1
+    def played(world: World, number: int | None) -> FaultyDisk:
+        disk = FaultyDisk(world.staging, cut_at=number, torn=torn)
+        assert play(world, iter([disk])).cuts == (number is not None)
         judge(world)
+        return disk
 
-    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin, torn=torn), played)
+    alike(played, torn=torn)
 
 
-def test_a_full_disk_alters_nothing_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: FaultyDisk, thin: int
-) -> None:
+def test_a_full_disk_alters_nothing_either(alike: Alike) -> None:
     """Whichever change there is no room for, the run is stopped once and its job goes on, if not at its place."""
 
-    def played(world: World, number: int) -> None:
-        play(world, iter([FaultyDisk(world.staging, fail_at=number, error=errno.ENOSPC)]))
+    def played(world: World, number: int | None) -> FaultyDisk:
+        disk = FaultyDisk(world.staging, fail_at=number, error=errno.ENOSPC)
+        play(world, iter([disk]))
         check(world)
         assert ends_of(world) == EXPECTED
+        return disk
 
-    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin), played)
+    alike(played)
 
 
 @pytest.fixture
@@ -131,7 +121,6 @@ def test_the_order_names_the_job_that_gets_the_room(session: Session) -> None:
     """It is all that the next dispatcher needs to know."""
     stopping(session)
     stop = Spool(str(session.world.root)).stop("long", 1)
-    assert stop is not None
     assert (stop.kind, stop.by, stop.reason) == (StopKind.PREEMPT, "spool", "short")
 
 

@@ -139,7 +139,6 @@ def test_an_attempt_whose_result_was_emptied_is_made_again_and_no_other(session:
     (session.world.root / layout.HISTORY).write_bytes(b"")
     session.world.reboot()
     session.turns(2)
-    assert session.now is not None
     job = session.now.state.jobs["x"]
     assert (job.live.attempts if job.live else job.attempts).attempt == 2
 
@@ -159,7 +158,6 @@ def test_a_pid_that_came_back_is_not_the_run(session: Session, monkeypatch: pyte
     """A live process with the wrapper's pid, and another start time, proves that the run is gone."""
     _running(session, "job", "requeue = false")
     ours = identity.of_process(os.getpid())
-    assert ours is not None
     jid = Jid(ours.pid, ours.start_ticks + 1, session.world.boot, NAMESPACE, HOST)
     _record(session, "job", layout.JID).write_bytes(run_records.render_jid(jid))
     session.world.kill("job")
@@ -312,7 +310,6 @@ def test_a_file_that_left_running_meanwhile_stops_its_run(
         session.users.move("job", RUNNING, place)
     session.settle()
     stop = Spool(str(session.world.root)).stop("job", 1)
-    assert stop is not None
     assert stop.kind is kind
     assert _outcomes(session, "job") == outcomes
     assert ends_of(session.world).places == {"job": (HELD if place == HELD else DONE,)}
@@ -354,7 +351,6 @@ def test_a_file_deleted_from_the_queue_meanwhile_is_forgotten(session: Session) 
     session.settle()
     assert ends_of(session.world).places == {}
     assert history(session.world.root) == []
-    assert session.now is not None
     assert session.now.state.jobs == {}  # another file of the name is a submission of its own
 
 
@@ -467,7 +463,6 @@ def test_a_directory_that_cannot_be_read_for_a_moment_is_not_empty(
     session.survives_errors = True
     session.users.submit("job", "ok", "cpus = 99")
     session.settle()
-    assert session.now is not None
     wait = session.now.state.jobs["job"].wait
     with monkeypatch.context() as broken:
         broken.setattr(os, "listdir", _refuse)

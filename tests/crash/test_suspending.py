@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from crash.cuts import cuts, each_alike
-from crash.world import Session, World, history, world_at
+from crash.cuts import Alike
+from crash.world import Session, World, history
 from spool.core.model import State
 from spool.store.spool import Spool
 from spool.testing.fakes import FaultyDisk
@@ -52,20 +50,15 @@ def _play(world: World, disk: FaultyDisk) -> Session:
     return session
 
 
-def test_a_cut_before_any_change_suspends_no_other_run_and_none_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thin: int
-) -> None:
+def test_a_cut_before_any_change_suspends_no_other_run_and_none_for_ever(alike: Alike) -> None:
     """Wherever the dispatcher is killed, the file alone says whether the run stands still; the next run moves."""
-    with world_at(tmp_path / "whole", monkeypatch) as world:
-        whole = FaultyDisk(world.staging)
-        _play(world, whole)
+
+    def played(world: World, number: int | None) -> FaultyDisk:
+        disk = FaultyDisk(world.staging, cut_at=number)
+        assert _play(world, disk).cuts == (number is not None)
         first, last = history(world.root)
         assert (first.outcome, last.outcome) == (State.LOST, State.FINISHED)
-        assert first.suspended_ns > 0
-        assert last.suspended_ns == 0
+        assert number is not None or first.suspended_ns > last.suspended_ns == 0
+        return disk
 
-    def played(world: World, number: int) -> None:
-        assert _play(world, FaultyDisk(world.staging, cut_at=number)).cuts == 1
-        assert [one.outcome for one in history(world.root)] == [State.LOST, State.FINISHED]
-
-    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin), played)
+    alike(played)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from crash.cuts import cuts, each_alike
-from crash.world import Session, World, check, history, world_at
+from crash.cuts import Alike
+from crash.world import Session, World, check, history
 from spool.client import gc
 from spool.client.requests import Requests
 from spool.core.errors import SpoolError
@@ -129,7 +128,6 @@ def _assert_told_as_it_was(world: World, place: str | None, deed: str, *, over: 
         assert line.started_at_ns is None or line.started_at_ns <= line.ended_at_ns
         assert (line.started_at_ns is not None) == ((JOB, line.run) in world.begun)
         recorded = spool.result(JOB, line.run)
-        assert recorded is not None
         assert (recorded.outcome, recorded.ended_at_ns) == (line.outcome, line.ended_at_ns)
     assert sum(name == JOB for name, _ in world.begun) <= len(lines)
 
@@ -175,16 +173,15 @@ def _play(world: World, life: str, deed: str, disk: FaultyDisk) -> None:
 @pytest.mark.parametrize("deed", DEEDS)
 @pytest.mark.parametrize("life", LIVES)
 def test_a_job_that_is_taken_away_after_any_cut_ends_once_and_as_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thin: int, life: str, deed: str
+    alike: Alike, monkeypatch: pytest.MonkeyPatch, life: str, deed: str
 ) -> None:
     """Whatever a kill has left half done when a job is cancelled, deleted or held, it has one end, with its request."""
     monkeypatch.setattr(launcher, "SILENT_NS", 0)
     monkeypatch.setattr(recovery, "SILENT_NS", 0)
-    with world_at(tmp_path / "whole", monkeypatch) as world:
-        whole = FaultyDisk(world.staging)
-        _play(world, life, deed, whole)
 
-    def played(world: World, number: int) -> None:
-        _play(world, life, deed, FaultyDisk(world.staging, cut_at=number))
+    def played(world: World, number: int | None) -> FaultyDisk:
+        disk = FaultyDisk(world.staging, cut_at=number)
+        _play(world, life, deed, disk)
+        return disk
 
-    each_alike(tmp_path, monkeypatch, whole, cuts(whole, thin), played)
+    alike(played)

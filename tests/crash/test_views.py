@@ -10,8 +10,8 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crash.lives import NAMES, SEED, Life, hurry
-from crash.world import World, world_at
+from crash.lives import NAMES, SEED, Life, live_each
+from crash.world import World
 from spool.core import layout
 from spool.core.constraints import Holding
 from spool.core.forecast import forecast
@@ -156,6 +156,7 @@ class Watched(Life):
 
     def __init__(self, world: World, seed: int) -> None:
         super().__init__(world, seed)
+        (world.root / layout.CONFIG).write_text('disk_floor = "0M"\nkill_grace = "7s"\ncpus = 2\n')
         self.session.survives_errors = False
         self.session.after_turn = self._compare
         self.compared = 0
@@ -218,7 +219,10 @@ class Watched(Life):
             self.told.append(f"{deed.__name__} {name}")
             deed(name)
             self.session.turns(self.random.randint(1, 3))
-        self.session.end()
+
+    def check(self) -> None:
+        """Assert that the views were compared."""
+        assert self.compared
 
 
 def test_a_look_at_the_files_sees_what_the_dispatcher_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,20 +230,6 @@ def test_a_look_at_the_files_sees_what_the_dispatcher_sees(tmp_path: Path, monke
 
     A plan that was foreseen is the one that would be made.
     """
-    print(f"LIVES_SEED={SEED}")
     foreseen = compare_foreseen(monkeypatch)
-    hurry(monkeypatch)
-    for seed in (*KNOWN, *range(SEED, SEED + LIVES)):
-        with world_at(tmp_path / f"{seed}", monkeypatch) as world:
-            monkeypatch.setattr(snapshot, "MachineProber", lambda _, world=world: world)
-            (world.root / layout.CONFIG).write_text('disk_floor = "0M"\nkill_grace = "7s"\n')
-            life = Watched(world, seed)
-            try:
-                life.live(30)
-                assert life.compared
-            except BaseException as error:
-                told = "\n".join(life.told)
-                raise AssertionError(f"LIVES_SEED={seed} LIVES=1: {error}\n{told}") from error
-            finally:
-                life.session.end()
+    live_each(tmp_path, monkeypatch, Watched, (*KNOWN, *range(SEED, SEED + LIVES)), 30)
     assert any(foreseen)

@@ -31,7 +31,8 @@ from spool.executors.local import LocalProcesses, LocalRun
 from spool.executors.process import ProcessExecutor
 from spool.formats import jobfile, run_records
 from spool.formats.wrapper import Surroundings
-from spool.machine import identity
+from spool.machine import identity, processes
+from spool.query import snapshot
 from spool.store.disk import Disk
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
@@ -400,7 +401,6 @@ class Session:
 
     def look_next(self) -> None:
         """Have the dispatcher look at everything in its next turn."""
-        assert self.now is not None
         self.now.observer._timer.set(0)
 
     def one_turn(self) -> bool:
@@ -487,11 +487,12 @@ def world_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     (root / layout.CONFIG).write_text('disk_floor = "0M"\n')
     world = World(root)
 
-    def prober(gone_hosts: frozenset[str]) -> World:
+    def prober(gone_hosts: frozenset[str] = frozenset()) -> World:
         world.gone_hosts = gone_hosts
         return world
 
-    monkeypatch.setattr(loop, "MachineProber", prober)
+    for module in (loop, snapshot, processes):  # a dispatcher and commands see the same processes
+        monkeypatch.setattr(module, "MachineProber", prober)
     # What fails is tried again in the next pass: the passes of a test do not wait for anything.
     monkeypatch.setattr(confinement, "FIRST_PAUSE_NS", 0)
     monkeypatch.setattr(confinement, "LONGEST_PAUSE_NS", 0)

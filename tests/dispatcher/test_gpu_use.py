@@ -14,11 +14,10 @@ from msgspec.structs import replace
 
 from crash.world import Session
 from spool.core import layout
-from spool.core.model import SECOND_NS, EventName, GpuWork, Machine, StopKind
+from spool.core.model import SECOND_NS, EventName, Gpu, GpuWork, Machine, StopKind
 from spool.dispatcher.monitor import GpuUseRecorder
 from spool.state.run import ActiveRun
 from spool.store.disk import SpoolTrouble
-from spool.testing.fakes import a_gpu, a_machine
 
 MINUTE = 60 * SECOND_NS
 FULL = SpoolTrouble(errno.ENOSPC, "No space left on device")
@@ -48,8 +47,8 @@ class Looks:
         """See the run compute for that much of the last moments."""
         self.at_ns += after_ns
         self.world.gpus_at_ns = self.at_ns
-        machine: Machine = a_machine(gpus=[replace(a_gpu(0), work=(GpuWork("train", percent, 0),))])
-        self.recorder.turn(machine)
+        gpu = Gpu("GPU-0", 0, "H100", 80 << 30, 80 << 30, work=(GpuWork("train", percent, 0),))
+        self.recorder.turn(Machine(4, 16 << 30, gpus=(gpu,)))
 
     def idle_for(self, minutes: int) -> None:
         """Look often enough that all of that time counts."""
@@ -126,3 +125,18 @@ def test_a_disk_that_refuses_the_record_costs_nothing_but_the_record(
     run.look(80)
     run.recorder.leave()
     assert run.live.gpu_watch.gpus[0].watched_ns == 10 * SECOND_NS
+
+
+def test_a_clock_that_is_set_back_leaves_no_idle_gpu_unwatched(
+    looks: Callable[[str], Looks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks go on to count though their times are before the start of the run."""
+    run = looks("warn")
+    run.look(0)
+    day_ns = 24 * 60 * MINUTE
+    run.at_ns -= day_ns
+    now_ns = run.dispatcher.context.clock()
+    monkeypatch.setattr(run.recorder, "_clock", lambda: now_ns - day_ns)
+    run.look(0)
+    run.idle_for(30)
+    assert run.told() == ["train:1:gpu_idle:1"]

@@ -41,13 +41,6 @@ HOUR_S = 3600
 
 
 @pytest.fixture
-def session(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
-    """Have commands, too, see the processes of that world."""
-    monkeypatch.setattr(snapshot, "MachineProber", lambda _: session.world)
-    return session
-
-
-@pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Give what sets the clock of this process on; what the kernel writes beside a file stays the true time."""
     real, ahead_ns = time.time_ns, [0]
@@ -198,7 +191,6 @@ def test_a_list_without_a_dispatcher_has_what_the_jobs_ask_for_and_were_given(se
     session.turns(1)
     now, spool = session.now, Spool(str(session.world.root))
     told = parse_state(render_state(now.status.view(now.planner.plan, None, paused=False)))
-    assert told is not None
     session.end()
     rows = {row.name: (row.cpus, row.memory_bytes) for row in JobLister(spool).listing().rows}
     assert rows == dict.fromkeys(("first", "next"), (2, 1 << 20))

@@ -9,7 +9,6 @@ from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Machine, State
 from spool.formats.state import StateView, parse_state, render_state
-from spool.machine import processes
 from spool.query.jobs import counts, list_jobs
 from spool.query.rows import JobRow
 from spool.store.spool import Spool
@@ -17,8 +16,7 @@ from spool.store.spool import Spool
 
 @pytest.fixture
 def session(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
-    """Give a dispatcher that ends no run, and commands that see its world."""
-    monkeypatch.setattr(processes, "MachineProber", lambda *_: session.world)
+    """Give a dispatcher that ends no run."""
     monkeypatch.setattr(_Processes, "terminate", lambda *_: [])
     return session
 

@@ -44,7 +44,7 @@ def test_state_has_the_fields_of_the_page() -> None:
     text = clause("11")
     for view in (StateView, JobView):
         for field in msgspec.structs.fields(view):
-            assert f"`{field.name}`" in text, field.name
+            assert f"`{field.encode_name}`" in text, field.name
 
 
 def test_every_file_of_a_spool_has_a_paragraph() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import tomllib
 from pathlib import Path
 
-from served import Served, marked, overlap
+from served import Served, overlap
 from support import wait_for
 
 
@@ -46,21 +45,6 @@ def test_the_result_of_a_task_has_its_parameters_and_its_metrics(shared: Served)
     assert not {"parameters", "metrics"} & result.keys()
 
 
-def test_deleting_the_array_cancels_what_is_left_of_it(shared: Served) -> None:
-    """`rm running/sweep.toml` stops the tasks that run and ends those that wait, and leaves nothing alive."""
-    shared.drop("doomed", "echo up; exec sleep 1000", cpus=0, array="0-19%2")
-    shared.says("doomed_0", "up")
-    shared.says("doomed_1", "up")
-    shared.path("running", "doomed").unlink()
-    result = shared.wait_done("doomed")
-    assert result["outcome"] == "cancelled"
-    assert "deleted from running/" in result["reason"]
-    outcomes = {str(line["job"]): line["outcome"] for line in _ledger(shared, "doomed_")}
-    assert outcomes == dict.fromkeys((f"doomed_{index}" for index in range(20)), "cancelled")
-    assert not any(marked(shared.root, f"doomed_{index}") for index in range(20))
-    assert shared.places("doomed_19") == ["done"]
-
-
 def test_a_task_can_be_cancelled_alone(shared: Served) -> None:
     """Cancelling one task leaves the others, and the array has not finished."""
     shared.drop("alone", "echo up; test {index} != 1 || exec sleep 1000", cpus=0, array="0-2")
@@ -68,24 +52,6 @@ def test_a_task_can_be_cancelled_alone(shared: Served) -> None:
     shared.path("running", "alone_1").unlink()
     result = shared.wait_done("alone")
     assert (result["outcome"], result["reason"]) == ("failed", "2 of 3 finished, 1 cancelled")
-
-
-def test_a_held_array_starts_nothing_more(shared: Served) -> None:
-    """In held/ the array's running tasks go on and no other starts; back in queued/ it goes on where it was."""
-    go = shared.root.parent / "go-hold"
-    shared.drop("parked", f"echo up; until [ -e {go} ]; do sleep 0.01; done", cpus=0, array="0-3%1")
-    shared.says("parked_0", "up")
-    shared.wait_reason("parked_1", "array limit")  # a held array issues no task, and what is not issued has no reason
-    shared.move("parked", "running", "held")
-    shared.wait_reason("parked_1", "array parked is held")
-    go.touch()
-    shared.wait_done("parked_0")
-    shared.looked()
-    assert shared.runs("parked_1") == []
-    assert shared.state()["jobs"]["parked"]["state"] == "held"
-    shared.move("parked", "held", "queued")
-    assert shared.wait_done("parked")["reason"] == "4 of 4 finished"
-    assert [shared.runs(f"parked_{index}") for index in range(4)] == [[1]] * 4
 
 
 def test_an_array_that_has_ended_is_one_row_of_the_list(live: Served) -> None:
@@ -150,22 +116,6 @@ def test_a_value_that_makes_no_job_is_told_beside_the_array(shared: Served) -> N
     assert shared.runs("wrong_0") == []
     shared.completes("wrong", "true", workdir="{dir}", matrix={"dir": ["/tmp", "/"]})
     assert not error.exists()
-
-
-def test_an_array_outlives_its_dispatcher(served: Served) -> None:
-    """Killed in the middle, the next dispatcher issues the rest and knows how the first tasks ended."""
-    (served.root / "config.toml").write_text("cpus = 1\n")
-    go = served.root.parent / "go"
-    served.start()
-    served.drop("long", f"echo up; test {{index}} != 2 || until [ -e {go} ]; do sleep 0.01; done", array="0-5")
-    served.says("long_2", "up")
-    served.kill()
-    assert served.places("long") == ["running"]
-    go.touch()
-    served.start()
-    assert served.wait_done("long")["reason"] == "6 of 6 finished"
-    assert [served.runs(f"long_{index}") for index in range(6)] == [[1]] * 6
-    assert not os.listdir(served.root / "jobs" / "long" / "1" / "tasks")
 
 
 def test_the_commands_treat_an_array_as_a_whole(served: Served) -> None:

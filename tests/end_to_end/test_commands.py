@@ -170,20 +170,6 @@ def test_outputs_go_where_the_job_says(shared: Served, tmp_path: Path) -> None:
     assert shared.record("outputs", "log") is None
 
 
-def test_a_job_inherits_no_descriptor_of_the_dispatcher(shared: Served) -> None:
-    """A job has its three standard descriptors, and none of the dispatcher's lock, logs or watches."""
-    program = (
-        "import os\n"
-        "for n in os.listdir('/proc/self/fd'):\n"
-        "  try: print(n, os.readlink('/proc/self/fd/' + n))\n"
-        "  except OSError: pass"
-    )
-    shared.completes("descriptors", [sys.executable, "-c", program])
-    numbers = {int(line.split()[0]) for line in shared.log("descriptors").splitlines()}
-    assert numbers <= {0, 1, 2, 3}, shared.log("descriptors")
-    assert str(shared.root / ".lock") not in shared.log("descriptors")
-
-
 def test_a_job_finds_the_programs_of_whoever_submitted_it(served: Served, tmp_path: Path) -> None:
     """In a virtual environment `run -- PROGRAM` runs that one's, not the dispatcher's, and finds no secrets."""
     for whose in ("dispatcher", "caller"):

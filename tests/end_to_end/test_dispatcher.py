@@ -1,10 +1,12 @@
-"""The dispatcher as a process: its signals, its configuration, its exits, and the order in which it starts jobs."""
+"""The dispatcher as a process: its signals, configuration and exits, the order of jobs, and what they inherit."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,6 +20,7 @@ import pytest
 
 from end_to_end.hooking import hook
 from served import Served, alive, marked, overlap, pids_in
+from spool.store.lock import dispatcher_lives
 from spool.store.ownership import this_user
 from spool.store.spool import Service, Spool
 from support import PATIENCE_S, wait_for
@@ -58,32 +61,6 @@ def test_nothing_is_given_twice(served: Served) -> None:
     assert overlap(history) == 3
 
 
-def test_a_job_cancelled_without_a_dispatcher_is_told_as_its_record_will_be(served: Served) -> None:
-    """Every view has who, what and why, before the next dispatcher records the end and after."""
-    _configure(served, "autostart = false\n")
-    served.spool("submit", "-n", "a", "--cpus", "2", "--memory", "1G", "--project", "vis", "--tag", "x", "--", "true")
-    served.spool("submit", "-n", "b", "--hold", "--", "true")
-    assert served.spool("cancel", "a", "b").returncode == 0
-
-    def told() -> list[object]:
-        keys = ("name", "state", "cpus", "memory_bytes", "user", "project", "tags", "reason", "submitted_at")
-        lists = [served.spool("ls", "--json", *words).stdout for words in ((), ("--all",), ("--project", "vis"))]
-        rows = [[{key: row[key] for key in keys} for row in json.loads(text)["jobs"]] for text in lists]
-        row = json.loads(served.spool("show", "--json", "a").stdout)["row"]
-        return [
-            *rows,
-            {key: row[key] for key in keys},
-            served.spool("why", "a").stdout,
-            served.spool("wait", "a").stderr,
-        ]
-
-    before = told()
-    assert served.run() == 0
-    assert told() == before
-    assert [line["reason"] for line in served.history()] == [f"cancelled by {this_user()} before it started"] * 2
-    assert before[3] == next(row for row in before[0] if row["name"] == "a")  # type: ignore[index, union-attr]
-
-
 # Signals and exits.
 
 
@@ -96,7 +73,6 @@ def test_hup_reads_the_configuration_again(served: Served) -> None:
     with (served.root / "config.toml").open("r+b") as file:
         file.write(b"cpus = 4\n")
         file.flush()  # still open: no event says that it was closed
-        assert served.process is not None
         served.process.send_signal(signal.SIGHUP)
         served.wait_done("wide")
 
@@ -201,25 +177,16 @@ def test_a_job_holds_nothing_of_who_started_the_dispatcher(served: Served) -> No
         served.end_runs()
 
 
-def test_until_idle_leaves_when_all_is_done(served: Served) -> None:
-    """`--until-idle` runs what waits, chains and retries included, and leaves; held files do not keep it."""
-    served.drop("kept", "true", place="held")
-    served.drop("one", "[ $SPOOL_ATTEMPT = 2 ]", retry={"max": 1, "delay": "100ms"})
-    served.drop("two", "true", depends_on="one")
-    served.drop("broken", b"]")
-    assert served.run() == 0
-    assert served.outcome("two") == "finished"
-    assert served.places("kept") == ["held"]
-    assert served.run() == 0
-
-
 @pytest.mark.parametrize("until", [("--until-idle",), ("--idle-exit", "100ms")])
 def test_what_is_no_job_keeps_no_dispatcher(served: Served, until: tuple[str, ...]) -> None:
-    """A directory, a link or a FIFO with the name of a job file is looked for once more, and then left."""
+    """A directory, a link or a FIFO with the name of a job file is looked for once more, and then left.
+
+    A job that runs keeps one, however little it may idle.
+    """
     (served.root / "queued" / "directory.toml").mkdir()
     (served.root / "queued" / "link.toml").symlink_to("nowhere")
     os.mkfifo(served.root / "queued" / "fifo.toml")
-    served.drop("job", "true")
+    served.drop("job", ["sleep", "0.5"])
     assert served.run(*until) == 0
     assert served.outcome("job") == "finished"
     assert served.said().count("dispatcher serves") <= 2
@@ -249,9 +216,16 @@ def test_what_is_released_or_mended_while_the_dispatcher_leaves_is_run(served: S
 
 
 def test_until_idle_tells_whether_a_job_failed(served: Served) -> None:
-    """The code is 7 if one failed for good, by itself or in an array; a retry counts for nothing."""
+    """The code is 7 if one failed for good, by itself or in an array; a retry counts for nothing.
+
+    It runs what waits, chains and retries included, and leaves; neither held files nor invalid ones keep it.
+    """
+    served.drop("kept", "true", place="held")
+    served.drop("invalid", b"]")
     served.drop("retried", "[ $SPOOL_ATTEMPT = 2 ]", retry={"max": 1, "delay": "100ms"})
+    served.drop("two", "true", depends_on="retried")
     assert served.run("--until-idle") == 0
+    assert (served.outcome("two"), served.places("kept")) == ("finished", ["held"])
     served.drop("broken", "exit 3")
     served.drop("fine", "true", depends_on="broken")
     assert served.run("--until-idle") == 7
@@ -275,15 +249,6 @@ def test_until_idle_waits_for_who_is_writing(served: Served) -> None:
     process, served.process = served.process, None
     assert process.wait(PATIENCE_S) == 0
     assert served.said().count("dispatcher serves") == 1
-
-
-def test_idle_exit_leaves_after_a_while(served: Served) -> None:
-    """`--idle-exit` leaves when there was nothing to do for so long, not while a job runs."""
-    served.drop("short", ["sleep", "0.5"])
-    begun = time.monotonic()
-    assert served.run("--idle-exit", "300ms") == 0
-    assert time.monotonic() - begun >= 0.8
-    assert served.outcome("short") == "finished"
 
 
 def test_the_first_failure_pauses_where_that_is_asked_for(served: Served) -> None:
@@ -355,7 +320,6 @@ def test_a_sleeping_dispatcher_uses_no_cpu(live: Served) -> None:
     """With nothing to do, or a job that just runs, the dispatcher sleeps: its CPU time stands still."""
     live.begun("sleeper", "exec sleep 1000")
     live.looked()
-    assert live.process is not None
     pid = live.process.pid
 
     def ticks() -> int:
@@ -444,7 +408,6 @@ def test_a_deleted_lock_starts_no_second_dispatcher_and_a_moved_spool_is_left(tm
     When the spool's directory is moved away, the dispatcher leaves with one line and exit code 5, and its jobs go on.
     """
     with Served(tmp_path / "spool").start() as served:
-        assert served.process is not None
         pid = served.process.pid
         wait_for((served.root / "state.json").exists)
         os.kill(pid, signal.SIGSTOP)  # so that it does not notice before the others look
@@ -578,3 +541,114 @@ def test_a_change_of_the_defaults_counts_for_who_waits(served: Served) -> None:
     (served.root / "paused").unlink()
     assert served.wait_outcome("waits") == "finished"
     assert served.log("waits") == "new\n"
+
+
+@pytest.fixture
+def auto(tmp_path: Path) -> Iterator[Served]:
+    """Give a spool that nobody serves yet; a dispatcher that a command starts for it is ended."""
+    spool = Served(tmp_path / "spool")
+    try:
+        yield spool
+    finally:
+        for pid in _dispatchers(spool):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        wait_for(lambda: not dispatcher_lives(str(spool.root / ".lock")))
+        wait_for(lambda: not _dispatchers(spool))
+        spool.end_runs()
+        log = spool.root / "dispatcher.log"
+        assert not log.exists() or "Traceback" not in log.read_text()
+
+
+def _dispatchers(served: Served) -> list[int]:
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+                if str(served.root).encode() in words and b"dispatch" in words and alive(int(entry)):
+                    found.append(int(entry))
+    return found
+
+
+def test_the_outputs_of_an_arrays_tasks_come_one_after_the_other(shared: Served) -> None:
+    """`run` shows each when the task has ended for good, `log` all of them in their order, and both its newest run."""
+    script = "echo run $SPOOL_RUN; sleep 0.2; echo of $SPOOL_ARRAY_INDEX; test $SPOOL_ARRAY_INDEX$SPOOL_RUN != 11"
+    done = shared.spool("run", "-n", "sweep", "--array", "0-2", "--retry-max", "1", "--cpus", "0", "-c", script)
+    assert (done.returncode, done.stderr) == (0, "spool: job sweep\n")
+    blocks = sorted(done.stdout.split("==> ")[1:])
+    assert blocks == [f"sweep_{index} <==\nrun {run}\nof {index}\n" for index, run in ((0, 1), (1, 2), (2, 1))]
+    for words in (("log", "sweep"), ("log", "-f", "sweep")):
+        assert sorted(shared.spool(*words).stdout.split("==> ")[1:]) == blocks
+    last = shared.spool("log", "sweep", "-n", "1").stdout
+    assert last == "".join(f"==> sweep_{index} <==\nof {index}\n" for index in range(3))
+    paths = shared.spool("log", "sweep", "--path").stdout.splitlines()
+    assert paths == [f"{shared.root}/jobs/sweep_{index}/{run}/log" for index, run in ((0, 1), (1, 2), (2, 1))]
+    shared.drop("sweep", "echo again", cpus=0, array="1-2%1")
+    shared.until(lambda: shared.spool("log", "sweep").stdout.count("again") == 2, "the outputs of the second time")
+    assert "sweep_0" not in shared.spool("log", "sweep").stdout
+
+
+_VERBS = (("ls",), ("info",), ("--help",), ("submit", "--hold", "--", "true"), ("show", "x"), ("doctor",), ("no-verb",))
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_a_closed_standard_descriptor_is_as_good_as_dev_null(auto: Served, closed: tuple[int, ...]) -> None:
+    """Every verb does its work and exits as it does otherwise, with no traceback."""
+    closing = " ".join(f"{number}>&-" for number in closed)
+    lines = [f"{shlex.join([sys.executable, '-m', 'spool', *verb])} {closing}; echo $?" for verb in _VERBS]
+    run = subprocess.run(
+        ["sh", "-c", "\n".join(lines)],
+        env=auto.environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    codes = [line for line in run.stdout.splitlines() if line.isdigit()]
+    assert (codes[:5], codes[6:]) == (["0", "0", "0", "0", "3"], ["2"])  # what the doctor finds is the machine's
+    assert "Traceback" not in run.stderr
+    assert "lost sys.stderr" not in run.stderr
+    assert 2 in closed or "no-verb" in run.stderr
+    assert list((auto.root / "held").glob("*.toml"))
+
+
+SHOW = "umask; ulimit -S -n; ulimit -S -c; ulimit -S -s; nice; echo ${SPOOL_SERVICE-none}"
+NICE = os.getpriority(os.PRIO_PROCESS, 0)  # of whoever runs the tests
+LOGIN = ["0022", "1024", "0", "8192", str(NICE), "none"]
+ODD = ["0002", "300", "16", "4096", str(min(NICE + 5, 19)), "none"]
+ODD_SHELL = '''umask 002; ulimit -S -n 300; ulimit -S -c 16; ulimit -S -s 4096; exec nice -n 5 "$@"'''
+
+
+def _oddly(served: Served, *words: str) -> None:
+    """Run a command of the command line from a shell with another umask, other limits and another niceness."""
+    program = ["sh", "-c", ODD_SHELL, "sh", sys.executable, "-m", "spool", *words]
+    subprocess.run(program, env=served.environment, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("wrapper", ["auto", "sh"])
+def test_a_job_has_what_its_submitter_had(served: Served, wrapper: str) -> None:
+    """Its umask, soft limits and niceness, in both wrappers; a file that is dropped has those of a login."""
+    served.serves(f'wrapper = "{wrapper}"\n')
+    _oddly(served, "submit", "--name", "odd", "-c", SHOW)
+    served.spool("submit", "--name", "usual", "-c", SHOW)
+    served.drop("dropped", SHOW)
+    served.wait_done("odd", "usual", "dropped")
+    assert served.log("odd").split() == ODD
+    assert served.log("usual").split() == LOGIN
+    assert served.log("dropped").split() == LOGIN
+    assert "\nlimits" not in (served.root / "done" / "usual.toml").read_text()
+
+
+def test_a_dispatcher_keeps_its_starters_from_jobs(served: Served) -> None:
+    """One that is started by hand, in an odd shell, gives jobs the umask and the limits of a login."""
+    served.start(prefix=("sh", "-c", 'umask 077; ulimit -S -n 200; ulimit -S -c 16; exec "$@"', "sh"))
+    served.completes("dropped", SHOW)
+    assert served.log("dropped").split() == LOGIN
+
+
+def test_defaults_can_state_them(served: Served) -> None:
+    """The configuration decides for files that state nothing, such as dropped ones."""
+    served.serves('[defaults]\numask = "007"\nnice = 1\nlimits = { nofile = 256 }\n')
+    served.completes("dropped", SHOW)
+    assert served.log("dropped").split() == ["0007", "256", "0", "8192", "1", "none"]

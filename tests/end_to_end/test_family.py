@@ -123,7 +123,6 @@ def test_a_zombie_that_a_tracer_holds_keeps_no_run(shared: Served) -> None:
     words = [sys.executable, "-c", _TRACER, to.read_text().strip()]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as tracing:
         try:
-            assert tracing.stdout is not None
             if tracing.stdout.readline() != "0\n":
                 pytest.skip("no process may be traced here")
             assert shared.wait_outcome("traced") == "finished"

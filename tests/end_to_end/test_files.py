@@ -286,19 +286,6 @@ def test_the_error_goes_when_a_slow_writer_mends_the_file(shared: Served) -> Non
     path.unlink()
 
 
-def test_the_error_goes_with_its_file(shared: Served) -> None:
-    """Removing a bad file, or holding it, takes its `.error` file away from where it was."""
-    path = shared.drop("hopeless", b"]")
-    error = path.with_name("hopeless.toml.error")
-    wait_for(error.exists)
-    shared.move("hopeless", "queued", "held")
-    wait_for(lambda: not error.exists())
-    held_error = shared.root / "held" / "hopeless.toml.error"
-    wait_for(held_error.exists)
-    shared.path("held", "hopeless").unlink()
-    wait_for(lambda: not held_error.exists())
-
-
 _BAD = {
     "empty": b"",
     "binary": bytes(range(256)) * 16,
@@ -415,23 +402,3 @@ def test_a_captured_script_runs_as_a_file_of_its_run(shared: Served) -> None:
     text = "#!/bin/sh\necho {index} $SPOOL_ARRAY_INDEX $1\n"
     shared.completes("captured-many", ["a.sh", "task {index}"], script=text, array="0-1")
     assert [shared.log(f"captured-many_{at}") for at in (0, 1)] == ["{index} 0 task 0\n", "{index} 1 task 1\n"]
-
-
-def _ends_of(spool: Served, name: str) -> list[tuple[str, str | None]]:
-    return [(line["outcome"], line.get("project")) for line in spool.history() if line["job"] == name]
-
-
-def test_what_is_cancelled_without_a_dispatcher_is_recorded_and_old_records_are_left_alone(tmp_path: Path) -> None:
-    """The next dispatcher records a cancel that none has seen; a file of `done/` without metadirs ends nothing anew."""
-    with Served(tmp_path / "spool") as spool:
-        spool.drop("old", "true")
-        assert spool.run() == 0
-        shutil.rmtree(spool.root / "jobs" / "old")
-        spool.drop("unseen", "true", project="vision")
-        os.rename(spool.path("queued", "unseen"), spool.path("done", "unseen"))
-        spool.drop("withdrawn", "true").unlink()
-        assert spool.run() == 0
-        assert spool.run() == 0
-        assert _ends_of(spool, "old") == [("finished", None)]
-        assert _ends_of(spool, "unseen") == [("cancelled", "vision")]
-        assert not _ends_of(spool, "withdrawn")

@@ -118,7 +118,6 @@ def _mend(spool: Served) -> None:
 
 def _forge(spool: Served, stranger: int) -> dict[str, str]:
     """Have a victim run, and beside it jobs that forge a record each and live on; return what each forges."""
-    assert spool.process is not None
     ledger, here = spool.root.parent / "ledger", spool.root.parent
     _elsewhere(spool).mkdir()
     spool.drop(VICTIM, f"echo begun >> {ledger}; until [ -e {here}/go ]; do sleep 0.05; done")

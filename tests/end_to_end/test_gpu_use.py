@@ -12,7 +12,7 @@ import pytest
 from end_to_end.hooking import hook
 from plugins.fake_nvml import GIB, FakeNvml
 from served import Served
-from spool.formats.state import parse_recent
+from spool.formats.state import parse_parts
 
 _UUID = "GPU-00000000-1111-2222-3333-444444444444"
 _OTHER = "GPU-00000001-1111-2222-3333-444444444444"
@@ -245,5 +245,5 @@ def test_the_last_half_hour_outlives_the_dispatcher(gpus: Served, fake_nvml: Fak
     (gpus.root / "state.json").write_text('{"recent": 3')
     gpus.start()
     state = gpus.root / "state.json"
-    gpus.until(lambda: 7 not in dict(parse_recent(state.read_bytes()).gpus).get(_UUID, [7]), "a new beginning")
+    gpus.until(lambda: 7 not in dict(parse_parts(state.read_bytes()).recent.gpus).get(_UUID, [7]), "a new beginning")
     _go(gpus, "train")

@@ -48,42 +48,6 @@ def test_a_job_that_runs_is_told_from_its_arrival_to_its_end(served: Served) -> 
     assert next(line for line in ledger(served) if line[0] == "failed")[2:5] == ["2", "failed", "exit code 1"]
 
 
-def test_what_users_do_is_told(served: Served) -> None:
-    """Held, released, cancelling, cancelled, of jobs that wait and of jobs that run."""
-    _hook_all(served)
-    served.start()
-    served.drop("parked", HANG, place="held")
-    wait_told(served, "held", "parked")
-    served.move("parked", "held", "queued")
-    wait_told(served, "started", "parked")
-    assert "released" in told(served, "parked")
-    assert "queued" not in told(served, "parked")
-    served.path("running", "parked").unlink()
-    wait_told(served, "cancelled", "parked")
-    assert told(served, "parked")[-2:] == ["cancelling", "cancelled"]
-    served.drop("waits", HANG, start_after="1h")
-    wait_told(served, "queued", "waits")
-    served.move("waits", "queued", "held")
-    wait_told(served, "held", "waits")
-    served.move("waits", "held", "done")
-    wait_told(served, "cancelled", "waits")
-    assert told(served, "waits") == ["queued", "held", "cancelled"]
-
-
-def test_every_other_outcome_is_told(served: Served) -> None:
-    """Timeout, out_of_memory, lost and unschedulable, each by the hook of its name."""
-    _hook_all(served)
-    served.start()
-    served.drop("late", HANG, time_limit="100ms", kill_grace="1s")
-    served.drop("large", ["python3", "-c", "x = bytearray(300 << 20)\nimport time\ntime.sleep(600)"], memory="20M")
-    served.drop("gone", HANG, requeue=False)
-    served.drop("never", HANG, cpus=100_000, scheduling_timeout="200ms")
-    wait_told(served, "started", "gone")
-    os.kill(served.pid("gone"), signal.SIGKILL)
-    for event, job in (("timeout", "late"), ("lost", "gone"), ("unschedulable", "never"), ("out_of_memory", "large")):
-        assert wait_told(served, event, job)[3] == event
-
-
 @pytest.fixture
 def gpus(fake_nvml: FakeNvml, tmp_path: Path) -> Iterator[Served]:
     """Give a spool with two GPUs that are looked at often."""
@@ -122,9 +86,10 @@ def test_a_gpu_that_is_taken_is_told_with_by_whom(gpus: Served, fake_nvml: FakeN
 
 
 def test_reservations_are_told_by_the_clock_and_by_hand(gpus: Served) -> None:
-    """One that begins and ends, one that is removed while it is in force; none twice over a restart."""
-    for name in ("reservation_started", "reservation_ended"):
-        hook(gpus, name, 'echo "$SPOOL_EVENT||||$SPOOL_REASON|$SPOOL_RESERVATION" >> ledger')
+    """One that is made, begins and ends, one that is removed while it is in force; none twice over a restart."""
+    for name in ("created", "cancelled", "started", "ended"):
+        line = 'echo "$SPOOL_EVENT||||$SPOOL_REASON|$SPOOL_RESERVATION" >> ledger; cat >> facts'
+        hook(gpus, f"reservation_{name}", line)
     gpus.start()
     gpus.until((gpus.root / "state.json").exists, "its first pass")
     now = datetime.now(UTC)
@@ -140,13 +105,48 @@ def test_reservations_are_told_by_the_clock_and_by_hand(gpus: Served) -> None:
     gpus.until(lambda: ("reservation_ended", "short") in lines(), "the end of the short one")
     gpus.restart()
     (gpus.root / "reservations" / "long.toml").unlink()
-    gpus.until(lambda: ("reservation_ended", "long") in lines(), "the end of the long one")
+    gpus.until(lambda: ("reservation_cancelled", "long") in lines(), "the cancel of the long one")
+    (gpus.root / "reservations" / "short.toml").unlink()  # which is over
+    gpus.completes("x", "true")
     assert lines() == [
+        ("reservation_cancelled", "long"),
+        ("reservation_created", "long"),
+        ("reservation_created", "short"),
         ("reservation_ended", "long"),
         ("reservation_ended", "short"),
         ("reservation_started", "long"),
         ("reservation_started", "short"),
     ]
+    facts = [json.loads(line) for line in (gpus.root / "facts").read_text().splitlines()]
+    (cancelled,) = (each for each in facts if each["event"] == "reservation_cancelled")
+    assert (cancelled["user"], cancelled["reserved"]["gpus"]) == ("alice", 1)
+    assert cancelled["reserved"]["end"].startswith(f"{now + timedelta(hours=1):%Y-%m-%dT%H:%M}")
+    assert "its file was removed" in cancelled["reason"]
+
+
+def test_a_reservation_that_changes_while_nobody_serves_is_told_of_once(gpus: Served) -> None:
+    """The next dispatcher tells the cancel of the old one with what it was, and that the new one was made."""
+    for name in ("created", "cancelled"):
+        hook(gpus, f"reservation_{name}", "cat >> facts")
+    path = gpus.root / "reservations" / "r.toml"
+    text = f'gpus = 1\nstart = {(datetime.now(UTC) + timedelta(hours=1)).isoformat()}\nduration = "1h"\n'
+    path.write_text(f'user = "alice"\n{text}')
+
+    def facts() -> list[tuple[str, str, str]]:
+        found = (gpus.root / "facts").read_text().splitlines() if (gpus.root / "facts").exists() else []
+        return [(each["event"], each["user"], each.get("reason", "")) for each in map(json.loads, found)]
+
+    gpus.start()
+    gpus.until(lambda: len(facts()) == 1, "the first one")
+    gpus.kill()
+    path.write_text(f'user = "bob"\n{text}')
+    gpus.start()
+    gpus.until(lambda: len(facts()) == 3, "both changes")
+    gpus.restart()
+    gpus.completes("x", "true")
+    created, cancelled = "reservation_created", "reservation_cancelled"
+    changed = (cancelled, "alice", "its file was changed")
+    assert sorted(facts()) == sorted([(created, "alice", ""), changed, (created, "bob", "")])
 
 
 def test_an_array_is_told_of_with_its_tasks(served: Served) -> None:

@@ -285,18 +285,6 @@ def test_the_python_client_is_the_same_door(lived_in: Shared, uid: int) -> None:
     assert _state_of(lived_in.root) == before
 
 
-def test_root_starts_no_dispatcher_for_another(shared: Shared) -> None:
-    """After `sudo spool resume` on the spool of ALICE no dispatcher of root is there, and her next job is hers."""
-    for words in (("resume",), ("hold", "x"), ("cancel", "x"), ("submit", "--", "true"), ("dispatch", "--once")):
-        assert shared.by(0, *words).returncode == 5
-    assert not (shared.root / ".lock").exists()
-    assert not (shared.root / "dispatcher.log").exists()
-    shared.put(ALICE, "queued/next.toml", "next")
-    shared.serve()
-    wait_for(lambda: shared.ran() == {"next": str(ALICE)}, what="her job")
-    assert os.stat(shared.root / "jobs" / "next").st_uid == ALICE
-
-
 def test_a_dispatcher_of_root_runs_no_file_of_another(shared: Shared) -> None:
     """In a spool of root's own that everyone can write to, a job file of a user does not run, and that is told."""
     shared.own(shared.home, shared.root, *shared.root.iterdir(), uid=0)
@@ -349,7 +337,10 @@ NO_JOB = {"symlink", "directory", "fifo", "staged", "unissued_0"}  # what is the
 
 @pytest.mark.parametrize("uid", [0, MALLORY], ids=["root", "mallory"])
 def test_no_file_of_a_stranger_runs(shared: Shared, uid: int) -> None:
-    """Dropped, moved, linked, put into running/ or as a task: a file of another user does not run, and that is told."""
+    """Dropped, moved, linked, put into running/ or as a task: a file of another user does not run, and that is told.
+
+    It is told with and without a dispatcher; what the owner takes over (`chown`) runs.
+    """
     shared.share(0o1777, "queued", "held", "running", "done", ".tmp", "jobs")
     file = shared.home / "evil"
     file.write_text(shared.text_of("evil"))
@@ -359,11 +350,15 @@ def test_no_file_of_a_stranger_runs(shared: Shared, uid: int) -> None:
     for name, script in PLANT.items():
         if name not in ("stray", "again"):
             shared.does(uid, script.format(file=file))
+    whose = "root" if uid == 0 else str(MALLORY)
+    listed = {row["name"]: row for row in json.loads(shared.by(ALICE, "ls", "--json").stdout)["jobs"]}
+    assert listed["dropped"]["state"] == "invalid"
+    assert f"belongs to {whose}" in listed["dropped"]["reason"]
+    assert f"belongs to {whose}" in shared.by(ALICE, "plan").stdout
     shared.serve()
     for name in ("stray", "again"):
         shared.does(uid, PLANT[name].format(file=file))
     shared.settled()
-    whose = "root" if uid == 0 else str(MALLORY)
     refused = sorted(PLANT.keys() - NO_JOB)
     told = {name: shared.told(name, "held" if name == "held" else "queued") for name in refused}
     for name in refused:
@@ -383,17 +378,9 @@ def test_no_file_of_a_stranger_runs(shared: Shared, uid: int) -> None:
     shared.settled()
     assert shared.ran() == {}
     assert {path.lstat().st_uid for path in (shared.root / "queued").glob("*.toml")} <= {uid}
-
-
-def test_a_strangers_file_is_told_without_a_dispatcher(shared: Shared) -> None:
-    """`ls`, `why`, `plan` and `doctor` say of a stranger's file that it does not count, though nothing has looked."""
-    shared.share()
-    shared.put(MALLORY, "queued/evil.toml", "evil")
-    listed = json.loads(shared.by(ALICE, "ls", "--json").stdout)["jobs"]
-    assert [(row["name"], row["state"]) for row in listed] == [("evil", "invalid")]
-    assert "belongs to" in listed[0]["reason"]
-    assert "belongs to" in shared.by(ALICE, "plan").stdout
-    assert "does not count" in shared.by(ALICE, "doctor").stdout
+    shared.own(shared.root / "queued" / "renamed.toml")
+    wait_for(lambda: (shared.root / "done/renamed.toml").exists(), what="the job that is hers now")
+    assert not (shared.root / "queued/renamed.toml.error").exists()
 
 
 def test_a_link_of_a_stranger_to_a_file_of_the_owner_does_not_run(shared: Shared) -> None:
@@ -426,17 +413,6 @@ def test_a_file_that_others_can_write_is_nobodys_order(shared: Shared, mode: int
     assert shared.ran() == {}
     (shared.root / "queued/open.toml").chmod(0o600)
     wait_for(lambda: (shared.root / "done/open.toml").exists(), what="the job once it is its owner's alone")
-
-
-def test_a_file_that_is_mended_runs(shared: Shared) -> None:
-    """A stranger's file that the owner takes over (`chown`) runs, and what was said of it is withdrawn."""
-    shared.share()
-    path = shared.put(MALLORY, "queued/x.toml", "x")
-    shared.serve()
-    shared.told("x")
-    os.chown(path, ALICE, ALICE)
-    wait_for(lambda: (shared.root / "done/x.toml").exists(), what="the job")
-    assert not (shared.root / "queued/x.toml.error").exists()
 
 
 # Who is accepted.
@@ -713,7 +689,6 @@ def test_a_spool_that_is_replaced_is_no_longer_served(shared: Shared, how: str) 
     else:
         move = "mv spool away; mv theirs spool" if how == "directory" else "mv spool away; ln -s theirs spool"
         shared.does(MALLORY, f"cd ..; {move}")
-        assert shared.process is not None
         assert shared.process.wait(20) == 5
         shared.process = None
         assert shared.by(ALICE, "submit", "--", "true").returncode == 5

@@ -98,12 +98,16 @@ def test_a_hook_may_put_a_script_around_a_command(served: Served) -> None:
 
 def test_each_hook_sees_the_keys_of_those_before_it_and_the_last_one_counts(served: Served) -> None:
     """Those in `hooks/queueing.d/` are asked in the order of their names."""
-    setting(served, "priority = 1\nproject = 'p'", name="queueing.d/1")
-    setting(served, "priority = 2", "cat > told\n", name="queueing.d/2")
+    setting(served, "priority = 1\nproject = 'p'\nenv.A = 'first'\nretry.delay = '1s'", name="queueing.d/1")
+    setting(served, "priority = 2\nenv.B = 'second'\nretry.max = 2", "cat > told\n", name="queueing.d/2")
     served.start()
-    served.completes("x", "true")
-    assert defaults(served, "x")["set_by_hooks"] == {"priority": 2, "project": "p"}
-    assert json.loads((served.root / "told").read_bytes())["keys"]["priority"] == 1
+    served.completes("x", "echo $A $B $C $SPOOL_RETRIES", env={"A": "own", "C": "own"}, retry={"backoff": 1, "max": 9})
+    retry, env = {"delay": "1s", "max": 2}, {"A": "first", "B": "second"}
+    assert defaults(served, "x")["set_by_hooks"] == {"priority": 2, "project": "p", "retry": retry, "env": env}
+    keys = json.loads((served.root / "told").read_bytes())["keys"]
+    assert (keys["priority"], keys["env"]) == (1, {"A": "first", "C": "own"})
+    assert keys["retry"] == {"backoff": 1, "max": 9, "delay": "1s"}
+    assert served.log("x") == "first second own\n"
 
 
 def test_what_a_waiting_job_was_given_outlives_the_dispatcher(served: Served) -> None:

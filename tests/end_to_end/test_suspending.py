@@ -1,4 +1,4 @@
-"""`spool suspend`, `spool continue` and `spool signal`: what stands still, what counts, and who gets a signal."""
+"""Runs that are suspended, continued and signalled, and those that make room for a short job and go on after it."""
 
 from __future__ import annotations
 
@@ -243,3 +243,45 @@ def test_a_job_that_stops_itself_and_its_wrapper_is_cancelled_by_term(shared: Se
     shared.spool("cancel", name)
     result = shared.wait_done(name)
     assert (result["outcome"], result["exit_code"]) == ("cancelled", 7)
+
+
+_TRAINS = """
+trap 'echo saved > $SPOOL_METADIR/../../../saved; exit 0' USR1
+if [ -e $SPOOL_METADIR/../../../saved ]; then echo continued; exit 0; fi
+echo begun
+while :; do sleep 0.05; done
+"""
+
+
+@pytest.fixture
+def preempts(served: Served) -> Served:
+    """Give a spool of one processor in which a run may be stopped as soon as it has begun."""
+    (served.root / "config.toml").write_text('cpus = 1\ndisk_floor = "0M"\n[preemption]\nafter = "0s"\n')
+    return served.start()
+
+
+def test_a_long_job_saves_its_state_and_continues_after_the_short_one(preempts: Served) -> None:
+    """It gets its warning signal and time; what it was stopped for is told of both jobs, and nothing is counted."""
+    preempts.drop("long", ["sh", "-c", _TRAINS], preemptible=True, time_limit="1d", signal="USR1@60s", requeue=False)
+    preempts.says("long", "begun")
+    preempts.drop("short", "sleep 1", time_limit="1h")
+    assert (preempts.wait_done("short") or {})["outcome"] == "finished"
+    preempts.wait_done("long")
+    assert [preempts.outcome("long", run) for run in preempts.runs("long")] == ["preempted", "finished"]
+    first, last = (preempts.result("long", run) or {} for run in (1, 2))
+    assert (first["reason"], first["again"]) == ("preempted for short", "requeue")
+    assert (last["attempt"], last.get("requeues", 0)) == (1, 0)
+    assert first["submitted_at_ns"] == last["submitted_at_ns"]
+    assert "continued" in preempts.log("long", 2)
+    assert "preempted" in preempts.spool("show", "long").stdout
+
+
+def test_why_says_who_makes_room_for_whom(preempts: Served) -> None:
+    """The short job is told which run is stopped for it; the long one, once it waits, for which job it was stopped."""
+    command = "trap '' USR1; echo begun; while :; do sleep 0.05; done"
+    preempts.drop("long", ["sh", "-c", command], preemptible=True, time_limit="1d", signal="USR1@60s")
+    preempts.says("long", "begun")
+    preempts.drop("short", "sleep 100", time_limit="1h")
+    preempts.until(lambda: "preempted for short" in preempts.spool("ls").stdout, "the order to stop it")
+    assert "preemption: long, " in preempts.spool("why", "short").stdout
+    preempts.spool("cancel", "long")

@@ -21,6 +21,7 @@ class Recorder:
     """A listener that records. *behave* is called with each event before it counts as done."""
 
     name = "recorder"
+    wants = frozenset(EventName) - {EventName.POLLING}
 
     def __init__(self, behave: Callable[[Event], None] = lambda _: None) -> None:
         self.heard: list[str] = []
@@ -28,9 +29,6 @@ class Recorder:
         self.at_once = True
         self.closed = threading.Event()
         self._behave = behave
-
-    def wants(self, name: EventName) -> bool:
-        return name is not EventName.POLLING
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
         self.heard.append(event.id)

@@ -49,8 +49,6 @@ class Daemons:
         self._killed.add(name)
 
     def _ask(self, *fields: str) -> None:
-        assert self._keeper.stdin is not None
-        assert self._keeper.stdout is not None
         self._keeper.stdin.write("\0".join(fields) + "\n")
         self._keeper.stdin.flush()
         int(self._keeper.stdout.readline())

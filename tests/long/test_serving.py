@@ -37,7 +37,6 @@ def test_jobs_run_once_however_often_the_server_is_killed(served: Served, tmp_pa
 
 
 def _servers(served: Served) -> list[int]:
-    assert served.process is not None
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         stat = identity.read_stat(int(name))

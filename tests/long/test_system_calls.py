@@ -106,7 +106,6 @@ def _drain(served: Served, beside: int = 0) -> tuple[Counter[str], Counter[str]]
         served.drop(f"job{number}", ["true"])
     if not beside:
         served.start()
-    assert served.process is not None
     time.sleep(1.5)  # the second look at everything is over, and the next is an hour away
     with _traced(served.process.pid, trace):
         (served.root / "paused").unlink()
@@ -121,7 +120,6 @@ def _traced(pid: int, trace: Path) -> Iterator[None]:
     words = ["strace", "-y", "-s", "0", "-o", str(trace), "-p", str(pid)]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as strace:
         try:
-            assert strace.stderr is not None
             said = strace.stderr.readline()
             if "attached" not in said:
                 pytest.skip(f"nobody may be traced here: {said.strip()}")

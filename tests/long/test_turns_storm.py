@@ -56,13 +56,11 @@ class Storm:
         now = time.monotonic()
         if isinstance(victim, User):
             process = victim.process
-            assert process is not None
             assert process.poll() is None, f"a dispatcher died by itself\n{logs(self.machine)}"
             victim.kill()
             self.kills["dispatcher"] += 1
             self.back_at[victim.root.parent.name] = now + self.dice.random() * AWAY_S
         else:
-            assert victim.process is not None
             assert victim.process.poll() is None, f"the arbiter died by itself\n{logs(self.machine)}"
             victim.kill()
             self.kills["arbiter"] += 1

@@ -1,24 +1,30 @@
-"""Which processes belong to a run, how they are signalled, and what they use."""
+"""Who a process is, which processes belong to a run, how they are signalled and reaped, and what they use."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
+from msgspec.structs import replace
 
-from machine.fake_proc import FakeProc
+from spool.core.errors import InvalidRecord
 from spool.core.layout import SERVICE
+from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
+from spool.formats import run_records
 from spool.machine import identity, processes
-from spool.machine.processes import Process, Sought
+from spool.machine.processes import Children, Process, Sought, is_wrapper
 from support import PATIENCE_S, wait_for
 
 SPOOL = "/home/a/.spool"
@@ -105,7 +111,7 @@ ended = {}
 while len(ended) < len(pids) and time.monotonic() < until:
     ended |= processes.reap(pids)
     time.sleep(0.002)
-codes = sorted({one.exit_code for one in ended.values()})
+codes = sorted({os.waitstatus_to_exitcode(status) for status in ended.values()})
 print(json.dumps([len(most), ordered, len(ended), codes, list(processes.children_of_self())]), flush=True)
 os._exit(0)
 """
@@ -117,7 +123,7 @@ def test_the_kernels_lists_show_the_children_of_all_threads() -> None:
     What a child leaves behind becomes the child of a subreaper, can be listed, and can be reaped.
     """
     done = subprocess.run([sys.executable, "-c", _FAMILY], capture_output=True, check=True)
-    assert json.loads(done.stdout) == [3, True, 3, [128 + signal.SIGKILL], []]
+    assert json.loads(done.stdout) == [3, True, 3, [-signal.SIGKILL], []]
 
 
 def test_what_is_halted_when_found_forks_no_more(tmp_path: Path) -> None:
@@ -366,23 +372,13 @@ def test_our_children_are_listed_until_they_are_reaped() -> None:
     pid = os.posix_spawn("/bin/sh", ["sh", "-c", "kill -KILL $$"], {})
     assert processes.children_of_self() - before == {pid}
     ended = wait_for(lambda: processes.reap([pid]))
-    assert (ended[pid].pid, ended[pid].exit_code) == (pid, 128 + signal.SIGKILL)
-    assert ended[pid].peak_memory_bytes > 0
+    assert os.waitstatus_to_exitcode(ended[pid]) == -signal.SIGKILL
     assert processes.children_of_self() == before
     with subprocess.Popen(["sh", "-c", "exit 3"]) as unnamed, subprocess.Popen(["sleep", "60"]) as living:
         os.waitid(os.P_PID, unnamed.pid, os.WEXITED | os.WNOWAIT)
         assert processes.reap([living.pid, 1]) == {}
         living.kill()
         assert unnamed.wait() == 3
-
-
-def test_what_a_child_has_used_includes_what_it_waited_for() -> None:
-    """CPU time and peak memory are those of the child and of the children that it waited for."""
-    burn = "import time; x = bytearray(30_000_000)\nwhile time.process_time() < 0.1: pass"
-    pid = os.posix_spawn("/bin/sh", ["sh", "-c", '"$1" -c "$2"; exit 0', "sh", sys.executable, burn], dict(os.environ))
-    used = wait_for(lambda: processes.reap([pid]))[pid]
-    assert used.cpu_time_ns >= 50_000_000
-    assert used.peak_memory_bytes >= 30_000_000
 
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -436,3 +432,249 @@ def test_a_search_below_a_process_sees_no_other(proc: FakeProc) -> None:
     for below, finds in ((None, [50, 51, 60]), (ME, [50, 51]), (90, [])):
         members = processes.search([Sought("a", 3, SPOOL, JID)], below=below, proc=str(proc), me=ME).members["a", 3]
         assert sorted(pid for pid, _ in members) == finds
+
+
+@pytest.fixture
+def started() -> Iterator[list[int]]:
+    """Start eight children, which are ended afterwards."""
+    pids = [os.posix_spawnp("sleep", ("sleep", "1000"), dict(os.environ)) for _ in range(8)]
+    left = list(pids)
+    yield left
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_all_that_end_together_are_told_each_once(started: list[int]) -> None:
+    """In one call, whether a run waits for them or not; a stopped one is named, and not one that has ended."""
+    children = Children()
+    assert list(children.reap()) == []
+    over, started[:] = started[:6], started[6:]
+    for pid in over:
+        os.kill(pid, signal.SIGKILL)
+    os.kill(started[0], signal.SIGSTOP)
+    for pid in over:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    os.waitid(os.P_PID, started[0], os.WSTOPPED | os.WNOWAIT)
+    found = {pid: (status, usage.ru_maxrss > 0) for pid, status, usage in children.reap()}
+    assert found == dict.fromkeys(over, (signal.SIGKILL, True))
+    assert (children.stopped, children.due_ns) == ({started[0]}, None)
+    assert list(children.reap()) == []
+
+
+def test_reaping_gives_way_where_children_end_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children that end faster than they are reaped do not hold up the caller: the rest is due at once."""
+    ended = count(1000)
+    now = count(step=10_000_000)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    monkeypatch.setattr(os, "wait4", lambda which, options: (next(ended), 0, usage))
+    reaper = Children(clock=lambda: next(now))
+    first = [pid for pid, _, _ in reaper.reap()]
+    assert first
+    assert reaper.due_ns < next(now)
+    assert next(iter(reaper.reap()))[0] == first[-1] + 1
+
+
+class _Begun(Protocol):
+    def __call__(self, *words: str, run: str = "", output: Path | None = None) -> int: ...
+
+
+@pytest.fixture
+def begun() -> Iterator[_Begun]:
+    """Give a function that starts a process, with the marks of a run as `SPOOL:JOB:RUN`, and returns its pid."""
+    with ExitStack() as those:
+
+        def start(*words: str, run: str = "", output: Path | None = None) -> int:
+            marks = dict(zip(("SPOOL_DIR", "SPOOL_JOB", "SPOOL_RUN"), run.split(":"), strict=False)) if run else {}
+            to = those.enter_context(output.open("wb")) if output is not None else subprocess.DEVNULL
+            environment = {key: value for key, value in os.environ.items() if not key.startswith("SPOOL_")} | marks
+            process = those.enter_context(subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=to))
+            those.callback(process.kill)
+            shown = Path(f"/proc/{process.pid}/environ")
+            wait_for(shown.read_bytes, what="the new program, which has its environment a moment after its start")
+            return process.pid
+
+        yield start
+
+
+def test_the_marks_in_its_environment_decide(tmp_path: Path, begun: _Begun) -> None:
+    """The wrapper of a run is none of another job, run or spool; a stranger and this process are none at all."""
+    root = os.path.realpath(tmp_path)
+    pid = begun("cat", run=f"{root}:a:1")
+    assert is_wrapper(pid, root, "a", 1)
+    assert not is_wrapper(pid, root, "a", 2)
+    assert not is_wrapper(pid, root, "b", 1)
+    assert not is_wrapper(pid, f"{root}/other", "a", 1)
+    for pid in (begun("cat"), os.getpid(), 1):
+        assert not is_wrapper(pid, str(tmp_path), "a", 1)
+
+
+def test_a_wrapper_that_holds_its_metadir_is_known_wherever_that_moved(tmp_path: Path, begun: _Begun) -> None:
+    """Its script and its marks name the place where the spool was, and its output may be elsewhere."""
+    root = os.path.realpath(tmp_path)
+    metadir = Path(root, "before", "jobs", "a", "1")
+    metadir.mkdir(parents=True)
+    pid = begun("sh", "-c", 'exec 8< "$1"; echo; cat', "sh", str(metadir), run=f"{root}/before:a:1")
+    wait_for(lambda: os.path.exists(f"/proc/{pid}/fd/8"), what="what it holds")
+    Path(root, "before").rename(Path(root, "after"))
+    assert is_wrapper(pid, f"{root}/after", "a", 1)
+    assert not is_wrapper(pid, f"{root}/after", "a", 2)
+
+
+def test_a_wrapper_without_marks_is_known_by_script_output_or_child(tmp_path: Path, begun: _Begun) -> None:
+    """One that was run by hand names the script or holds the log; one of an earlier version says that it waited."""
+    root = os.path.realpath(tmp_path)
+    metadir = Path(root, "jobs", "a", "1")
+    metadir.mkdir(parents=True)
+    (metadir / "run.sh").write_text("read -r line\n")
+    assert is_wrapper(begun("sh", f"{metadir}/run.sh"), root, "a", 1)
+    assert is_wrapper(begun("cat", output=metadir / "log"), root, "a", 1)
+    waited = "read -r spool_told && . /proc/self/fd/8"
+    assert is_wrapper(begun("sh", "-c", waited, "sh", "ready"), root, "a", 1)
+    with_child = ": spool_told; SPOOL_DIR=$1 SPOOL_JOB=a SPOOL_RUN=1 cat; :"
+    pid = begun("sh", "-c", with_child, "sh", root)
+    wait_for(lambda: not is_wrapper(pid, root, "a", 2), what="the child, which has the marks of another run than that")
+    assert is_wrapper(pid, root, "a", 1)
+
+
+@pytest.mark.parametrize("pid", [0, 1 << 31, 10**18])
+def test_a_pid_that_no_process_can_have_is_none(pid: int) -> None:
+    """A `jid` with such a number cannot be understood."""
+    with pytest.raises(InvalidRecord):
+        run_records.parse_jid(f"{pid} 1 boot ns host\n".encode())
+
+
+@pytest.mark.parametrize("number", [-1, -(1 << 63)])
+def test_a_number_that_nothing_has_is_unknown(number: int) -> None:
+    """In a grant it counts as absent: it neither frees nor takes room."""
+    record = run_records.parse_grant(
+        f'job = "a"\nrun = 1\ncpus = {number}\ngranted_at_ns = {number}\ngpu_indices = [{number}, 2]\n'.encode()
+    )
+    assert (record.grant.cpus, record.granted_at_ns, record.grant.gpu_indices) == (0, None, (2,))
+
+
+WHO = Jid(50, 1000, "boot-1", "pid:[1]", "here")
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> FakeProc:
+    """Show a machine called boot-1 on which the process of WHO runs."""
+    made = FakeProc(tmp_path)
+    made.process(50, start=1000)
+    return made
+
+
+def liveness(jid: Jid, proc: FakeProc) -> Liveness:
+    """Return what *jid* is on the fake machine, which is called "here"."""
+    return identity.liveness(jid, proc=str(proc), here="here")
+
+
+def test_a_process_that_has_ended_is_gone_even_while_nobody_has_waited_for_it() -> None:
+    """What runs is alive, and says where it runs; a zombie is gone: only its exit code is left."""
+    pid = os.posix_spawn("/bin/cat", ["cat"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)])
+    jid = identity.of_process(pid)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    stat = identity.read_stat(pid)
+    assert stat.state == "Z"
+    assert identity.liveness(jid) is Liveness.GONE
+    os.waitpid(pid, 0)
+    assert identity.liveness(jid) is Liveness.GONE
+    assert identity.of_process(pid) is None
+    jid = identity.of_process(os.getpid())
+    assert (jid.pid, jid.host) == (os.getpid(), identity.host())
+    assert identity.liveness(jid) is Liveness.ALIVE
+
+
+def test_another_process_with_the_same_pid_is_not_it(one_process: FakeProc) -> None:
+    """Its start time proves that the first is gone; one whose first thread has ended runs as long as another does."""
+    one_process.process(50, start=1000, state="Z", threads=2)
+    assert liveness(WHO, one_process) is Liveness.ALIVE
+    one_process.process(50, start=1001)
+    assert liveness(WHO, one_process) is Liveness.GONE
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, Liveness.ALIVE),
+        ({"pid": 51}, Liveness.GONE),
+        ({"boot_id": "boot-0"}, Liveness.REBOOTED),
+        ({"boot_id": "boot-0", "pid_namespace": "pid:[2]"}, Liveness.REBOOTED),
+        ({"boot_id": "boot-0", "host": "there"}, Liveness.ELSEWHERE),
+        ({"pid_namespace": "pid:[2]"}, Liveness.ELSEWHERE),
+        ({"pid_namespace": "pid:[2]", "host": "there"}, Liveness.ELSEWHERE),
+        ({"host": "there"}, Liveness.ALIVE),  # this boot, this namespace: the host was given another name
+    ],
+)
+def test_only_this_boot_and_namespace_can_prove_anything(
+    one_process: FakeProc, changes: dict[str, object], expected: Liveness
+) -> None:
+    """Another boot of this host means gone; another host or pid namespace means that we cannot know."""
+    assert liveness(replace(WHO, **changes), one_process) is expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["a b", "a) S 1 2 (b", ")", "((", "x) Z 9 9 9"])
+def test_a_programs_name_may_hold_anything(one_process: FakeProc, name: str) -> None:
+    """Spaces and parentheses in a program's name do not move the fields after it."""
+    one_process.process(60, start=77, parent=3, session=4, name=name)
+    stat = identity.read_stat(60, proc=str(one_process))
+    assert (stat.state, stat.parent, stat.session, stat.start_ticks) == ("S", 3, 4, 77)
+
+
+def test_a_host_without_a_name_is_told_apart_by_its_machine_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two machines that are both called localhost are not the same host."""
+    uname = os.uname()
+    nameless = os.uname_result((uname.sysname, "localhost", uname.release, uname.version, uname.machine))
+    monkeypatch.setattr(os, "uname", lambda: nameless)
+    monkeypatch.setattr(identity, "read_bytes", lambda path: b"0123456789abcdef\n")
+    identity.host.cache_clear()
+    try:
+        assert identity.host() == "localhost-0123456789ab"
+    finally:
+        identity.host.cache_clear()
+
+
+class FakeProc:
+    """A directory with the files of /proc that spool reads."""
+
+    def __init__(self, root: Path, boot_id: str = "boot-1", pid_namespace: str = "pid:[1]") -> None:
+        self.root = root
+        (root / "sys/kernel/random").mkdir(parents=True)
+        (root / "sys/kernel/random/boot_id").write_text(boot_id + "\n")
+        (root / "self/ns").mkdir(parents=True)
+        os.symlink(pid_namespace, root / "self/ns/pid")
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    def process(
+        self,
+        pid: int,
+        *,
+        parent: int = 1,
+        session: int | None = None,
+        start: int = 1000,
+        state: str = "S",
+        name: str = "sh",
+        threads: int = 1,
+        times: tuple[int, int, int, int] = (0, 0, 0, 0),
+        rss_pages: int = 0,
+        size: int = 4096,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Show a process; one that was shown before with that pid is gone."""
+        at = self.root / str(pid)
+        at.mkdir(exist_ok=True)
+        session = pid if session is None else session
+        user, system, children_user, children_system = times
+        fields = [state, parent, pid, session, 0, -1, 0, 0, 0, 0, 0, user, system, children_user, children_system]
+        fields += [20, 0, threads, 0, start, size, rss_pages, *([0] * 28)]
+        (at / "stat").write_text(f"{pid} ({name}) {' '.join(map(str, fields))}\n")
+        pairs = (f"{key}={value}" for key, value in (environment or {}).items())
+        (at / "environ").write_bytes(b"".join(os.fsencode(pair) + b"\0" for pair in pairs))
+
+    def end(self, pid: int) -> None:
+        """Show that process no longer."""
+        for file in (self.root / str(pid)).iterdir():
+            file.unlink()
+        (self.root / str(pid)).rmdir()

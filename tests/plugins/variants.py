@@ -24,7 +24,7 @@ from wrapper_runs import FIRST_WRAPPERS, OTHER_WRAPPERS, installed_wrapper
 TESTS = ROOT / "tests"
 VARIANTS, CUTS = TESTS / "long" / "variants", TESTS / "long" / "cuts"
 _FIXTURES = ("executor", "wrapper")
-_AGAIN = {VARIANTS: r"^EXECUTORS = |\bmark\.executors\(|\bwrapper: str\b", CUTS: r"\bthin: int\b"}
+_AGAIN = {VARIANTS: r"^EXECUTORS = |\bmark\.executors\(|\bwrapper: str\b", CUTS: r"\b(thin: int|alike: Alike)\b"}
 """Of each folder what the text of a module has in it that is collected there again."""
 
 

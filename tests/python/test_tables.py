@@ -43,7 +43,7 @@ def test_a_list_of_jobs_shows_itself_in_a_notebook(client: spool.Client, spool_r
     shown = _Cells(sweep._repr_html_())
     assert shown.others == []
     assert shown.rows[1][0] == "s"
-    row = spool.JobRow("a", spool.State.HELD, reason="<b>&", parameters=(("lr", "<script>"),))
+    row = spool.JobRow(name="a", state=spool.State.HELD, reason="<b>&", parameters=(("lr", "<script>"),))
     escaped = _Cells(replace(client.jobs(), rows=(row,))._repr_html_())
     assert escaped.others == []
     assert escaped.rows[1] == ["a", "held", "lr=<script>", "<b>&"]

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from cli.records import end, expand
+from cli.records import end, expand, serve
 from filled import filled
 from spool.client.submit import make_spool
-from spool.core.model import SECOND_NS, Result, Spec, State
+from spool.core.model import SECOND_NS, Result, Spec, State, Stop, StopKind
 from spool.formats import jobfile
-from spool.formats.run_records import render_history
-from spool.formats.state import JobView
+from spool.formats.run_records import render_history, render_stop
+from spool.formats.state import JobView, of_spec
 from spool.query.details import job_details
 from spool.query.explain import why
 from spool.query.jobs import JobFilter, JobLister, list_jobs
-from spool.query.rows import JobRow, of_spec, row_of_result, row_of_view
+from spool.query.rows import JobRow, row_of_result
 from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
 
@@ -92,18 +92,48 @@ def test_an_array_whose_end_is_recorded_has_ended_wherever_its_file_is(root: Pat
     assert job_details(Spool(str(root)), "sweep").runs[0].state is State.FAILED
 
 
-def test_the_progress_of_an_array_is_known_without_a_dispatcher(tmp_path: Path) -> None:
-    """Tasks that are not issued, wait or run, by their files, have not ended; files of other names do not count."""
+@pytest.mark.parametrize("served", [False, True], ids=["alone", "served"])
+@pytest.mark.parametrize(
+    ("place", "stop", "state", "words"),
+    [
+        ("running", None, State.RUNNING, "5 of 9 done, 1 running"),
+        ("held", None, State.HELD, "5 of 9 done, 1 running"),
+        ("running", "it is late", State.STOPPING, "cancelled by ann: it is late: 5 of 9 done, 1 running"),
+    ],
+)
+def test_the_row_of_an_array_agrees_with_its_tasks(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    stop: str | None,
+    state: State,
+    words: str,
+    served: bool,
+) -> None:
+    """Tasks that are not issued, wait or run, by their files, have not ended, whatever a dispatcher said last.
+
+    Files of other names do not count. It is cancelled by the record of that.
+    """
     root = tmp_path / "s"
     make_spool(str(root))
-    metadir = expand(root, "sweep", 9, 'command = "true"\narray = "0-8"\n')
+    metadir = expand(root, "sweep", 9, 'command = "true"\narray = "0-8"\n', place)
     (metadir / "tasks").mkdir()
-    for place in (metadir / "tasks", root / "queued", root / "held", root / "running", root / "done"):
-        (place / f"sweep_{len(place.name)}.toml").write_text('command = "true"\n')
+    if stop is not None:
+        (metadir / "stop").write_bytes(render_stop(Stop(StopKind.CANCEL, "ann", 1, stop)))
+    for where in (metadir / "tasks", root / "queued", root / "held", root / "running", root / "done"):
+        (where / f"sweep_{len(where.name)}.toml").write_text('command = "true"\n')
     (root / "running" / "swept_3.toml").write_text('command = "true"\n')
-    row = JobLister(Spool(str(root))).row("sweep")
-    assert row is not None
-    assert row.reason == "5 of 9 done, 1 running"
+    if served:
+        said = JobView(state=place, reason="0 of 9 done, 0 running", run=1, array=True, user="ann")
+        serve(monkeypatch, root, {"sweep": said, "sweep_7": JobView(state="queued")})
+    spool = Spool(str(root))
+    found = {row.name: row for row in list_jobs(spool).rows}
+    row, task = found["sweep"], found["sweep_7"]
+    assert (row.state, row.reason, row.array) == (state, words, True)
+    assert task.place == "running"
+    assert job_details(spool, "sweep").row == row
+    answer = why(spool, "sweep")
+    assert place == "held" or words in answer.doing
 
 
 def test_why_tells_what_keeps_an_array(root: Path) -> None:
@@ -127,14 +157,14 @@ def test_an_array_that_is_held_has_no_run_time(root: Path) -> None:
 
 
 _OF_A_RUN = ("run", "attempt", "started_at_ns", "suspended_ns", "suspended_at_ns", "gpu_percent", "node", "cpu_list")
-_ADDED = ("place", "progress", "parameters", "metrics", "left", "start")
+_OF_A_VIEW = ("gpu_uuids", "gpu_use", "gpu_idle_ns")
+_ADDED = ("place", "progress", "parameters", "metrics", "left", "start", "problem", "engine", "beside")
 _OF_AN_END = ("ended_at_ns", "exit_code")
 # For each source of rows, the fields that it does not know, or that its caller adds.
 LEFT_OUT = {
-    "view": {*_OF_AN_END, *_ADDED},
     # Neither a result nor its line has them.
-    "result": {*_ADDED, "priority", "suspended_at_ns", "array", "time_limit_ns"},
-    "file": {*_ADDED, *_OF_A_RUN, *_OF_AN_END, "user", "submitted_at_ns", "reason", "array"},
+    "result": {*_ADDED, *_OF_A_VIEW, "priority", "suspended_at_ns", "array", "time_limit_ns"},
+    "file": {*_ADDED, *_OF_A_VIEW, *_OF_A_RUN, *_OF_AN_END, "user", "submitted_at_ns", "reason", "array"},
 }
 
 
@@ -143,10 +173,9 @@ def test_each_source_of_rows_fills_each_field(source: str) -> None:
     """What a row has of a job that waits or runs, it has of one that has ended or that no dispatcher looks at."""
     state = State.FAILED
     row = {
-        "view": lambda: row_of_view("x", state, filled(JobView), 0),
         "result": lambda: row_of_result(filled(Result)),
-        "file": lambda: JobRow("x", state, **of_spec(filled(Spec)) or {}),
+        "file": lambda: JobRow(name="x", state=state, **of_spec(filled(Spec))),
     }[source]()
-    empty = JobRow("", State.INVALID)
+    empty = JobRow(name="", state=State.INVALID)
     same = {name for name in JobRow.__struct_fields__ if getattr(row, name) == getattr(empty, name)}
     assert same - {"name", "state"} == LEFT_OUT[source]

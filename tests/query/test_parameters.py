@@ -10,8 +10,8 @@ from cli.records import expand
 from spool.core.arrays import Tasks
 from spool.core.model import State
 from spool.formats import jobfile
-from spool.query.jobs import JobFilter, list_jobs, with_parameters
-from spool.query.rows import JobRow, Parameters, tasks_in
+from spool.query.jobs import JobFilter, list_jobs
+from spool.query.rows import JobRow, Parameters, tasks_in, with_parameters
 from spool.store.spool import Spool
 
 MATRIX = 'command = "true"\n[matrix]\nlr = [0.1, 0.2]\nseed = [1, 2]\n'
@@ -93,6 +93,6 @@ def test_each_array_s_file_is_read_once_for_a_list(spool_root: Path, monkeypatch
         return record(self, name, run, which)
 
     monkeypatch.setattr(Spool, "record", counted)
-    rows = [JobRow(f"s_{index % 4}", State.QUEUED) for index in range(100)]
+    rows = [JobRow(name=f"s_{index % 4}", state=State.QUEUED) for index in range(100)]
     assert all(row.parameters for row in with_parameters(spool, rows))
     assert read.count("job.toml") == 1

@@ -86,7 +86,9 @@ FIELDS = {
     "reason": JobField(render.Column("REASON", cut="end"), _reason),
     "project": JobField(render.Column("PROJECT", cut="middle"), lambda one, now_ns: one.row.project or ""),
     "tags": JobField(render.Column("TAGS", cut="end"), lambda one, now_ns: ",".join(one.row.tags)),
-    "resources": JobField(render.Column("RESOURCES", cut="end"), lambda one, now_ns: pools_in_words(one.row.resources)),
+    "resources": JobField(
+        render.Column("RESOURCES", cut="end"), lambda one, now_ns: pools_in_words(one.row.resources.items())
+    ),
     "run": JobField(render.Column("RUN", right=True), lambda one, now_ns: render.count(one.row.run)),
     "attempt": JobField(render.Column("ATTEMPT", right=True), lambda one, now_ns: render.count(one.row.attempt)),
     "exit": JobField(render.Column("EXIT", right=True), lambda one, now_ns: render.count(one.row.exit_code)),

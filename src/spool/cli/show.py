@@ -162,7 +162,7 @@ def _asks(found: JobDetails) -> str:
     if row.gpus:
         parts.append(f"{row.gpus} GPU{'' if row.gpus == 1 else 's'}")
     if row.resources:
-        parts.append(pools_in_words(row.resources))
+        parts.append(pools_in_words(row.resources.items()))
     return ", ".join(parts)
 
 

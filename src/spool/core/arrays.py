@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from spool.core.model import ArraySpec, ArrayTask, Spec, State
+from spool.core.model import ArraySpec, ArrayTask, Spec, State, Stop
 
 INDEX = "index"
 """`{index}` is the task's index: the number at the end of its name, and `SPOOL_ARRAY_INDEX`."""
@@ -113,6 +113,20 @@ def in_words(ended: Iterable[State], total: int, going_on: int = 0) -> str:
     if total > known:
         words.append(f"{total - known} never issued")
     return ", ".join(words)
+
+
+def progress(done: int, total: int, running: int, taken: Sequence[str]) -> str:
+    """Return how far an array is; *taken* are its tasks whose names other jobs have, so that they must wait."""
+    words = f"{done} of {total} done, {running} running"
+    if taken:
+        more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
+        words += f", {taken[0]}{more} not issued: another job of that name is there"
+    return words
+
+
+def cancelled_by(stop: Stop) -> str:
+    """Return who has cancelled an array, and the reason."""
+    return f"cancelled by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
 
 
 class Substitution:

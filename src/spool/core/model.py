@@ -695,6 +695,8 @@ class EventName(StrEnum):
     UNSCHEDULABLE = "unschedulable"
     HELD = "held"
     RELEASED = "released"
+    RESERVATION_CREATED = "reservation_created"  # its file has appeared, and it conflicts with no other
+    RESERVATION_CANCELLED = "reservation_cancelled"  # its file was removed or changed before its end
     RESERVATION_STARTED = "reservation_started"
     RESERVATION_ENDED = "reservation_ended"
     GPU_TAKEN = "gpu_taken"  # a usable GPU was granted, or is used outside spool
@@ -708,6 +710,8 @@ ENDS = frozenset(EventName(outcome) for outcome in OUTCOMES)
 
 OF_NO_JOB = frozenset(
     {
+        EventName.RESERVATION_CREATED,
+        EventName.RESERVATION_CANCELLED,
         EventName.RESERVATION_STARTED,
         EventName.RESERVATION_ENDED,
         EventName.GPU_TAKEN,
@@ -760,6 +764,7 @@ class Event(Struct, frozen=True, kw_only=True):
     metadir: str | None = None
     wishes: dict[str, Any] = {}  # of the job file, by the capability whose listener it asks for; shown to no hook
     reservation: str | None = None
+    reserved: Reservation | None = None  # what that reservation is, or was
     gpu: str | None = None  # UUID
     keys: dict[str, Any] | None = None  # of the job file, for a hook that may set some
 

@@ -262,13 +262,14 @@ _OF_RESULT = (
 class ConditionKind(StrEnum):
     """The kinds of lasting conditions."""
 
+    RESERVED = "reserved"
     RESERVATION = "reservation"
     GPU = "gpu"
     DISPATCHER = "dispatcher"
 
 
 class OngoingCondition(Struct, frozen=True):
-    """A lasting condition: a reservation in force, a GPU in use, a running dispatcher.
+    """A lasting condition: a reservation that exists, or is in force, a GPU in use, a running dispatcher.
 
     *name* is that of the reservation or the UUID of the GPU; a dispatcher has none.
     """
@@ -451,18 +452,18 @@ class EventRecorder:
         if self.wants(name, file.spec or file.unreviewed):
             self._record(self._of_file(name, job, file, at_ns, reason))
 
-    def reservation(self, name: EventName, this: OngoingCondition, at_ns: int, of: Reservation | None) -> None:
-        """Record that the reservation *this* began or is over; *of* is None if its file is gone."""
+    def condition(
+        self, name: EventName, this: OngoingCondition, at_ns: int, reason: str = "", of: Reservation | None = None
+    ) -> None:
+        """Record an event about a reservation, a GPU or the dispatcher; *of* is the reservation, if that is known."""
         if self.wants(name):
-            reason = (of.comment or "") if of is not None else "it was removed"
-            facts = _fields(of, ("user", "project")) if of is not None else {}
-            self._record(self._event(name, f"{this.id}:{name}", at_ns, reason, reservation=this.name, **facts))
-
-    def condition(self, name: EventName, this: OngoingCondition, at_ns: int, reason: str = "") -> None:
-        """Record an event about a GPU or the dispatcher."""
-        if self.wants(name):
-            gpu = this.name if this.kind is ConditionKind.GPU else None
-            self._record(self._event(name, f"{this.id}:{name}", at_ns, reason, gpu=gpu))
+            facts: dict[str, Any] = {}
+            if this.kind is ConditionKind.GPU:
+                facts = {"gpu": this.name}
+            elif this.kind is not ConditionKind.DISPATCHER:
+                facts = {"reservation": this.name, "reserved": of}
+                facts |= _fields(of, ("user", "project")) if of is not None else {}
+            self._record(self._event(name, f"{this.id}:{name}", at_ns, reason, **facts))
 
     def _record(self, event: Event) -> None:
         """Queue *event* for the next :meth:`flush`."""

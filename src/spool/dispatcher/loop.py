@@ -181,7 +181,7 @@ class Dispatcher:
         self.steps = ContributedSteps(context, self.wakeup)
         self.launcher = Launcher(context, self.planner.shortage, self.steps.put)
         self.recovery = Recovery(context, self.prober)
-        self.status = StatusWriter(context, self.watcher, self.arrays, self.world)
+        self.status = StatusWriter(context, self.arrays, self.world)
         self._unfiled: list[ActiveRun] = []  # runs that are over, with unfinished paperwork
         self._first, self._then = self._observing(), self._acting()
         self._passing, self._busy = True, False  # during a pass; whether it has ended or started runs
@@ -224,7 +224,7 @@ class Dispatcher:
         self.status.open()
         memory = recall(self.logs.read_journal())
         self.events.open()
-        self.monitor.open(memory.told)
+        self.monitor.open(memory.told.values())
         self.recovery.open(memory)
         self.recovery.unfinished_moves()
         self.recovery.runs()
@@ -317,7 +317,7 @@ class Dispatcher:
     def _acting(self) -> tuple[Step, ...]:
         """Return the other steps of a pass, which follow from what was observed."""
         state, arrays, halt, monitor, events = self.state, self.arrays, self.halt, self.monitor, self.events
-        journal, logs, reservations, world = self.journal, self.logs, self.reservations, self.world
+        journal, logs, world = self.journal, self.logs, self.world
         client, retention = events.client, Retention(self.context)
         filing = Step("paperwork", "file", "what has ended", self._file, lambda: self._unfiled, of_spool=True)
         return (
@@ -334,7 +334,7 @@ class Dispatcher:
                  lambda: world.gpus_at_ns),
             filing,
             Step("conditions", "tell", "the listeners", lambda: monitor.turn(self.planner.machine),
-                 lambda: events.wanted or monitor.silent or reservations.files or world.wants_gpus),
+                 lambda: events.wanted or monitor.has_work),
             Step("journal", "write", "the journal", self._write_journal,
                  lambda: journal.lines or events.lines or logs.problem or logs.long, of_spool=True),
             Step("listeners", "serve", "the listeners", events.work,

@@ -21,7 +21,7 @@ from spool.core import layout
 from spool.core.gpus import is_active, stranger
 from spool.core.gpuuse import GpuWatch
 from spool.core.lifecycle import Liveness
-from spool.core.model import SECOND_NS, EventName, Gpu, GpuWork, Jid, Machine, Running, Stop, StopKind
+from spool.core.model import SECOND_NS, EventName, Gpu, GpuWork, Jid, Machine, Reservation, Running, Stop, StopKind
 from spool.core.units import format_duration, show_duration, show_size
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
@@ -38,7 +38,6 @@ from spool.state.world import MachineMonitor
 _SOON_NS, _LATER_NS = 5_000_000, SECOND_NS // 4  # how soon to look for a jid again
 _POLL_NS = 60 * SECOND_NS
 _OF_RUNS = (EventName.HANDED_OVER, EventName.STARTED, EventName.CANCELLING)  # noted conditions of a run
-_OF_RESERVATIONS = frozenset({EventName.RESERVATION_STARTED, EventName.RESERVATION_ENDED})
 _OF_GPUS = frozenset({EventName.GPU_TAKEN, EventName.GPU_FREE})
 
 
@@ -51,15 +50,20 @@ class Monitor(Component):
         self._world = world
         self._timer = context.timers.timer("conditions")
         self._reservations_timer = context.timers.timer("conditions", context.clock)
-        self._told: set[str] = set()  # conditions that are, or will be, in the journal
+        self._told: dict[str, journal.Told] = {}  # conditions that are, or will be, in the journal
         self.silent: dict[tuple[str, int], ActiveRun] = {}  # runs whose start will be reported once they have a jid
         self._look_at_ns = 0
         self._pause_ns = _SOON_NS
         self._poll_at_ns = time.monotonic_ns() + _POLL_NS
 
-    def open(self, told: Iterable[str]) -> None:
+    def open(self, told: Iterable[journal.Told]) -> None:
         """Restore the reported conditions from the journal."""
-        self._told = set(told)
+        self._told = {line.id: line for line in told}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to watch, even if no listener wants to be told."""
+        return bool(self.silent or self._reservations.files or self._told or self._world.wants_gpus)
 
     def turn(self, machine: Machine | None) -> None:
         """Report every condition that is new."""
@@ -72,12 +76,10 @@ class Monitor(Component):
         self._see_started()
         wanted = self._events.wanted
         self._world.want_gpus(wanted=bool(wanted & _OF_GPUS) or self._reservations.ask_for_gpus)
-        if not wanted:
-            return
+        # Without a listener too: one that comes later is not told of those that were there before.
+        self._see_reservations(self._clock())
         if EventName.POLLING in wanted:
             self._see_going_on()
-        if wanted & _OF_RESERVATIONS:
-            self._see_reservations(self._clock())
         if wanted & _OF_GPUS and machine is not None and machine.gpu_problem is None:
             self._see_gpus(machine, self._clock())
 
@@ -85,9 +87,7 @@ class Monitor(Component):
         self._timer.set(self._look_at_ns if self.silent else None)
         if EventName.POLLING in self._events.wanted and self._state.live:
             self._timer.advance(self._poll_at_ns)
-        moments: list[int] = []
-        if self._events.wanted & _OF_RESERVATIONS:
-            moments = [at for one in self._reservations.standing for at in (one.start_at_ns, one.end_at_ns)]
+        moments = [at for one in self._reservations.standing for at in (one.start_at_ns, one.end_at_ns)]
         now = self._clock() if moments else 0
         self._reservations_timer.set(min((at for at in moments if at > now), default=None))
 
@@ -99,16 +99,15 @@ class Monitor(Component):
 
     def worth_remembering(self) -> list[journal.Line]:
         """Return the lines that the next dispatcher needs."""
-        return [journal.Told(key) for key in self._told]
+        return [*self._told.values()]
 
-    def _note(self, key: str) -> None:
+    def _note(self, key: str, reservation: Reservation | None = None) -> None:
         if key not in self._told:
-            self._told.add(key)
-            self._journal.note(journal.Told(key))
+            self._told[key] = journal.Told(key, reservation=reservation)
+            self._journal.note(self._told[key])
 
     def _forget(self, key: str) -> None:
-        if key in self._told:
-            self._told.discard(key)
+        if self._told.pop(key, None) is not None:
             self._journal.note(journal.Told(key, True))
 
     # The dispatcher.
@@ -216,18 +215,28 @@ class Monitor(Component):
     # Reservations and GPUs.
 
     def _see_reservations(self, now: int) -> None:
-        standing = {
-            OngoingCondition(ConditionKind.RESERVATION, one.name, one.created_at_ns): one
-            for one in self._reservations.standing
-        }
-        for this, one in standing.items():
-            if this.key not in self._told and is_active(one, now):
-                self._events.reservation(EventName.RESERVATION_STARTED, this, now, one)
-                self._note(this.key)
+        """Report the reservations that were made, have begun or ended, or were cancelled, each once."""
+        standing = {(one.name, one.created_at_ns): one for one in self._reservations.standing}
+        for one in standing.values():
+            for kind, name, holds in (
+                (ConditionKind.RESERVED, EventName.RESERVATION_CREATED, now < one.end_at_ns),
+                (ConditionKind.RESERVATION, EventName.RESERVATION_STARTED, is_active(one, now)),
+            ):
+                this = OngoingCondition(kind, one.name, one.created_at_ns)
+                if holds and this.key not in self._told:
+                    self._events.condition(name, this, now, one.comment or "", one)
+                    self._note(this.key, one)
         for this in conditions(self._told, ConditionKind.RESERVATION):
-            left = standing.get(this)
+            left, was = standing.get((this.name, this.since_ns)), self._told[this.key].reservation
             if left is None or not is_active(left, now):
-                self._events.reservation(EventName.RESERVATION_ENDED, this, now, left)
+                reason = "it was removed" if left is None else left.comment or ""
+                self._events.condition(EventName.RESERVATION_ENDED, this, now, reason, left or was)
+                self._forget(this.key)
+        for this in conditions(self._told, ConditionKind.RESERVED):
+            was, why = self._told[this.key].reservation, self._reservations.why_gone(this.name, this.since_ns)
+            if why:
+                if was is not None and now < was.end_at_ns:
+                    self._events.condition(EventName.RESERVATION_CANCELLED, this, now, why, was)
                 self._forget(this.key)
 
     def _see_gpus(self, machine: Machine, now: int) -> None:
@@ -426,13 +435,14 @@ class GpuUseRecorder(Component):
         if machine is None or at_ns is None or at_ns == self._seen_at_ns:
             return
         self._seen_at_ns = at_ns
+        asked_boot_ns = boot_clock() - (self._clock() - at_ns)  # the clock may have been set since a run began
         state = self._state
         state.recent.note(at_ns, {gpu.uuid: gpu.utilisation_percent for gpu in machine.gpus})
         work = {gpu.uuid: {done.job: done for done in gpu.work} for gpu in machine.gpus}
         for name in list(state.runs.with_gpus):
             job = state.jobs.get(name)
             live = job.live if job is not None else None
-            if live is None or live.started_at_ns > at_ns or not live.holds_room:
+            if live is None or live.started_boot_ns > asked_boot_ns or not live.holds_room:
                 continue
             self._take_in(live, at_ns, [work.get(uuid, {}).get(name) for uuid in live.grant.gpu_uuids])
         self._written_ns = {key: at for key, at in self._written_ns.items() if key in state.live}

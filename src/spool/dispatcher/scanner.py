@@ -38,6 +38,7 @@ from spool.store.edited import (
     read_stable,
 )
 from spool.store.locked_spool import LockedSpool
+from spool.store.ownership import mover
 
 RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon to try a file again that is being written
 _IN_TURN = 256  # files of live runs, in each look at everything
@@ -531,6 +532,7 @@ class Reservations(Component):
         self.standing: tuple[Reservation, ...] = ()  # the valid ones, now or in future, in the order of writing
         self._gpus: frozenset[int] | None = None
         self._removed: dict[str, tuple[int, Reservation]] = {}  # when noticed, monotonic, and its value
+        self._names: frozenset[str] | None = None  # the files of the last look; None: none has succeeded
 
     @property
     def due(self) -> bool:
@@ -587,6 +589,7 @@ class Reservations(Component):
         for name in self.files.keys() - found.keys():
             self._tell(name, None)
         self._see_removed(found)
+        self._names = frozenset(names)
         self._confinement.keep("reservation", {*names, *self.untold, *self._removed})
         self.files = found
         self._settle()
@@ -608,6 +611,16 @@ class Reservations(Component):
                     del self._removed[name]
         if self._removed:
             self._timer.advance(now + _REMOVED_NS)
+
+    def why_gone(self, name: str, created_at_ns: int) -> str:
+        """Return why that reservation is no more; "" while its file is there, is unread or may come back."""
+        if self._names is None or name in self._removed:
+            return ""
+        if name not in self._names:
+            return f"by {mover(self._spool.root, layout.RESERVATIONS)}: its file was removed"
+        _, now = self.files.get(name, (None, None))
+        is_other = name in self.files and (now is None or now.created_at_ns != created_at_ns)
+        return "its file was changed" if is_other else ""
 
     @property
     def ask_for_gpus(self) -> bool:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, assert_never
+from typing import assert_never
 
 from spool.core import layout, lifecycle
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, shown, suspended_words
-from spool.core.model import SECOND_NS, Jid, Machine, Request, Spec, State
+from spool.core.model import SECOND_NS, Jid, Machine, Spec, State
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.context import Component, Context
-from spool.dispatcher.wakeup import DirectoryWatcher, Pace
+from spool.dispatcher.wakeup import Pace
 from spool.formats.capabilities import running_words
 from spool.formats.state import (
     GpuUseView,
@@ -24,11 +23,11 @@ from spool.formats.state import (
     HoldingView,
     JobView,
     MachineView,
-    PassesView,
     PoolView,
     RefusalView,
     StateView,
-    parse_recent,
+    of_spec,
+    parse_parts,
     render_state,
     rendered,
 )
@@ -42,21 +41,18 @@ _AT_MOST_EVERY_NS = SECOND_NS // 2
 _HEARTBEAT_NS = 10 * SECOND_NS
 _SHARE = 200  # writing may use one part in N of a processor
 _REFRESH_SHARE = 20  # and writing an unchanged content, one part in N of that
-_MS = SECOND_NS // 1000
-BOUNDS_NS = (_MS, 3 * _MS, 10 * _MS, 30 * _MS, 100 * _MS, 300 * _MS, SECOND_NS, 3 * SECOND_NS, 10 * SECOND_NS)
 
 
 class StatusWriter(Component):
     """Writes `state.json` as a whole, as often as its size allows."""
 
-    def __init__(self, context: Context, watcher: DirectoryWatcher, arrays: Arrays, machine: MachineMonitor) -> None:
+    def __init__(self, context: Context, arrays: Arrays, machine: MachineMonitor) -> None:
         super().__init__(context)
         self._timer = context.timers.timer("status", always=True)
-        self._watcher = watcher
         self._arrays = arrays
         self._world = machine
-        self.counts = PassCounts()
-        self._written_of: tuple[int, ...] = (0, 0, 0)
+        self.logged = ErrorCount()
+        self._written_of = (0, 0)
         self._started_at_ns = time.time_ns()
         self._next_ns = 0  # monotonic
         self._pace = Pace(_SHARE)
@@ -73,7 +69,7 @@ class StatusWriter(Component):
     def open(self) -> None:
         """Go on with what the last dispatcher showed of the half hour before."""
         with self._confinement.service("read", layout.STATE):
-            self._state.recent.resume(parse_recent(self._spool.file(layout.STATE) or b""))
+            self._state.recent.resume(parse_parts(self._spool.file(layout.STATE) or b"").recent)
 
     def changed(self) -> None:
         """Mark the file's content as outdated."""
@@ -88,8 +84,8 @@ class StatusWriter(Component):
         """Whether the file shows an older state, or other troubles."""
         return self._wanted or self._troubles() != self._written_of
 
-    def _troubles(self) -> tuple[int, ...]:
-        return self._watcher.overflows, self.counts.errors, self._confinement.changes
+    def _troubles(self) -> tuple[int, int]:
+        return self.logged.errors, self._confinement.changes
 
     def show_problems(self, problems: Iterable[str]) -> bool:
         """Show these problems of the spool from now on; return whether they have changed."""
@@ -172,9 +168,7 @@ class StatusWriter(Component):
             paused=paused,
             problems=(*self._problems, *self._confinement.problems()),
             machine=self._machine(machine) if machine is not None else None,
-            passes=self.counts.passes(),
-            events_lost=self._watcher.overflows,
-            errors=self.counts.errors,
+            errors=self.logged.errors,
             jobs=jobs,
             held_back=_held_back(plan),
             executors=self._state.executors.unavailable(),
@@ -195,7 +189,7 @@ class StatusWriter(Component):
             state = State.INVALID if file.invalid else state
             trouble = self._confinement.why(job.name)
             return JobView(
-                state=state, reason=file.problem or "", problem=trouble, user=user, since_ns=since, beside=beside
+                state=state, reason=file.problem or "", problem=trouble, user=user, submitted_at_ns=since, beside=beside
             )
         reason: object = plan.reason(job.name) if plan is not None else None
         if job.name in self._state.array_files:
@@ -213,9 +207,8 @@ class StatusWriter(Component):
             problem=self._confinement.why(job.name),
             attempt=job.attempts.attempt,
             user=user,
-            since_ns=since,
-            time_limit_ns=file.spec.time_limit_ns,
-            **_of_spec(file.spec, request),
+            submitted_at_ns=since,
+            **of_spec(file.spec, request),
         )
 
     def _live(self, live: ActiveRun, *, steady: bool) -> JobView:
@@ -244,14 +237,13 @@ class StatusWriter(Component):
             gpu_use=GpuUseView.of(watch) if watch is not None else (),
             gpu_idle_ns=watch.idle_ns if watch is not None else 0,
             user=live.user,
-            since_ns=live.wait.arrived_at_ns,
+            submitted_at_ns=live.wait.arrived_at_ns,
             started_at_ns=live.ran_from_ns,
             engine=live.elsewhere,
             node=live.node,
-            time_limit_ns=live.spec.time_limit_ns,
             suspended_ns=live.suspension.before_ns,
             suspended_at_ns=live.suspension.since_ns,
-            **{**_of_spec(live.spec, request), "cpus": live.grant.cpus},
+            **of_spec(live.spec, request) | {"cpus": live.grant.cpus},
         )
 
     def _state_of(self, live: ActiveRun) -> tuple[State, str]:
@@ -323,19 +315,6 @@ class StatusWriter(Component):
         )
 
 
-def _of_spec(spec: Spec, request: Request) -> dict[str, Any]:
-    """Return what each view takes from a job file whose next run, or present one, requests that."""
-    return {
-        "priority": spec.priority,
-        "cpus": request.cpus,
-        "memory_bytes": request.memory_bytes,
-        "gpus": request.gpus,
-        "resources": dict(request.resources),
-        "project": spec.project,
-        "tags": spec.tags,
-    }
-
-
 def _held_back(plan: Plan | None) -> HoldingView | None:
     if plan is None or (plan.holding.name is None and not plan.holding.amounts):
         return None
@@ -354,35 +333,16 @@ def _beside(job: JobEntry | None, inode: int) -> str:
     return " ".join(found.values())
 
 
-class PassCounts(logging.Handler):
-    """Counts passes, and, as a handler of the log, errors."""
+class ErrorCount(logging.Handler):
+    """Counts errors, as a handler of the log."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.errors = 0
-        self._counts = [0] * (len(BOUNDS_NS) + 1)
-        self._sum_ns = 0
-        self._last_ns = 0
-
-    def passed(self, took_ns: int) -> None:
-        """Count a pass."""
-        self._counts[bisect_left(BOUNDS_NS, took_ns)] += 1
-        self._sum_ns += took_ns
-        self._last_ns = took_ns
 
     def emit(self, record: logging.LogRecord) -> None:
         """Count an error."""
         self.errors += 1
-
-    def passes(self) -> PassesView:
-        """Return the statistics of the passes."""
-        return PassesView(
-            count=sum(self._counts),
-            sum_ns=self._sum_ns,
-            last_ns=self._last_ns,
-            bounds_ns=BOUNDS_NS,
-            counts=tuple(self._counts),
-        )
 
 
 def array_views(table: SchedulerState) -> dict[str, JobView]:
@@ -402,10 +362,10 @@ def array_views(table: SchedulerState) -> dict[str, JobView]:
             reason=reason,
             run=array.run,
             user=array.user,
-            since_ns=array.arrived_at_ns,
+            submitted_at_ns=array.arrived_at_ns,
             started_at_ns=array.expanded_at_ns,
             array=True,
             beside=" ".join(array.beside),
-            **_of_spec(array.spec, array.spec.request),
+            **of_spec(array.spec),
         )
     return views

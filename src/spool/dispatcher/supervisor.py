@@ -52,8 +52,24 @@ _NOT_BY_CHANCE = frozenset(
     {EngineWord.FAILED, EngineWord.FORGOTTEN, EngineWord.NOT_STARTED}
 )  # of a run that ends before it begins
 COULD_NOT_START = "could not start: "
-_NO_FORK = frozenset({2, 254})  # exit codes of dash and busybox, and of bash after its tries, if they cannot fork
-_CANNOT_FORK = re.compile(rb": (?:Cannot fork|can't fork: [^\n]*|fork: Resource temporarily unavailable)\n\Z")
+_SHELL_SAYS = (  # exit codes of a shell, its last line then, and what that means
+    # Of dash and busybox, and of bash after its tries. The command may have done anything before, so it has failed; its
+    # `retry` decides whether it runs again.
+    (
+        frozenset({2, 254}),
+        re.compile(rb": (?:Cannot fork|can't fork: [^\n]*|fork: Resource temporarily unavailable)\n\Z"),
+        "its shell says that the machine refused it a process",
+    ),
+    (
+        frozenset({2, 127}),
+        re.compile(
+            rb"(?:^|\n)/bin/sh: \d+: (?:Syntax error: (?:\"[(}]\" unexpected|redirection unexpected|Bad for loop)"
+            rb"|set: Illegal option -o pipefail|(?:\S+: )?Bad substitution|\[: [^\n]*unexpected operator"
+            rb"|(?:\[\[|source|declare|let|shopt|mapfile|pushd|popd): not found)[^\n]*\n\Z"
+        ),
+        "/bin/sh cannot run that; if it is for bash, submit it with --shell /bin/bash",
+    ),
+)
 
 
 class Concluder(Component):
@@ -262,10 +278,10 @@ class Concluder(Component):
             failure = self._spool.failure(live.name, live.run)
             if failure:
                 return f"{COULD_NOT_START}{failure}"
-            if code in _NO_FORK and _CANNOT_FORK.search(self._spool.last_words(live.name, live.run)):
-                # The command may have done anything before, so it has failed; its `retry` decides whether it runs
-                # again.
-                return f"{proof.reason}: its shell says that the machine refused it a process"
+            if any(code in codes for codes, _, _ in _SHELL_SAYS):
+                said = self._spool.last_words(live.name, live.run)
+                meant = (words for codes, line, words in _SHELL_SAYS if code in codes and line.search(said))
+                return ": ".join((proof.reason, *meant))
         elif proof.outcome is State.LOST:
             if live.elsewhere is None and self._spool.record(live.name, live.run, layout.RC) is not None:
                 return "its processes are gone, and rc does not contain an exit code"

@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from spool.core.model import Answer, Event, Grant, Request
+from spool.core.model import Answer, Event, Grant, Request, Reservation
 from spool.formats.run_records import HISTORY
 from spool.formats.state import escaped
-from spool.formats.wire import Form, Table, decoded, said
+from spool.formats.wire import Form, Table, decoded, render_instant, said
 from spool.formats.wrapper import resource_variables
 
 _OF_RESULT = (
@@ -115,8 +115,13 @@ def render_facts(found: dict[str, Any]) -> bytes:
     return msgspec.json.encode(found) + b"\n"
 
 
-def _tables(value: Request | Grant) -> dict[str, Any]:
-    found = msgspec.structs.asdict(value)
+def _tables(value: Request | Grant | Reservation) -> dict[str, Any]:
+    found: dict[str, Any]
+    if isinstance(value, Reservation):
+        times = {"start": render_instant(value.start_at_ns), "end": render_instant(value.end_at_ns)}
+        found = {"gpus": value.gpu_count, "gpu_indices": value.gpu_indices, **times, "comment": value.comment}
+    else:
+        found = msgspec.structs.asdict(value)
     found.pop("gpus_elsewhere", None)  # the request has it
     found["cpu_list"] = found.get("cpu_list") or None
     for mark in found.keys() & {"memory_auto", "gpu_memory_auto"}:
@@ -133,7 +138,8 @@ _FACTS = Table(
     Event,
     """
     id event=name:word time=at_ns:instant host version spool_dir reason job array=is_array run attempt user project
-    group tags executor engine_id metadir request:tables grant:tables submitted_at started_at reservation gpu keys:plain
+    group tags executor engine_id metadir request:tables grant:tables submitted_at started_at reservation
+    reserved:tables gpu keys:plain
     """,
     word=Form(str, said, str, attrgetter("value")),
     tables=Form(str, said, dict, _tables),

@@ -104,22 +104,32 @@ def shape(data: bytes) -> bytes | None:
 
 def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the job file *document* completed by *defaults*; `env` is merged variable by variable."""
-    document = _overridden(document, defaults.winning)
+    document = overridden(document, defaults.winning)
     keys = _applicable(defaults, document)
     return {**keys, **document, **_variables(keys, document)}
 
 
-def _overridden(document: Mapping[str, Any], winning: Mapping[str, Any]) -> Mapping[str, Any]:
+def overridden(document: Mapping[str, Any], winning: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return *document* with keys that win over its own; a command line takes the place of a script.
 
-    Those that mean nothing there are left out.
+    A table changes the keys that it names, also if one of the two is a short form. Keys that mean nothing in the
+    document are left out.
     """
     if not winning:
         return document
     winning = _applicable(JobDefaults(keys=winning), {**document, **winning})
     without = "script" if isinstance(winning.get("command"), str) else None
     own = {key: value for key, value in document.items() if key != without}
-    return {**own, **winning, **_variables(document, winning)}
+    return {**own, **{key: _merged(key, own.get(key), value) for key, value in winning.items()}}
+
+
+def _merged(key: str, below: object, above: object) -> object:
+    """Return the value *above* of a key over the one *below*."""
+    one, other = (
+        {short: each} if (short := _SHORT.get(key)) and each is not None and not isinstance(each, Mapping) else each
+        for each in (below, above)
+    )
+    return {**one, **other} if isinstance(one, Mapping) and isinstance(other, Mapping) else above
 
 
 def _applicable(defaults: JobDefaults, document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -147,7 +157,7 @@ def from_defaults(defaults: JobDefaults, data: bytes) -> str:
     Comments before them say what hooks have set.
     """
     try:
-        own = _overridden(toml.read(data, "the job file"), defaults.winning)
+        own = overridden(toml.read(data, "the job file"), defaults.winning)
     except InvalidFile:
         return ""
     added = {key: value for key, value in _applicable(defaults, own).items() if key not in own}
@@ -165,7 +175,7 @@ def with_set(defaults: JobDefaults, said: SetKeys) -> JobDefaults:
     """Return *defaults* with the keys that hooks set in one job; comments in the text name the hooks."""
     winning: Mapping[str, Any] = {}
     for _, each in said:
-        winning = _overridden(winning, each)
+        winning = overridden(winning, each)
     text = comments(said) + toml.write({**defaults.keys, _SET: winning}).decode()
     return JobDefaults(defaults.kill_grace_ns, defaults.keys, text, winning)
 
@@ -554,7 +564,7 @@ class TaskFiles:
         self.tasks = Tasks(name, spec)
         self._substitution = Substitution(self.tasks.keys)
         document = toml.read(data, f"job {name}")
-        document = dict(_overridden(document, recorded_defaults(defaults, 0).winning))
+        document = dict(overridden(document, recorded_defaults(defaults, 0).winning))
         self._head = b"".join(line for line in defaults.splitlines(keepends=True) if line.startswith(SET_BY.encode()))
         same: dict[str, Any] = {}
         self._scalars: dict[str, Any] = {}  # keys that differ from task to task

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from spool.core import layout
-from spool.core.model import JobDefaults, Stop, StopKind
+from spool.core.model import JobDefaults, Reservation, Stop, StopKind
 from spool.formats import jobfile
 from spool.formats.wire import decoded
 
@@ -84,6 +84,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told", gc=False):
 
     id: str
     over: bool = False
+    reservation: Reservation | None = None  # that it is about: its file may be gone
 
 
 Line = Waits | Left | Reviewed | Started | Stopping | Over | Told
@@ -115,7 +116,7 @@ class Memory(msgspec.Struct):
     closed: dict[str, Started] = msgspec.field(default_factory=dict)  # the newest run that is over for good
     stopping: dict[tuple[str, int], Stop] = msgspec.field(default_factory=dict)  # where no record says so
     reviewed: dict[str, Reviewed] = msgspec.field(default_factory=dict)
-    told: set[str] = msgspec.field(default_factory=set)  # facts that listeners were told of, and that still hold
+    told: dict[str, Told] = msgspec.field(default_factory=dict)  # what listeners were told of, and what still holds
 
     def completed(self, name: str, version: tuple[int, int, int], defaults: JobDefaults) -> JobDefaults:
         """Return *defaults* with what hooks set in that version of the file of a job (see :meth:`Reviewed.is_for`)."""
@@ -138,8 +139,10 @@ def recall(lines: list[Line]) -> Memory:
             case Waits():
                 memory.waits[line.job] = line
                 memory.closed.pop(line.job, None)  # the same file may have been queued again
-            case Told(told, over):
-                (memory.told.discard if over else memory.told.add)(told)
+            case Told():
+                memory.told.pop(line.id, None)
+                if not line.over:
+                    memory.told[line.id] = line
             case Left():
                 memory.waits.pop(line.job, None)
                 memory.reviewed.pop(line.job, None)

@@ -7,29 +7,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from msgspec import Raw, Struct, convert, field, json, to_builtins
 from msgspec.structs import asdict, replace
 
 from spool.core.gpuuse import GpuWatch, RecentUse
-from spool.core.model import NVIDIA, ForeignProcess, Gpu, GpuUse, Pool
+from spool.core.model import NVIDIA, ForeignProcess, Gpu, GpuUse, Pool, Request, Spec
 from spool.formats.wire import decoded
 
 
-class GpuUseView(Struct, frozen=True, kw_only=True):
-    """A run's use of one of its GPUs: in the last moments, and since its start."""
+class GpuUseView(GpuUse, frozen=True, kw_only=True):
+    """A run's use of one of its GPUs: since its start, and in the last moments."""
 
     percent: int | None = None
     memory_bytes: int | None = None
-    mean_percent: float | None = None
-    peak_percent: int | None = None
-    mean_memory_bytes: int | None = None
-    peak_memory_bytes: int | None = None
-    watched_ns: int = 0  # how much time the mean covers
-    memory_watched_ns: int = 0
-    energy_mj: int | None = None
-    energy_watched_ns: int = 0
 
     def use(self) -> GpuUse:
         """Return the use since the start of the run."""
@@ -49,8 +41,8 @@ class GpuUseView(Struct, frozen=True, kw_only=True):
         )
 
 
-class JobView(Struct, frozen=True, kw_only=True):
-    """The dispatcher's view of one job that waits, is held or runs."""
+class JobView(Struct, kw_only=True, rename={"submitted_at_ns": "since_ns"}):
+    """One job that waits, is held or runs: in `state.json`, and the part of a row in a list that is written there."""
 
     state: str
     reason: str = ""
@@ -69,7 +61,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     user: str | None = None
     project: str | None = None
     tags: tuple[str, ...] = ()
-    since_ns: int | None = None
+    submitted_at_ns: int | None = None
     started_at_ns: int | None = None
     time_limit_ns: int | None = None
     suspended_ns: int = 0  # total of the past suspensions
@@ -83,6 +75,21 @@ class JobView(Struct, frozen=True, kw_only=True):
         """Return the GPU use of its run as of *at_ns*, the time of the view; None if unknown."""
         uses = tuple(each.use() for each in self.gpu_use)
         return GpuWatch(at_ns, uses, self.gpu_idle_ns) if uses else None
+
+
+def of_spec(spec: Spec, request: Request | None = None) -> dict[str, Any]:
+    """Return what each view takes from a job file whose next run, or present one, gets *request*, if it differs."""
+    request = spec.request if request is None else request
+    return {
+        "priority": spec.priority,
+        "cpus": request.cpus,
+        "memory_bytes": request.memory_bytes,
+        "gpus": request.gpus,
+        "resources": dict(request.resources),
+        "project": spec.project,
+        "tags": spec.tags,
+        "time_limit_ns": spec.time_limit_ns,
+    }
 
 
 class GpuView(Struct, frozen=True, kw_only=True):
@@ -175,16 +182,6 @@ class MachineView(Struct, frozen=True, kw_only=True):
         return GpusTold(tuple(each.gpu() for each in self.gpus), self.gpu_problem, self.gpus_at_ns)
 
 
-class PassesView(Struct, frozen=True, kw_only=True):
-    """Durations of the passes of this dispatcher."""
-
-    count: int = 0
-    sum_ns: int = 0
-    last_ns: int = 0
-    bounds_ns: tuple[int, ...] = ()
-    counts: tuple[int, ...] = ()  # passes within each bound, each counted once; the last: longer than all bounds
-
-
 class HoldingView(Struct, frozen=True, kw_only=True):
     """Room held back for waiting jobs because of a guess, in seconds of the whole pool that they lack."""
 
@@ -207,8 +204,6 @@ class StateView(Struct, frozen=True, kw_only=True):
     paused: bool = False
     problems: tuple[str, ...] = ()
     machine: MachineView | None = None
-    passes: PassesView | None = None
-    events_lost: int = 0  # how often the kernel dropped file events
     errors: int = 0  # logged by this dispatcher
     jobs: dict[str, JobView] = field(default_factory=dict)
     held_back: HoldingView | None = None
@@ -224,12 +219,16 @@ class StateView(Struct, frozen=True, kw_only=True):
         return found
 
 
-_decoder = json.Decoder(StateView)
+V = TypeVar("V", bound=StateView)
 _encoder = json.Encoder()
 
 
 def render_state(view: StateView) -> bytes:
     """Return the text of `state.json`. Names that are not UTF-8 are escaped."""
+    return _encoded(view)
+
+
+def _encoded(view: Struct) -> bytes:
     try:
         return _encoder.encode(view)
     except UnicodeEncodeError:
@@ -238,11 +237,7 @@ def render_state(view: StateView) -> bytes:
 
 def rendered(view: JobView) -> JobView:
     """Return *view* with its text cached, for a :class:`StateView` that is rendered again and again."""
-    try:
-        text = _encoder.encode(view)
-    except UnicodeEncodeError:
-        text = _encoder.encode(escaped(to_builtins(view)))
-    return cast(JobView, Raw(text))
+    return cast(JobView, Raw(_encoded(view)))
 
 
 def escaped(value: Any) -> Any:
@@ -254,26 +249,26 @@ def escaped(value: Any) -> Any:
     return [escaped(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-class _Parts(Struct, frozen=True):
+class StateParts(Struct, frozen=True):
     """Parts of the view, for readers that do not need the jobs, which may be many."""
 
     machine: MachineView | None = None
     recent: RecentUse = RecentUse()
 
 
-_parts_decoder = json.Decoder(_Parts)
+_parts_decoder = json.Decoder(StateParts)
 
 
-def parse_machine(data: bytes) -> MachineView | None:
-    """Return the machine in `state.json`, None if it is missing or cannot be parsed."""
-    return (decoded(_parts_decoder, data) or _Parts()).machine
-
-
-def parse_recent(data: bytes) -> RecentUse:
-    """Return the last half hour in `state.json`, an empty one if it is missing or cannot be parsed."""
-    return (decoded(_parts_decoder, data) or _Parts()).recent
+def parse_parts(data: bytes) -> StateParts:
+    """Return the parts of the view in `state.json`; those that are missing or cannot be parsed are empty."""
+    return decoded(_parts_decoder, data) or StateParts()
 
 
 def parse_state(data: bytes) -> StateView | None:
     """Return the view in `state.json`, None if it cannot be parsed; it may be rewritten at any moment."""
-    return decoded(_decoder, data)
+    return parse_state_as(StateView, data)
+
+
+def parse_state_as(kind: type[V], data: bytes) -> V | None:
+    """Return the view in `state.json` as a *kind* of it whose jobs have more to be filled in."""
+    return decoded(json.Decoder(kind), data)

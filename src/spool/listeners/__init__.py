@@ -42,6 +42,15 @@ def by_kind(kind: str, root: str, config: Callable[[], Config]) -> Listener:
     return made
 
 
+def mistakes(kind: str, listener: Listener) -> list[str]:
+    """Return what is wrong with the events that a listener wants. Raises TypeError if these are no collection."""
+    if callable(listener.wants) or isinstance(listener.wants, str):
+        raise TypeError('its `wants` must be a set of names of events, such as {"finished"}')
+    where = _where()[kind]
+    words = sorted({*listener.wants} - {*EventName})
+    return [f'the listener {kind} ({where}) wants "{word}": {no_such_event(word)}' for word in words]
+
+
 Begin = Callable[[int], None]
 """Called before each step of a review, with the step's time limit in nanoseconds."""
 
@@ -52,9 +61,10 @@ class Listener(Protocol):
     name: str
     """Its name in the log and in its cursor."""
 
-    def wants(self, name: EventName) -> bool:
-        """Whether it receives events of that kind at all; without a method of its own, none."""
-        return False
+    @property
+    def wants(self) -> Collection[str]:
+        """The names of the events that it receives, such as "finished"; a name that is none is reported."""
+        return ()
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
         """Process an event, and call *done*, from any thread, once it need not be delivered again.
@@ -77,6 +87,12 @@ class NullSink(Listener):
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+
+def no_such_event(word: str) -> str:
+    """Return the complaint about a word that is no event, with the one that was probably meant."""
+    close = difflib.get_close_matches(word, _HOOK_NAMES, 1)
+    return "no such event" + (f", did you mean {close[0]}?" if close else "")
 
 
 REVIEWED = frozenset({EventName.QUEUEING, EventName.SUBMITTING, EventName.CANCELLING})
@@ -141,8 +157,7 @@ def find_hooks(root: str) -> HookFiles:
         shown = f"{layout.HOOKS}/{name}"
         if event not in _HOOK_NAMES or (event != name and not is_folder):
             if is_folder or (os.path.isfile(path) and os.access(path, os.X_OK)):
-                close = difflib.get_close_matches(event, _HOOK_NAMES, 1)
-                problems.append(f"{shown}: no such event" + (f", did you mean {close[0]}?" if close else ""))
+                problems.append(f"{shown}: {no_such_event(event)}")
         elif is_folder:
             for _, each, below in _entries(root, path, shown, problems):
                 if _may_run(root, each, below, problems):

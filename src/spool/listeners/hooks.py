@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from spool.core.errors import InvalidFile, InvalidValue
 from spool.core.model import SECOND_NS, Answer, Event, EventName, Jid
 from spool.core.units import whole_words
-from spool.formats import toml
+from spool.formats import jobfile, toml
 from spool.formats.config import Config
 from spool.formats.events import facts, plain_keys, render_facts, variables
 from spool.formats.wrapper import added_variables
@@ -60,9 +60,10 @@ class Hooks(Listener):
         self._root = root
         self._config = config
 
-    def wants(self, name: EventName) -> bool:
-        """Whether there are hooks for that kind of event, and it is not a review."""
-        return name not in REVIEWED and name in find_hooks(self._root).paths
+    @property
+    def wants(self) -> Collection[str]:
+        """The events that have hooks now, without the reviews."""
+        return find_hooks(self._root).paths.keys() - REVIEWED
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
         """Run the hooks of *event*; the event is done whatever they do."""
@@ -95,7 +96,7 @@ class Hooks(Listener):
                         return Answer(no=f"hook {event.name}: its $SPOOL_KEYS has more than 64 KiB")
                     new = plain_keys(toml.read(said, "its $SPOOL_KEYS"))
                     keys += [(os.path.relpath(path, self._root), new)] if new else []
-                    event = replace(event, keys={**(event.keys or {}), **new})
+                    event = replace(event, keys=dict(jobfile.overridden(event.keys or {}, new)))
                 else:
                     found |= added_variables(said)
             except InvalidValue as error:

@@ -26,14 +26,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from spool.core import layout
-from spool.core.errors import InvalidConfig
 from spool.core.layout import Layout
 from spool.core.model import SECOND_NS, Answer, Event, EventName
-from spool.formats import capabilities, config
+from spool.formats import capabilities
 from spool.formats.config import Config
 from spool.formats.events import (
     AT_ONCE,
@@ -53,12 +51,14 @@ from spool.listeners import (
     by_kind,
     hooks,
     kinds,
+    mistakes,
     set_up_logging,
 )
 from spool.listeners.hooks import OrphanReaper
+from spool.machine.commands import Workers
 from spool.machine.processes import become_subreaper
+from spool.store import edited
 from spool.store.disk import Disk
-from spool.store.glance import read_config
 from spool.store.logs import EventLine, EventReader, cursors
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class Delivery:
             while at < position and (found := reader.read(at)):
                 for one in found:
                     if one.at < position and one.event is not None and one.event.job == job:
-                        last = one.at if self._listener.wants(one.event.name) else last
+                        last = one.at if one.event.name in self._listener.wants else last
                 at = found[-1].end
         except OSError:
             return None
@@ -172,7 +172,7 @@ class Delivery:
 
     def _tell(self, one: EventLine) -> None:
         event = one.event
-        if event is not None and self._listener.wants(event.name):
+        if event is not None and event.name in self._listener.wants:
             if self._careful and not self._may_be_told(event, one.at):
                 event = None
             if event is not None:
@@ -278,7 +278,8 @@ class _ListenerProcess:
         self._layout = Layout(root)
         self._channel = channel
         capabilities.search()
-        self._config = _CurrentConfig(root)
+        logging.getLogger(edited.__name__).setLevel(logging.ERROR)  # the dispatcher reports mistakes in config.toml
+        self._settings, self._reading = edited.Settings(root), threading.Lock()
         logging.getLogger("spool").setLevel(self._config().log_level.upper())
         self._disk = Disk(f"{root}/{layout.STAGING}")
         self._listeners: dict[str, Listener] = {}
@@ -314,6 +315,12 @@ class _ListenerProcess:
                     leaving = True
             self._go_on()
         self._leave()
+
+    def _config(self) -> Config:
+        """Return the configuration in force; from any thread."""
+        with self._reading:
+            self._settings.reload()
+            return self._settings.config
 
     # Messages of the dispatcher.
 
@@ -373,7 +380,7 @@ class _ListenerProcess:
         self._say(
             render(
                 Ready(
-                    wants=tuple(name for name in EventName if any(listener.wants(name) for listener in others)),
+                    wants=tuple(name for name in EventName if any(name in listener.wants for listener in others)),
                     problems=tuple(self._problems),
                 )
             )
@@ -381,15 +388,21 @@ class _ListenerProcess:
 
     def _made(self, kind: str) -> Listener | None:
         try:
-            return by_kind(kind, self._root, self._config)
+            made = by_kind(kind, self._root, self._config)
+            for problem in mistakes(kind, made):
+                self._complain(problem)
+            return made
         except ImportError as error:
             problem = f"the listener {kind} is not available: {error}"
         except Exception as error:
             log.exception("cannot start the listener %s", kind)
             problem = f"cannot start the listener {kind}: {error}"
+        self._complain(problem)
+        return None
+
+    def _complain(self, problem: str) -> None:
         log.error("%s", problem)
         self._problems.append(problem)
-        return None
 
     def _go_on(self) -> None:
         if self._lock is None and self._take_lock():
@@ -399,9 +412,13 @@ class _ListenerProcess:
                 if kind not in self._deliveries and kind in cursors(self._layout):
                     reader = EventReader(self._root, kind, self._disk)
                     delivery = Delivery(listener, reader, careful=kind == "hooks")
-                    self._deliveries[kind] = delivery
                     delivery.more(self._position)
-                    delivery.start()
+                    try:
+                        delivery.start()
+                        self._deliveries[kind] = delivery
+                    except RuntimeError as error:  # no thread to spare: again at the next beat
+                        log.warning("cannot start the listener %s: %s; trying again", kind, error)
+                        reader.close()
         self._orphans.reap()
 
     def _take_lock(self) -> bool:
@@ -448,13 +465,11 @@ class _Reviewer:
         self._hooks = asked
         self._catch_up = catch_up
         self._say = say
-        self._pool: ThreadPoolExecutor | None = None
+        self._workers = Workers(AT_ONCE)
 
     def ask(self, review: Review) -> None:
         """Answer a review in the background."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(AT_ONCE, "spool-answer")
-        self._pool.submit(self._answer, review)
+        self._workers.put(self._answer, review)
 
     def _answer(self, review: Review) -> None:
         number, event = review.number, review.event
@@ -471,28 +486,3 @@ class _Reviewer:
         if answer.no is not None:
             answer = Answer(no=" ".join(answer.no.split())[:_LONGEST_NO] or "no reason given")
         self._say(render(Reply(number, answer)))
-
-
-class _CurrentConfig:
-    """A callable that returns the last good `config.toml`; from any thread. The dispatcher reports its mistakes."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self._path = f"{root}/{layout.CONFIG}"
-        self._mutex = threading.Lock()
-        self._seen: tuple[int, int, int] | None = None
-        self._config = Config()
-
-    def __call__(self) -> Config:
-        """Return the configuration in force."""
-        with self._mutex:
-            try:
-                status = os.stat(self._path)
-                seen = (status.st_ino, status.st_mtime_ns, status.st_size)
-            except OSError:
-                seen = None
-            if seen != self._seen:
-                self._seen = seen
-                with suppress(InvalidConfig, OSError):
-                    self._config = config.parse(read_config(self._root) or b"")
-            return self._config

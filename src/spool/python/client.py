@@ -25,8 +25,8 @@ from spool.core.model import Result, State
 from spool.formats import jobfile
 from spool.formats.capabilities import contributed
 from spool.query.foresight import doubts
-from spool.query.jobs import ALL_JOBS, JobFilter, JobList, JobLister, list_jobs, with_parameters
-from spool.query.rows import JobRow, Parameters, html, row_of_result, tasks_in
+from spool.query.jobs import ALL_JOBS, JobFilter, JobList, JobLister, list_jobs
+from spool.query.rows import JobRow, Parameters, html, row_of_result, tasks_in, with_parameters
 from spool.store.glance import defaults_of
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
@@ -418,9 +418,9 @@ class Job:
         if row is None and (result := self._last_result()) is not None:
             row = row_of_result(result)  # its file, which was removed to end it, is not in done/ yet
         if row is None and (outcome := self.outcome) is not None:
-            row = JobRow(self.name, outcome, reason="never issued")
+            row = JobRow(name=self.name, state=outcome, reason="never issued")
         elif row is None:
-            row = JobRow(self.name, State.QUEUED, reason="not issued yet")
+            row = JobRow(name=self.name, state=State.QUEUED, reason="not issued yet")
         return with_parameters(self._spool, (row,))[0]
 
     def _last_result(self) -> Result | None:

@@ -35,9 +35,9 @@ from spool.core.sizes import Efficiency, MeasuredRun, Summary, efficiency, summa
 from spool.formats import jobfile
 from spool.formats.capabilities import contributed, engine_title
 from spool.formats.run_records import ArrayRecord, RunFiles
-from spool.query.jobs import JobLister, with_parameters
+from spool.query.jobs import JobLister
 from spool.query.listing import ArrayTasks, tasks_of, with_outlook
-from spool.query.rows import JobRow, with_metrics
+from spool.query.rows import JobRow, with_metrics, with_parameters
 from spool.state.past import past_of
 from spool.store.arrays import array_outcome
 from spool.store.edited import Settings
@@ -130,7 +130,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     if place is None and not found:
         last = shown[-1]
         reason = "; ".join(filter(None, (last.reason, "its file is gone")))
-        found = [JobRow(name, last.state or State.CANCELLED, run=last.record.run, reason=reason)]
+        found = [JobRow(name=name, state=last.state or State.CANCELLED, run=last.record.run, reason=reason)]
     if not found:
         raise NoSuchJob(cannot("show", f"job {name}", f"the file with its name in {place}/ is not a regular file"))
     defaults = _defaults(spool, lister, found[0])

@@ -21,30 +21,31 @@ from msgspec.structs import replace
 
 from spool.client.autostart import is_starting
 from spool.core import layout
-from spool.core.arrays import array_of
+from spool.core.arrays import array_of, cancelled_by, progress
 from spool.core.errors import InvalidJob, InvalidRecord
 from spool.core.errors import shown as printable
 from spool.core.gpuuse import GpuWatch
-from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, is_pattern, why_not_name
+from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, is_pattern, natural, why_not_name
 from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended_words
-from spool.core.model import NOT_SUSPENDED, SECOND_NS, JobDefaults, Result, State, Suspension
+from spool.core.model import NOT_SUSPENDED, SECOND_NS, JobDefaults, Result, State, Stop, StopKind, Suspension
 from spool.core.reasons import instant
 from spool.formats.capabilities import engine_title, running_words
 from spool.formats.run_records import ArrayRecord, GrantRecord, RunFiles, job_of_line, parse_history_line
-from spool.formats.state import JobView, StateView
+from spool.formats.state import of_spec
 from spool.query.rows import (
     ORDERS,
     JobRow,
-    Parameters,
+    ListedState,
     array_row,
     dataframe,
     html,
     in_words,
     last_view,
-    of_spec,
     row_of_result,
     row_of_view,
     usual_order,
+    with_parameters,
+    with_progress,
 )
 from spool.store.arrays import array_outcome
 from spool.store.glance import defaults_of
@@ -70,7 +71,6 @@ _BEGUN = _FITTING[RUNNING] | {State.STARTING}
 _ORDER = {RUNNING: 0, QUEUED: 1, HELD: 2}  # for several files of one name
 _TICK_NS = 20_000_000  # two changes of a directory this close may have the same time
 _LOOKS = 5  # for a file that keeps moving
-_WORDS = {state.value: state for state in State}
 _NO_JOB = (".", "#", "~")  # hidden files, and files of editors
 _KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory"}
 _STATES = {QUEUED: State.QUEUED, HELD: State.HELD, RUNNING: State.RUNNING}
@@ -180,23 +180,6 @@ def list_jobs(
     return replace(found, rows=tuple(rows), unknown=tuple(n for n in names if not is_pattern(n) and n not in there))
 
 
-def with_progress(spool: Spool, row: JobRow) -> JobRow:
-    """Return *row* with the progress that its run reports now."""
-    if row.state is not State.RUNNING or row.run is None:
-        return row
-    from spool.client.output import progress_of
-
-    return replace(row, progress=progress_of(spool, row.name, row.run))
-
-
-def with_parameters(spool: Spool, rows: Iterable[JobRow]) -> tuple[JobRow, ...]:
-    """Return *rows* with the parameters of those that are tasks of an array."""
-    known = Parameters(spool)
-    return tuple(
-        replace(row, parameters=found) if (found := known.of(row.name, row.submitted_at_ns)) else row for row in rows
-    )
-
-
 class _FileMovedError(Exception):
     """A file of a job moved between the reading of its directory and the look at it."""
 
@@ -216,6 +199,8 @@ class JobLister:
         self._ignored: list[Ignored] = []
         self._without_file: dict[str, int] = {}  # runs of jobs without a file in `running/`
         self._complained = set[tuple[str, str]]()  # jobs with an `.error` file, each with its place
+        self._names, self._names_running = set[str](), set[str]()  # in the active directories, whatever is wanted
+        self._unissued: dict[str, set[str]] = {}  # tasks of arrays
         self._begun_ns = 0  # when reading the directories began
 
     @cached_property
@@ -275,6 +260,11 @@ class JobLister:
         """
         found: dict[str, set[str]] = {}
         marks: dict[str, tuple[int, int]] = {}
+        self._names, self._names_running, self._unissued = set(), set(), {}
+        for name, job in self.state.jobs.items() if self.state is not None else ():
+            if job.array and job.run is not None:  # read first: a task that is issued meanwhile is listed twice
+                with suppress(OSError):  # reported where its row is made
+                    self._unissued[name] = self._unissued_of(name, job.run)
         for place in (QUEUED, HELD, RUNNING, QUEUED, HELD):
             mark = self._mark_of(place)
             if place in marks and marks[place] == mark and mark[1] < self._begun_ns - _TICK_NS:
@@ -282,6 +272,9 @@ class JobLister:
             again = place in marks
             marks[place] = mark
             names, others = self._spool.names_and_others(place)
+            self._names.update(names)
+            if place == RUNNING:
+                self._names_running.update(names)
             if place != RUNNING and not again:
                 self._ignored += ignored_by_name(place, others)
                 tail = layout.JOB_SUFFIX + layout.ERROR_SUFFIX
@@ -315,7 +308,7 @@ class JobLister:
         """Return the rows of a name with files in *places*. Raises _FileMovedError."""
         if len(places) > 1:
             places = self._different(name, places)
-            if places == [QUEUED, HELD] and self._is_held_array(name):
+            if places == [QUEUED, HELD] and self._held_array(name) is not None:
                 places.reverse()
         first = places[0] if places else None
         found = [row] if first is not None and (row := self._readable(name, first)) is not None else []
@@ -360,7 +353,7 @@ class JobLister:
         if not self.dispatcher:
             return self._memory.open if self._memory is not None else ()
         jobs = self.state.jobs.items() if self.state is not None else ()
-        return ((name, job.run) for name, job in jobs if job.run is not None and _WORDS.get(job.state) in _BEGUN)
+        return ((name, job.run) for name, job in jobs if job.run is not None and job.state in _BEGUN)
 
     def _goes_on(self, name: str, run: int) -> bool:
         """Whether *run* is the newest run of a job, without a recorded end."""
@@ -379,23 +372,27 @@ class JobLister:
         except OSError as error:
             where = self._spool.layout.runs(name)
             self._spool.note(error, where)
-            state = (_WORDS.get(view.state) if view is not None else None) or _STATES[place]
-            row = row_of_view(name, state, view, self._now_ns) if view is not None else JobRow(name, state)
+            row = JobRow(name=name, state=_STATES[place]) if view is None else row_of_view(name, view, self._now_ns)
             return replace(row, place=place, reason=unreadable(error, where))
 
-    def _active(self, name: str, place: str, view: JobView | None) -> JobRow | None:
+    def _active(self, name: str, place: str, view: JobRow | None) -> JobRow | None:
+        if view is not None and view.array and view.run is not None and place != QUEUED:
+            array = self._spool.array(name, view.run)
+            if array is not None and self._goes_on(name, array.run):
+                state, reason = self._of_array(array, place)
+                return replace(row_of_view(name, view, self._now_ns, place), state=state, reason=reason)
         if view is not None:
-            state = _WORDS.get(view.state)
+            state = view.state
             if state is State.QUEUED and place == QUEUED:  # the common case in a long list
-                return row_of_view(name, state, view, self._now_ns, place)
+                return row_of_view(name, view, self._now_ns, place)
             if state in (State.SUBMITTED, State.RUNNING) and not self._spool.merely_goes_on(name, view.run or 0):
                 return self._read(name, place)  # changed since the dispatcher's view
             if state is State.SUBMITTED and self._spool.spoke_at_ns(name, view.run or 0) is not None:
                 return self._read(name, place)  # it has begun since
             if state is State.STOPPING and place != RUNNING and not self._spool.is_stopping(name):
-                state = None  # it has ended since
-            if state is not None and state in _FITTING[place]:
-                return row_of_view(name, state, view, self._now_ns, place)
+                return self._read(name, place)  # it has ended since
+            if state in _FITTING[place]:
+                return row_of_view(name, view, self._now_ns, place)
         return self._read(name, place)
 
     def _read(self, name: str, place: str) -> JobRow | None:
@@ -425,22 +422,26 @@ class JobLister:
         if place == RUNNING:
             return self._running(name, user)
         state = State.HELD if place == HELD else State.QUEUED
-        array = place == HELD and self._is_held_array(name)
+        array = self._held_array(name) if place == HELD else None
+        if array is not None:
+            state, held = self._of_array(array, HELD)
         reason = held if place == HELD else "not looked at yet" if self.dispatcher else NOBODY[self._starting]
         text = seen[1] if seen is not None else spool.job_text(place, name)
         stated, mistake = self._stated(place, name, status, text)
         if why_not or mistake:
             state, reason = State.INVALID, why_not or mistake
-        return JobRow(name, state, user=user, submitted_at_ns=since, reason=reason, place=place, array=array, **stated)
+        row = JobRow(name=name, state=state, user=user, submitted_at_ns=since, reason=reason, place=place, **stated)
+        row.array = array is not None
+        return row
 
-    def _is_held_array(self, name: str) -> bool:
-        """Whether the file of a job in `held/` is that of an array that was expanded and goes on, not a second one."""
+    def _held_array(self, name: str) -> ArrayRecord | None:
+        """Return the array whose file is that in `held/`: one that was expanded and goes on, not a second job."""
         if self._with_runs is not None and name not in self._with_runs:
-            return False
+            return None
         record = self._spool.newest_array(name)
-        if record is None or not self._goes_on(name, record.run):
-            return False
-        return self._spool.stop(name, record.run) is None and RUNNING not in self._spool.places(name)
+        if record is None or not self._goes_on(name, record.run) or RUNNING in self._spool.places(name):
+            return None
+        return record if self._spool.stop(name, record.run) is None else None
 
     @cached_property
     def _defaults(self) -> JobDefaults:
@@ -492,13 +493,14 @@ class JobLister:
     def _running(self, name: str, user: str | None) -> JobRow:
         spool, run = self._spool, self._spool.latest_run(name)
         if run is None:
-            return JobRow(name, State.STARTING, user=user, place=RUNNING, **of_spec(spool.job_spec(RUNNING, name)))
+            row, spec = JobRow(name=name, state=State.STARTING, user=user, place=RUNNING), spool.job_spec(RUNNING, name)
+            return row if spec is None else replace(row, **of_spec(spec))
         files, spec = self.files(name, run), spool.spec_in_force(name, run) or spool.job_spec(RUNNING, name)
         grant, array, result = files.grant, files.array, files.result
         if result is not None and result.again is None:  # its file will be moved at once, or by a dispatcher
             row = row_of_result(result) if array is None else array_row(array_outcome(spool, result))
             return replace(row, place=RUNNING)
-        found = self.shown(files) if array is None else ShownRun(State.RUNNING, self._progress_of(array))
+        found = self.shown(files) if array is None else ShownRun(*self._of_array(array, RUNNING))
         reason = f"has ended ({result.outcome}); it runs again" if result is not None else found.reason
         reason = reason or spool.cancel_denial(name, run)
         if not reason and spec is not None and spec.gpu_idle_ns is not None:
@@ -524,20 +526,33 @@ class JobLister:
             array=array is not None,
         )
 
-    def _progress_of(self, array: ArrayRecord) -> str:
-        """Return how many tasks of an array have ended, and how many run, in the words of a dispatcher's view."""
-        active, running = self._tasks
-        with suppress(FileNotFoundError):
-            waiting = os.listdir(f"{self._spool.layout.metadir(array.job, array.run)}/{layout.TASKS}")
-            active = active + Counter({array.job: len(layout.jobs_of(waiting))})
-        return f"{max(0, array.tasks - active[array.job])} of {array.tasks} done, {running[array.job]} running"
+    def _of_array(self, array: ArrayRecord, place: str) -> tuple[State, str]:
+        """Return the state of an array in progress, and how far it is by the names that this list is made of.
 
-    @cached_property
-    def _tasks(self) -> tuple[Counter[str], Counter[str]]:
-        """How many jobs in the active directories may be tasks, by their array, and how many of them run."""
-        running = set(self._spool.names(RUNNING))
-        active = running.union(self._spool.names(QUEUED), self._spool.names(HELD))
-        return Counter(map(array_of, active)), Counter(map(array_of, running))
+        The dispatcher's view of it may be older, and would contradict its tasks.
+        """
+        unissued = self._unissued.get(array.job)
+        unissued = self._unissued_of(array.job, array.run) if unissued is None else unissued
+        prefix = f"{array.job}_"
+        active, running = (
+            {name for name in names if name.startswith(prefix) and name[len(prefix) :].isdecimal()}
+            for names in (self._names, self._names_running)
+        )
+        taken = sorted(unissued & active, key=natural)
+        reason = progress(max(0, array.tasks - len(unissued | active)), array.tasks, len(running), taken)
+        stop = self._spool.stop(array.job, array.run)
+        if stop is None and place == RUNNING and self._spool.holds(array.inode or 0, array.job, DONE):
+            from spool.store.ownership import mover  # few arrays are cancelled
+
+            stop = Stop(StopKind.CANCEL, mover(self._spool.root, place), self._now_ns)  # as it will be recorded
+        if stop is not None:
+            return State.STOPPING, f"{cancelled_by(stop)}: {reason}"
+        return _STATES[place], reason
+
+    def _unissued_of(self, array: str, run: int) -> set[str]:
+        with suppress(FileNotFoundError):
+            return set(layout.jobs_of(os.listdir(f"{self._spool.layout.metadir(array, run)}/{layout.TASKS}")))
+        return set()
 
     def files(self, name: str, run: int) -> RunFiles:
         """Return what the files of a run say, and what they prove."""
@@ -613,7 +628,7 @@ class JobLister:
         return in_words(f"{words}; {NOBODY[self._starting]}", self._now_ns)
 
     @cached_property
-    def _left_behind(self) -> tuple[StateView | None, int]:
+    def _left_behind(self) -> tuple[ListedState | None, int]:
         """The last view of a dispatcher now gone, and when that was last alive."""
         view, _ = last_view(self._spool, self._now_ns)
         try:
@@ -633,7 +648,7 @@ class JobLister:
             except InvalidRecord as error:
                 if (name := job_of_line(line)) in left:
                     left.discard(name)
-                    rows.append(JobRow(name, State.INVALID, reason=str(error)))
+                    rows.append(JobRow(name=name, state=State.INVALID, reason=str(error)))
                 continue
             newest.setdefault(array_of(result.job), result.ended_at_ns or 0)
             if most is not None and result.ended_at_ns is not None and result.ended_at_ns < since_ns:
@@ -674,12 +689,12 @@ class JobLister:
         run = self._spool.latest_run(name)
         result = self._spool.known_end(name, run) if run is not None else None
         if isinstance(result, InvalidRecord):
-            return JobRow(name, State.INVALID, run=run, reason=str(result))
+            return JobRow(name=name, state=State.INVALID, run=run, reason=str(result))
         if result is not None and self._spool.array(name, result.run) is not None:
             return array_row(self._present_end(result, newest))
         if result is not None:
             return row_of_result(result)
-        return self._cancelled(name) or JobRow(name, State.CANCELLED, run=run)
+        return self._cancelled(name) or JobRow(name=name, state=State.CANCELLED, run=run)
 
     def _cancelled_unseen(self, names: Set[str], since_ns: int) -> Iterable[JobRow]:
         """Return those of *names* that were cancelled while no dispatcher ran: the next one records that."""

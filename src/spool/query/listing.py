@@ -21,8 +21,8 @@ from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import ALIVE, SECOND_NS, State
 from spool.core.reasons import ranges_of
 from spool.core.runtimes import ExpectedStart, Source, TimeLeft, time_left
-from spool.query.jobs import JobFilter, JobList, JobLister, list_jobs, with_parameters
-from spool.query.rows import JobRow
+from spool.query.jobs import JobFilter, JobList, JobLister, list_jobs
+from spool.query.rows import JobRow, with_parameters
 from spool.store.arrays import task_names
 from spool.store.spool import Spool
 
@@ -74,9 +74,13 @@ def tasks_of(spool: Spool, name: str) -> ArrayTasks | None:
             return row
         if goes_on:
             return JobRow(
-                task, State.QUEUED, user=record.user, submitted_at_ns=since_ns or None, reason="not issued yet"
+                name=task,
+                state=State.QUEUED,
+                user=record.user,
+                submitted_at_ns=since_ns or None,
+                reason="not issued yet",
             )
-        return JobRow(task, State.CANCELLED, user=record.user, reason="never issued")
+        return JobRow(name=task, state=State.CANCELLED, user=record.user, reason="never issued")
 
     return ArrayTasks(with_parameters(spool, map(row_of, names)))
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from html import escape
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
 from spool.core import layout, reasons
 from spool.core.arrays import Tasks
 from spool.core.errors import InvalidJob, SpoolError, cannot
 from spool.core.layout import HELD, QUEUED, RUNNING, NaturalOrder, natural
-from spool.core.model import SECOND_NS, Result, Spec, State
+from spool.core.model import SECOND_NS, Result, State
 from spool.core.reasons import INSTANT
 from spool.core.runtimes import ExpectedStart, TimeLeft
 from spool.core.units import show_duration, show_size
-from spool.formats.state import GpusTold, JobView, MachineView, StateView, parse_machine, parse_state
+from spool.formats.state import GpusTold, JobView, MachineView, StateView, parse_parts, parse_state_as
 from spool.store.spool import Spool
 
 STALE_NS = 35 * SECOND_NS  # three heartbeats and a little
@@ -27,16 +28,16 @@ _MOST = 200  # rows that a notebook shows
 _HEADS = ("name", "state", "parameters", "CPUs", "memory", "GPUs", "time", "reason")
 
 
-def last_view(spool: Spool, now_ns: int) -> tuple[StateView | None, int | None]:
+def last_view(spool: Spool, now_ns: int) -> tuple[ListedState | None, int | None]:
     """Return the view of a running dispatcher, and how long it has been silent, if too long."""
     data, silent_ns = _last_words(spool, now_ns)
-    return (parse_state(data) if data else None), silent_ns
+    return (parse_state_as(ListedState, data) if data else None), silent_ns
 
 
 def machine_told(spool: Spool, now_ns: int) -> MachineView | None:
     """Return the machine in the running dispatcher's view; None without a dispatcher, or if it is silent."""
     data, silent_ns = _last_words(spool, now_ns) if spool.dispatcher_lives() else (None, None)
-    return parse_machine(data) if data and silent_ns is None else None
+    return parse_parts(data).machine if data and silent_ns is None else None
 
 
 def gpus_told(spool: Spool, now_ns: int) -> GpusTold | None:
@@ -56,37 +57,19 @@ def _last_words(spool: Spool, now_ns: int) -> tuple[bytes | None, int | None]:
     return spool.file(layout.STATE, _MAX_STATE), (silent_ns if silent_ns > STALE_NS else None)
 
 
-class JobRow(Struct):
+class JobRow(JobView, kw_only=True, repr_omit_defaults=True):
     """One job. Unknown values are None."""
 
-    name: str
+    name: str = ""
     state: State
-    run: int | None = None
-    attempt: int | None = None
-    priority: int | None = None
-    cpus: int | None = None
-    memory_bytes: int | None = None
-    gpus: int | None = None
-    cpu_list: str = ""  # the CPUs that its run is, or was, pinned to
-    resources: tuple[tuple[str, int], ...] = ()
-    user: str | None = None
-    project: str | None = None
-    tags: tuple[str, ...] = ()
-    submitted_at_ns: int | None = None
-    started_at_ns: int | None = None
+    attempt: int | None = None  # type: ignore[assignment]
     ended_at_ns: int | None = None
     exit_code: int | None = None
-    reason: str = ""
     place: str | None = None  # the state directory of its file; a name may have files in several
     progress: str = ""  # its reported progress
-    suspended_ns: int = 0  # total of the past suspensions
-    suspended_at_ns: int | None = None  # start of the present suspension; None: not suspended
-    array: bool = False  # an array; its tasks are jobs themselves and counted instead
     gpu_percent: int | None = None  # time in which its GPUs computed, of the last moments; once ended, of its run time
-    node: str | None = None  # of a run on a cluster: where it runs, or ran
     parameters: tuple[tuple[str, str], ...] = ()  # of a task: its values of the array's matrix or rows
     metrics: tuple[tuple[str, str], ...] = ()  # that its run has written
-    time_limit_ns: int | None = None  # while it waits or runs
     left: TimeLeft | None = None  # of its run
     start: ExpectedStart | None = None  # while it waits
 
@@ -128,6 +111,12 @@ class JobRow(Struct):
         return now_ns - self.submitted_at_ns if self.submitted_at_ns is not None else None
 
 
+class ListedState(StateView, frozen=True, kw_only=True):
+    """The dispatcher's view, each of its jobs as a row that lacks its name."""
+
+    jobs: dict[str, JobRow] = field(default_factory=dict)  # type: ignore[assignment]
+
+
 _RANKS = {
     State.RUNNING: 0, State.STARTING: 0, State.STOPPING: 0, State.SUBMITTED: 1, State.QUEUED: 2, State.HELD: 3,
     State.INVALID: 4,
@@ -160,15 +149,15 @@ def usual_order(row: JobRow) -> tuple[int, int, int, object]:
 def row_of_result(result: Result) -> JobRow:
     """Return an ended run as a row."""
     return JobRow(
-        result.job,
-        result.outcome,
+        name=result.job,
+        state=result.outcome,
         run=result.run,
         attempt=result.attempt,
         cpus=result.request.cpus,
         memory_bytes=result.grant.memory_bytes if result.request.memory_auto else result.request.memory_bytes,
         gpus=result.request.gpus,
         cpu_list=result.grant.cpu_list,
-        resources=result.request.resources,
+        resources=dict(result.request.resources),
         user=result.user,
         project=result.project,
         tags=result.tags,
@@ -202,49 +191,14 @@ def in_words(reason: str, now_ns: int) -> str:
     return reasons.in_words(reason, now_ns, local_zone())
 
 
-def row_of_view(name: str, state: State, view: JobView, now_ns: int, place: str | None = None) -> JobRow:
-    """Return a job from the dispatcher's last view, in that *state* and with its file in *place*."""
-    row = JobRow(name, state)  # the other fields are set one by one: half the time of a call with all of them
-    row.run = view.run
-    row.attempt = view.attempt
-    row.priority = view.priority
-    row.cpus = view.cpus
-    row.memory_bytes = view.memory_bytes
-    row.gpus = view.gpus
-    row.cpu_list = view.cpu_list
-    row.resources = tuple(sorted(view.resources.items())) if view.resources else ()
-    row.user = view.user
-    row.project = view.project
-    row.tags = view.tags
-    row.time_limit_ns = view.time_limit_ns
-    row.submitted_at_ns = view.since_ns
-    row.started_at_ns = view.started_at_ns
+def row_of_view(name: str, view: JobRow, now_ns: int, place: str | None = None) -> JobRow:
+    """Return a job as the dispatcher's last view has it, with its file in *place*."""
+    row = copy(view)
     reason = in_words(view.reason, now_ns)
+    row.name, row.place = name, place
     row.reason = f"{view.problem}; {reason}" if view.problem and reason else view.problem or reason
-    row.place = place
-    row.array = view.array
-    row.suspended_ns = view.suspended_ns
-    row.suspended_at_ns = view.suspended_at_ns
-    row.node = view.node
     row.gpu_percent = _average(each.percent for each in view.gpu_use) if view.gpu_use else None
     return row
-
-
-def of_spec(spec: Spec | None) -> dict[str, Any]:
-    """Return a row's fields from the job file; none if that cannot be read."""
-    if spec is None:
-        return {}
-    request = spec.request
-    return {
-        "priority": spec.priority,
-        "cpus": request.cpus,
-        "memory_bytes": request.memory_bytes,
-        "gpus": request.gpus,
-        "resources": request.resources,
-        "project": spec.project,
-        "tags": spec.tags,
-        "time_limit_ns": spec.time_limit_ns,
-    }
 
 
 def html(rows: Sequence[JobRow], now_ns: int) -> str:
@@ -283,10 +237,10 @@ def dataframe(rows: Sequence[JobRow]) -> Any:
     columns: dict[str, list[Any]] = {}
     for row in rows:
         values, tables = asdict(row), _tables(row)
-        for name in ("parameters", "metrics", "left", "start"):
+        for name in ("parameters", "metrics", "left", "start", "problem", "gpu_uuids", "gpu_use", "engine", "beside"):
             del values[name]
         values |= {name: getattr(row, name) for name in ("left_ns", "left_by", "start_at_ns", "start_is_guess")}
-        values |= {"state": row.state.value, "resources": dict(row.resources), "tags": list(row.tags)}
+        values |= {"state": row.state.value, "tags": list(row.tags)}
         for key, value in (values | {key: tables.get(key) for key in keys}).items():
             columns.setdefault(key, []).append(value)
     found = pandas.DataFrame(columns)
@@ -370,6 +324,23 @@ def _tasks_of_run(spool: Spool, name: str, run: int) -> Tasks | None:
         return Tasks(name, jobfile.parse(spool.record(name, run, layout.SPEC_COPY) or b"", name=name))
     except InvalidJob:
         return None
+
+
+def with_progress(spool: Spool, row: JobRow) -> JobRow:
+    """Return *row* with the progress that its run reports now."""
+    if row.state is not State.RUNNING or row.run is None:
+        return row
+    from spool.client.output import progress_of  # imported here, because a list without runs does not need it
+
+    return replace(row, progress=progress_of(spool, row.name, row.run))
+
+
+def with_parameters(spool: Spool, rows: Iterable[JobRow]) -> tuple[JobRow, ...]:
+    """Return *rows* with the parameters of those that are tasks of an array."""
+    known = Parameters(spool)
+    return tuple(
+        replace(row, parameters=found) if (found := known.of(row.name, row.submitted_at_ns)) else row for row in rows
+    )
 
 
 class ValueOutcomes(Struct, frozen=True):

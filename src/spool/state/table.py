@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from spool.core.arrays import Tasks, array_of, in_words, outcome_of
+from spool.core.arrays import Tasks, array_of, cancelled_by, in_words, outcome_of, progress
 from spool.core.constraints import Holding
 from spool.core.gpuuse import RecentRecorder
 from spool.core.layout import HELD, QUEUED
@@ -170,7 +170,7 @@ class Array(Struct, eq=False):
     def cancel(self, stop: Stop) -> str:
         """Stop issuing, and end every active task; return the user and the reason."""
         self.unrecorded, self.cancelled_by = stop, stop.by
-        self.cancelled = f"cancelled by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
+        self.cancelled = cancelled_by(stop)
         self.missing_ns = None
         self._went_on_until(stop.at_ns)
         self.unissued.clear()
@@ -199,12 +199,7 @@ class Array(Struct, eq=False):
 
     def progress(self, running: int) -> str:
         """Return its progress in words; *running* is the number of tasks that run now."""
-        words = [f"{len(self.ended) + len(self.unknown)} of {len(self.names)} done", f"{running} running"]
-        if self.taken:
-            first = next(iter(self.taken))
-            more = f" and {len(self.taken) - 1} more" if len(self.taken) > 1 else ""
-            words.append(f"{first}{more} not issued: another job of that name is there")
-        return ", ".join(words)
+        return progress(len(self.ended) + len(self.unknown), len(self.names), running, list(self.taken))
 
 
 def new_array(spec: Spec, record: ArrayRecord) -> Array:

@@ -47,7 +47,7 @@ def begin(metadir: Path) -> None:
 @pytest.fixture
 def served(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a dispatcher live, which has heard of Slurm what the job waits for."""
-    far = JobView(state="submitted", reason=WAITS, run=1, user="me", since_ns=time.time_ns() - 10**10)
+    far = JobView(state="submitted", reason=WAITS, run=1, user="me", submitted_at_ns=time.time_ns() - 10**10)
     serve(monkeypatch, spool_root, {"far": far})
 
 

@@ -7,14 +7,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 from unittest import mock
 
-from spool.core.model import Machine, State
+from msgspec import json
+
+from spool.core.model import Machine
 from spool.extras.page.document import render
 from spool.formats.run_records import parse_history_line
-from spool.formats.state import StateView, parse_state
+from spool.formats.state import StateView, parse_state, render_state
 from spool.query import overview
 from spool.query.jobs import JobList
 from spool.query.overview import OverviewReader
-from spool.query.rows import JobRow, row_of_result, row_of_view, usual_order
+from spool.query.rows import JobRow, ListedState, row_of_result, row_of_view, usual_order
 
 EVIL = (
     '</script><script>window.owned=1;document.title="owned"</script><img src=x onerror="window.owned=1">'
@@ -50,8 +52,9 @@ def page_of(root: Path, now_ns: int, *, served: bool = True, every_s: float = 3)
 
 
 def _rows(view: StateView | None, now_ns: int) -> Iterator[JobRow]:
-    for name, job in view.jobs.items() if view is not None else ():
-        yield row_of_view(name, State(job.state), job, now_ns)
+    listed = json.decode(render_state(view), type=ListedState).jobs if view is not None else {}
+    for name, job in listed.items():
+        yield row_of_view(name, job, now_ns)
 
 
 class Page(HTMLParser):

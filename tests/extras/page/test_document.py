@@ -141,7 +141,7 @@ def test_the_policy_allows_our_style_and_our_script_alone(spool_root: Path) -> N
 
 def test_a_long_queue_is_cut(spool_root: Path) -> None:
     """Of 10,000 waiting jobs the page shows the first hundred and how many more there are."""
-    jobs = {f"job-{n}": a_waiting_job(NOW_NS, "busy", since_ns=NOW_NS - n * SECOND_NS) for n in range(10_000)}
+    jobs = {f"job-{n}": a_waiting_job(NOW_NS, "busy", submitted_at_ns=NOW_NS - n * SECOND_NS) for n in range(10_000)}
     text = page_of(lay(spool_root, a_view(NOW_NS, jobs=jobs)), NOW_NS)
     assert len(text) < 100_000
     assert "and 9,900 more" in Page(text).text
@@ -201,7 +201,7 @@ def test_a_job_that_waits_in_slurm_stands_among_those_that_wait(spool_root: Path
     """With a mark, Slurm's reason and a number of its own above all; it is none of the running jobs."""
     reason = "Slurm: PENDING (Resources)"
     jobs = {
-        "far": JobView(state="submitted", reason=reason, run=1, user="me", since_ns=NOW_NS - HOUR_NS),
+        "far": JobView(state="submitted", reason=reason, run=1, user="me", submitted_at_ns=NOW_NS - HOUR_NS),
         "near": a_waiting_job(NOW_NS, "why"),
     }
     lay(spool_root, a_view(NOW_NS, jobs=jobs))

@@ -448,7 +448,7 @@ def test_ten_thousand_jobs_are_drawn_as_fast_as_ten(spool: Command, spool_root: 
 
     async def steps(screen: Screen) -> None:
         await screen.until(lambda: screen.app._seen, "the first look")
-        rows = [JobRow(f"job_{at}", State.QUEUED, reason="x") for at in range(10_000)]
+        rows = [JobRow(name=f"job_{at}", state=State.QUEUED, reason="x") for at in range(10_000)]
         jobs = screen.app.query_one("#queue", RowList)
         screen.app._looks.end()
         jobs.show_rows(rows, "")
@@ -459,7 +459,7 @@ def test_ten_thousand_jobs_are_drawn_as_fast_as_ten(spool: Command, spool_root: 
         await screen.press("home")
         await screen.sees("job_0 ")
         assert set(drawn) <= {f"job_{at}" for at in (*range(24), *range(9970, 10_000))}
-        jobs.show_rows([JobRow("new", State.RUNNING), *rows], "")
+        jobs.show_rows([JobRow(name="new", state=State.RUNNING), *rows], "")
         assert screen.current == "job_0"
 
     drive(spool_root, steps)

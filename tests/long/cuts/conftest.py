@@ -6,6 +6,10 @@ import os
 
 import pytest
 
+from crash.conftest import alike
+
+__all__ = ["alike", "thin"]
+
 
 @pytest.fixture
 def thin() -> int:

@@ -177,40 +177,6 @@ def test_what_keeps_a_job_waiting_in_slurm_is_told_until_it_is_over(served: Serv
 # Nodes.
 
 
-def test_a_drain_lets_jobs_end_and_holds_back_the_others_until_it_is_over(served: Served, slurm: Cluster) -> None:
-    """All nodes are drained: what runs goes on, what comes waits and says so, and begins once when they are back."""
-    served.drop("runs", _noted(f"echo up; {UNTIL_TOLD}"))
-    served.says("runs", "up")
-    slurm.set_nodes("drain")
-    served.drop("waits", _noted("true"))
-    served.wait_reason("waits", "DRAINED")
-    assert served.spool("wait", "--timeout", "1s", "waits").returncode != 0
-    assert served.places("runs") == ["running"]
-    _let_go(served)
-    served.wait_done("runs")
-    assert served.places("waits") == ["running"]
-    assert "submitted" in served.spool("ls", "waits").stdout
-    slurm.resume()
-    served.wait_done("waits")
-    _check_once(served, "runs", "waits")
-
-
-@pytest.mark.timeout(300)
-def test_a_job_of_a_node_that_is_set_down_runs_again_when_its_processes_are_gone(
-    served: Served, slurm: Cluster
-) -> None:
-    """Slurm ends the processes of jobs on a node that is set down; the second run begins when none is left."""
-    command = 'echo $$; [ "$SPOOL_RUN" = 2 ] || while :; do sleep 0.1; done'
-    served.drop("moved", _noted(command), executor_options=["--nodelist=n2"])
-    pid = pids_in(served.says("moved", "\n"))[0]
-    slurm.set_nodes("down", "n2")
-    wait_for(lambda: not alive(pid), what="its command to be gone")
-    slurm.resume("n2")
-    served.wait_done("moved")
-    assert [served.outcome("moved", run) for run in served.runs("moved")] == ["lost", "finished"]
-    assert sorted(_noted_runs(served)) == ["moved 1", "moved 2"]
-
-
 def test_a_node_whose_prolog_fails_costs_no_job(served: Served, slurm: Cluster, tmp_path: Path) -> None:
     """Slurm drains the node and cancels the job there, which nobody has cancelled: it runs on another node, once."""
     fails = tmp_path / "prolog"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 
 import pytest
 
-from long.slurm.cluster import Cluster
+from long.slurm.cluster import Cluster, engine_id
 from served import Served, alive, pids_in, remember
-from support import wait_for
+from support import ROOT, wait_for
 
 TIMED = int(os.environ.get("SLURM_TIMED", "3"))
 
@@ -132,3 +133,59 @@ def test_runs_in_slurm_are_recorded_with_their_own_times_and_use(served: Served)
         assert result["cpu_time_ns"] == wrote["cpu_time_ns"] > 0
         assert result.get("peak_memory_bytes") == wrote.get("peak_memory_bytes")  # where Slurm makes control groups
         assert "ended_at_is" not in result
+
+
+def test_each_task_is_a_job_of_slurm(served: Served, slurm: Cluster) -> None:
+    """Begun once, with its output, its exit code, its id, and its own engine.log."""
+    served.drop("sweep", "echo {index}; exit $((SPOOL_ARRAY_INDEX % 2))", array="0-9")
+    served.wait_done("sweep")
+    for index in range(10):
+        name = f"sweep_{index}"
+        assert served.runs(name) == [1]
+        assert (served.result(name)["exit_code"], served.log(name)) == (index % 2, f"{index}\n")
+        assert (served.record(name, "jid") or "").split()[5] == f"slurm:{engine_id(served, name)}"
+        assert served.record(name, "engine.log") is not None
+
+
+def test_a_cancelled_array_leaves_slurm(served: Served, slurm: Cluster) -> None:
+    """Tasks that run are told to end, and those that wait never begin."""
+    served.drop("sweep", "trap 'echo told; exit 3' TERM; echo up; while :; do sleep 0.1; done", array="0-5%2")
+    served.says("sweep_0", "up")
+    served.says("sweep_1", "up")
+    assert served.spool("cancel", "sweep").returncode == 0
+    served.wait_done("sweep")
+    assert {served.outcome(f"sweep_{index}") for index in range(6)} == {"cancelled"}
+    assert [served.log(f"sweep_{index}") for index in range(2)] == ["up\ntold\n"] * 2
+    wait_for(lambda: not set(slurm.states().values()) & {"PENDING", "RUNNING"}, what="Slurm to be done")
+
+
+def test_one_task_is_cancelled_and_the_others_go_on(served: Served, slurm: Cluster) -> None:
+    """Each is a job of its own for every command, and for `scancel`."""
+    served.drop("sweep", "echo up; sleep 60", array="0-2", kill_grace="1s")
+    for index in range(3):
+        served.says(f"sweep_{index}", "up")
+    job = engine_id(served, "sweep_2")
+    assert served.spool("cancel", "sweep_1").returncode == 0
+    slurm.command("scancel", job)
+    served.wait_done("sweep_1", "sweep_2")
+    assert [served.outcome(f"sweep_{index}") for index in (1, 2)] == ["cancelled"] * 2
+    assert served.places("sweep_0") == ["running"]
+
+
+EXAMPLE = ROOT / "examples" / "slurm"
+
+
+def test_the_example_runs_on_a_node(unserved: Served, slurm: Cluster) -> None:
+    """The two lines of configuration are enough, and the job says on which node it was and as which of Slurm's."""
+    lines = (EXAMPLE / "README.md").read_text().partition("```toml\n")[2].partition("```")[0]
+    assert len(tomllib.loads(lines)) == len(lines.splitlines()) == 2
+    assert lines in (ROOT / "docs" / "CLUSTER.md").read_text()
+    (unserved.root / "config.toml").write_text(f'autostart = false\ndisk_floor = "0M"\n{lines}')
+    unserved.start()
+    submitted = unserved.spool("submit", "-f", str(EXAMPLE / "pi.toml"), "--wait")
+    assert submitted.returncode == 0, submitted.stdout + submitted.stderr
+    assert re.fullmatch(r"on n\d, Slurm's job \d+\npi is 3\.141593\n", unserved.log("pi"))
+    unserved.executor = None  # as one whose file says nothing of Slurm
+    unserved.drop("plain", "echo $SLURMD_NODENAME")
+    unserved.wait_done("plain")
+    assert re.fullmatch(r"n\d\n", unserved.log("plain"))

@@ -22,7 +22,6 @@ from served import Served, alive, pids_in
 from spool.query.rows import in_words
 from support import ROOT, wait_for
 
-JOBS = int(os.environ.get("SLURM_JOBS", "40"))
 KILLS = int(os.environ.get("SLURM_KILLS", "4"))
 AWAY_S = float(os.environ.get("SLURM_AWAY_S", "2"))
 SEED = int(os.environ.get("SLURM_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
@@ -56,6 +55,10 @@ def _instead_of(served: Served, program: str, text: str) -> None:
 
 def _states(slurm: Cluster) -> Counter[str]:
     return Counter(job["state"] for job in slurm.jobs())
+
+
+def _is_over(slurm: Cluster) -> bool:
+    return not _states(slurm).keys() & {"PENDING", "RUNNING", "COMPLETING"}
 
 
 # The dispatcher.
@@ -139,6 +142,51 @@ def test_what_was_never_submitted_waits_again(unserved: Served, slurm: Cluster) 
     first = unserved.runs("late")[0]
     assert (unserved.record("late", "jid", first) or "void\n") == "void\n"
     assert len([event for event, *_ in _ledger(unserved) if event == "B"]) == 1
+
+
+def test_a_submission_that_arrives_after_it_was_given_up_never_begins(impatient: Served, slurm: Cluster) -> None:
+    """Sbatch hangs or fails, the job waits again and runs; then the first submission arrives in Slurm after all."""
+    arrives, names = impatient.root.parent / "arrives", ["hangs", "fails"]
+    late = f"""setsid sh -c 'until [ -e {arrives} ]; do sleep 0.1; done; exec "$@"' - "$real" "$@" > /dev/null 2>&1 &"""
+    timed_out = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    text = f"""
+    case "$*" in
+    *:hangs:1\\ *) {late} sleep 60 ;;
+    *:fails:1\\ *) {late} echo '{timed_out}' >&2; exit 1 ;;
+    esac
+    exec "$real" "$@"
+    """
+    _instead_of(impatient, "sbatch", text)
+    impatient.start()
+    for name in names:
+        impatient.drop(name, _job("true"))
+    impatient.wait_done(*names)
+    for name in names:
+        assert (impatient.record(name, "jid", 1), impatient.outcome(name, 2)) == ("void\n", "finished")
+        assert (impatient.result(name, 2) or {})["attempt"] == 1
+    arrives.touch()
+    for name in names:
+        wait_for(lambda name=name: [job["name"] for job in slurm.jobs()].count(name) == 2, 60, "the late job")
+    wait_for(lambda: _is_over(slurm), 60, "the end of all")
+    impatient.looked()
+    _check_once(impatient, names)
+
+
+def test_a_job_that_waits_and_is_left_out_of_two_answers_runs_once(impatient: Served, slurm: Cluster) -> None:
+    """Squeue says that it is gone: it waits again, and what Slurm has of it after all never begins."""
+    hidden = impatient.root.parent / "hidden"
+    _instead_of(impatient, "squeue", f'if [ -e {hidden} ]; then "$real" "$@" | head -n 1; else exec "$real" "$@"; fi')
+    slurm.set_nodes("drain", "n4")
+    impatient.start()
+    impatient.drop("waits", _job("true"), executor_options=["--nodelist=n4"])
+    impatient.wait_reason("waits", "PENDING")
+    hidden.touch()
+    impatient.until(lambda: len(impatient.runs("waits")) > 1, "the second run")
+    hidden.unlink()
+    slurm.resume("n4")
+    impatient.wait_done("waits")
+    wait_for(lambda: _is_over(slurm), 60, "the end of all")
+    _check_once(impatient, ["waits"])
 
 
 # Late, or failed before or after Slurm has the job; an answer of squeue may fail or break off.
@@ -317,9 +365,6 @@ def test_a_job_of_a_node_that_went_away_runs_again_when_the_node_is_back(served:
     slurm.resume("n2")
     served.wait_done("moved")
     assert [served.outcome("moved", run) for run in (1, 2)] == ["lost", "finished"]
-
-
-# Many.
 
 
 # Spools.

@@ -122,28 +122,6 @@ def test_every_view_tells_of_jobs_in_slurm(served: Served, slurm: Cluster) -> No
     served.wait_done("waits", "runs", "after")
 
 
-@pytest.mark.timeout(300)
-def test_arrays_retries_and_dependencies_between_slurm_and_this_machine(served: Served, slurm: Cluster) -> None:
-    """An array with `%` keeps to it, a failed task is tried again, and jobs here and there wait for one another."""
-    served.drop("array", '[ "$SPOOL_ARRAY_INDEX$SPOOL_ATTEMPT" != 21 ]', array="0-4%2", retry={"max": 1})
-    served.drop("here", "echo $SLURM_JOB_ID. > here", depends_on=["array"], executor="process")
-    served.drop("there", "cat here", depends_on=["here"])
-    served.drop("bad", "exit 4", depends_on=["there"])
-    served.drop("instead", "echo instead", depends_on={"failed": "bad"}, executor="process")
-    served.drop("never", "true", depends_on=["bad"])
-    most, patience = 0, time.monotonic() + PATIENCE_S
-    while served.places("instead") != ["done"]:
-        assert time.monotonic() < patience
-        states = [job["state"] for job in slurm.jobs() if job["name"].startswith("array_")]
-        most = max(most, sum(state in ("PENDING", "RUNNING") for state in states))
-        time.sleep(0.1)
-    assert 1 <= most <= 2
-    assert [len(served.runs(f"array_{index}")) for index in range(5)] == [1, 1, 2, 1, 1]
-    assert (served.log("there"), served.log("instead")) == (".\n", "instead\n")
-    served.wait_done("never")
-    assert (served.outcome("never"), served.record("never", "engine")) == ("cancelled", None)
-
-
 def test_jobs_in_slurm_are_edited_held_moved_and_signalled(served: Served, slurm: Cluster) -> None:
     """What can be done is done in Slurm too; what cannot be is refused and says what to do instead."""
     slurm.set_nodes("drain", "n4")
@@ -175,21 +153,3 @@ def test_jobs_in_slurm_are_edited_held_moved_and_signalled(served: Served, slurm
     served.wait_done("waits", "runs")
     assert [served.outcome("runs", run) for run in served.runs("runs")] == ["cancelled", "finished"]
     assert Path(served.root.parent / "begun").exists()
-
-
-def test_the_first_failure_ends_what_runs_and_waits_in_slurm(unserved: Served, slurm: Cluster) -> None:
-    """`on_failure = "halt"`: jobs in Slurm are cancelled as those here are, and no other is handed over."""
-    config = unserved.root / "config.toml"
-    config.write_text('on_failure = "halt"\n' + config.read_text())
-    slurm.set_nodes("drain", "n4")
-    unserved.start()
-    unserved.drop("waits", "touch begun", executor_options=["--nodelist=n4"])
-    unserved.drop("runs", "echo up; while :; do sleep 0.1; done")
-    unserved.says("runs", "up")
-    unserved.wait_reason("waits", "PENDING")
-    unserved.drop("after", "touch begun", depends_on=["runs"])
-    unserved.drop("bad", "exit 1")
-    unserved.wait_done("bad", "runs", "waits", "after")
-    assert [unserved.outcome(name) for name in ("bad", "runs", "waits")] == ["failed", "cancelled", "cancelled"]
-    assert not (unserved.root.parent / "begun").exists()
-    wait_for(lambda: not set(slurm.states().values()) & {"PENDING", "RUNNING", "COMPLETING"}, 60, "the end of all")

@@ -49,6 +49,7 @@ class Metrics(Listener):
     """Rewrites the file, at most every 15 seconds. *config* returns the configuration in force."""
 
     name = "metrics"
+    wants = ENDS | {EventName.QUEUED, EventName.STARTED, EventName.RETRYING}
 
     def __init__(self, root: str, config: Callable[[], Config]) -> None:
         self._root = root
@@ -57,10 +58,6 @@ class Metrics(Listener):
         self._disk = Disk(os.path.join(root, layout.STAGING))
         self._next = time.monotonic()
         self._complaint = ""
-
-    def wants(self, name: EventName) -> bool:
-        """Whether events of that kind are counted."""
-        return name in ENDS or name in (EventName.QUEUED, EventName.STARTED, EventName.RETRYING)
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
         """Count the event."""
@@ -232,7 +229,7 @@ def _of_dispatcher(view: StateView | None, heartbeat_ns: int | None, *, up: bool
     states = {**dict.fromkeys((state.value for state in _JOBS), 0), **view.counts()}
     text = "Waiting, held and running jobs, by state. Array tasks count; arrays do not."
     yield "gauge", "jobs", text, [({"state": state}, count) for state, count in states.items()]
-    queued = [job.since_ns for job in view.jobs.values() if job.state == State.QUEUED and not job.array]
+    queued = [job.submitted_at_ns for job in view.jobs.values() if job.state == State.QUEUED and not job.array]
     if since := [since_ns for since_ns in queued if since_ns is not None]:
         text = "Since when the oldest queued job has waited."
         yield "gauge", "oldest_queued_timestamp_seconds", text, min(since) / SECOND_NS

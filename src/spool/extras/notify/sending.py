@@ -409,6 +409,7 @@ class Notifier(Listener):
     """Notifies the recipients that a job or the configuration names. *config* returns the configuration in force."""
 
     name = "notify"
+    wants = frozenset(EventName) - {EventName.POLLING}  # whether a job asks to be told is in the event
 
     def __init__(self, root: str, config: Callable[[], Config], *, patience: Patience | None = None) -> None:
         self._config = config
@@ -416,10 +417,6 @@ class Notifier(Listener):
         self._queues: dict[tuple[str, str | None], SendQueue] = {}
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._complained: set[str] = set()
-
-    def wants(self, name: EventName) -> bool:
-        """Return True for all events except polling: whether a job wants those is in the event."""
-        return name is not EventName.POLLING
 
     def hear(self, event: Event, done: Callable[[], None]) -> None:
         """Send a message to each address; call *done* when the last has arrived or is given up.
@@ -505,6 +502,8 @@ _SAYS = {
     EventName.UNSCHEDULABLE: "could not be scheduled",
     EventName.HELD: "is held",
     EventName.RELEASED: "is released",
+    EventName.RESERVATION_CREATED: "was made",
+    EventName.RESERVATION_CANCELLED: "was cancelled",
     EventName.RESERVATION_STARTED: "has begun",
     EventName.RESERVATION_ENDED: "has ended",
     EventName.GPU_TAKEN: "is taken",
