@@ -161,7 +161,6 @@ MANY_PARAMETERS: dict[str, str] = {
 }
 SMALL_MODULES: dict[str, str] = {
     "cli/main.py": "the program, which its script starts",
-    "formats/schema.py": "`python -m spool.formats.schema --write` makes the schemas and the tables of keys",
     "python/worker.py": "what job files of spool 0.1 start",
 }
 SAME_NAMES: dict[str, str] = {
@@ -186,6 +185,8 @@ ACTS = {"subprocess", "multiprocessing", "shutil", "tempfile", "spool.store.disk
 LOOKS = {
     "spool.client.autostart.is_starting": "whether a dispatcher was started moments ago",
     "spool.client.autostart.outlook": "what will start the next dispatcher",
+    "spool.store.arrays.array_outcome": "how the tasks of an array ended",
+    "spool.store.arrays.task_names": "which there are",
     "spool.store.disk.remedy_for": "a text",
 }
 PRINTS = {

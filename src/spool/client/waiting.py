@@ -358,6 +358,15 @@ class _Awaited:
         return now - self._absent_since_ns > GRACE_NS
 
 
+class _Wanted(Struct, frozen=True):
+    """What of a job is followed."""
+
+    only: int | None
+    after: int | None
+    lines: int | None
+    apart: bool
+
+
 class Follower:
     """Reads the output of jobs from the newest run of each on; for an array that of each task once it has ended.
 
@@ -376,8 +385,8 @@ class Follower:
     ) -> None:
         """Follow the jobs *names*. Raises NoSuchJob for the first that is unknown."""
         self.waiter = Waiter(spool, names)
-        apart = len(set(names)) > 1
-        self._jobs = [_FollowedJob(spool, name, only, after, lines, apart=apart) for name in dict.fromkeys(names)]
+        wanted = _Wanted(only, after, lines, apart=len(set(names)) > 1)
+        self._jobs = [_FollowedJob(spool, name, wanted) for name in dict.fromkeys(names)]
 
     def pieces(self) -> Iterator[OutputPiece | End | None]:
         """Yield output as it appears, the end of each job after its output, and None when there is nothing new.
@@ -402,17 +411,14 @@ class Follower:
 class _FollowedJob:
     """One job that is followed."""
 
-    def __init__(
-        self, spool: Spool, name: str, only: int | None, after: int | None, lines: int | None, *, apart: bool
-    ) -> None:
+    def __init__(self, spool: Spool, name: str, wanted: _Wanted) -> None:
         self._spool = spool
-        self._apart = apart
         self.name = name
         self.is_over = False
-        self._only = only is not None
-        newest = spool.latest_run(name) if only is None and after is None else only
-        self._from = newest or (after or 0) + 1
-        self._lines = lines
+        self._wanted = wanted
+        self._only = wanted.only is not None
+        newest = spool.latest_run(name) if wanted.only is None and wanted.after is None else wanted.only
+        self._from = newest or (wanted.after or 0) + 1
         self._run: int | None = None
         self._tails: dict[Stream, Tail] = {}
         self._tasks: ArrayOutput | None = None
@@ -446,7 +452,8 @@ class _FollowedJob:
         begun = OutputPiece(self.name, run, Stream.OUT, b"")
         if self._spool.array(self.name, run) is not None:
             self._run = run
-            self._tasks = ArrayOutput(self._spool, self.name, run, lines=self._lines, apart=self._apart)
+            lines, apart = self._wanted.lines, self._wanted.apart
+            self._tasks = ArrayOutput(self._spool, self.name, run, lines=lines, apart=apart)
             return begun
         where = outputs(self._spool, self.name, run)
         paths = {Stream.OUT: where.stdout, Stream.ERR: where.stderr}
@@ -458,8 +465,8 @@ class _FollowedJob:
                 self._tails.pop(stream).close()
             if path is not None:
                 self._tails[stream] = Tail(path)
-                if self._lines is not None and self._run is None:
-                    self._tails[stream].skip_to_last(self._lines)
+                if self._wanted.lines is not None and self._run is None:
+                    self._tails[stream].skip_to_last(self._wanted.lines)
         self._run = run
         return begun
 
