@@ -413,7 +413,8 @@ class Scanner(Component):
         """Read whether spool itself holds the job; after an edit, a removal or a release it no longer does."""
         another = file is not None and job.held is not None and file.inode != job.held.inode
         why = self._spool.hold_reason(job.name, file.mtime_ns) if file is not None and not another else ""
-        if job.hold_reason and not why:
+        unread = not (job.hold_reason or another) and status_of(self._spool.layout.reason_file(job.name)) is not None
+        if not why and (job.hold_reason or unread):  # unread: it was edited before the first look at it in held/
             self._withdraw_reason(job.name)
         elif why:
             self._confinement.done(Thing.of_job(job.name), _WITHDRAW)
