@@ -431,10 +431,8 @@ class Job:
             result = spool.result(name, run)
             row = row_of_result(result) if result is not None and result.again is None else None
         if row is None:
-            outcome = self.outcome
-            row = JobRow(
-                name=name, state=outcome or State.QUEUED, reason="never issued" if outcome else "not issued yet"
-            )
+            state = self.outcome or State.QUEUED
+            row = JobRow(name=name, state=state, reason="never issued" if state.ended else "not issued yet")
         return with_parameters(spool, (row,))[0]
 
     def tasks(self) -> tuple[Job, ...]:
