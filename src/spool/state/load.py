@@ -235,6 +235,7 @@ class Loader:
             before = self._attempts(key[0], record.submitted_at_ns, before=key[1])
             live.attempts = replace(live.attempts, preempted=before.preempted)  # its own records do not have that
         live.copied = self._spool.why_copied(granted)
+        live.stop_answered(self._spool.cancel_denial(*key))
         live.suspends(files.suspension, self._spool.suspend_order(files.name) or "")
         return live
 
