@@ -345,33 +345,11 @@ class Supervisor(Component):
     def collect(self) -> list[ActiveRun]:
         """Return the runs that are over, with known ends. The room of a run is free once no process is left."""
         now = time.monotonic_ns()
-        reap_at_ns = self._executors.local.due_ns()
-        if self._wakeup.children_ended() or (reap_at_ns is not None and now >= reap_at_ns):
-            self.suspects |= {run.key for run in self._executors.local.reap()}
-        self.suspects |= self._wakeup.ended_runs()  # first: nothing else tells of them
-        for name in list(self._changes.leftovers.names):
-            self._changes.leftovers.done(name)
-            job = self._state.jobs.get(name)
-            if job is None or job.live is None:
-                continue
-            self.suspects.add(job.live.key)
-            if isinstance(job.live.phase, Active) and self.concluder.lacks_metadir(job.live):
-                self._confinement.attempt(Thing.of_run(job.live.key), _FIND_OUT, self._outlive, job.live)
-        if self._executors.engines:
-            with self._confinement.service("ask", "the engines of runs elsewhere"):
-                self.suspects |= {run.key for run in self._executors.work()}
+        self._suspect_told(now)
         if now >= self._poll_at_ns:
             self.suspects |= self._polled.keys()
             self._poll_at_ns = now + POLL_NS
-        gone: list[ActiveRun] = []
-        if self._terminator.runs:
-            with self._confinement.service("look at", "the processes of runs that are stopped"):
-                for live in (run.live for run in self._terminator.runs.values()):
-                    if live.jid is None and live.elsewhere is None:
-                        with suppress(OSError):  # a search may miss its children, which get their mark late
-                            self.concluder.identify(live)
-                gone = self._terminator.tick()
-        for live in gone:
+        for live in self._go_on_ending() if self._terminator.runs else ():
             self._terminator.forget(live)
             live.see(GONE)
             self._state.recount(live)  # its grant is free for the next run
@@ -384,6 +362,32 @@ class Supervisor(Component):
             self._timer.advance(reap_at_ns)
         ended, self._ended = self._ended, []
         return ended
+
+    def _suspect_told(self, now: int) -> None:
+        """Suspect the runs of which the kernel, a wrapper or an engine has told."""
+        reap_at_ns = self._executors.local.due_ns()
+        if self._wakeup.children_ended() or (reap_at_ns is not None and now >= reap_at_ns):
+            self.suspects |= {run.key for run in self._executors.local.reap()}
+        self.suspects |= self._wakeup.ended_runs()  # first: nothing else tells of them
+        for name in self._changes.leftovers.take():
+            live = job.live if (job := self._state.jobs.get(name)) is not None else None
+            if live is not None:
+                self.suspects.add(live.key)
+                if isinstance(live.phase, Active) and self.concluder.lacks_metadir(live):
+                    self._confinement.attempt(Thing.of_run(live.key), _FIND_OUT, self._outlive, live)
+        if self._executors.engines:
+            with self._confinement.service("ask", "the engines of runs elsewhere"):
+                self.suspects |= {run.key for run in self._executors.work()}
+
+    def _go_on_ending(self) -> list[ActiveRun]:
+        """Continue to end the runs that must end; return those without processes."""
+        with self._confinement.service("look at", "the processes of runs that are stopped"):
+            for live in (run.live for run in self._terminator.runs.values()):
+                if live.jid is None and live.elsewhere is None:
+                    with suppress(OSError):  # a search may miss its children, which get their mark late
+                        self.concluder.identify(live)
+            return self._terminator.tick()
+        return []
 
     def take_news(self) -> list[tuple[News, ActiveRun]]:
         """Return what engines have told of their runs since the last call."""
