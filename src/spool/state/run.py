@@ -361,19 +361,6 @@ class ActiveRun(Struct, eq=False):
         return self.handle.jid if self.handle is not None else None
 
     @property
-    def merely_runs(self) -> bool:
-        """Whether it runs on this machine, and there is no other news of it."""
-        return (
-            self.phase is lifecycle.ACTIVE
-            and self.executor in LOCAL_EXECUTORS
-            and not isinstance(self.order, StopOrdered)
-            and self.gpu_watch is None
-            and not (self.kept or self.suspended_by)
-            and self.suspension.since_ns is None
-            and not self.suspension.before_ns
-        )
-
-    @property
     def exit_status(self) -> int | None:
         """Return the exit status of its wrapper, a child of this process, as wait() returns it."""
         return self.handle.exit_status if self.handle is not None else None
