@@ -125,3 +125,18 @@ def test_a_disk_that_refuses_the_record_costs_nothing_but_the_record(
     run.look(80)
     run.recorder.leave()
     assert run.live.gpu_watch.gpus[0].watched_ns == 10 * SECOND_NS
+
+
+def test_a_clock_that_is_set_back_leaves_no_idle_gpu_unwatched(
+    looks: Callable[[str], Looks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks go on to count though their times are before the start of the run."""
+    run = looks("warn")
+    run.look(0)
+    day_ns = 24 * 60 * MINUTE
+    run.at_ns -= day_ns
+    now_ns = run.dispatcher.context.clock()
+    monkeypatch.setattr(run.recorder, "_clock", lambda: now_ns - day_ns)
+    run.look(0)
+    run.idle_for(30)
+    assert run.told() == ["train:1:gpu_idle:1"]

@@ -82,6 +82,14 @@ def test_pauses_after_errors_grow_to_five_seconds() -> None:
     assert pauses == [50, 100, 200, 400, 800, 1600, 3200, 5000, 5000]
 
 
+def test_a_machine_without_a_thread_to_spare_is_short_like_any_other() -> None:
+    """What a failed start of a thread raises is told with the remedy, not as an internal error."""
+    confinement = Confinement("/nowhere", Timer(), lambda: 0)
+    confinement.failed(Thing("service", "the listeners"), "serve", RuntimeError("can't start new thread"))
+    (said,) = confinement.problems()
+    assert (os.strerror(errno.EAGAIN) in said, "ulimit -u" in said, "internal" in said) == (True, True, False)
+
+
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT])
 def test_every_shortage_is_a_refusal(number: int) -> None:
     """A quota that is full fails no job either, and another program's words for it say the same."""

@@ -376,7 +376,7 @@ def test_a_start_that_is_refused_is_held_with_the_words(served: Served) -> None:
         assert "hook submitting: not on a Friday" in served.spool(verb, "x").stdout, verb
 
 
-@pytest.mark.parametrize("how", ["released", "edited", "cancelled"])
+@pytest.mark.parametrize("how", ["released", "edited", "edited while none serves", "cancelled"])
 def test_the_words_of_a_refusal_go_with_it(served: Served, how: str) -> None:
     """Released, edited or cancelled, the job is a job like any other; one that is released is asked about again."""
     gate = hook(served, "submitting", NO)
@@ -396,6 +396,10 @@ def test_the_words_of_a_refusal_go_with_it(served: Served, how: str) -> None:
     elif how == "edited":
         served.drop("x", ["/bin/echo"], place="held")
         served.looked()
+    elif how == "edited while none serves":
+        served.kill()
+        served.drop("x", ["/bin/echo"], place="held")
+        served.start()
     else:
         served.move("x", "held", "done")
         served.looked()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,8 +15,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from support import wait_for
-from wrapper_runs import Run, Runs, runs_below, surroundings, words_of
+from support import ROOT, wait_for
+from wrapper_runs import COMPILED, Run, Runs, runs_below, surroundings, words_of
 
 
 @pytest.fixture
@@ -117,3 +119,31 @@ def test_the_end_waits_for_the_viewer(runs: Runs, started: list[Terminal]) -> No
     os.close(shown)
     os.close(told)
     assert run.finish() == 0
+
+
+_BUSY = """
+spool_terminal=shared spool_starting='' spool_child='' spool_before='' turns=0
+spool_record() { :; }
+trap 'spool_signal HUP 129' HUP
+echo up
+while [ "$turns" -lt 100000 ]; do turns=$((turns + 1)); done
+echo whole
+"""
+
+
+def test_a_second_hangup_in_the_midst_of_the_first_cuts_nothing_off(wrapper: str) -> None:
+    """A caller that ends hangs up by the terminal and by the kernel: dash runs one trap in the middle of another."""
+    if wrapper == COMPILED:
+        pytest.skip("it becomes a shell here")
+    shell = words_of(wrapper)
+    function = re.findall(
+        r"^spool_signal\(\) \{\n.*?^\}\n", (ROOT / "src/spool/formats/wrapper.sh").read_text(), re.MULTILINE | re.DOTALL
+    )
+    words = [*shell, "-c", function[0] + _BUSY]
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        while process.poll() is None:
+            process.send_signal(signal.SIGHUP)
+        assert process.stdout.read() == "whole\n"

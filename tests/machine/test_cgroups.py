@@ -108,7 +108,7 @@ def found(kernel: Kernel) -> RunGroups:
 
 def told(group: RunGroup) -> tuple[object, ...]:
     """Return all that a group tells."""
-    numbers = group.memory_bytes(), group.peak_memory_bytes(), group.cpu_time_ns(), group.oom_kills()
+    numbers = group.peak_memory_bytes(), group.cpu_time_ns(), group.oom_kills()
     return *numbers, group.populated(), group.pids()
 
 
@@ -181,11 +181,11 @@ def test_what_a_group_tells_is_read(groups: RunGroups) -> None:
     """Memory, peak, CPU time, kills for memory and the processes are what the files say."""
     group = groups.create("train", 1, None)
     assert (group.path / "memory.max").read_text() == "max\n"  # what has no limit can be counted and ended all the same
-    assert told(group) == (4096, 8192, 1_500_000, 0, False, frozenset())
+    assert told(group) == (8192, 1_500_000, 0, False, frozenset())
     (group.path / "memory.events").write_text("oom 2\noom_kill 7\noom_group_kill 1\n")
     (group.path / "cgroup.events").write_text("populated 1\nfrozen 0\n")
     (group.path / "cgroup.procs").write_text("12\n13\n")
-    assert told(groups.existing("train", 1))[3:] == (7, True, {12, 13})
+    assert told(groups.existing("train", 1))[2:] == (7, True, {12, 13})
 
 
 def test_a_group_that_is_not_there_tells_nothing(groups: RunGroups) -> None:

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from served import alive
 from spool.core.model import SECOND_NS
-from spool.machine.commands import AT_ONCE, ChildProcess, Command, CommandEnd, CommandRunner, import_path
+from spool.machine.commands import AT_ONCE, ChildProcess, Command, CommandEnd, CommandRunner, Workers, import_path
 from support import PATIENCE_S, wait_for
 
 
@@ -149,6 +150,25 @@ def test_a_helper_that_cannot_be_started_is_told_of(runner: CommandRunner, monke
         assert dict(runner.work()) == {}
     (end,) = wait(runner, waits)
     assert end.out == "done\n"
+
+
+def test_without_a_thread_to_spare_work_is_done_by_the_caller_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece is carried out, in order, and a thread that there is later finds nothing of it."""
+    done: list[int] = []
+
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    workers = Workers(2)
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", none)
+        for number in (1, 2):
+            workers.put(done.append, number)
+    assert done == [1, 2]
+    over = threading.Event()
+    workers.put(over.set)
+    assert over.wait(60)
+    assert done == [1, 2]
 
 
 ECHO = "import os\nwhile data := os.read(0, 1 << 16):\n    os.write(1, data)\n"

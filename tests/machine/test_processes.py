@@ -111,7 +111,7 @@ ended = {}
 while len(ended) < len(pids) and time.monotonic() < until:
     ended |= processes.reap(pids)
     time.sleep(0.002)
-codes = sorted({one.exit_code for one in ended.values()})
+codes = sorted({os.waitstatus_to_exitcode(status) for status in ended.values()})
 print(json.dumps([len(most), ordered, len(ended), codes, list(processes.children_of_self())]), flush=True)
 os._exit(0)
 """
@@ -123,7 +123,7 @@ def test_the_kernels_lists_show_the_children_of_all_threads() -> None:
     What a child leaves behind becomes the child of a subreaper, can be listed, and can be reaped.
     """
     done = subprocess.run([sys.executable, "-c", _FAMILY], capture_output=True, check=True)
-    assert json.loads(done.stdout) == [3, True, 3, [128 + signal.SIGKILL], []]
+    assert json.loads(done.stdout) == [3, True, 3, [-signal.SIGKILL], []]
 
 
 def test_what_is_halted_when_found_forks_no_more(tmp_path: Path) -> None:
@@ -372,23 +372,13 @@ def test_our_children_are_listed_until_they_are_reaped() -> None:
     pid = os.posix_spawn("/bin/sh", ["sh", "-c", "kill -KILL $$"], {})
     assert processes.children_of_self() - before == {pid}
     ended = wait_for(lambda: processes.reap([pid]))
-    assert (ended[pid].pid, ended[pid].exit_code) == (pid, 128 + signal.SIGKILL)
-    assert ended[pid].peak_memory_bytes > 0
+    assert os.waitstatus_to_exitcode(ended[pid]) == -signal.SIGKILL
     assert processes.children_of_self() == before
     with subprocess.Popen(["sh", "-c", "exit 3"]) as unnamed, subprocess.Popen(["sleep", "60"]) as living:
         os.waitid(os.P_PID, unnamed.pid, os.WEXITED | os.WNOWAIT)
         assert processes.reap([living.pid, 1]) == {}
         living.kill()
         assert unnamed.wait() == 3
-
-
-def test_what_a_child_has_used_includes_what_it_waited_for() -> None:
-    """CPU time and peak memory are those of the child and of the children that it waited for."""
-    burn = "import time; x = bytearray(30_000_000)\nwhile time.process_time() < 0.1: pass"
-    pid = os.posix_spawn("/bin/sh", ["sh", "-c", '"$1" -c "$2"; exit 0', "sh", sys.executable, burn], dict(os.environ))
-    used = wait_for(lambda: processes.reap([pid]))[pid]
-    assert used.cpu_time_ns >= 50_000_000
-    assert used.peak_memory_bytes >= 30_000_000
 
 
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -25,7 +25,7 @@ from spool.formats.capabilities import contributed, engine_title
 from spool.formats.values import moment_or_delay
 from spool.query import machine
 from spool.query.machine import GpuHolder, GpuList, GpuState, GpuStatus, MachineStatus, RunHere, machine_status
-from spool.query.shared import lease_words
+from spool.query.shared import elsewhere, lease_words
 from spool.query.snapshot import ReservationStatus, check_new, list_reservations, machine_now
 from spool.store.ownership import this_user
 
@@ -84,13 +84,13 @@ def command(root: str, as_json: bool) -> int:
 
 def _print(found: MachineStatus, unknown: str) -> None:
     seen, cpus = found.seen, found.cpus_granted
-    elsewhere = seen.shared.cpus_elsewhere(cpus) if seen.shared is not None else 0
-    others = f"{elsewhere} granted to others, " if elsewhere else ""
+    of_others, others_bytes, _ = elsewhere(seen.shared, cpus, found.memory_granted_bytes, 0)
+    others = f"{of_others} granted to others, " if of_others else ""
     lines = [
         ("spool", f"{found.spool}{'  (paused: no job starts)' if seen.view.paused else ''}"),
         ("dispatcher", _dispatcher(found)),
         ("CPUs", f"{seen.machine.cpus}, {cpus} granted, {others}{found.cpus_free} free"),
-        ("memory", _memory(found)),
+        ("memory", _memory(found, others_bytes)),
         ("GPUs", _gpus(found.gpus)),
         *((name, f"{use.total}, {use.granted} granted, {use.free} free") for name, use in found.resources.items()),
         ("disk", _disk(found)),
@@ -161,12 +161,11 @@ def _dispatcher(found: MachineStatus) -> str:
     return ", ".join(parts)
 
 
-def _memory(found: MachineStatus) -> str:
-    seen, granted_bytes = found.seen, found.memory_granted_bytes
-    others_bytes = seen.shared.memory_elsewhere_bytes(granted_bytes) if seen.shared is not None else 0
+def _memory(found: MachineStatus, others_bytes: int) -> str:
+    seen = found.seen
     parts = [
         f"{show_size(seen.machine.memory_bytes)} after the reserve",
-        f"{show_size(granted_bytes)} granted",
+        f"{show_size(found.memory_granted_bytes)} granted",
         *([f"{show_size(others_bytes)} granted to others"] if others_bytes else []),
         f"{show_size(found.memory_not_granted_bytes)} not granted",
     ]

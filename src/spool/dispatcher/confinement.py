@@ -9,6 +9,7 @@ listeners) that fails holds up nothing.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -169,6 +170,8 @@ class Confinement:
 
     def failed(self, thing: Thing, verb: str, error: Exception) -> None:
         """Record that *error* has ended this work, and set its retry."""
+        if isinstance(error, RuntimeError) and "start new thread" in str(error):
+            error = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))  # a shortage of the machine like any other
         text = self._text(thing, verb, error)
         known = self._troubles.get((thing, verb))
         pause_ns = min(2 * known.pause_ns, LONGEST_PAUSE_NS) if known is not None else FIRST_PAUSE_NS

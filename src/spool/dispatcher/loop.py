@@ -181,7 +181,7 @@ class Dispatcher:
         self.steps = ContributedSteps(context, self.wakeup)
         self.launcher = Launcher(context, self.planner.shortage, self.steps.put)
         self.recovery = Recovery(context, self.prober)
-        self.status = StatusWriter(context, self.watcher, self.arrays, self.world)
+        self.status = StatusWriter(context, self.arrays, self.world)
         self._unfiled: list[ActiveRun] = []  # runs that are over, with unfinished paperwork
         self._first, self._then = self._observing(), self._acting()
         self._passing, self._busy = True, False  # during a pass; whether it has ended or started runs

@@ -435,13 +435,14 @@ class GpuUseRecorder(Component):
         if machine is None or at_ns is None or at_ns == self._seen_at_ns:
             return
         self._seen_at_ns = at_ns
+        asked_boot_ns = boot_clock() - (self._clock() - at_ns)  # the clock may have been set since a run began
         state = self._state
         state.recent.note(at_ns, {gpu.uuid: gpu.utilisation_percent for gpu in machine.gpus})
         work = {gpu.uuid: {done.job: done for done in gpu.work} for gpu in machine.gpus}
         for name in list(state.runs.with_gpus):
             job = state.jobs.get(name)
             live = job.live if job is not None else None
-            if live is None or live.started_at_ns > at_ns or not live.holds_room:
+            if live is None or live.started_boot_ns > asked_boot_ns or not live.holds_room:
                 continue
             self._take_in(live, at_ns, [work.get(uuid, {}).get(name) for uuid in live.grant.gpu_uuids])
         self._written_ns = {key: at for key, at in self._written_ns.items() if key in state.live}

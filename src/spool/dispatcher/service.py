@@ -32,7 +32,6 @@ PRELOADED = (
     "tomli",
     "tomli_w",
     # of the standard library
-    "concurrent.futures.thread",
     "ctypes",
     "difflib",
     "encodings.ascii",
@@ -95,7 +94,7 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None) ->
         finally:
             if dispatcher is not None:
                 dispatcher.close()
-                logging.getLogger("spool").removeHandler(dispatcher.status.counts)
+                logging.getLogger("spool").removeHandler(dispatcher.status.logged)
             spool.release()
         if once or until_idle:
             dispatcher.events.client.join(_TELLING_S)  # so that notifications are sent, if possible
@@ -162,13 +161,13 @@ def _open(spool: LockedSpool, *, patient: bool) -> Dispatcher | None:
                 make_spool(spool.root)
             dispatcher = Dispatcher(spool)
             logging.getLogger("spool").setLevel(dispatcher.settings.config.log_level.upper())
-            logging.getLogger("spool").addHandler(dispatcher.status.counts)
+            logging.getLogger("spool").addHandler(dispatcher.status.logged)
             dispatcher.open()
         except BaseException as error:
             if dispatcher is not None:
                 told = dispatcher.wakeup.leaving
                 dispatcher.close()
-                logging.getLogger("spool").removeHandler(dispatcher.status.counts)
+                logging.getLogger("spool").removeHandler(dispatcher.status.logged)
             if not isinstance(error, OSError | ImportError) or not patient:
                 raise
             spool.keep()
@@ -206,9 +205,7 @@ def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: 
     said, search_until_ns = "", time.monotonic_ns() + local.SEARCH_NS + _LONGER_NS
     while not dispatcher.wakeup.leaving:
         try:
-            began_ns = time.perf_counter_ns()
             more = dispatcher.turn()
-            dispatcher.status.counts.passed(time.perf_counter_ns() - began_ns)
         except OSError as error:  # outside all boundaries of a pass: leaving would not help
             dispatcher.spool.keep()
             if once:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 from typing import assert_never
@@ -16,15 +15,13 @@ from spool.core.model import SECOND_NS, Jid, Machine, Spec, State
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.context import Component, Context
-from spool.dispatcher.wakeup import DirectoryWatcher, Pace
-from spool.formats.capabilities import running_words
+from spool.dispatcher.wakeup import Pace
 from spool.formats.state import (
     GpuUseView,
     GpuView,
     HoldingView,
     JobView,
     MachineView,
-    PassesView,
     PoolView,
     RefusalView,
     StateView,
@@ -32,6 +29,7 @@ from spool.formats.state import (
     parse_parts,
     render_state,
     rendered,
+    running_words,
 )
 from spool.machine import identity
 from spool.state.run import ActiveRun, JobFileVersion
@@ -43,21 +41,18 @@ _AT_MOST_EVERY_NS = SECOND_NS // 2
 _HEARTBEAT_NS = 10 * SECOND_NS
 _SHARE = 200  # writing may use one part in N of a processor
 _REFRESH_SHARE = 20  # and writing an unchanged content, one part in N of that
-_MS = SECOND_NS // 1000
-BOUNDS_NS = (_MS, 3 * _MS, 10 * _MS, 30 * _MS, 100 * _MS, 300 * _MS, SECOND_NS, 3 * SECOND_NS, 10 * SECOND_NS)
 
 
 class StatusWriter(Component):
     """Writes `state.json` as a whole, as often as its size allows."""
 
-    def __init__(self, context: Context, watcher: DirectoryWatcher, arrays: Arrays, machine: MachineMonitor) -> None:
+    def __init__(self, context: Context, arrays: Arrays, machine: MachineMonitor) -> None:
         super().__init__(context)
         self._timer = context.timers.timer("status", always=True)
-        self._watcher = watcher
         self._arrays = arrays
         self._world = machine
-        self.counts = PassCounts()
-        self._written_of: tuple[int, ...] = (0, 0, 0)
+        self.logged = ErrorCount()
+        self._written_of = (0, 0)
         self._started_at_ns = time.time_ns()
         self._next_ns = 0  # monotonic
         self._pace = Pace(_SHARE)
@@ -89,8 +84,8 @@ class StatusWriter(Component):
         """Whether the file shows an older state, or other troubles."""
         return self._wanted or self._troubles() != self._written_of
 
-    def _troubles(self) -> tuple[int, ...]:
-        return self._watcher.overflows, self.counts.errors, self._confinement.changes
+    def _troubles(self) -> tuple[int, int]:
+        return self.logged.errors, self._confinement.changes
 
     def show_problems(self, problems: Iterable[str]) -> bool:
         """Show these problems of the spool from now on; return whether they have changed."""
@@ -173,9 +168,7 @@ class StatusWriter(Component):
             paused=paused,
             problems=(*self._problems, *self._confinement.problems()),
             machine=self._machine(machine) if machine is not None else None,
-            passes=self.counts.passes(),
-            events_lost=self._watcher.overflows,
-            errors=self.counts.errors,
+            errors=self.logged.errors,
             jobs=jobs,
             held_back=_held_back(plan),
             executors=self._state.executors.unavailable(),
@@ -228,14 +221,12 @@ class StatusWriter(Component):
 
     def _view_of(self, live: ActiveRun) -> JobView:
         state, reason = self._state_of(live)
-        request, watch = live.requested.request, live.gpu_watch
-        idle = watch.words(live.spec) if watch is not None else ""
-        if not idle and state is State.RUNNING:
-            idle = running_words(live.spec)
+        watch, spec = live.gpu_watch, live.requested
+        reason = reason or suspended_words(live.suspension, live.suspended_by) or live.kept
         return JobView(
             state=state,
             beside=_beside(self._state.jobs.get(live.name), live.inode),
-            reason=reason or suspended_words(live.suspension, live.suspended_by) or live.kept or idle,
+            reason=reason or running_words(spec, watch, state),
             problem=self._confinement.why(live.name) or (live.handle.resists if live.handle is not None else ""),
             run=live.run,
             attempt=live.attempts.attempt,
@@ -250,7 +241,7 @@ class StatusWriter(Component):
             node=live.node,
             suspended_ns=live.suspension.before_ns,
             suspended_at_ns=live.suspension.since_ns,
-            **of_spec(live.spec, request) | {"cpus": live.grant.cpus},
+            **of_spec(spec) | {"cpus": live.grant.cpus},
         )
 
     def _state_of(self, live: ActiveRun) -> tuple[State, str]:
@@ -340,35 +331,16 @@ def _beside(job: JobEntry | None, inode: int) -> str:
     return " ".join(found.values())
 
 
-class PassCounts(logging.Handler):
-    """Counts passes, and, as a handler of the log, errors."""
+class ErrorCount(logging.Handler):
+    """Counts errors, as a handler of the log."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.errors = 0
-        self._counts = [0] * (len(BOUNDS_NS) + 1)
-        self._sum_ns = 0
-        self._last_ns = 0
-
-    def passed(self, took_ns: int) -> None:
-        """Count a pass."""
-        self._counts[bisect_left(BOUNDS_NS, took_ns)] += 1
-        self._sum_ns += took_ns
-        self._last_ns = took_ns
 
     def emit(self, record: logging.LogRecord) -> None:
         """Count an error."""
         self.errors += 1
-
-    def passes(self) -> PassesView:
-        """Return the statistics of the passes."""
-        return PassesView(
-            count=sum(self._counts),
-            sum_ns=self._sum_ns,
-            last_ns=self._last_ns,
-            bounds_ns=BOUNDS_NS,
-            counts=tuple(self._counts),
-        )
 
 
 def array_views(table: SchedulerState) -> dict[str, JobView]:

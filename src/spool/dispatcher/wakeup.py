@@ -359,7 +359,6 @@ class DirectoryWatcher:
     def __init__(self) -> None:
         self.hints: list[Hint] = []
         self.lost = False  # events were lost, or a directory was replaced: everything must be looked at
-        self.overflows = 0  # how often the kernel dropped events
         self.problem: str | None = None  # why events cannot be relied on, so that the caller polls
         self._general_problem: str | None = None  # the one that stays
         self._emitter: _Emitter | None = None
@@ -426,7 +425,6 @@ class DirectoryWatcher:
     def _on_event(self, event: FileSystemEvent) -> None:
         path = os.fsdecode(event.src_path)
         if isinstance(event, _EventsLost):
-            self.overflows += 1
             self.lost = True
         elif isinstance(event, DirDeletedEvent):
             self._keys.pop(path, None)

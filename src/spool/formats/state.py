@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, TypeVar, cast
 
-from msgspec import DecodeError, Raw, Struct, convert, field, json, to_builtins
+from msgspec import Raw, Struct, convert, field, json, to_builtins
 from msgspec.structs import asdict, replace
 
 from spool.core.gpuuse import GpuWatch, RecentUse
-from spool.core.model import NVIDIA, ForeignProcess, Gpu, GpuUse, Pool, Request, Spec
-
-T = TypeVar("T")
+from spool.core.model import NVIDIA, ForeignProcess, Gpu, GpuUse, Pool, Request, Spec, State
+from spool.formats.capabilities import used_by
+from spool.formats.wire import decoded
 
 
 class GpuUseView(GpuUse, frozen=True, kw_only=True):
@@ -91,6 +91,13 @@ def of_spec(spec: Spec, request: Request | None = None) -> dict[str, Any]:
         "tags": spec.tags,
         "time_limit_ns": spec.time_limit_ns,
     }
+
+
+def running_words(spec: Spec, watch: GpuWatch | None, state: State | None) -> str:
+    """Return what every view says of a run in *state* if there is nothing else to say."""
+    idle = watch.words(spec) if watch is not None else ""
+    told = (each.running for each in used_by(spec) if each.running and state is State.RUNNING)
+    return idle or next(told, "")
 
 
 class GpuView(Struct, frozen=True, kw_only=True):
@@ -183,16 +190,6 @@ class MachineView(Struct, frozen=True, kw_only=True):
         return GpusTold(tuple(each.gpu() for each in self.gpus), self.gpu_problem, self.gpus_at_ns)
 
 
-class PassesView(Struct, frozen=True, kw_only=True):
-    """Durations of the passes of this dispatcher."""
-
-    count: int = 0
-    sum_ns: int = 0
-    last_ns: int = 0
-    bounds_ns: tuple[int, ...] = ()
-    counts: tuple[int, ...] = ()  # passes within each bound, each counted once; the last: longer than all bounds
-
-
 class HoldingView(Struct, frozen=True, kw_only=True):
     """Room held back for waiting jobs because of a guess, in seconds of the whole pool that they lack."""
 
@@ -215,8 +212,6 @@ class StateView(Struct, frozen=True, kw_only=True):
     paused: bool = False
     problems: tuple[str, ...] = ()
     machine: MachineView | None = None
-    passes: PassesView | None = None
-    events_lost: int = 0  # how often the kernel dropped file events
     errors: int = 0  # logged by this dispatcher
     jobs: dict[str, JobView] = field(default_factory=dict)
     held_back: HoldingView | None = None
@@ -270,14 +265,6 @@ class StateParts(Struct, frozen=True):
 
 
 _parts_decoder = json.Decoder(StateParts)
-
-
-def decoded(decoder: json.Decoder[T], data: bytes) -> T | None:
-    """Return the value of *data*, None if it cannot be decoded: it may be torn, or of a later version."""
-    try:
-        return decoder.decode(data)
-    except (DecodeError, RecursionError, UnicodeDecodeError):
-        return None
 
 
 def parse_parts(data: bytes) -> StateParts:

@@ -96,25 +96,38 @@ spool_fail() {
 # not notice the signal, but looks for the record before it turns into the command.
 # A run whose terminal was taken away is cut off: it ends without an exit code, which means lost. What the
 # terminal's keys raise, it has sent to the child already, and a second one would break off what that cleans up.
+# Nothing here goes by the status of a command: where another signal comes at this moment, dash runs its trap in between,
+# and gives what was asked last the status from before the first trap.
 spool_signal() {
     spool_interrupted=yes
-    if [ "$1" = HUP ] && [ "$spool_terminal" = own ] && [ ! -t 0 ]; then
-        trap - EXIT
-        exit "$2"
-    fi
+    case $1$spool_terminal in
+    HUPown)
+        if [ ! -t 0 ]; then
+            trap - EXIT
+            exit "$2"
+        fi
+        ;;
+    esac
     # A child is there before spool_run can note its number, and may wait for a signal by then.
-    if [ -n "$spool_starting" ] && [ "$!" != "$spool_before" ]; then spool_child=$!; fi
-    if [ "$2" -ne 0 ]; then
+    case $spool_starting:$! in
+    :* | "yes:$spool_before") ;;
+    *) spool_child=$! ;;
+    esac
+    case $2 in
+    0) ;;
+    *)
         spool_ended=$2 spool_pending=$1
         spool_record signal "$1"
-    fi
-    if [ -n "$spool_child" ]; then
+        ;;
+    esac
+    case $spool_child:$spool_terminal$1 in
+    :*) ;;
+    *:?*INT | *:?*QUIT) spool_pending='' ;;
+    *)
         spool_pending=''
-        case $spool_terminal$1 in
-        ?*INT | ?*QUIT) ;;
-        *) kill -s "$1" "$spool_child" ;;
-        esac
-    fi
+        kill -s "$1" "$spool_child"
+        ;;
+    esac
 }
 
 # spool_identify: set spool_identity to "PID START_TICKS BOOT_ID PID_NAMESPACE HOST [ENGINE:ID]". A shell reads

@@ -26,7 +26,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from spool.core import layout
@@ -56,6 +55,7 @@ from spool.listeners import (
     set_up_logging,
 )
 from spool.listeners.hooks import OrphanReaper
+from spool.machine.commands import Workers
 from spool.machine.processes import become_subreaper
 from spool.store import edited
 from spool.store.disk import Disk
@@ -412,9 +412,13 @@ class _ListenerProcess:
                 if kind not in self._deliveries and kind in cursors(self._layout):
                     reader = EventReader(self._root, kind, self._disk)
                     delivery = Delivery(listener, reader, careful=kind == "hooks")
-                    self._deliveries[kind] = delivery
                     delivery.more(self._position)
-                    delivery.start()
+                    try:
+                        delivery.start()
+                        self._deliveries[kind] = delivery
+                    except RuntimeError as error:  # no thread to spare: again at the next beat
+                        log.warning("cannot start the listener %s: %s; trying again", kind, error)
+                        reader.close()
         self._orphans.reap()
 
     def _take_lock(self) -> bool:
@@ -461,13 +465,11 @@ class _Reviewer:
         self._hooks = asked
         self._catch_up = catch_up
         self._say = say
-        self._pool: ThreadPoolExecutor | None = None
+        self._workers = Workers(AT_ONCE)
 
     def ask(self, review: Review) -> None:
         """Answer a review in the background."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(AT_ONCE, "spool-answer")
-        self._pool.submit(self._answer, review)
+        self._workers.put(self._answer, review)
 
     def _answer(self, review: Review) -> None:
         number, event = review.number, review.event

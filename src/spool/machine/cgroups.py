@@ -222,13 +222,9 @@ class RunGroup(Struct, frozen=True):
         value = self._value("cgroup.events", "populated")
         return None if value is None else value > 0
 
-    def memory_bytes(self) -> int | None:
-        """Return the memory of the group now, page cache included; None if that cannot be read."""
-        return self._number("memory.current")
-
     def peak_memory_bytes(self) -> int | None:
         """Return the peak memory of the group; None on kernels before 5.19, and if it used none."""
-        return self._number("memory.peak") or None
+        return _number(self._read("memory.peak") or "") or None
 
     def oom_kills(self) -> int | None:
         """Return how many of its processes the kernel has killed for lack of memory; None if that cannot be read."""
@@ -273,9 +269,6 @@ class RunGroup(Struct, frozen=True):
             return self.files.read(self.path / name)
         except OSError:
             return None
-
-    def _number(self, name: str) -> int | None:
-        return _number(self._read(name) or "")
 
     def _value(self, name: str, key: str) -> int | None:
         for line in (self._read(name) or "").splitlines():

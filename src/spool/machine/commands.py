@@ -22,8 +22,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -403,6 +404,31 @@ def _answer(line: bytes) -> tuple[int, CommandEnd]:
         return 0, CommandEnd(None)
 
 
+class Workers:
+    """Threads that carry out work, *most* at once. Without a thread to spare it is done by the caller itself."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._there = 0
+        self._work: SimpleQueue[Callable[[], object]] = SimpleQueue()
+
+    def put(self, action: Callable[..., object], *about: object) -> None:
+        """Carry out *action* in a thread, after what was put before."""
+        self._work.put(partial(action, *about))
+        if self._there < self._most:
+            try:
+                threading.Thread(target=self._go_on, daemon=True).start()
+                self._there += 1
+            except RuntimeError:
+                if not self._there:
+                    self._work.get()()
+
+    def _go_on(self) -> None:
+        while True:
+            with suppress(Exception):
+                self._work.get()()
+
+
 # The helper.
 
 
@@ -466,12 +492,12 @@ def main() -> None:
             except OSError:  # the other end is closed
                 os._exit(0)
 
-    lanes = {urgent: ThreadPoolExecutor(AT_ONCE) for urgent in (False, True)}
+    lanes = {urgent: Workers(AT_ONCE) for urgent in (False, True)}
     for line in sys.stdin.buffer:
         try:
             order = json.loads(line)
             number, command = order.pop("number"), Command(**order)
-            lanes[command.urgent].submit(carry_out, number, command)
+            lanes[command.urgent].put(carry_out, number, command)
         except (ValueError, KeyError, TypeError):
             continue
     os._exit(0)

@@ -45,7 +45,7 @@ from msgspec import Struct
 
 from spool.core.layout import JOBS, SERVICE, WRAPPER, Layout
 from spool.core.lifecycle import Liveness
-from spool.core.model import SECOND_NS, Jid
+from spool.core.model import Jid
 from spool.machine import identity
 from spool.machine.identity import PROC, TICK_NS, Stat, certainly, is_shortage, read_bytes, read_of, read_stat
 
@@ -561,15 +561,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 _AT_LEAST, _BUDGET_NS = 64, 50_000_000  # reaped at a time, when children end faster than they can be reaped
 
 
-class Reaped(Struct, frozen=True):
-    """A child that has ended, and the resource use of it and of the children that it waited for."""
-
-    pid: int
-    exit_code: int  # 128+n for signal n
-    cpu_time_ns: int
-    peak_memory_bytes: int  # of the largest single process among them
-
-
 def become_subreaper() -> bool:
     """Make this process inherit all orphans among its descendants; return whether it does.
 
@@ -627,20 +618,16 @@ class Children:
                 yield pid, status, usage
 
 
-def reap(pids: Iterable[int]) -> dict[int, Reaped]:
-    """Reap those of these children that have ended, and return how; all others are left alone.
+def reap(pids: Iterable[int]) -> dict[int, int]:
+    """Reap those of these children that have ended, and return their wait statuses; all others are left alone.
 
     The pids are given, because this process may have children that others wait for. A pid that is not a child is
     skipped.
     """
-    ended: dict[int, Reaped] = {}
+    ended: dict[int, int] = {}
     for pid in pids:
-        try:
-            reaped, status, usage = os.wait4(pid, os.WNOHANG)
-        except ChildProcessError:
-            continue
-        if reaped:
-            code = os.waitstatus_to_exitcode(status)
-            cpu_time_ns = round((usage.ru_utime + usage.ru_stime) * SECOND_NS)
-            ended[pid] = Reaped(pid, code if code >= 0 else 128 - code, cpu_time_ns, usage.ru_maxrss * _KIBIBYTE)
+        with suppress(ChildProcessError):
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+            if reaped:
+                ended[pid] = status
     return ended

@@ -102,18 +102,6 @@ class MachineSharing(Struct, frozen=True):
         """A value that changes when there is news, but not with the time."""
         return self.directory, bool(self.problem), self.use
 
-    def cpus_elsewhere(self, granted: int) -> int:
-        """Return the number of CPUs granted to others, if *granted* are those of one spool."""
-        return max(self.use.cpus_granted - granted, 0) if self.use is not None else 0
-
-    def memory_elsewhere_bytes(self, granted_bytes: int) -> int:
-        """Return the memory granted to others, if *granted_bytes* is that of one spool."""
-        return max(self.use.memory_granted_bytes - granted_bytes, 0) if self.use is not None else 0
-
-    def gpus_elsewhere(self, granted: int) -> int:
-        """Return the number of GPUs that only others have, if runs of one spool are on *granted* of them."""
-        return max(self.use.gpus_granted - granted, 0) if self.use is not None else 0
-
 
 class GpuLease(Struct, frozen=True):
     """A user's part of a GPU outside of this spool. None: all of it was granted; it is unknown how much is used."""
@@ -134,6 +122,13 @@ def shared_machine(spool: Spool, now_ns: int, config: Config) -> MachineSharing 
     found = read(directory, config.machine_owner, spool.ownership.owner, now_ns)
     assert isinstance(found, MachineSharing)
     return found
+
+
+def elsewhere(shares: MachineSharing | None, *here: int) -> tuple[int, ...]:
+    """Return the CPUs, memory and GPUs that only others have; *here* is what one spool has of each."""
+    use = shares.use if shares is not None else None
+    granted = (use.cpus_granted, use.memory_granted_bytes, use.gpus_granted) if use is not None else (0, 0, 0)
+    return tuple(max(of_all - own, 0) for of_all, own in zip(granted, here, strict=True))
 
 
 def arbiter_view(shares: MachineSharing) -> SharedView:

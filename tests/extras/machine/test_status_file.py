@@ -19,6 +19,7 @@ from spool.query.shared import (
     MachineSharing,
     UserShare,
     arbiter_view,
+    elsewhere,
     in_words,
     leases_on,
     without_users,
@@ -43,7 +44,7 @@ def test_the_parts_add_up(tmp_path: Path) -> None:
     assert (use.memory_granted_bytes, use.memory_free_bytes) == (9 * G, 23 * G)
     assert (use.gpus, use.gpus_granted) == (2, 1)
     assert (use.resources["licence"].granted, use.resources["licence"].free) == (3, 0)
-    assert (found.cpus_elsewhere(1), found.memory_elsewhere_bytes(G), found.gpus_elsewhere(1)) == (11, 8 * G, 0)
+    assert elsewhere(found, 1, G, 1) == (11, 8 * G, 0)
     told = arbiter_view(found)
     assert (told.cpus, told.memory_bytes, told.problem) == (8, 32 * G, "")
 

@@ -5,6 +5,7 @@ What only `status` needs is imported when it is used: an arbiter keeps what it h
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import time
@@ -244,6 +245,8 @@ def _configuration(path: str) -> MachineConfig:
         return parse(read_file(path, check=_why_not_trusted) or b"")
     except PermissionError as error:
         remedy = f"let everyone read it: `chmod a+rx {os.path.dirname(path)}; chmod a+r {path}`"
+        if error.errno == errno.EPERM:  # it can be read, and does not count
+            remedy = f"make it yours alone: `chmod go-w {path}`"
         raise SpoolUnusable(
             cannot("read", "the configuration", str(error.strerror), where=path, remedy=remedy)
         ) from None

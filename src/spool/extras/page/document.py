@@ -32,6 +32,7 @@ from spool.query.jobs import RECENT_NS
 from spool.query.listing import ListedJob, folded
 from spool.query.overview import Overview
 from spool.query.rows import JobRow
+from spool.query.shared import elsewhere
 from spool.query.timeline import Frame, timeline
 from spool.store.history import History
 from spool.store.spool import Spool
@@ -97,16 +98,13 @@ def _shown(spool: Spool, rows: Sequence[JobRow], most: int) -> Shown:
     return Shown(jobs, len(rows) - sum(job.count for job in jobs))
 
 
-def _elsewhere(seen: Overview) -> tuple[int, int, int]:
+def _elsewhere(seen: Overview) -> tuple[int, ...]:
     """Return the CPUs, the memory and the GPUs of a shared machine that only others have."""
-    shared, machine = seen.shared, seen.machine
-    if shared is None or machine is None:
+    machine = seen.machine
+    if machine is None:
         return 0, 0, 0
-    return (
-        shared.cpus_elsewhere(machine.cpus - machine.cpus_free),
-        shared.memory_elsewhere_bytes(machine.memory_bytes - machine.memory_free_bytes),
-        shared.gpus_elsewhere(sum(bool(gpu.jobs) for gpu in seen.gpus)),
-    )
+    granted = machine.cpus - machine.cpus_free, machine.memory_bytes - machine.memory_free_bytes
+    return elsewhere(seen.shared, *granted, sum(bool(gpu.jobs) for gpu in seen.gpus))
 
 
 def _users(day: Statistics) -> list[tuple[str, Totals]]:

@@ -17,6 +17,7 @@ from spool.core.runtimes import part_done
 from spool.core.units import show_duration, show_size
 from spool.query.overview import GpuGlance, Overview
 from spool.query.rows import JobRow
+from spool.query.shared import elsewhere
 
 NARROW = 60
 """The cells below which bars are left out and texts take several lines."""
@@ -112,14 +113,15 @@ def _problems(seen: Overview) -> Iterator[str]:
 
 def _machine(seen: Overview, width: int) -> Text:
     """Return how much of the machine is granted here "+" to others "/" of all, with a bar each."""
-    machine, shared = seen.machine, seen.shared
+    machine = seen.machine
     assert machine is not None
     given = machine.memory_bytes - machine.memory_free_bytes
     cpus, held = machine.cpus - machine.cpus_free, sum(bool(gpu.jobs) for gpu in seen.gpus)
+    more_cpus, more_bytes, more_gpus = elsewhere(seen.shared, cpus, given, held)
     kinds: list[tuple[str, int, int, int, Callable[[int], str]]] = [
-        ("CPU", cpus, shared.cpus_elsewhere(cpus) if shared else 0, machine.cpus, str),
-        ("MEM", given, shared.memory_elsewhere_bytes(given) if shared else 0, machine.memory_bytes, render.size),
-        ("GPU", held, shared.gpus_elsewhere(held) if shared else 0, len(seen.gpus), str),
+        ("CPU", cpus, more_cpus, machine.cpus, str),
+        ("MEM", given, more_bytes, machine.memory_bytes, render.size),
+        ("GPU", held, more_gpus, len(seen.gpus), str),
     ]
     parts = [
         (name, (here + others) / whole, f"{words(here)}{f'+{words(others)}' if others else ''}/{words(whole)}")
