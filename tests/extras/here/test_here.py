@@ -550,32 +550,6 @@ def _commands(served: Served, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("executor", [None], indirect=True)
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ((), "its executor is slurm"),  # by the configuration
-        (("--executor", "slurm"), "`srun --pty COMMAND` runs it in this terminal, and `salloc` opens a shell"),
-        (("--executor", "sge"), "`qrsh COMMAND`"),
-        (("--executor", "nowhere"), "nowhere"),
-        (("--array", "1-3"), "such a job has one run, in one terminal"),
-        (("--retry-max", "2"), "such a job has one run, in one terminal"),
-        (("--requeue",), "with a requeue"),
-        (("--output", "out"), "it prints there; redirect it as in any shell"),
-        (("--container", "img"), "start it by its runtime, as in `spool run --here -- podman run -it IMAGE`"),
-        (("--shell",), "--shell alone opens a shell, and there is a command too"),
-    ],
-)
-def test_what_makes_no_sense_here_is_refused(served: Served, options: tuple[str, ...], words: str) -> None:
-    """Nothing is submitted, and the message says what to write; what counts is the executor that the job would have."""
-    if not options:
-        (served.root / "config.toml").write_text('executor = "slurm"\n')
-    done = served.spool("run", "--here", *options, "--", "true")
-    assert done.returncode == (4 if "nowhere" in options else 2)
-    assert words in done.stderr
-    assert not list((served.root / "queued").iterdir())
-
-
-@pytest.mark.parametrize("executor", [None], indirect=True)
 def test_the_key_says_what_it_does_not_go_with(served: Served) -> None:
     """A job file by hand with `terminal` and more than one run is refused."""
     served.drop("many", "true", terminal="spool-here", array="1-2")
