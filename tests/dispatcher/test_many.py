@@ -73,7 +73,6 @@ def test_a_run_that_was_starting_is_looked_at_again(session: Session) -> None:
     text = jid.read_bytes()
     jid.unlink()  # it has not spoken yet
     live.launched(session.world.engine.no_child(*live.key, None))
-    now.status._running.clear()  # what was said of it before
     now.status._spoken.clear()
     write = partial(StatusWriter.write, now.status, None, None, paused=False)
     write(force=True)

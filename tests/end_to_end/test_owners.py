@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 import tomllib
-import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -28,7 +27,7 @@ from served import Served
 from spool.cli import group, main
 from spool.core import layout
 from spool.store.spool import Spool
-from support import ROOT, make_spool, wait_for
+from support import PATIENCE_S, ROOT, in_child, wait_for
 
 ALICE, MALLORY = 12345, 12346
 
@@ -85,28 +84,22 @@ class Shared(Served):
         """Run a command of the command line as the user *uid*, in a child that need not import it again."""
         _import_all()  # who this becomes may not read what it is made of
         paths = [self.home.parent / f"{self.home.name}.{stream}" for stream in ("out", "err")]
-        child = os.fork()
-        if not child:
-            code = 99
-            try:
-                for number, path in enumerate(paths, 1):
-                    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
-                sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115
-                os.environ.update(self.environment)
-                os.chdir("/")
-                signal.alarm(30)
-                os.setgroups([])
-                os.setresgid(uid, uid, uid)
-                os.setresuid(uid, uid, uid)
-                code = main.run(arguments)
-                sys.stdout.flush()
-                sys.stderr.flush()
-            except BaseException:
-                traceback.print_exc()
-                sys.stderr.flush()
-            finally:
-                os._exit(code)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+        def become_and_run() -> None:
+            for number, path in enumerate(paths, 1):
+                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+            sys.stdout, sys.stderr = open(1, "w", 1), open(2, "w", 1)  # noqa: SIM115
+            os.environ.update(self.environment)
+            os.chdir("/")
+            signal.alarm(int(PATIENCE_S))
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            code = main.run(arguments)
+            sys.stdout.flush()
+            os._exit(code)
+
+        code = in_child(become_and_run)
         said = [path.read_text() for path in paths]
         for path in paths:
             path.unlink()
@@ -694,33 +687,3 @@ def test_a_spool_that_is_replaced_is_no_longer_served(shared: Shared, how: str) 
         assert shared.by(ALICE, "submit", "--", "true").returncode == 5
         assert shared.by(ALICE, "dispatch", "--once").returncode == 5
     assert shared.ran() == {}
-
-
-def test_a_job_waits_while_the_place_of_its_terminal_is_taken(shared: Shared) -> None:
-    """Where somebody's directory is in the place of a socket, jobs wait with that reason, and start once it is gone."""
-    if shutil.which("tmux") is None:
-        pytest.skip("tmux is not installed")
-    place = Path(f"/tmp/spool-{ALICE}")
-    if place.exists():
-        pytest.skip(f"{place} exists")
-    shared.root = shared.home / ("long" * 30)
-    make_spool(shared.root)
-    shared.own(shared.root, *shared.root.iterdir())
-    place.mkdir()
-    shared.own(place, uid=MALLORY)
-    try:
-        shared.environment["SPOOL_DIR"] = str(shared.root)
-        shared.environment.pop("XDG_RUNTIME_DIR", None)
-        shared.serve()
-        shared.put(ALICE, "queued/talk.toml", "talk", 'executor = "tmux"\n')
-        said = "not accessible only to you"
-        wait_for(lambda: said in shared.state()["jobs"].get("talk", {}).get("reason", ""), what="why")
-        assert shared.places("talk") == ["queued"]
-        place.rmdir()
-        wait_for(lambda: shared.places("talk") != ["queued"], what="the start")
-        assert place.stat().st_uid == ALICE
-        assert [line["attempt"] for line in shared.history() if line["job"] == "talk" and "attempt" in line] == []
-    finally:
-        for socket in place.iterdir() if place.exists() else ():
-            subprocess.run([*as_user(ALICE), "tmux", "-S", str(socket), "kill-server"], check=False)
-        shutil.rmtree(place, ignore_errors=True)
