@@ -333,8 +333,8 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
     on_terminal = sys.stdout.isatty()
     progress = ("progress",) if any(one.row.progress for one in lines) else ()
     left = ("left",) if on_terminal and any(one.row.left or one.row.start for one in lines) else ()
-    known = any(one.row.gpu_percent is not None and one.row.ended_at_ns is None for one in lines)
-    busy = ("busy",) if on_terminal and known else ()
+    is_busy = (one.row.gpu_percent is not None and one.row.ended_at_ns is None for one in lines)
+    busy = ("busy",) if on_terminal and any(is_busy) else ()
     parameters = _of_tasks(lines, asked.wanted.names) if on_terminal else ()
     kept = [
         field_of(name) for name in asked.columns or (*_USUAL[:-1], *left, *busy, *progress, *parameters, _USUAL[-1])
@@ -347,7 +347,7 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
         render.clear()
     shown_lines = lines[:room]
     columns = [[field.text(one, now_ns) for one in shown_lines] for field in kept]
-    styles = [render.style_of_row(one.row) for one in shown_lines]
+    styles = [render.style_of_row(one.row) for one in shown_lines] if on_terminal else []
     render.table([field.column for field in kept], list(zip(*columns, strict=True)), styles)
     if len(lines) > room:
         render.say(f"… and {len(lines) - room} more")

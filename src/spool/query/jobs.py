@@ -121,7 +121,8 @@ def list_jobs(
     if any(not is_pattern(name) and name not in there for name in names):  # or it moved between the reads
         found = JobLister(spool).listing(everything=everything, only=only, recent=wanted.recent)
         there = {row.name for row in found.rows}
-    rows = sorted(filter(wanted.wants, found.rows), key=ORDERS[order] if order is not None else usual_order)
+    selected = found.rows if wanted == ALL_JOBS else filter(wanted.wants, found.rows)  # the common case in a long list
+    rows = sorted(selected, key=ORDERS[order] if order is not None else usual_order)
     if wanted.recent is not None:
         last = sorted((row.ended_at_ns or 0 for row in rows if row.state.ended), reverse=True)[: wanted.recent]
         rows = [row for row in rows if not row.state.ended or (last and (row.ended_at_ns or 0) >= last[-1])]
@@ -149,7 +150,7 @@ class JobLister:
         self._ignored: list[Ignored] = []
         self._without_file: dict[str, int] = {}  # runs of jobs without a file in `running/`
         self._complained = set[tuple[str, str]]()  # jobs with an `.error` file, each with its place
-        self._names, self._names_running = set[str](), set[str]()  # in the active directories, whatever is wanted
+        self._listed: list[tuple[str, list[str]]] = []  # what was read of the active directories
         self._unissued: dict[str, set[str]] = {}  # tasks of arrays
         self._begun_ns = 0  # when reading the directories began
 
@@ -208,9 +209,9 @@ class JobLister:
         Files may move while the directories are read. A file that enters a directory after its reading has left one
         that was read before, or is read next; so `queued/` and `held/` are read again if they have changed.
         """
-        found: dict[str, set[str]] = {}
+        found: dict[str, list[str]] = {}
         marks: dict[str, tuple[int, int]] = {}
-        self._names, self._names_running, self._unissued = set(), set(), {}
+        self._listed, self._unissued = [], {}
         for name, job in self.state.jobs.items() if self.state is not None else ():
             if job.array and job.run is not None:  # read first: a task that is issued meanwhile is listed twice
                 with suppress(OSError):  # reported where its row is made
@@ -222,21 +223,24 @@ class JobLister:
             again = place in marks
             marks[place] = mark
             names, others = self._spool.names_and_others(place)
-            self._names.update(names)
-            if place == RUNNING:
-                self._names_running.update(names)
+            self._listed.append((place, names))
             if place != RUNNING and not again:
                 self._ignored += ignored_by_name(place, others)
                 tail = layout.JOB_SUFFIX + layout.ERROR_SUFFIX
                 self._complained.update((place, file.removesuffix(tail)) for file in others if file.endswith(tail))
-            for name in names:
-                if only is None or only(name):
-                    found.setdefault(name, set()).add(place)
+            for name in names if only is None else filter(only, names):
+                if name not in found:
+                    found[name] = [place]
+                elif place not in found[name]:
+                    found[name].append(place)
         self._without_file = {name: run for name, run in self._begun() if RUNNING not in found.get(name, ())}
         for name, run in self._without_file.items():
             if (only is None or only(name)) and self._goes_on(name, run):
-                found.setdefault(name, set()).add(RUNNING)
-        return {name: sorted(places, key=_ORDER.__getitem__) for name, places in found.items()}
+                found.setdefault(name, []).append(RUNNING)
+        for places in found.values():
+            if len(places) > 1:
+                places.sort(key=_ORDER.__getitem__)
+        return found
 
     def _mark_of(self, place: str) -> tuple[int, int]:
         try:
@@ -491,8 +495,14 @@ class JobLister:
         unissued = self._unissued_of(array.job, array.run) if unissued is None else unissued
         prefix = f"{array.job}_"
         active, running = (
-            {name for name in names if name.startswith(prefix) and name[len(prefix) :].isdecimal()}
-            for names in (self._names, self._names_running)
+            {
+                name
+                for place, names in self._listed
+                if place in among
+                for name in names
+                if name.startswith(prefix) and name[len(prefix) :].isdecimal()
+            }
+            for among in (_ORDER, (RUNNING,))
         )
         taken = sorted(unissued & active, key=natural)
         reason = progress(max(0, array.tasks - len(unissued | active)), array.tasks, len(running), taken)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
 from html import escape
 from typing import Any
 
@@ -194,7 +193,7 @@ def in_words(reason: str, now_ns: int) -> str:
 
 def row_of_view(name: str, view: JobRow, now_ns: int, place: str | None = None) -> JobRow:
     """Return a job as the dispatcher's last view has it, with its file in *place*."""
-    row = copy(view)
+    row: JobRow = view.__copy__()  # type: ignore[attr-defined]
     reason = in_words(view.reason, now_ns)
     row.name, row.place = name, place
     row.reason = f"{view.problem}; {reason}" if view.problem and reason else view.problem or reason
