@@ -160,11 +160,6 @@ class JobLister:
 
         return MachineProber()
 
-    @property
-    def serves(self) -> bool:
-        """Whether a dispatcher that is not silent starts jobs."""
-        return self.dispatcher and self.stale_ns is None and not self._spool.paused
-
     def row(self, name: str) -> JobRow | None:
         """Return job *name*, None if there is none; if several files have that name, the one that comes first."""
         return next(iter(self.listing(only=lambda other: other == name).rows), None)

@@ -23,9 +23,21 @@ from collections.abc import Iterable
 from msgspec import Struct, json
 from msgspec.structs import replace
 
-from spool.core.constraints import Holding
 from spool.core.errors import LockHeld, cannot
-from spool.core.model import SECOND_NS, Grant, Machine, Policy, Pool, Reservation, Result, Running, Spec, State, Waiting
+from spool.core.model import (
+    SECOND_NS,
+    Grant,
+    Holding,
+    Machine,
+    Policy,
+    Pool,
+    Reservation,
+    Result,
+    Running,
+    Spec,
+    State,
+    Waiting,
+)
 from spool.core.priority import Past
 from spool.core.queue import WaitingQueue
 from spool.core.quotas import Quotas, QuotaUse
