@@ -245,6 +245,9 @@ class JobLister:
 
     def _of_name(self, name: str, places: list[str]) -> Iterable[JobRow]:
         """Return the rows of a name: most have one file. A second one waits for the run of the first to end."""
+        view = self.state.jobs.get(name) if self.state is not None and len(places) == 1 else None
+        if view is not None and view.state is State.QUEUED and places[0] == QUEUED and not self._may_have_runs(name):
+            return (row_of_view(name, view, self._now_ns, QUEUED),)  # the common case in a long list
         for _ in range(_LOOKS):
             try:
                 return self._rows_of(name, places)
@@ -297,6 +300,9 @@ class JobLister:
         begun = self._spool.grant(name, run) or self._spool.array(name, run) if run is not None else None
         return begun is not None and begun.inode not in inodes and self._goes_on(name, begun.run)
 
+    def _may_have_runs(self, name: str) -> bool:
+        return self._with_runs is None or name in self._with_runs
+
     def _begun(self) -> Iterable[tuple[str, int]]:
         """Return the runs that a dispatcher has in view; without one, those that are not over in its journal."""
         if not self.dispatcher:
@@ -315,7 +321,7 @@ class JobLister:
         """Return an active job; if its records are unreadable, from the other sources."""
         view = self.state.jobs.get(name) if self.state is not None else None
         try:
-            if self._with_runs is None or name in self._with_runs:
+            if self._may_have_runs(name):
                 self._spool.strict.latest_run(name)  # otherwise an unreadable record would count as missing
             return self._active(name, place, view)
         except OSError as error:
@@ -332,7 +338,7 @@ class JobLister:
                 return replace(row_of_view(name, view, self._now_ns, place), state=state, reason=reason)
         if view is not None:
             state = view.state
-            if state is State.QUEUED and place == QUEUED:  # the common case in a long list
+            if state is State.QUEUED and place == QUEUED:
                 return row_of_view(name, view, self._now_ns, place)
             if state in (State.SUBMITTED, State.RUNNING) and not self._spool.merely_goes_on(name, view.run or 0):
                 return self._read(name, place)  # changed since the dispatcher's view
@@ -388,7 +394,7 @@ class JobLister:
         line = self._memory.waits.get(name) if not self.dispatcher and self._memory is not None else None
         if line is None:
             return changed_at_ns, 1
-        if self._with_runs is not None and name not in self._with_runs:
+        if not self._may_have_runs(name):
             return line.arrived_at_ns, 1
         from spool.state.run import attempts_so_far  # few jobs wait for another attempt
 
@@ -396,7 +402,7 @@ class JobLister:
 
     def _held_array(self, name: str) -> ArrayRecord | None:
         """Return the array whose file is that in `held/`: one that was expanded and goes on, not a second job."""
-        if self._with_runs is not None and name not in self._with_runs:
+        if not self._may_have_runs(name):
             return None
         record = self._spool.newest_array(name)
         if record is None or not self._goes_on(name, record.run) or RUNNING in self._spool.places(name):

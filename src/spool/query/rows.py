@@ -184,7 +184,7 @@ def _average(percents: Iterable[float | None]) -> int | None:
 
 def in_words(reason: str, now_ns: int) -> str:
     """Return a reason as it reads now and here: its instants become local times, or the times until then."""
-    if INSTANT.search(reason) is None:
+    if "Z" not in reason or INSTANT.search(reason) is None:  # the first is quick, and true of most
         return reason
     from spool.machine.host import local_zone  # few reasons need it
 
