@@ -603,6 +603,8 @@ def test_files_of_one_shape_say_the_same_but_for_the_command(
 def test_a_plain_file_has_a_shape() -> None:
     """What `spool submit` writes has one; what may depend on the name, or is long, has none."""
     assert shape(b'command = ["true", "1"]\nworkdir = "/tmp"\n') == shape(b'command = ["a"]\nworkdir = "/tmp"\n')
+    task = b'command = ["a", "7"]\nworkdir = "/tmp"\n\n[task]\narray = "sweep"\nindex = 7\n'
+    assert shape(task) == shape(task.replace(b"7", b"8")) == shape(b'command = ["a"]\nworkdir = "/tmp"\n')
     assert shape(b'command = "sleep 1"\n') not in (None, shape(b'command = ["sleep", "1"]\n'))
     for text in (b'cpus = 1\ncommand = "a"\n', b'command = "a"\narray = "0-3"\n', b'command = "a"\n' + b"#" * 2000):
         assert shape(text) is None

@@ -82,20 +82,21 @@ def parse(
 _PLAIN_COMMAND = re.compile(
     rb'command = (?:"[!#-\[\]-z|~][ !#-\[\]-z|~]*"|(\[)"[!#-\[\]-z|~][ !#-\[\]-z|~]*"(?:, "[ !#-\[\]-z|~]*")*\])\n'
 )
+_OF_A_TASK = re.compile(rb'\n\[task\]\narray = "[\w-]{1,100}"\nindex = \d{1,6}\n?\Z')
 _ABOUT_NAMES = (b"array", b"matrix", b"rows", b"depends_on", b"task", b"\\")  # a backslash can spell the others
 _LONGEST_SHAPE = 2 * MAX_NAMES  # the entries of a longer file are counted
 
 
 def shape(data: bytes) -> bytes | None:
-    """Return the job file *data* with its command replaced by a placeholder: the common part of a sweep's files.
+    """Return the job file *data* without its command and its place in an array: the common part of a sweep's files.
 
-    Either all files with one shape are valid or none is, and they differ in the command only. None if that cannot be
+    Either all files with one shape are valid or none is, and they differ in these only. None if that cannot be
     told at a glance.
     """
     plain = _PLAIN_COMMAND.match(data) if len(data) <= _LONGEST_SHAPE else None
     if plain is None:
         return None
-    rest = data[plain.end() :]
+    rest = _OF_A_TASK.sub(b"", data[plain.end() :])
     for word in _ABOUT_NAMES:
         if word in rest:
             return None
