@@ -480,6 +480,25 @@ def granted_request(spec: Spec, grant: Grant) -> Request:
     return replace(request, memory_bytes=grant.memory_bytes, gpu_memory_bytes=gpu_memory)
 
 
+class Holding(Struct, frozen=True, rename={"name": "job"}):
+    """Resources held back for jobs whose start rests on a guess, in seconds of the whole pool.
+
+    For the job `name` the amount keeps growing by `rate` per second from `since_ns` on.
+    """
+
+    amounts: Mapping[str, float] = field(default_factory=dict)
+    name: str | None = None
+    rate: float = 0.0
+    since_ns: int = 0
+
+    def at(self, now_ns: int) -> Mapping[str, float]:
+        """Return the amount held back for each job until then."""
+        if self.name is None or not self.rate:
+            return self.amounts
+        more = self.rate * max(now_ns - self.since_ns, 0) / SECOND_NS
+        return {**self.amounts, self.name: self.amounts.get(self.name, 0.0) + more}
+
+
 class Sized(Struct, frozen=True):
     """The request of a job's next run where that is not what its file states, and the reason in words."""
 
