@@ -115,7 +115,7 @@ BUDGET = {
     "": 100,
     "cli": 7250,
     "client": 2750,
-    "core": 8750,
+    "core": 8550,
     "dispatcher": 8250,
     "doctor": 650,
     "executors": 2200,
