@@ -364,7 +364,7 @@ class Supervisor(Component):
         return ended
 
     def _suspect_told(self, now: int) -> None:
-        """Suspect the runs of which the kernel, a wrapper or an engine has told."""
+        """Suspect the runs that the kernel, a wrapper or an engine has told about."""
         reap_at_ns = self._executors.local.due_ns()
         if self._wakeup.children_ended() or (reap_at_ns is not None and now >= reap_at_ns):
             self.suspects |= {run.key for run in self._executors.local.reap()}
