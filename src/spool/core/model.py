@@ -325,10 +325,7 @@ class Result(Struct, frozen=True):
 
 
 class RunAccount(Struct, gc=False):
-    """One run as the sums and pictures count it: the part of its records that its history line has.
-
-    The reader of the lines extends this value, because copying millions of runs would dominate the time.
-    """
+    """One run as the sums and pictures count it: the part of its records that its history line has."""
 
     job: str
     run: int
