@@ -115,8 +115,8 @@ BUDGET = {
     "": 100,
     "cli": 7250,
     "client": 2750,
-    "core": 8750,
-    "dispatcher": 8300,
+    "core": 8350,
+    "dispatcher": 8050,
     "doctor": 650,
     "executors": 2200,
     "extras": 200,
@@ -138,9 +138,9 @@ BUDGET = {
     "listeners": 1050,
     "machine": 3200,
     "python": 950,
-    "query": 4350,
-    "state": 2100,
-    "store": 3850,
+    "query": 4300,
+    "state": 2050,
+    "store": 3800,
     "testing": 950,
 }
 SLACK = 200  # a folder that has shrunk by more keeps that: its number goes down

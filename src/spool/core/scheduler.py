@@ -22,7 +22,6 @@ from spool.core.constraints import (
     FULL,
     BackfillReservation,
     Constraints,
-    Holding,
     StrictOrder,
     as_run,
     budget_s,
@@ -30,7 +29,7 @@ from spool.core.constraints import (
     exhausted_at_ns,
 )
 from spool.core.dependencies import CANCELLED_BY, Cycles, DependencyResolver, DependencyStatus, resolve
-from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Reservation, Running, State, Waiting
+from spool.core.model import SECOND_NS, Grant, Holding, Machine, Policy, Request, Reservation, Running, State, Waiting
 from spool.core.priority import SLOWDOWN, Order, OrderFactors, Past
 from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key
 from spool.core.quotas import SharedLimits
@@ -296,7 +295,7 @@ def _next_at_ns(view: View, constraints: Constraints, placed: PassResult) -> int
     if view.paused or not view.queue:
         return None
     now_ns, policy = constraints.now_ns, constraints.policy
-    times = [view.queue.next_opening_ns(now_ns), view.queue.next_overdue_ns(now_ns), placed.exhausted_at_ns]
+    times = [*view.queue.next_at_ns(now_ns), placed.exhausted_at_ns]
     for each in view.reservations:
         times += (each.start_at_ns - policy.reservation_horizon_ns, each.start_at_ns, each.end_at_ns)
     return min((at for at in times if at is not None and at > now_ns), default=None)
