@@ -29,15 +29,17 @@ _HEADS = ("name", "state", "parameters", "CPUs", "memory", "GPUs", "time", "reas
 
 
 def last_view(spool: Spool, now_ns: int) -> tuple[ListedState | None, int | None]:
-    """Return the view of a running dispatcher, and how long it has been silent, if too long."""
-    data, silent_ns = _last_words(spool, now_ns)
-    return (parse_state_as(ListedState, data) if data else None), silent_ns
+    """Return the last view of a dispatcher, with its last heartbeat, and how long it has been silent, if too long."""
+    data, beat_ns = _last_words(spool)
+    view = parse_state_as(ListedState, data) if data else None
+    silent_ns = now_ns - beat_ns if beat_ns is not None and now_ns - beat_ns > STALE_NS else None
+    return (view if view is None or beat_ns is None else replace(view, heartbeat_ns=beat_ns)), silent_ns
 
 
 def machine_told(spool: Spool, now_ns: int) -> MachineView | None:
     """Return the machine in the running dispatcher's view; None without a dispatcher, or if it is silent."""
-    data, silent_ns = _last_words(spool, now_ns) if spool.dispatcher_lives() else (None, None)
-    return parse_parts(data).machine if data and silent_ns is None else None
+    data, beat_ns = _last_words(spool) if spool.dispatcher_lives() else (None, None)
+    return parse_parts(data).machine if data and beat_ns is not None and now_ns - beat_ns <= STALE_NS else None
 
 
 def gpus_told(spool: Spool, now_ns: int) -> GpusTold | None:
@@ -49,12 +51,12 @@ def gpus_told(spool: Spool, now_ns: int) -> GpusTold | None:
     return machine.told() if machine is not None else None
 
 
-def _last_words(spool: Spool, now_ns: int) -> tuple[bytes | None, int | None]:
+def _last_words(spool: Spool) -> tuple[bytes | None, int | None]:
     try:
-        silent_ns = now_ns - os.stat(spool.layout.at(layout.STATE)).st_mtime_ns
+        beat_ns = os.stat(spool.layout.at(layout.STATE)).st_mtime_ns
     except OSError:
         return None, None
-    return spool.file(layout.STATE, _MAX_STATE), (silent_ns if silent_ns > STALE_NS else None)
+    return spool.file(layout.STATE, _MAX_STATE), beat_ns
 
 
 class JobRow(JobView, kw_only=True, repr_omit_defaults=True):
