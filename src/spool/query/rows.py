@@ -19,7 +19,7 @@ from spool.core.model import SECOND_NS, Result, State
 from spool.core.reasons import INSTANT
 from spool.core.runtimes import ExpectedStart, TimeLeft
 from spool.core.units import show_duration, show_size
-from spool.formats.state import GpusTold, JobView, MachineView, StateView, parse_parts, parse_state_as
+from spool.formats.state import JobView, MachineView, StateView, parse_parts, parse_state_as
 from spool.store.spool import Spool
 
 STALE_NS = 35 * SECOND_NS  # three heartbeats and a little
@@ -37,18 +37,12 @@ def last_view(spool: Spool, now_ns: int) -> tuple[ListedState | None, int | None
 
 
 def machine_told(spool: Spool, now_ns: int) -> MachineView | None:
-    """Return the machine in the running dispatcher's view; None without a dispatcher, or if it is silent."""
+    """Return the machine in the running dispatcher's view; None without a dispatcher, or if it is silent.
+
+    It has watched the GPUs, and may know what one look cannot show: that one has fallen off, or its earlier users.
+    """
     data, beat_ns = _last_words(spool) if spool.dispatcher_lives() else (None, None)
     return parse_parts(data).machine if data and beat_ns is not None and now_ns - beat_ns <= STALE_NS else None
-
-
-def gpus_told(spool: Spool, now_ns: int) -> GpusTold | None:
-    """Return the GPUs in the running dispatcher's view, so that all answers agree; None if it has none.
-
-    It has watched them, and may know facts that one look cannot show: that a GPU has fallen off, or the earlier users.
-    """
-    machine = machine_told(spool, now_ns)
-    return machine.told() if machine is not None else None
 
 
 def _last_words(spool: Spool) -> tuple[bytes | None, int | None]:
