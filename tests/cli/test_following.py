@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -350,3 +352,24 @@ def test_submit_wait_is_submit_and_wait(dispatcher: object, spool_root: Path) ->
     process: subprocess.Popen[str] = start("submit", "--wait", "--name", "a", "-c", "exit 9")
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert (out, process.returncode) == ("a\n", 9)
+
+
+@pytest.mark.parametrize(
+    ("age", "text", "place"), [(60, "", "running"), (0, "", "running"), (60, "a", "running"), (60, "", "done")]
+)
+def test_a_person_is_told_why_a_job_may_have_no_output_yet(spool_root: Path, age: int, text: str, place: str) -> None:
+    """Only on a terminal, only of a run that has been silent for a while: Python holds its output back in a file."""
+    put_job(spool_root, "a", place=place)
+    log = metadir_of(spool_root, "a", 1) / "log"
+    log.write_text(text)
+    os.utime(log, (time.time() - age,) * 2)
+    ours, theirs = pty.openpty()
+    for stderr, told in ((theirs, (age, text, place) == (60, "", "running")), (subprocess.DEVNULL, False)):
+        assert spawned("log", "a", stdout=subprocess.PIPE, stderr=stderr).stdout == text
+        os.write(theirs, b"end\n")
+        said = b""
+        while not said.endswith(b"end\r\n"):
+            said += os.read(ours, 1024)
+        assert (b"python -u" in said) is told
+    os.close(ours)
+    os.close(theirs)
