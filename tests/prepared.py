@@ -27,7 +27,7 @@ from spool.machine import identity
 from spool.machine.host import MACHINE_FILE, Host, HostMemory
 from spool.machine.processes import MachineProber
 from spool.query.snapshot import snapshot
-from spool.store.lock import hold
+from spool.store.lock import Lock
 from spool.store.ownership import name_of
 from spool.store.spool import Spool
 from support import make_spool
@@ -117,7 +117,7 @@ def prepared() -> Iterator[Path]:
             if job.began is None
         ]
         (root / ".journal").write_bytes(journal.render(waits))
-        lock = hold(str(root / ".lock"))
+        lock = Lock(str(root / ".lock"))
         with mock.patch.object(MachineProber, "is_wrapper", return_value=True):
             _show(root, {}, ended)
             plan = snapshot(Spool(str(root)), NOW_NS).plan

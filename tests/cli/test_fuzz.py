@@ -31,7 +31,7 @@ from spool.listeners import set_up_logging
 from spool.machine.gpus import GpuLook
 from spool.machine.processes import MachineProber
 from spool.state import world
-from spool.store.lock import hold
+from spool.store.lock import Lock
 from support import PATIENCE_S, ROOT, make_spool
 
 MANY = int(os.environ.get("FUZZ_VARIANTS", "40"))
@@ -288,7 +288,7 @@ def test_no_verb_hangs_or_ends_in_a_traceback(
     monkeypatch.setattr(autostart, "start", lambda *_: 0)  # where config.toml cannot say that it is not wanted
     with contextlib.ExitStack() as kept:
         if kind == "state":  # else nobody believes it
-            kept.callback(hold(str(root / ".lock")).release)
+            kept.callback(Lock(str(root / ".lock")).release)
         for number in range(MANY):
             path = dice.choice(targets(root, kind))
             data = path.read_bytes()

@@ -21,7 +21,7 @@ from spool.core.model import Grant, Result, State
 from spool.formats import jobfile, run_records
 from spool.formats.schema import table
 from spool.formats.state import JobView
-from spool.store.lock import hold
+from spool.store.lock import Lock
 from support import make_spool
 
 RAW = "\x9b31m\u202e\u2066\u2028\x85\u200b"  # what TOML lets stand as it is
@@ -125,7 +125,7 @@ def test_no_text_of_a_file_moves_the_cursor(spool: Command, spool_root: Path) ->
     names = hostile(spool_root)
     view = JobView(state="queued", reason=HOSTILE, user=HOSTILE, project=HOSTILE, tags=(HOSTILE,))
     last_view(spool_root, dict.fromkeys(names, view), problems=(HOSTILE,), host=HOSTILE)
-    lock = hold(str(spool_root / ".lock"))  # a dispatcher lives, and so what it said counts
+    lock = Lock(str(spool_root / ".lock"))  # a dispatcher lives, and so what it said counts
     try:
         for words in LISTS:
             tame(spool(*words))

@@ -19,7 +19,7 @@ from spool.formats.state import JobView, MachineView
 from spool.python.client import Client
 from spool.query.jobs import list_jobs
 from spool.query.listing import OutlookReader, with_outlook
-from spool.store.lock import hold
+from spool.store.lock import Lock
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
@@ -94,7 +94,7 @@ def first_and_next(root: Path, now: int) -> Iterator[None]:
     limit = {"started_at_ns": now - 10 * MINUTE, "time_limit_ns": 60 * MINUTE}
     first = JobView(state="running", run=1, cpus=1, user="alice", submitted_at_ns=now - 40 * MINUTE, **limit)
     waits = JobView(state="queued", cpus=1, user="bob", submitted_at_ns=now - 10 * MINUTE, reason="cpus")
-    lock = hold(str(root / ".lock"))
+    lock = Lock(str(root / ".lock"))
     machine = MachineView(cpus=1, cpus_free=0, memory_bytes=1 << 30, memory_free_bytes=1 << 30)
     view(root, {"first": first, "next": waits}, at_ns=now, pid=os.getpid(), machine=machine)
     os.utime(root / "state.json", ns=(now, now))

@@ -317,9 +317,9 @@ def abandon(made: Dispatcher) -> None:
     made.executors.local.close()
     made.logs.events.close()
     made.events.client.close()
-    for fd in made.logs._open.values():
+    for log in made.logs._open.values():
         with contextlib.suppress(OSError):
-            os.close(fd)
+            os.close(log.fd)
     made.spool.release()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spool.doctor import OF_THE_SPOOL, Check, Finding, Level, Subject, examine
-from spool.store.ownership import Origin, Ownership, this_user
+from spool.store.ownership import Ownership, this_user
 
 
 def test_a_finding_bears_the_name_of_its_check_or_of_a_part_of_it(spool_root: Path) -> None:
@@ -59,5 +59,5 @@ def test_an_invalid_file_is_no_active_job(spool_root: Path, text: str, level: Le
 def test_a_refused_file_is_told_of_all_whose_files_run(tmp_path: Path) -> None:
     """Those in `accept_from` too."""
     ownership = Ownership(str(tmp_path), lambda: ("ann", "@staff"))
-    why = ownership.why_not(Origin(os.getuid() + 4711, 0, 0o600, 1, 1), "queued", "a.toml")
+    why = ownership.why_not(os.stat_result((0o600, 1, 0, 1, os.getuid() + 4711, *[0] * 5)), "queued", "a.toml")
     assert f"{this_user()}, ann, @staff only" in why

@@ -26,6 +26,7 @@ from spool.core.units import format_duration
 from spool.formats import capabilities, config, jobfile, keys, schema, toml
 from spool.formats.capabilities import REQUIRED, KeyTable
 from spool.formats.jobfile import FORMAT
+from spool.formats.schema import Documented
 from spool.formats.validation import Format
 from support import ROOT, WHOLE
 
@@ -93,21 +94,22 @@ def _stated(format_: Format, table: KeyTable) -> dict[str, Any]:
     return {
         key.name: _stated(format_, key.table) if key.table is not None and not key.many else default
         for key in table.keys
-        if (default := format_.defaults[key]) is not None and default is not REQUIRED
+        if (default := format_.default_of(key)) is not None and default is not REQUIRED
     }
 
 
 def test_the_defaults_on_the_pages_are_those_of_the_model() -> None:
     """To state the default of a key, as the pages have it, is to leave the key out."""
-    stated = _stated(config.FORMAT, config.CONFIG)
+    stated = _stated(Documented(config.FORMAT), config.CONFIG)
     assert stated["look_every"] == format_duration(config.Config().look_every_ns)
     assert replace(config.parse(toml.write(stated)), parts=()) == config.Config()
     for kind in (kind for _, kinds in capabilities.contributed("files") for kind in kinds):
-        assert kind.parse(toml.write(_stated(kind.format, kind.format.table))) == kind.parse(b"")
+        assert kind.parse(toml.write(_stated(Documented(kind.format), kind.format.table))) == kind.parse(b"")
     short = {"command": "x", "retry": {}}
-    retry = _stated(FORMAT, keys.RETRY)
+    job = Documented(FORMAT)
+    retry = _stated(job, keys.RETRY)
     assert retry["on"] == ("failed",)
-    long = {"command": "x", **_stated(FORMAT, keys.JOB), "retry": retry}
+    long = {"command": "x", **_stated(job, keys.JOB), "retry": retry}
     assert replace(jobfile.parse(toml.write(long), name="a"), parts=()) == jobfile.parse(toml.write(short), name="a")
     assert jobfile.parse(b'command = "x"', name="a") == Spec(command="x")
 

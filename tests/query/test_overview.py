@@ -20,7 +20,7 @@ from spool.query import overview
 from spool.query.jobs import list_jobs
 from spool.query.overview import OverviewReader
 from spool.query.shared import UserShare
-from spool.store.lock import hold
+from spool.store.lock import Lock
 from spool.store.tolerant import TolerantSpool
 from views import BOB, Arbiter
 
@@ -45,7 +45,7 @@ def test_nothing_is_read_anew_while_nothing_changes(spool_root: Path) -> None:
 
 def test_a_dispatcher_that_went_is_noticed_though_no_file_changed(spool_root: Path) -> None:
     """The lock is asked at every look: what state.json says of the machine counts only while its writer lives."""
-    lock = hold(str(spool_root / ".lock"))
+    lock = Lock(str(spool_root / ".lock"))
     now = time.time_ns()
     machine = MachineView(cpus=8, cpus_free=3, memory_bytes=1 << 30, memory_free_bytes=0, gpus_at_ns=now)
     (spool_root / "state.json").write_bytes(render_state(StateView(version=1, at_ns=now, pid=1, machine=machine)))

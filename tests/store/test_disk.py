@@ -127,7 +127,7 @@ def test_publish_never_replaces(benches: Callable[[], Bench]) -> None:
 @pytest.fixture
 def in_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a file system that cannot move a file without replacing another in one step."""
-    monkeypatch.setattr(disk, "rename_new", lambda old, new: False)
+    monkeypatch.setattr(disk, "renameat2", lambda old, new, flags: False)
 
 
 @pytest.mark.parametrize(("steps", "names"), [(1, [["a"], ["b"]]), (2, [["a"], ["a"], ["a", "b"], ["b"], ["b"]])])
@@ -480,7 +480,7 @@ def test_a_file_put_beside_is_old_or_new_and_has_the_mode_that_was_asked_for(ben
 def test_every_primitive_of_the_disk_can_fail() -> None:
     """FaultyDisk overrides each primitive: a new one that it does not know would be a change nobody tests."""
     composites = {"staged", "put", "put_beside", "publish", "move", "drop", "discard", "remove_tree", "removing"}
-    composites |= {"ensure_directory", "ensure_staging", "ensure_public", "ensure_twin", "sync_directories"}
+    composites |= {"ensure_directory", "ensure_staging", "ensure_twin", "sync_directories"}
     primitives = {name for name, value in vars(Disk).items() if callable(value) and not name.startswith("_")}
     assert primitives - composites == {name for name in vars(FaultyDisk) if name in primitives}
 

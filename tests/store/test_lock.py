@@ -17,13 +17,13 @@ import pytest
 
 from spool.core.errors import ExitCode, LockHeld, SpoolUnusable
 from spool.store import lock as lock_module
-from spool.store.lock import Lock, dispatcher_lives, hold, serving
+from spool.store.lock import Lock, dispatcher_lives, serving
 from support import wait_for
 
 HOLDER = """
 import os, subprocess, sys
-from spool.store.lock import hold
-lock = hold(sys.argv[1])
+from spool.store.lock import Lock
+lock = Lock(sys.argv[1])
 child = {child}
 print("held", child, flush=True)
 sys.stdin.readline()
@@ -67,12 +67,12 @@ def test_a_second_process_that_holds_the_lock_is_seen_and_refused(path: str) -> 
     with holder(path) as (process, _):
         assert dispatcher_lives(path)
         with pytest.raises(LockHeld) as caught:
-            hold(path, wait_s=0)
+            Lock(path, wait_s=0)
         assert caught.value.exit_code is ExitCode.LOCK_HELD
         end(process)
     for _ in range(3):  # and no look takes it
         assert not dispatcher_lives(path)
-    hold(path, wait_s=0).release()
+    Lock(path, wait_s=0).release()
 
 
 def test_a_child_of_the_holder_does_not_keep_the_lock(path: str) -> None:
@@ -82,21 +82,21 @@ def test_a_child_of_the_holder_does_not_keep_the_lock(path: str) -> None:
             end(process)
             os.kill(child, 0)  # it runs
             assert not dispatcher_lives(path)
-            hold(path, wait_s=0).release()
+            Lock(path, wait_s=0).release()
         finally:
             os.kill(child, signal.SIGKILL)
 
 
 def test_kill_9_lets_go_of_the_lock_whose_file_is_never_unlinked(path: str) -> None:
     """The file, the user's alone, keeps its inode over kill and release: with two files two would be the only one."""
-    hold(path).release()
+    Lock(path).release()
     before = os.stat(path)
     assert before.st_mode & 0o777 == 0o600
     with holder(path) as (process, _):
         process.kill()
         process.wait()
         assert not dispatcher_lives(path)
-        hold(path, wait_s=0).release()
+        Lock(path, wait_s=0).release()
     assert os.stat(path).st_ino == before.st_ino
 
 
@@ -118,7 +118,7 @@ def test_a_look_that_happens_to_hold_the_lock_for_a_moment_is_waited_out(
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with ThreadPoolExecutor() as pool:
-        starting = pool.submit(hold, path, wait_s=60)
+        starting = pool.submit(Lock, path, wait_s=60)
         wait_for(refused.is_set)
         os.close(looking)
         lock = starting.result()
@@ -132,7 +132,7 @@ def test_what_is_no_lock_file_is_not_a_dispatcher(path: str, make: Callable[[str
     make(path)
     assert not dispatcher_lives(path)
     with pytest.raises(FileExistsError, match="not a regular file"):
-        hold(path, wait_s=0)
+        Lock(path, wait_s=0)
 
 
 # Somebody deletes or replaces `.lock` while a dispatcher lives.
@@ -169,13 +169,13 @@ def test_a_lock_that_is_deleted_or_replaced_keeps_others_out_and_is_made_anew(
         assert serving(spool_lock) is None
         assert dispatcher_lives(spool_lock)
         with pytest.raises(LockHeld):
-            hold(spool_lock, wait_s=0)
+            Lock(spool_lock, wait_s=0)
         assert serving(spool_lock) is None  # the second one has touched nothing
         assert lock.keep()
         assert serving(spool_lock) is True
         assert not lock.keep()
         with pytest.raises(LockHeld):
-            hold(spool_lock, wait_s=0)
+            Lock(spool_lock, wait_s=0)
     assert serving(spool_lock) is False
 
 
@@ -230,7 +230,7 @@ def test_a_spool_that_is_gone_is_not_served(spool_lock: str, put: str | None) ->
             lock.keep()
         assert not lock.held
         if put is not None:
-            hold(spool_lock, wait_s=0).release()
+            Lock(spool_lock, wait_s=0).release()
 
 
 def test_a_spool_that_is_being_deleted_is_not_made_anew(spool_lock: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +273,7 @@ def test_what_nobody_can_lock_is_waited_out(
 @contextmanager
 def hold_in_this_process(path: str) -> Iterator[Lock]:
     """Hold the lock, and let go of it."""
-    lock = hold(path, wait_s=0)
+    lock = Lock(path, wait_s=0)
     try:
         yield lock
     finally:

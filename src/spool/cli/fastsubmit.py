@@ -17,12 +17,13 @@ from spool.store.glance import config_if, machine_told
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
     from spool.formats.capabilities import Key
 
 _MAX_BYTES = 100_000
-_AMOUNTS = {"size": "KMGT", "size or auto": "KMGT", "duration": "smhd", "timeout": "smhd"}
+_UNITS = "KMGT"
 
 OF_A_JOB = {
     "-n": ("name", ""),
@@ -198,7 +199,7 @@ def _certainly_fits(root: str, values: Mapping[str, list[str]]) -> bool:
 
 def _bytes_of(text: str) -> int:
     """Return a plain amount, `4` or `4G`, as a number."""
-    shift = 10 * (_AMOUNTS["size"].find(text[-1]) + 1)
+    shift = 10 * (_UNITS.find(text[-1]) + 1)
     return int(text[:-1] if shift else text) << shift
 
 
@@ -236,54 +237,56 @@ def drafted(
 
         given = joboptions.keys_of(values)
         table = {key.name: key for key in BY_OPTION}
-        if not all(_is_right(table[key], value, given) for key, value in given.items()):
+        if not all(_is_plain(table[key], value, given) for key, value in given.items()):
             return None
     return Draft(name, job_keys(command, given, exported), held=held)
 
 
-def _is_right(key: Key, value: object, keys: Mapping[str, object]) -> bool:
-    """Whether the full way would certainly accept *value* together with the rest of *keys*."""
+def _is_plain(key: Key, value: Any, keys: Mapping[str, object]) -> bool:
+    """Whether *value* is one that the reader of job files takes without a second thought, beside the rest of *keys*."""
     if key.needs and not keys.get(key.needs.partition(":")[0]):
         return False
-    if key.kind == "count" and not key.array_only:
-        return isinstance(value, int) and (key.least or 0) <= value <= key.most
-    if key.kind in _AMOUNTS:
-        return isinstance(value, str) and _is_amount(value, _AMOUNTS[key.kind])
-    if key.kind in ("label", "labels"):
-        labels = value if isinstance(value, list) else [str(value)]
-        good = (text == text.strip() and 0 < len(text) <= 100 and text.isprintable() for text in labels)
-        return len(set(labels)) == len(labels) and all(good)
-    if key.kind == "word":
-        # A word may need another key, which the configuration may have: "stop" needs an idle time.
-        return value in key.words and (key.name != "gpu_idle_action" or "gpu_idle" in keys)
-    if key.kind == "DependsOn":
-        return isinstance(value, list) and value != [] and all(layout.valid_name(name) for name in value)
-    if key.kind == "output":
-        return isinstance(value, str) and _PLAIN_PATH.issuperset(value) and value[-1:] not in ("", "/", ".")
-    if key.kind == "variables":
-        return isinstance(value, dict) and all(may_go(name) and _is_plain(text) for name, text in value.items())
-    if key.table is not None and key.name == "retry" and isinstance(value, dict):
-        inner = {each.name: each for each in key.table.keys}
-        return all(_is_right(inner[name], each, value) for name, each in value.items())
-    if key.kind == "workdir":
-        return isinstance(value, str) and value.startswith("/") and "$" not in value
-    return key.kind == "flag"
+    if key.name == "retry" and isinstance(value, dict):
+        inner = {each.name: each for each in key.table.keys} if key.table is not None else {}
+        return all(_is_plain(inner[name], each, value) for name, each in value.items())
+    is_plain = _PLAIN_VALUES.get(key.kind)
+    return is_plain is not None and is_plain(key, value, keys)
 
 
-def _is_plain(text: object) -> bool:
+def _is_text(text: object) -> bool:
     return isinstance(text, str) and text.isprintable() and "{" not in text and len(text) < _MAX_BYTES
 
 
-def _is_amount(text: str, units: str) -> bool:
+def _are_labels(labels: Sequence[str]) -> bool:
+    good = (text == text.strip() and 0 < len(text) <= 100 and text.isprintable() for text in labels)
+    return len(set(labels)) == len(labels) and all(good)
+
+
+def _is_amount(text: object, units: str) -> bool:
     """Whether *text* is a whole number that is not 0 and one unit."""
-    number = text[:-1]
-    return (
-        text[-1:] in units
-        and len(number) < 6
-        and number.isascii()
-        and number.isdecimal()
-        and not number.startswith("0")
-    )
+    number = text[:-1] if isinstance(text, str) and text[-1:] in units else ""
+    return len(number) < 6 and number.isascii() and number.isdecimal() and not number.startswith("0")
+
+
+_PLAIN_VALUES: Mapping[str, Callable[[Key, Any, Mapping[str, object]], bool]] = {
+    "count": lambda key, value, _: (
+        not key.array_only and isinstance(value, int) and (key.least or 0) <= value <= key.most
+    ),
+    "DependsOn": lambda _key, value, _: isinstance(value, list) and value != [] and all(map(layout.valid_name, value)),
+    "duration": lambda _key, value, _: _is_amount(value, "smhd"),
+    "flag": lambda _key, _value, _: True,
+    "label": lambda _key, value, _: _are_labels([value]),
+    "labels": lambda _key, value, _: _are_labels(value),
+    "output": lambda _key, value, _: _PLAIN_PATH.issuperset(value) and value[-1:] not in ("", "/", "."),
+    "size": lambda _key, value, _: _is_amount(value, _UNITS),
+    "size or auto": lambda _key, value, _: _is_amount(value, _UNITS),
+    "timeout": lambda _key, value, _: _is_amount(value, "smhd"),
+    "variables": lambda _key, value, _: all(may_go(name) and _is_text(text) for name, text in value.items()),
+    # A word may need another key, which the configuration may have: "stop" needs an idle time.
+    "word": lambda key, value, keys: value in key.words and (key.name != "gpu_idle_action" or "gpu_idle" in keys),
+    "workdir": lambda _key, value, _: value.startswith("/") and "$" not in value,
+}
+"""By kind, which values are plain; of another kind none is."""
 
 
 def command_of(words: Sequence[str]) -> str | list[str]:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
@@ -18,9 +19,9 @@ import click
 from spool.cli import render
 from spool.cli.group import JobArgument, Verb, name_argument, named, names_argument, one_job, opened, own, value_of
 from spool.cli.render import tell
-from spool.client.output import POLL_S, Follower, Stream, output_paths, outputs, read_output, run_of
+from spool.client.output import Stream, output_paths, outputs, read_output, run_of
 from spool.client.requests import Requests
-from spool.client.waiting import End, Waiter
+from spool.client.waiting import POLL_S, End, Follower, Waiter
 from spool.core.arrays import array_of
 from spool.core.errors import ExitCode, SpoolError, SpoolUnusable, cannot
 from spool.core.layout import HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, natural, without_here
@@ -408,7 +409,7 @@ def _no_output(name: str, why: str, remedy: str) -> SpoolError:
 
 def _follow(follower: Follower, names: Sequence[str], stream: Stream) -> None:
     """Print the output of *names* as it appears; of several jobs line by line, each line after the name of its job."""
-    unended = dict.fromkeys(names, b"")  # by job, the line that it has begun
+    unended = defaultdict[str, bytes](bytes)  # by job, the line that it has begun
     write = sys.stdout.buffer.write
 
     def write_lines(name: str, data: bytes) -> None:

@@ -143,12 +143,9 @@ def _wishes(root: str) -> tuple[bool, str]:
     return said.autostart, "0s" if said.idle_exit_ns is None else f"{said.idle_exit_ns}ns"
 
 
-def _is_same(root: str, other: str) -> bool:
-    return os.path.realpath(root) == os.path.realpath(other)
-
-
 def _by_hand(root: str) -> str:
-    return "`spool dispatch`" if _is_same(root, _usual_root()) else f"`spool --spool {root} dispatch`"
+    is_usual = os.path.realpath(root) == os.path.realpath(_usual_root())
+    return "`spool dispatch`" if is_usual else f"`spool --spool {root} dispatch`"
 
 
 def _usual_root() -> str:
@@ -163,7 +160,7 @@ def unit_for(root: str) -> str | None:
     places = [place.format(config=config) for place in _UNIT_PLACES]
     if not any(os.path.exists(f"{place}/{UNIT}") for place in places):
         return None
-    return UNIT if _is_same(root, _root_of_unit(places)) else None
+    return UNIT if os.path.realpath(root) == os.path.realpath(_root_of_unit(places)) else None
 
 
 def _root_of_unit(places: list[str]) -> str:

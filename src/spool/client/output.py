@@ -1,30 +1,27 @@
-"""The output of a job, and of the tasks of an array: finding, reading and following it."""
+"""The output of a job, and of the tasks of an array: finding and reading it."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum
 
 from msgspec import Struct
 
-from spool.client.waiting import End, Waiter, task_names
 from spool.core import layout
 from spool.core.errors import InvalidRecord, NoSuchJob, SpoolError, cannot
 from spool.formats.run_records import parse_history_line
 from spool.formats.wire import metrics_in, one_line
 from spool.formats.wrapper import Outputs, outputs_of
+from spool.store.arrays import task_names
 from spool.store.reading import end_of_file
 from spool.store.spool import Spool
 
 MOST_LINES = 10
 """The lines of a failed run that are shown with its end."""
-
-POLL_S = 0.025
-"""How long to wait before new output is looked for again."""
 
 _BLOCK = 1 << 16
 _LOOKED_AT = 1 << 14  # bytes at the end of a file in which last lines are looked for
@@ -39,7 +36,7 @@ class Stream(Enum):
 
 
 class OutputPiece(Struct, frozen=True):
-    """Some output of a run of a job, or of a task of the array *job*. Empty when a run's output begins."""
+    """Some output of a run of a job, of an array's tasks too. Empty when a run's output begins."""
 
     job: str
     run: int
@@ -219,13 +216,14 @@ def _so_far(path: str, lines: int | None) -> Iterator[bytes]:
 class ArrayOutput:
     """The outputs of the tasks of one expanded array: the newest run of each in full, under its name.
 
-    *lines*: only the last lines of each.
+    *lines*: only the last lines of each. *apart*: each piece is of its task, instead of a line with its name.
     """
 
-    def __init__(self, spool: Spool, name: str, run: int, *, lines: int | None = None) -> None:
+    def __init__(self, spool: Spool, name: str, run: int, *, lines: int | None = None, apart: bool = False) -> None:
         self._spool = spool
         self._name = name
         self._lines = lines
+        self._apart = apart
         record = spool.array(name, run)
         self._since_ns = (record.expanded_at_ns if record is not None else None) or 0
         self._left = dict.fromkeys(task_names(spool, name, run, record))
@@ -265,12 +263,12 @@ class ArrayOutput:
         for stream, path in ((Stream.OUT, where.stdout), (Stream.ERR, where.stderr)):
             if path is None:
                 continue
-            head, data = f"==> {task} <==\n".encode(), b"\n"
+            name, head, data = (task, b"", b"\n") if self._apart else (self._name, f"==> {task} <==\n".encode(), b"\n")
             for data in _so_far(path, self._lines):
-                yield OutputPiece(self._name, run, stream, head + data)
+                yield OutputPiece(name, run, stream, head + data)
                 head = b""
             if not data.endswith(b"\n"):
-                yield OutputPiece(self._name, run, stream, b"\n")
+                yield OutputPiece(name, run, stream, b"\n")
 
     def close(self) -> None:
         """Close the history."""
@@ -293,121 +291,6 @@ class ArrayOutput:
                 if result.again is None:
                     found[result.job] = result.run
         return found
-
-
-class Follower:
-    """Reads the output of jobs from the newest run of each on; for an array that of each task once it has ended.
-
-    *only*: this run alone; *after*: runs later than this one; *lines*: at first only the last lines of each job.
-    `waiter` awaits the jobs.
-    """
-
-    def __init__(
-        self,
-        spool: Spool,
-        names: Collection[str],
-        *,
-        only: int | None = None,
-        after: int | None = None,
-        lines: int | None = None,
-    ) -> None:
-        """Follow the jobs *names*. Raises NoSuchJob for the first that is unknown."""
-        self.waiter = Waiter(spool, names)
-        self._jobs = [_FollowedJob(spool, name, only, after, lines) for name in dict.fromkeys(names)]
-
-    def pieces(self) -> Iterator[OutputPiece | End | None]:
-        """Yield output as it appears, the end of each job after its output, and None when there is nothing new.
-
-        After a None it is time to wait for `POLL_S`. Ends with the last job, or run.
-        """
-        left = self._jobs
-        while left:
-            ends = {end.name: end for end in self.waiter.poll()}
-            for job in left:
-                yield from job.news(ends.get(job.name))
-            left = [job for job in left if not job.is_over]
-            if left:
-                yield None
-
-    def close(self) -> None:
-        """Close the files."""
-        for job in self._jobs:
-            job.close()
-
-
-class _FollowedJob:
-    """One job that is followed."""
-
-    def __init__(self, spool: Spool, name: str, only: int | None, after: int | None, lines: int | None) -> None:
-        self._spool = spool
-        self.name = name
-        self.is_over = False
-        self._only = only is not None
-        newest = spool.latest_run(name) if only is None and after is None else only
-        self._from = newest or (after or 0) + 1
-        self._lines = lines
-        self._run: int | None = None
-        self._tails: dict[Stream, Tail] = {}
-        self._tasks: ArrayOutput | None = None
-        self._end: End | None = None
-
-    def news(self, end: End | None) -> Iterator[OutputPiece | End]:
-        """Yield the new output, and *end* once there is no more; it is the end of the job if it has just ended."""
-        self._end = self._end or end
-        while True:
-            newest = self._spool.latest_run(self.name) or 0
-            if self._run is None and (self._only or newest >= self._from):
-                yield self._begin()
-            is_over = self._end is not None or self._run_is_over(newest)
-            yield from self._drained()
-            if self._only or self._run is None or not is_over or newest <= self._run:
-                break
-            self._from = self._run + 1
-            yield self._begin()
-        self.is_over = self._end is not None or (is_over and self._only)
-        if self._end is not None:
-            yield self._end
-
-    def _run_is_over(self, newest: int) -> bool:
-        if self._run is None:
-            return False
-        return newest > self._run or self._spool.record(self.name, self._run, layout.RESULT) is not None
-
-    def _begin(self) -> OutputPiece:
-        """Begin with the next run, and return the empty piece that says so."""
-        run = self._from if self._only else min(run for run in self._spool.runs(self.name) if run >= self._from)
-        begun = OutputPiece(self.name, run, Stream.OUT, b"")
-        if self._spool.array(self.name, run) is not None:
-            self._run, self._tasks = run, ArrayOutput(self._spool, self.name, run, lines=self._lines)
-            return begun
-        where = outputs(self._spool, self.name, run)
-        paths = {Stream.OUT: where.stdout, Stream.ERR: where.stderr}
-        for stream, path in paths.items():
-            tail = self._tails.get(stream)
-            if tail is not None and tail.path == path:
-                continue  # every run appends to it: continue here
-            if tail is not None:
-                self._tails.pop(stream).close()
-            if path is not None:
-                self._tails[stream] = Tail(path)
-                if self._lines is not None and self._run is None:
-                    self._tails[stream].skip_to_last(self._lines)
-        self._run = run
-        return begun
-
-    def _drained(self) -> Iterator[OutputPiece]:
-        if self._tasks is not None:
-            yield from self._tasks.ended(last=self._end is not None)
-        for stream, tail in self._tails.items():
-            while data := tail.read():
-                yield OutputPiece(self.name, self._run or 0, stream, data)
-
-    def close(self) -> None:
-        """Close the files."""
-        for tail in self._tails.values():
-            tail.close()
-        if self._tasks is not None:
-            self._tasks.close()
 
 
 _TAIL = 8192  # bytes at the end of an output to search
@@ -447,15 +330,9 @@ def last_line_of(spool: Spool, name: str, run: int) -> str:
 
 def _tail(path: str, metadir: str) -> bytes:
     """Return the end of a run's output; b"" for a file that was last written before the run began."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            status = os.fstat(fd)
-            begun_ns = os.stat(f"{metadir}/{layout.WRAPPER}").st_mtime_ns if not path.startswith(f"{metadir}/") else 0
-            if not stat.S_ISREG(status.st_mode) or status.st_mtime_ns < begun_ns:
-                return b""
-            return os.pread(fd, _TAIL, max(0, status.st_size - _TAIL))
-        finally:
-            os.close(fd)
-    except OSError:
-        return b""
+    with suppress(OSError):
+        if path.startswith(f"{metadir}/") or (
+            os.stat(path).st_mtime_ns >= os.stat(f"{metadir}/{layout.WRAPPER}").st_mtime_ns
+        ):
+            return end_of_file(path, _TAIL, follow=True)
+    return b""

@@ -166,7 +166,9 @@ class Requests:
             if dry_run:
                 kinds = {place: ChangeKind.STOPPING if place == RUNNING else ChangeKind.CANCELLED for place in places}
                 return _changes({place: _WOULD[kind] for place, kind in kinds.items()})
-            files.update((place, self._inode(place, name)) for place in places)
+            for place in places:
+                status = status_of(self._layout.job_file(place, name))
+                files[place] = 0 if status is None else status.st_ino
             for place in (QUEUED, HELD):
                 if place in places and self._file_away(name, place):
                     found[place] = ChangeKind.CANCELLED
@@ -341,12 +343,6 @@ class Requests:
         except FileNotFoundError:
             return False
         return True
-
-    def _inode(self, place: str, name: str) -> int:
-        try:
-            return os.lstat(self._layout.job_file(place, name)).st_ino
-        except FileNotFoundError:
-            return 0
 
     def _stop(self, name: str, reason: str, kind: StopKind = StopKind.CANCEL) -> bool:
         """Record the user who stops the newest run, and remove its file from `running/`; False if that was gone."""

@@ -1,4 +1,4 @@
-"""The ends of jobs, and waiting for them, from the files alone; no dispatcher is needed.
+"""The ends of jobs, waiting for them, and following output until then, from the files; no dispatcher is needed.
 
 A job has ended when its file is in `done/` and nowhere else, and its newest run has a final outcome. A file may move
 between two looks, and during a cancel there is briefly none at all.
@@ -9,22 +9,25 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 
 from msgspec import Struct
-from msgspec.structs import replace
 
+from spool.client.output import ArrayOutput, OutputPiece, Stream, Tail, outputs
 from spool.core import layout
-from spool.core.arrays import Tasks, array_of, in_words, outcome_of
-from spool.core.errors import InvalidJob, InvalidRecord, NoSuchJob
+from spool.core.arrays import array_of
+from spool.core.errors import InvalidRecord, NoSuchJob
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result, State
-from spool.formats.run_records import ArrayRecord
+from spool.store.arrays import array_outcome
 from spool.store.disk import status_of
 from spool.store.ownership import cancelled_by_mover
 from spool.store.spool import Service, Spool
+
+POLL_S = 0.025
+"""How long to wait before new output is looked for again."""
 
 PATIENCE_S = 3.0  # a dispatcher just started in the background is running by then
 GRACE_NS = 1_500_000_000  # how long to wait for the record of an end before assuming that none will come
@@ -355,54 +358,128 @@ class _Awaited:
         return now - self._absent_since_ns > GRACE_NS
 
 
-def array_outcome(spool: Spool, result: Result, *, ran_again: bool | None = None) -> Result:
-    """Return the end of an array that ended with *result*: each task counts by its last end, as for a dependency.
+class _Wanted(Struct, frozen=True):
+    """What of a job is followed."""
 
-    *ran_again*: whether a task has ended since; None: look into the history. A cancelled array stays cancelled, and one
-    with a task that is active again is `running`.
+    only: int | None
+    after: int | None
+    lines: int | None
+    apart: bool
+
+
+class Follower:
+    """Reads the output of jobs from the newest run of each on; for an array that of each task once it has ended.
+
+    *only*: this run alone; *after*: runs later than this one; *lines*: at first only the last lines of each job. Beside
+    other jobs, the output of a task is under its own name. `waiter` awaits the jobs.
     """
-    name = result.job
-    if result.outcome is State.CANCELLED:
-        return result
-    ended_at_ns = result.ended_at_ns or 0
-    active = {task for place in (QUEUED, HELD, RUNNING) for task in spool.names(place) if array_of(task) == name}
-    if ran_again is None:
-        later = (known for known in spool.accounts_since(ended_at_ns) if (known.ended_at_ns or 0) > ended_at_ns)
-        ran_again = any(array_of(known.job) == name for known in later)
-    if not active and not ran_again:
-        return result
-    names = task_names(spool, name, result.run, spool.array(name, result.run))
-    going_on = len(active.intersection(names))
-    ends = [_end(spool, task, result.submitted_at_ns or 0) for task in names if task not in active]
-    outcomes = [outcome for outcome, _ in ends]
-    words = in_words(outcomes, len(names), going_on)
-    if going_on:
-        return replace(result, outcome=State.RUNNING, reason=words, ended_at_ns=None)
-    last_ns = max((at_ns for _, at_ns in ends), default=0)
-    outcome = outcome_of(outcomes, len(names))
-    return replace(result, outcome=outcome, reason=words, ended_at_ns=max(last_ns, ended_at_ns))
+
+    def __init__(
+        self,
+        spool: Spool,
+        names: Collection[str],
+        *,
+        only: int | None = None,
+        after: int | None = None,
+        lines: int | None = None,
+    ) -> None:
+        """Follow the jobs *names*. Raises NoSuchJob for the first that is unknown."""
+        self.waiter = Waiter(spool, names)
+        wanted = _Wanted(only, after, lines, apart=len(set(names)) > 1)
+        self._jobs = [_FollowedJob(spool, name, wanted) for name in dict.fromkeys(names)]
+
+    def pieces(self) -> Iterator[OutputPiece | End | None]:
+        """Yield output as it appears, the end of each job after its output, and None when there is nothing new.
+
+        After a None it is time to wait for `POLL_S`. Ends with the last job, or run.
+        """
+        left = self._jobs
+        while left:
+            ends = {end.name: end for end in self.waiter.poll()}
+            for job in left:
+                yield from job.news(ends.get(job.name))
+            left = [job for job in left if not job.is_over]
+            if left:
+                yield None
+
+    def close(self) -> None:
+        """Close the files."""
+        for job in self._jobs:
+            job.close()
 
 
-def _end(spool: Spool, task: str, since_ns: int) -> tuple[State, int]:
-    """Return how and when a task last ended; one that has not run since it was submitted was withdrawn.
+class _FollowedJob:
+    """One job that is followed."""
 
-    INVALID: its record cannot be parsed.
-    """
-    run = spool.latest_run(task)
-    result = spool.known_end(task, run) if run is not None else None
-    if isinstance(result, InvalidRecord):
-        return State.INVALID, 0
-    if result is None or (result.submitted_at_ns or 0) < since_ns:
-        return State.CANCELLED, 0
-    return result.outcome, result.ended_at_ns or 0
+    def __init__(self, spool: Spool, name: str, wanted: _Wanted) -> None:
+        self._spool = spool
+        self.name = name
+        self.is_over = False
+        self._wanted = wanted
+        self._only = wanted.only is not None
+        newest = spool.latest_run(name) if wanted.only is None and wanted.after is None else wanted.only
+        self._from = newest or (wanted.after or 0) + 1
+        self._run: int | None = None
+        self._tails: dict[Stream, Tail] = {}
+        self._tasks: ArrayOutput | None = None
+        self._end: End | None = None
 
+    def news(self, end: End | None) -> Iterator[OutputPiece | End]:
+        """Yield the new output, and *end* once there is no more; it is the end of the job if it has just ended."""
+        self._end = self._end or end
+        while True:
+            newest = self._spool.latest_run(self.name) or 0
+            if self._run is None and (self._only or newest >= self._from):
+                yield self._begin()
+            is_over = self._end is not None or self._run_is_over(newest)
+            yield from self._drained()
+            if self._only or self._run is None or not is_over or newest <= self._run:
+                break
+            self._from = self._run + 1
+            yield self._begin()
+        self.is_over = self._end is not None or (is_over and self._only)
+        if self._end is not None:
+            yield self._end
 
-def task_names(spool: Spool, name: str, run: int, record: ArrayRecord | None) -> tuple[str, ...]:
-    """Return the tasks of an expanded array, in order; *record* is that of its run."""
-    from spool.formats import jobfile  # imported here, because a list without arrays does not need it
+    def _run_is_over(self, newest: int) -> bool:
+        if self._run is None:
+            return False
+        return newest > self._run or self._spool.record(self.name, self._run, layout.RESULT) is not None
 
-    text = spool.record(name, run, layout.SPEC_COPY)
-    try:
-        return Tasks(name, jobfile.parse(text or b"", name=name)).names()
-    except InvalidJob:  # emptied by a power cut
-        return tuple(f"{name}_{index}" for index in range(record.tasks if record is not None else 0))
+    def _begin(self) -> OutputPiece:
+        """Begin with the next run, and return the empty piece that says so."""
+        run = self._from if self._only else min(run for run in self._spool.runs(self.name) if run >= self._from)
+        begun = OutputPiece(self.name, run, Stream.OUT, b"")
+        if self._spool.array(self.name, run) is not None:
+            self._run = run
+            lines, apart = self._wanted.lines, self._wanted.apart
+            self._tasks = ArrayOutput(self._spool, self.name, run, lines=lines, apart=apart)
+            return begun
+        where = outputs(self._spool, self.name, run)
+        paths = {Stream.OUT: where.stdout, Stream.ERR: where.stderr}
+        for stream, path in paths.items():
+            tail = self._tails.get(stream)
+            if tail is not None and tail.path == path:
+                continue  # every run appends to it: continue here
+            if tail is not None:
+                self._tails.pop(stream).close()
+            if path is not None:
+                self._tails[stream] = Tail(path)
+                if self._wanted.lines is not None and self._run is None:
+                    self._tails[stream].skip_to_last(self._wanted.lines)
+        self._run = run
+        return begun
+
+    def _drained(self) -> Iterator[OutputPiece]:
+        if self._tasks is not None:
+            yield from self._tasks.ended(last=self._end is not None)
+        for stream, tail in self._tails.items():
+            while data := tail.read():
+                yield OutputPiece(self.name, self._run or 0, stream, data)
+
+    def close(self) -> None:
+        """Close the files."""
+        for tail in self._tails.values():
+            tail.close()
+        if self._tasks is not None:
+            self._tasks.close()

@@ -34,8 +34,8 @@ from spool.machine import identity
 from spool.machine.host import why_not_expanded
 from spool.state.run import JobFileVersion
 from spool.state.table import Array, JobEntry, new_array
+from spool.store.arrays import ArrayStore, Issue
 from spool.store.disk import status_of
-from spool.store.locked_spool import ArrayStore, Issue
 from spool.store.ownership import mover, name_of
 
 log = logging.getLogger(__name__)

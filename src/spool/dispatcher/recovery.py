@@ -32,8 +32,9 @@ from spool.machine import identity
 from spool.state.load import Loader, load_array
 from spool.state.run import ActiveRun
 from spool.state.table import Array
+from spool.store.arrays import ArrayStore
 from spool.store.disk import status_of
-from spool.store.locked_spool import ArrayStore, LockedSpool
+from spool.store.locked_spool import LockedSpool
 
 log = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from spool.store.edited import (
     read_stable,
 )
 from spool.store.locked_spool import LockedSpool
-from spool.store.ownership import Origin, mover
+from spool.store.ownership import mover
 
 RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon to try a file again that is being written
 _IN_TURN = 256  # files of live runs, in each look at everything
@@ -244,7 +244,7 @@ class Scanner(Component):
                 large = may_wait and status is not None and status.st_size > _LARGE
                 if status is None or anew or self._is_new(place, name, edited, status):
                     seen = None if large else read_stable(path)
-                    if seen is None or (first and isinstance(seen, FileText) and seen.size > _LARGE):
+                    if seen is None or (first and isinstance(seen, FileText) and len(seen.data) > _LARGE):
                         self._large.setdefault((place, name), time.monotonic_ns())
                         return
                     self._take(place, name, self._understood(place, name, seen, edited))
@@ -289,21 +289,21 @@ class Scanner(Component):
         spec: Spec | None = None
         text: bytes | None = None
         reviewed: journal.Reviewed | None = None
-        is_foreign = seen.uid != self._spool.ownership.owner
-        if why := self._spool.ownership.why_not(seen.origin, place, layout.file_of(name)):
-            if seen.origin.links > 1 and time.time_ns() - seen.ctime_ns < QUIET_NS:
+        is_foreign = seen.status.st_uid != self._spool.ownership.owner
+        if why := self._spool.why_not(seen.status, place, name):
+            if seen.status.st_nlink > 1 and time.time_ns() - seen.status.st_ctime_ns < QUIET_NS:
                 return ReadFailure.WRITING  # a submission is removing its other name at this moment
             mistake = f"cannot use job {name}: {why}\n"
         elif not edited:
             try:
-                reviewed = self._state.review_of(name, (seen.inode, seen.mtime_ns, seen.size))
+                reviewed = self._state.review_of(name, seen.version)
                 spec, text = self._texts.parse(name, seen.data, reviewed)
                 text = seen.data if is_foreign else text  # its owner could change it and restore its time
             except InvalidJob as error:
                 mistake = jobfile.render_errors(name, error.problems)
         if mistake:
             problem = self._texts.complain(place, name, mistake, to_others=is_foreign)
-        identity = (seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid)
+        identity = (*seen.version, seen.status.st_ctime_ns, seen.status.st_uid)
         if spec is not None and reviewed is None and self._is_to_be_reviewed(place, spec):
             return JobFileVersion(*identity, None, UNREVIEWED, unreviewed=spec, text=text)
         return JobFileVersion(*identity, spec, problem, bool(mistake), text=text)
@@ -350,7 +350,7 @@ class Scanner(Component):
             return
         told = f"the file is {why.value}"
         if is_foreign := status.st_uid != self._spool.ownership.owner:
-            told = self._spool.ownership.why_not(Origin.of(status), place, layout.file_of(name)) or told
+            told = self._spool.why_not(status, place, name) or told
         gist = self._texts.complain(place, name, f"cannot use job {name}: {told}\n", to_others=is_foreign)
         identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
         self._set(place, name, JobFileVersion(*identity, None, gist, True, why is ReadFailure.UNREADABLE))
@@ -572,17 +572,17 @@ class Reservations(Component):
                     if name in self.files:
                         found[name] = self.files[name]
                 continue
-            identity = (seen.inode, seen.mtime_ns, seen.size)
+            identity = seen.version
             known = self.files.get(name)
             if known is not None and known[0] == identity:
                 found[name] = known
                 continue
-            if why := self._spool.ownership.why_not(seen.origin, layout.RESERVATIONS, layout.file_of(name)):
+            if why := self._spool.why_not(seen.status, layout.RESERVATIONS, name):
                 found[name] = ((0, 0, 0), None)  # checked again at the next look: it may be accepted by then
                 self._complain(name, [Problem(None, None, why)])
                 continue
             try:
-                found[name] = (identity, reservation.parse(seen.data, name=name, created_at_ns=seen.mtime_ns))
+                found[name] = (identity, reservation.parse(seen.data, name=name, created_at_ns=seen.status.st_mtime_ns))
                 self._tell(name, None)
             except InvalidReservation as error:
                 found[name] = (identity, None)

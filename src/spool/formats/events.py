@@ -19,8 +19,8 @@ import msgspec
 
 from spool.core.model import Answer, Event, Grant, Request, Reservation
 from spool.formats.run_records import HISTORY
-from spool.formats.state import decoded, escaped
-from spool.formats.wire import Form, Table, render_instant, said
+from spool.formats.state import escaped
+from spool.formats.wire import Form, Table, decoded, render_instant, said
 from spool.formats.wrapper import resource_variables
 
 _OF_RESULT = (

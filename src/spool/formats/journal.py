@@ -16,7 +16,7 @@ import msgspec
 from spool.core import layout
 from spool.core.model import JobDefaults, Reservation, Stop, StopKind
 from spool.formats import jobfile
-from spool.formats.state import decoded
+from spool.formats.wire import decoded
 
 
 class Waits(msgspec.Struct, frozen=True, array_like=True, tag="waits", gc=False):

@@ -46,7 +46,7 @@ from spool.core.model import (
     StopKind,
     Suspension,
 )
-from spool.formats.wire import MOST_READ, Table, one_line, optional, read_keys, several
+from spool.formats.wire import MOST_READ, Table, decoded, one_line, optional, read_keys, several
 
 VOID_JID = b"void\n"
 """The `jid` that a dispatcher writes for a run that it settles: the run never started and never will."""
@@ -401,10 +401,8 @@ def parse_history_line(data: bytes) -> Result:
 
 def job_of_line(line: bytes) -> str:
     """Return the job of a history line that cannot be parsed; "" if not even that can be read."""
-    try:
-        return _decode_job(line).job
-    except _ERRORS:
-        return ""
+    found = decoded(_job_decoder, line)
+    return "" if found is None else found.job
 
 
 _MOST_GPUS = 1024  # of one run on a cluster: an edited line may claim any number
@@ -446,9 +444,9 @@ class _JobAlone(msgspec.Struct, gc=False):
     job: str
 
 
-_decode_job = msgspec.json.Decoder(_JobAlone).decode
-_decode_run = msgspec.json.Decoder(_RunLine).decode
-_decode_told = msgspec.json.Decoder(_Told).decode
+_job_decoder = msgspec.json.Decoder(_JobAlone)
+_run_decoder = msgspec.json.Decoder(_RunLine)
+_told_decoder = msgspec.json.Decoder(_Told)
 
 
 def read_ended_runs(text: bytes) -> tuple[Sequence[RunAccount], int]:
@@ -458,13 +456,13 @@ def read_ended_runs(text: bytes) -> tuple[Sequence[RunAccount], int]:
     """
     *lines, last = text.split(b"\n")
     try:
-        read = [_decode_run(line) for line in lines]
+        read = [_run_decoder.decode(line) for line in lines]
     except _ERRORS:
         lines = [line for line in lines if line.strip(b"\0 \r")]
-        read = [each for each in map(_read_run, lines) if each is not None]
+        read = [each for line in lines if (each := decoded(_run_decoder, line)) is not None]
     known = [line for line in read if line.outcome in _OUTCOMES]
     unreadable = len(lines) - len(known)
-    half = _read_run(last) if last else None
+    half = decoded(_run_decoder, last) if last else None
     if half is not None and half.outcome in _OUTCOMES:
         known.append(half)
     _to_nanoseconds(known)
@@ -478,13 +476,6 @@ def compacted(run: RunAccount) -> RunAccount:
         for name in ("outcome", "user", "project", "group", "executor"):
             setattr(run, name, (text := getattr(run, name)) and intern(text))
     return run
-
-
-def _read_run(line: bytes) -> _RunLine | None:
-    try:
-        return _decode_run(line)
-    except _ERRORS:
-        return None
 
 
 def _to_nanoseconds(lines: list[_RunLine]) -> None:
@@ -510,11 +501,8 @@ def _to_nanoseconds(lines: list[_RunLine]) -> None:
 
 def read_told(line: bytes) -> int | None:
     """Return when a line of history was written, as `Result.told_at_ns`; None if it has no such time or is no line."""
-    try:
-        told = _decode_told(line)
-        return _instants([told.recorded_at or told.ended_at])[0]
-    except _ERRORS:
-        return None
+    told = decoded(_told_decoder, line) or _Told()
+    return _instants([told.recorded_at or told.ended_at])[0]
 
 
 def _instants(moments: list[datetime | None]) -> list[int | None]:

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from spool.formats import config, jobfile, reservation
-from spool.formats.capabilities import REQUIRED, KeyTable, contributed
+from spool.formats.capabilities import OF_ITS_FIELD, REQUIRED, Key, KeyTable, contributed, loaded
 from spool.formats.validation import Format
 
 KINDS: dict[str, tuple[str, Format]] = {
@@ -27,16 +28,50 @@ FOLDERS = {kind.name: f"extras/{one.name}" for one, kinds in contributed("files"
 """The kinds of files of capabilities, and the folders below src/spool of these; the others are in formats."""
 
 
+class Documented(Format):
+    """A format whose type states the default of each key, as a file would state it."""
+
+    def __init__(self, of: Format) -> None:
+        self._defaults: dict[Key, object] = {}
+        self._models: dict[str, Struct] = {}
+        for part in of.parts.values():
+            self._models |= loaded(part.reader).models()
+        self.kinds, self.model = of.kinds, of.model
+        self._find_defaults(of.table, "")
+        super().__init__(of.table, of.kinds, of.error, of.model, of.parts_of)
+
+    def default_of(self, key: Key) -> object:
+        """Return the default of a key; None: it has none."""
+        return self._defaults[key]
+
+    def _find_defaults(self, table: KeyTable, part: str) -> None:
+        """Find the default of each key in *table*; *part* is the part of the model for it."""
+        for key in table.keys:
+            path = key.target if "." in key.target else f"{part}.{key.target}".lstrip(".")
+            self._defaults[key] = key.default if key.default is not OF_ITS_FIELD else self._default(key, path)
+            if key.table is not None:
+                self._find_defaults(key.table, path)
+
+    def _default(self, key: Key, path: str) -> object:
+        value: Any = self.model
+        for name in path.split("."):
+            owner = value[0] if isinstance(value, tuple) and value else value
+            value = getattr(owner, name, None if owner is not self.model else self._models.get(name))
+        kind = self.kind_of(key)
+        if kind is None or value is None or value == () or isinstance(value, Struct):
+            return None
+        return value if kind.written is None else kind.written(value)
+
+
 def schema(kind: str) -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of one *kind* of file, a key of `KINDS`."""
-    title, format_ = KINDS[kind]
-    root = format_.struct
+    root = Documented(KINDS[kind][1]).struct
     made = msgspec.json.schema(root)
     tables = made["$defs"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **tables.pop(root.__name__),
-        "title": title,
+        "title": KINDS[kind][0],
         "$defs": tables,
     }
 
@@ -55,13 +90,13 @@ def table(kind: str) -> str:
 
 def rows(kind: str) -> Iterator[tuple[str, str, str, str]]:
     """Yield each key of one *kind* of file: its name, type, default and meaning, as Markdown."""
-    format_ = KINDS[kind][1]
+    format_ = Documented(KINDS[kind][1])
     return _rows(format_.table, format_, msgspec.json.schema(format_.struct)["$defs"], "")
 
 
 def _rows(table: KeyTable, format_: Format, shapes: dict[str, Any], prefix: str) -> Iterator[tuple[str, str, str, str]]:
     for key in table.keys:
-        stated = format_.defaults[key]
+        stated = format_.default_of(key)
         default = ""
         if stated is REQUIRED:
             default = "required"

@@ -20,7 +20,7 @@ from spool.core.errors import InvalidFile, InvalidValue, shown
 from spool.core.model import Parts, Problem
 from spool.core.units import parse_duration, parse_size
 from spool.formats import toml
-from spool.formats.capabilities import OF_ITS_FIELD, REQUIRED, Key, KeyTable, loaded, parts, search, with_parts
+from spool.formats.capabilities import REQUIRED, Key, KeyTable, loaded, parts, search, with_parts
 from spool.formats.toml import Path, key_lines, line_of, show
 
 T = TypeVar("T")
@@ -199,12 +199,14 @@ class PartReader(Struct, frozen=True):
     """How the values of a capability's part of a file are read.
 
     `read` takes the whole reading, adds the problems between several keys, and returns the value of the part; it is
-    called only if the file sets one of its keys. `kinds` are those of its keys alone. It is imported only if a file
-    sets one of its keys, or if those have kinds of their own.
+    called only if the file sets one of its keys. `kinds` are those of its keys alone. `models` returns what has the
+    defaults of its tables, by their names. It is imported only if a file sets one of its keys, or if those have kinds
+    of their own.
     """
 
     read: Callable[[Reading], object]
     kinds: Mapping[str, Callable[[Key], Kind]] = {}
+    models: Callable[[], Mapping[str, Struct]] = dict
 
 
 class _Row:
@@ -239,7 +241,7 @@ class FileKind(Struct, frozen=True):
 class Format:
     """One kind of file: its table of keys, the kinds of its values, and the error that it raises.
 
-    *model* has the default of each field; its lists of tables have one entry, for the defaults in it. *parts* is the
+    *model* has the default of each field; its lists of tables have one entry, for the defaults in it. *parts_of* is the
     column of what capabilities contribute to such files, "job" or "config"; "" for none.
     """
 
@@ -251,8 +253,8 @@ class Format:
         model: Struct | None = None,
         parts_of: str = "",
     ) -> None:
-        self._parts_of = parts_of
-        self._model = model
+        self.parts_of = parts_of
+        self.model = model
         self.error = error
         self.kinds = dict(kinds)
         self._prepare(table)
@@ -260,18 +262,16 @@ class Format:
     def _prepare(self, table: KeyTable) -> None:
         """Make what reads the keys of *table*."""
         own = {key.name for key in table.keys}
-        found = parts(self._parts_of) if self._parts_of else {}
-        self._parts = {name: part for name, part in found.items() if not own.isdisjoint(part.names)}
-        for part in self._parts.values():
+        found = parts(self.parts_of) if self.parts_of else {}
+        self.parts = {name: part for name, part in found.items() if not own.isdisjoint(part.names)}
+        for part in self.parts.values():
             if not part.kinds <= self.kinds.keys():
                 self.kinds |= loaded(part.reader).kinds
-        self.defaults: dict[Key, object] = {}
-        self._find_defaults(table, "")
         self._structs: dict[KeyTable, type[Struct]] = {}
         self.table = table
         self.struct = self._struct(table)
         self._root = self._rows(table, "")
-        self._any_length = {key.name for key in table.keys if (kind := self._kind(key)) and kind.any_length}
+        self._any_length = {key.name for key in table.keys if (kind := self.kind_of(key)) and kind.any_length}
 
     def read(
         self, data: bytes, what: str, name: str = "", complete: Callable[[dict[str, Any]], dict[str, Any]] | None = None
@@ -287,8 +287,8 @@ class Format:
             raise self.error(what, error.problems) from None
         if complete is not None:
             document = complete(document)
-        if self._parts_of and not self._root.keys() >= document.keys() and search():
-            self._prepare(KeyTable(self.table.name, self.table.about, *with_parts(self._parts_of, self.table.keys)))
+        if self.parts_of and not self._root.keys() >= document.keys() and search():
+            self._prepare(KeyTable(self.table.name, self.table.about, *with_parts(self.parts_of, self.table.keys)))
         problems = Problems()
         try:
             raw = msgspec.convert(document, self.struct)
@@ -312,41 +312,29 @@ class Format:
         return tuple(
             [
                 (name, loaded(part.reader).read(reading))
-                for name, part in self._parts.items()
+                for name, part in self.parts.items()
                 if not part.names.isdisjoint(reading.document)
             ]
         )
 
-    def _find_defaults(self, table: KeyTable, part: str) -> None:
-        """Find the default of each key in *table* as a file would state it; *part* is the part of the model for it."""
-        for key in table.keys:
-            path = key.target if "." in key.target else f"{part}.{key.target}".lstrip(".")
-            self.defaults[key] = key.default if key.default is not OF_ITS_FIELD else self._default(key, path)
-            if key.table is not None:
-                self._find_defaults(key.table, path)
+    def default_of(self, key: Key) -> object:
+        """Return the default of a key in the type of the file; None: it says when the key is absent."""
+        return REQUIRED if key.default is REQUIRED else None
 
-    def _default(self, key: Key, path: str) -> object:
-        value: Any = self._model
-        for name in path.split("."):
-            value = getattr(value[0] if isinstance(value, tuple) and value else value, name, None)
-        kind = self._kind(key)
-        if kind is None or value is None or value == () or isinstance(value, Struct):
-            return None
-        return value if kind.written is None else kind.written(value)
-
-    def _kind(self, key: Key) -> Kind | None:
+    def kind_of(self, key: Key) -> Kind | None:
+        """Return the kind of the value of a key; None for a table."""
         return None if key.table is not None else self.kinds[key.kind](key)
 
     def _rows(self, table: KeyTable, part: str) -> dict[str, _Row]:
         rows = {}
         for key in table.keys:
-            rows[key.name] = row = _Row(key, self._kind(key), part, self._column(key)[1])
+            rows[key.name] = row = _Row(key, self.kind_of(key), part, self._column(key)[1])
             if key.table is not None:
                 inner = "" if key.many else f"{row.part}.{row.field}".lstrip(".")
                 row.rows = self._rows(key.table, inner)
                 row.each = self._table_hint(key.table)
                 if (short := key.table.short) is not None:
-                    row.short = _Row(short, self._kind(short), inner, None)
+                    row.short = _Row(short, self.kind_of(short), inner, None)
         return rows
 
     def _struct(self, table: KeyTable) -> type[Struct]:
@@ -370,7 +358,7 @@ class Format:
         if key.examples:
             extra["examples"] = list(key.examples)
         hint = Annotated[hint, Meta(description=key.about, extra_json_schema=extra or None)]
-        default = self.defaults[key]
+        default = self.default_of(key)
         if default is REQUIRED:
             return key.name, hint
         if default is None:

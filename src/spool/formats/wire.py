@@ -24,7 +24,7 @@ from operator import attrgetter, itemgetter
 from types import GenericAlias
 from typing import Annotated, Any, Generic, Required, TypedDict, TypeGuard, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import DecodeError, Meta, Struct, json
 
 from spool.core.errors import InvalidFile, InvalidRecord, cannot, shown
 from spool.core.model import OUTCOMES, State
@@ -313,6 +313,14 @@ def _defaults(made: Any) -> Keys:
     """Return the defaults of the fields of a Struct that have one."""
     defaults = made.__struct_defaults__
     return dict(zip(made.__struct_fields__[-len(defaults) :], defaults, strict=True)) if defaults else {}
+
+
+def decoded(decoder: json.Decoder[T], data: bytes) -> T | None:
+    """Return the value of *data*, None if it cannot be decoded: it may be torn, or of a later version."""
+    try:
+        return decoder.decode(data)
+    except (DecodeError, RecursionError, UnicodeDecodeError):
+        return None
 
 
 def read_keys(data: bytes, what: str) -> Keys:

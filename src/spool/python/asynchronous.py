@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Se
 from contextlib import aclosing, closing, suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from spool.client.output import POLL_S, Follower, OutputPiece, Stream
+from spool.client.output import OutputPiece, Stream
 from spool.client.requests import Change
-from spool.client.waiting import End
+from spool.client.waiting import POLL_S, End, Follower
 from spool.python.client import Client, HasJob, Job, Progress, WaitedJobs, job_of, matrix_of, shown
 from spool.query.jobs import ALL_JOBS, JobFilter, JobList
 from spool.store.spool import Spool
@@ -105,14 +105,8 @@ class AsyncClient:
     async def wait(self, job: str | Job, *, timeout_s: float | None = None) -> End | None:
         """Wait until a job has ended and return its end; None after a timeout. Raises NoSuchJob."""
         waited = job if isinstance(job, Job) else await asyncio.to_thread(self.client.job, job)
-        end = self._end_of(waited)
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await end
-        except TimeoutError:
-            return None
-        finally:
-            self._give_up(waited, end)
+        found = await self._first((waited,), timeout_s)
+        return None if found is None else found[1]
 
     async def as_completed(
         self, jobs: Iterable[_T], *, timeout_s: float | None = None, progress: Progress = False
@@ -136,10 +130,14 @@ class AsyncClient:
 
     async def wait_any(self, jobs: Iterable[_T], *, timeout_s: float | None = None) -> _T | None:
         """Wait until one of *jobs* has ended, and return it, as `wait_any` does. Raises NoSuchJob."""
+        found = await self._first(jobs, timeout_s)
+        return None if found is None else found[0]
+
+    async def _first(self, jobs: Iterable[_T], timeout_s: float | None) -> tuple[_T, End] | None:
         with suppress(TimeoutError):
             async with aclosing(self._ends(jobs, timeout_s, False)) as ends:
-                async for waited, _ in ends:
-                    return waited
+                async for found in ends:
+                    return found
         return None
 
     async def _ends(
@@ -164,7 +162,10 @@ class AsyncClient:
                     yield waited, found
         finally:
             for end, job in pending.items():
-                self._give_up(job, end)
+                end.cancel()
+                others = [each for each in self._waiting.pop(job, []) if each is not end]
+                if others:
+                    self._waiting[job] = others
 
     def _end_of(self, job: Job) -> asyncio.Future[End]:
         """Return the future end of a job, which the task that watches them all will set."""
@@ -176,14 +177,6 @@ class AsyncClient:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._watch())
         return end
-
-    def _give_up(self, job: Job, end: asyncio.Future[End]) -> None:
-        end.cancel()
-        ends = self._waiting.get(job, [])
-        if end in ends:
-            ends.remove(end)
-        if not ends:
-            self._waiting.pop(job, None)
 
     async def _watch(self) -> None:
         """Watch all jobs that are waited for, until there are none."""

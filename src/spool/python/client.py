@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar
 
 from spool.client import autostart
 from spool.client.draft import Draft, exports, fresh_name, job_keys, plain, stem_of
-from spool.client.output import POLL_S, Follower, OutputPiece, Stream, read_output, run_of
+from spool.client.output import OutputPiece, Stream, read_output, run_of
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests
 from spool.client.submit import check_submitter, default_root, ensure_spool, submit, where_taken
-from spool.client.waiting import End, Waiter, wait_for_ends
+from spool.client.waiting import POLL_S, End, Follower, Waiter, wait_for_ends
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidValue, NoSuchJob, NotAllSubmitted, SpoolError, cannot
 from spool.core.layout import HELD, QUEUED, RUNNING, why_not_name

@@ -12,7 +12,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from spool.client.output import last_words_of, outputs, progress_of
-from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
@@ -40,6 +39,7 @@ from spool.query.jobs import JobLister
 from spool.query.listing import ArrayTasks, tasks_of, with_outlook
 from spool.query.rows import JobRow, with_metrics, with_parameters
 from spool.state.past import past_of
+from spool.store.arrays import array_outcome
 from spool.store.edited import Settings
 from spool.store.reading import is_too_long
 from spool.store.spool import Spool

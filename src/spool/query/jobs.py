@@ -20,7 +20,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.client.autostart import is_starting
-from spool.client.waiting import array_outcome
 from spool.core import layout
 from spool.core.arrays import array_of, cancelled_by, progress
 from spool.core.errors import InvalidJob, InvalidRecord
@@ -48,6 +47,7 @@ from spool.query.rows import (
     with_parameters,
     with_progress,
 )
+from spool.store.arrays import array_outcome
 from spool.store.glance import defaults_of
 from spool.store.reading import glimpse
 from spool.store.spool import MISSED_NS, Service, Spool

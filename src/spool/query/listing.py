@@ -15,7 +15,6 @@ from contextlib import suppress
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from spool.client.waiting import task_names
 from spool.core.arrays import array_of
 from spool.core.errors import SpoolError
 from spool.core.layout import HELD, QUEUED, RUNNING
@@ -24,6 +23,7 @@ from spool.core.reasons import ranges_of
 from spool.core.runtimes import ExpectedStart, Source, TimeLeft, time_left
 from spool.query.jobs import JobFilter, JobList, JobLister, list_jobs
 from spool.query.rows import JobRow, with_parameters
+from spool.store.arrays import task_names
 from spool.store.spool import Spool
 
 _FOLDED = frozenset({State.QUEUED, State.HELD, State.FINISHED})

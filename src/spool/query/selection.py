@@ -8,7 +8,6 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from spool.client.waiting import task_names
 from spool.core.arrays import array_of
 from spool.core.dependencies import CANCELLED_BY
 from spool.core.errors import NoSuchJob, SpoolError, cannot
@@ -17,6 +16,7 @@ from spool.core.model import OUTCOMES, State
 from spool.core.queue import HIGHEST_PRIORITY
 from spool.query.jobs import JobFilter, JobLister, list_jobs
 from spool.query.rows import JobRow
+from spool.store.arrays import task_names
 from spool.store.spool import Spool
 
 UNSUCCESSFUL = OUTCOMES - {State.FINISHED, State.CANCELLED}

@@ -105,11 +105,11 @@ def read_reservations(spool: Spool, gpus: Collection[int] | None, now_ns: int) -
             if seen is not ReadFailure.GONE:
                 rows.append(ReservationStatus(name, ReservationState.INVALID, problem=f"its file is {seen.value}"))
             continue
-        if why := spool.ownership.why_not(seen.origin, layout.RESERVATIONS, layout.file_of(name)):
+        if why := spool.why_not(seen.status, layout.RESERVATIONS, name):
             rows.append(ReservationStatus(name, ReservationState.INVALID, problem=why))
             continue
         try:
-            read.append(reservation.parse(seen.data, name=name, created_at_ns=seen.mtime_ns))
+            read.append(reservation.parse(seen.data, name=name, created_at_ns=seen.status.st_mtime_ns))
         except InvalidReservation as error:
             why = "; ".join(problem.message for problem in error.problems)
             rows.append(ReservationStatus(name, ReservationState.INVALID, problem=why))
@@ -142,9 +142,9 @@ def removed_reservations(spool: Spool) -> tuple[ReservationStatus, ...]:
             one = reservation.parse(seen.data, name=name, created_at_ns=created_at_ns)
         except InvalidReservation:
             continue  # it had no effect while its file existed
-        over = one.end_at_ns <= seen.ctime_ns
+        over = one.end_at_ns <= seen.status.st_ctime_ns
         state = ReservationState.COMPLETED if over else ReservationState.CANCELLED
-        rows.append(ReservationStatus(name, state, one, removed_at_ns=seen.ctime_ns))
+        rows.append(ReservationStatus(name, state, one, removed_at_ns=seen.status.st_ctime_ns))
     return tuple(rows)
 
 
@@ -396,7 +396,7 @@ class _Look:
                     if seen not in (ReadFailure.GONE, ReadFailure.NOT_OURS):
                         left_out[name] = f"its file is {seen.value}"
                     continue
-                version = (seen.inode, seen.mtime_ns, seen.size)
+                version = seen.version
                 defaults = self._memory.completed(name, version, self._settings.config.defaults)
                 file = _file(spool, place, name, seen, defaults)
                 if file.spec is None:
@@ -448,11 +448,11 @@ def _held_back(said: StateView | None) -> Holding:
 
 
 def _file(spool: Spool, place: str, name: str, seen: FileText, defaults: JobDefaults) -> JobFileVersion:
-    identity = (seen.inode, seen.mtime_ns, seen.size, seen.ctime_ns, seen.uid)
+    identity = (*seen.version, seen.status.st_ctime_ns, seen.status.st_uid)
     if is_open_in_editor(spool.layout.at(place), name):
         return JobFileVersion(*identity, None, "its file is open in an editor")
-    told = spool.ownership.why_not(seen.origin, place, layout.file_of(name))
-    told = told or (_told(spool, place, name, seen) if seen.size > _LARGE else "")
+    told = spool.why_not(seen.status, place, name)
+    told = told or (_told(spool, place, name, seen) if len(seen.data) > _LARGE else "")
     if told:
         return JobFileVersion(*identity, None, told, True)
     try:
@@ -466,7 +466,7 @@ def _told(spool: Spool, place: str, name: str, seen: FileText) -> str:
     """Return the dispatcher's message about this version of a file; "" if there is none."""
     path = spool.layout.error_file(place, name)
     try:
-        if os.stat(path).st_mtime_ns < seen.ctime_ns:
+        if os.stat(path).st_mtime_ns < seen.status.st_ctime_ns:
             return ""
         text = read_bytes(path, 1 << 20) or b""
     except OSError:

@@ -111,11 +111,11 @@ class Disk:
 
     def rename_new(self, old: str, new: str) -> bool:
         """Rename *old* to *new* in one step; FileExistsError if *new* exists. False: the file system cannot."""
-        return rename_new(old, new)
+        return renameat2(old, new, _RENAME_NOREPLACE)
 
     def exchange(self, one: str, other: str) -> bool:
         """Swap the names of two files in one step; FileNotFoundError if one is gone. False: the file system cannot."""
-        return exchange(one, other)
+        return renameat2(one, other, _RENAME_EXCHANGE)
 
     def link(self, old: str, new: str) -> None:
         """Give *old* a second name; FileExistsError if *new* exists."""
@@ -266,13 +266,6 @@ class Disk:
         except FileExistsError:
             return False
         return True
-
-    def ensure_public(self, path: str) -> None:
-        """Create a directory and its missing parents, readable by everyone, whatever the umask."""
-        if not os.path.isdir(path):
-            self.ensure_public(os.path.dirname(path))
-            if self.ensure_directory(path):
-                self.chmod(path, 0o755)
 
     def ensure_twin(self, path: str, of: str) -> None:
         """Create the directory *path*, unless it exists, with the permissions of the directory *of*."""
@@ -587,17 +580,8 @@ def _forget(path: str) -> None:
         return
 
 
-def rename_new(old: str, new: str) -> bool:
-    """Rename *old* to *new* in one step; FileExistsError if *new* exists. False: it cannot be done here."""
-    return _renamed(old, new, _RENAME_NOREPLACE)
-
-
-def exchange(one: str, other: str) -> bool:
-    """Swap the names of two files in one step. False: it cannot be done here."""
-    return _renamed(one, other, _RENAME_EXCHANGE)
-
-
-def _renamed(old: str, new: str, flags: int) -> bool:
+def renameat2(old: str, new: str, flags: int) -> bool:
+    """Give a file another name, as the system call does; False if that cannot be done here."""
     function = _renameat2()
     if function is None:
         return False

@@ -24,7 +24,7 @@ from spool.formats.config import Config
 from spool.formats.toml import MAX_BYTES
 from spool.store.disk import open_if_there, remedy_for, status_of
 from spool.store.glance import read_config
-from spool.store.ownership import Origin, unknown_in
+from spool.store.ownership import unknown_in
 
 QUIET_NS = 300_000_000
 _LEASE_LASTS_NS = 1_000_000_000  # at least; the kernel breaks a lease after /proc/sys/fs/lease-break-time, 45 s
@@ -43,19 +43,15 @@ class ReadFailure(Enum):
 
 
 class FileText(Struct, frozen=True):
-    """A job file as read: its identity, to recognise later changes, and its bytes."""
+    """A job file as read: the status of its descriptor, and its bytes."""
 
-    inode: int
-    mtime_ns: int
-    ctime_ns: int
-    size: int
-    origin: Origin
+    status: os.stat_result
     data: bytes
 
     @property
-    def uid(self) -> int:
-        """Its owner."""
-        return self.origin.uid
+    def version(self) -> tuple[int, int, int]:
+        """What tells it from other files, and from other texts of it: inode, time and size."""
+        return self.status.st_ino, self.status.st_mtime_ns, len(self.data)
 
 
 def read_stable(path: str) -> FileText | ReadFailure:
@@ -93,7 +89,7 @@ def read_stable(path: str) -> FileText | ReadFailure:
             after = os.fstat(fd)
             if (after.st_mtime_ns, after.st_size) != (status.st_mtime_ns, len(data)):
                 return ReadFailure.WRITING
-        return FileText(status.st_ino, status.st_mtime_ns, status.st_ctime_ns, len(data), Origin.of(status), data)
+        return FileText(status, data)
     except BlockingIOError:
         return ReadFailure.WRITING
     except OSError as error:
@@ -150,12 +146,6 @@ def _keep_writers_out(fd: int) -> bool:
 _DEFAULTS = Config()
 
 
-def _warn(text: str) -> None:
-    import logging  # imported here, because a submission seldom has to warn
-
-    logging.getLogger(__name__).warning("%s", text)
-
-
 class Settings:
     """The last good `config.toml` of a spool. `problem` describes the mistake in the present one."""
 
@@ -190,9 +180,7 @@ class Settings:
             return self._keep(text)
         advice = "; ".join((*new.advice, *unknown_in(new.accept_from)))
         problem = cannot("fully use", "the configuration", advice, where=self._path) if advice else None
-        if problem is not None and problem != self.problem:
-            _warn(problem)
-        self.problem = problem
+        self._keep(problem)
         changed, self.config = new != self.config, new
         return changed
 
@@ -201,8 +189,10 @@ class Settings:
         """What is in force in place of a configuration that cannot be used."""
         return "the defaults apply" if self.config is _DEFAULTS else "the previous one stays in force"
 
-    def _keep(self, problem: str) -> bool:
-        if problem != self.problem:
-            _warn(problem)
+    def _keep(self, problem: str | None) -> bool:
+        if problem is not None and problem != self.problem:
+            import logging  # imported here, because a submission seldom has to warn
+
+            logging.getLogger(__name__).warning("%s", problem)
         self.problem = problem
         return False

@@ -12,7 +12,8 @@ import stat
 import time
 import zlib
 from collections.abc import Iterator
-from io import BufferedIOBase, BufferedReader
+from contextlib import contextmanager
+from io import BufferedIOBase, BytesIO
 
 from spool.core import layout
 from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
@@ -104,26 +105,16 @@ def _texts(file: BufferedIOBase) -> Iterator[bytes]:
         yield b"".join(pieces)
 
 
-def _opened(path: str) -> BufferedIOBase:
-    """Open a regular file; for anything else, a FIFO or a directory, return an empty one. Never blocks."""
+@contextmanager
+def _opened(path: str) -> Iterator[BufferedIOBase]:
+    """Open a regular file, unpacked; anything else, a FIFO or a directory, is like an empty one. Never blocks."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        return open(os.devnull, "rb")
-    file = os.fdopen(fd, "rb")
-    return _Unpacked(file) if path.endswith(_PACKED) else file
-
-
-class _Unpacked(gzip.GzipFile):
-    """A gzipped file that also closes the underlying file."""
-
-    def __init__(self, packed: BufferedReader) -> None:
-        super().__init__(fileobj=packed, mode="rb")
-        self._packed = packed
-
-    def close(self) -> None:
-        super().close()
-        self._packed.close()
+        yield BytesIO()
+        return
+    with os.fdopen(fd, "rb") as file:
+        yield gzip.GzipFile(fileobj=file, mode="rb") if path.endswith(_PACKED) else file
 
 
 def _place_of(fd: int, since_ns: int) -> int:

@@ -50,9 +50,13 @@ def dispatcher_lives(path: str) -> bool:
 
 
 class Lock:
-    """The lock of a spool while it is held; `hold` takes it."""
+    """The lock of a spool, held for the life of this process."""
 
-    def __init__(self, path: str, wait_s: float) -> None:
+    def __init__(self, path: str, wait_s: float = _PATIENCE_S) -> None:
+        """Take it. A command that checks for a dispatcher has it for a moment, so taking it includes a short wait.
+
+        Raises LockHeld if another dispatcher has it, and OSError if no file can be created there.
+        """
         self.path = path
         self.held = False
         self.trouble: OSError | None = None  # why the last attempt to recreate `.lock` failed
@@ -137,15 +141,6 @@ class Lock:
         self.held = False
         for fd in (self._file, self._root):
             os.close(fd)
-
-
-def hold(path: str, wait_s: float = _PATIENCE_S) -> Lock:
-    """Take the lock for the life of this process and return it.
-
-    A command that checks for a dispatcher holds the lock for a moment, so taking it includes a short wait. Raises
-    LockHeld if another dispatcher has it, and OSError if no file can be created there.
-    """
-    return Lock(path, wait_s)
 
 
 def _locked_file(path: str, deadline: float) -> int:

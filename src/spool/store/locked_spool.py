@@ -1,8 +1,4 @@
-"""A spool as its one dispatcher changes it. Holding the lock is a type: only this class has methods that change it.
-
-The tasks of an array are written in the staging directory, appear with the array's metadir by one rename, and are then
-issued one after the other: moved from `jobs/NAME/RUN/tasks/` to `queued/`. A file still in `tasks/` was not issued.
-"""
+"""A spool as its one dispatcher changes it. Holding the lock is a type: only this class has methods that change it."""
 
 from __future__ import annotations
 
@@ -12,16 +8,12 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
-from contextlib import suppress
-from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec.json
 
 from spool.core import layout
 from spool.core.errors import InvalidRecord
-from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.formats import run_records
 from spool.store.disk import (
     Disk,
@@ -34,7 +26,7 @@ from spool.store.disk import (
     same_file,
     status_of,
 )
-from spool.store.lock import hold
+from spool.store.lock import Lock
 from spool.store.reading import read_bytes, read_record, read_with_status
 from spool.store.spool import Spool
 
@@ -42,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from spool.core.model import Stop
-    from spool.store.lock import Lock
 
 
 _SPARE_BYTES = 4096  # a block
@@ -72,7 +63,7 @@ class LockedSpool(Spool):
 
     def __init__(self, root: str, disk: Disk | None = None, *, wait_s: float = 1.0) -> None:
         super().__init__(root)
-        self._lock: Lock | None = hold(self.layout.at(layout.LOCK), wait_s)
+        self._lock: Lock | None = Lock(self.layout.at(layout.LOCK), wait_s)
         self.disk = disk if disk is not None else Disk(self.layout.at(layout.STAGING))
         self._last_runs: dict[str, int] = {}
         self._last_runs_seen: tuple[int, int] | None = None
@@ -601,141 +592,3 @@ def _absent(path: str, target: str) -> bool:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
         raise OSError(errno.ESTALE, "it exists but cannot be found", path)
     return False
-
-
-class Issue(Enum):
-    """The result of issuing a task."""
-
-    ISSUED = "issued"
-    TAKEN = "its name is taken"
-    GONE = "someone removed it"
-
-
-class ArrayStore:
-    """Changes a locked spool for its arrays. Discarded files are removed step by step, by :meth:`clean`."""
-
-    def __init__(self, spool: LockedSpool) -> None:
-        self._spool = spool
-        self._disk = spool.disk
-        self._layout = spool.layout
-        self._serial = 0
-        self._rubbish: list[str] = []
-        self._removing: Iterator[OSError | None] | None = None  # removal of the first discarded directory
-
-    def begin(self) -> str:
-        """Return a new directory in which to prepare an array's metadir."""
-        while True:
-            path = self._fresh("array")
-            if self._disk.ensure_directory(path):  # otherwise left behind by an earlier process of this pid
-                break
-        try:
-            self._disk.mkdir(f"{path}/{layout.TASKS}")
-        except OSError:
-            self.abandon(path)
-            raise
-        return path
-
-    def add(self, staged: str, task: str, text: bytes) -> None:
-        """Write the file of one task."""
-        self._disk.create(f"{staged}/{layout.TASKS}/{layout.file_of(task)}", text)
-
-    def publish(self, staged: str, name: str, run: int, files: dict[str, bytes]) -> None:
-        """Make the metadir appear whole, with every task in it."""
-        for record, data in files.items():
-            self._disk.create(f"{staged}/{record}", data)
-        for record in files.keys() & {layout.SPEC_COPY, layout.DEFAULTS}:  # the tasks can be recreated from these
-            self._disk.sync_file(f"{staged}/{record}")
-        self._spool.ensure_runs(name)
-        self._disk.rename(staged, self._layout.metadir(name, run))
-
-    def withdraw(self, name: str, run: int) -> None:
-        """Take back a metadir whose file could not be claimed; its number is not used again."""
-        self._spool.take_jid(name, run)
-        self.drop(name, run)
-
-    def abandon(self, staged: str) -> None:
-        """Discard a prepared directory."""
-        self._rubbish.append(staged)
-
-    def unissued(self, name: str, run: int) -> set[str]:
-        """Return the tasks not issued yet, after completing every issue that was interrupted half way.
-
-        A file with both names is issued; only its old name needs removal.
-        """
-        found: set[str] = set()
-        self._spool.check_own(name, run)
-        with suppress(FileNotFoundError), os.scandir(f"{self._layout.metadir(name, run)}/{layout.TASKS}") as entries:
-            for entry in entries:
-                task = layout.job_of(entry.name)
-                if task is None:
-                    continue
-                is_linked = entry.stat(follow_symlinks=False).st_nlink > 1
-                if is_linked and any(same_file(entry.path, self._layout.job_file(place, task)) for place in PLACES):
-                    self._disk.discard(entry.path)
-                else:
-                    found.add(task)
-        return found
-
-    def issue(self, name: str, run: int, task: str) -> Issue:
-        """Move a task to `queued/`, unless a job of its name waits, is held or runs."""
-        if any(os.path.lexists(self._layout.job_file(place, task)) for place in (HELD, RUNNING)):
-            return Issue.TAKEN
-        self._spool.check_own(name, run)
-        source, target = self._layout.task_file(name, run, task), self._layout.job_file(QUEUED, task)
-        try:
-            self._disk.move(source, target)
-        except FileExistsError:
-            if status_of(target) is None:
-                raise
-            return Issue.TAKEN
-        except FileNotFoundError:
-            if status_of(source) is not None:
-                raise
-            return Issue.GONE
-        return Issue.ISSUED
-
-    def rewrite(self, path: str, text: bytes) -> None:
-        """Rewrite the file of a task that a power cut left empty."""
-        self._disk.put(path, text)
-
-    def drop(self, name: str, run: int) -> None:
-        """Discard every task that was not issued, by one rename."""
-        path = self._fresh("dropped")
-        self._spool.check_own(name, run)
-        with suppress(FileNotFoundError):
-            self._disk.rename(f"{self._layout.metadir(name, run)}/{layout.TASKS}", path)
-            self._rubbish.append(path)
-
-    def archive(self, inode: int, name: str, text: bytes | None) -> None:
-        """Move the file of an ended array to `done/`, from wherever it is; recreate it from *text* if it is gone."""
-        spool = self._spool
-        for place in (RUNNING, HELD):
-            if spool.holds(inode, name, place):
-                spool.archive(name, place, None)
-                return
-        if not spool.holds(inode, name, QUEUED, DONE):
-            spool.archive(name, RUNNING, text)
-
-    @property
-    def has_rubbish(self) -> bool:
-        """Whether discarded files remain."""
-        return bool(self._rubbish)
-
-    def clean(self, until_ns: int) -> bool:
-        """Remove discarded files until *until_ns*, monotonic; return whether there is more."""
-        while self._rubbish:
-            if self._removing is None:
-                self._removing = self._disk.removing(self._rubbish[0])
-            for error in self._removing:
-                if error is not None and disk_is_full(error):
-                    self._removing = None
-                    raise error
-                if time.monotonic_ns() >= until_ns:
-                    return True
-            self._removing = None  # the rest stays until the next dispatcher sweeps
-            del self._rubbish[0]
-        return False
-
-    def _fresh(self, word: str) -> str:
-        self._serial += 1
-        return f"{self._disk.staging}/{os.getpid()}.{word}.{self._serial}"

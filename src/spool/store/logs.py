@@ -38,15 +38,47 @@ _AT_ONCE = 1 << 18
 _LONGEST = 1 << 26  # of a line; a longer one is not ours
 
 
+class _Log:
+    """An open log. A last line that a power cut or a full disk cut short is completed: the next one starts a line."""
+
+    def __init__(self, path: str, disk: Disk) -> None:
+        self._disk = disk
+        self.fd = open_log(path)
+        try:
+            with of_the_spool(path):
+                size = os.fstat(self.fd).st_size
+                self._torn = size > 0 and _byte_at(self.fd, size - 1) != b"\n"
+                if self._torn:
+                    self.append(b"")
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def append(self, lines: bytes) -> None:
+        """Append whole lines; after an incomplete append, start a new line."""
+        data = b"\n" + lines if self._torn else lines
+        self._torn = True
+        self._disk.append(self.fd, data)
+        self._torn = False
+
+
+def _byte_at(fd: int, position: int) -> bytes:
+    """Return one byte of a file that is open for writing only."""
+    reader = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(reader, 1, position)
+    finally:
+        os.close(reader)
+
+
 class EventWriter:
     """Writes the events. It opens nothing before the first event, or before the first listener."""
 
     def __init__(self, root: str, disk: Disk) -> None:
         self._layout = Layout(root)
         self._disk = disk
-        self._fd: int | None = None
+        self._log: _Log | None = None
         self._mutex = threading.Lock()  # the descriptor changes when the file is cut
-        self._torn = False
         self._base = 0  # the position of the first byte after the first line
         self._head = 0  # bytes of the first line
         self._size = 0  # of the file
@@ -64,21 +96,17 @@ class EventWriter:
 
     def append(self, lines: bytes) -> None:
         """Append whole lines."""
-        fd = self._open()
-        if self._torn:  # the last append was incomplete: start a new line
-            lines = b"\n" + lines
-        self._torn = True
+        log = self._open()
         try:
-            self._disk.append(fd, lines)
+            log.append(lines)
         finally:
-            self._size = os.fstat(fd).st_size
-        self._torn = False
+            self._size = os.fstat(log.fd).st_size
 
     def sync(self) -> None:
         """Wait until every line is on the disk; from any thread."""
         with self._mutex:
-            if self._fd is not None:
-                self._disk.sync_log(self._fd)
+            if self._log is not None:
+                self._disk.sync_log(self._log.fd)
 
     def begin(self, kind: str) -> bool:
         """Start the cursor of listener *kind* at the end, unless it has one; return whether it is new."""
@@ -109,7 +137,7 @@ class EventWriter:
         That number is 0 unless more than `MOST_BYTES` are unread: a listener that never reads must not fill the disk.
         """
         positions = [self.cursor(kind) for kind in self.kinds()]
-        if not positions or self._fd is None:
+        if not positions or self._log is None:
             return 0
         end = self.end
         # A listener whose cursor is unreadable may have read nothing.
@@ -124,22 +152,20 @@ class EventWriter:
         if too_much:
             keep = self._base + events.find(b"\n", end - MOST_BYTES // 2 - self._base) + 1
         self._disk.put(path, render_base(keep) + events[keep - self._base :])
-        with self._mutex:
-            os.close(self._fd)
-            self._fd = None
+        self.close()
         self._open()
         return keep - read
 
     def close(self) -> None:
         """Let go of the file."""
         with self._mutex:
-            if self._fd is not None:
-                os.close(self._fd)
-                self._fd = None
+            if self._log is not None:
+                os.close(self._log.fd)
+                self._log = None
 
-    def _open(self) -> int:
-        if self._fd is not None:
-            return self._fd
+    def _open(self) -> _Log:
+        if self._log is not None:
+            return self._log
         path = self._layout.at(layout.EVENTS)
         with of_the_spool(path):  # an unreadable file must not be replaced
             data = read_record(path, _MOST)
@@ -149,14 +175,11 @@ class EventWriter:
             base = time.time_ns()
             data = render_base(base)
             self._disk.put(path, data)
-        self._base, self._head, self._size = base, data.index(b"\n") + 1, len(data)
-        fd = open_log(path)
-        if not data.endswith(b"\n"):
-            self._disk.append(fd, b"\n")
-            self._size += 1
+        log = _Log(path, self._disk)
+        self._base, self._head, self._size = base, data.index(b"\n") + 1, os.fstat(log.fd).st_size
         with self._mutex:
-            self._fd = fd
-        return fd
+            self._log = log
+        return log
 
 
 def cursors(paths: Layout) -> list[str]:
@@ -277,20 +300,17 @@ class Logs:
         self.strict = strict  # sync each line as it is written
         self.events = EventWriter(spool.root, spool.disk)  # opened for the first listener
         self._paths = {name: spool.layout.at(name) for name in (layout.HISTORY, layout.JOURNAL)}
-        self._open: dict[str, int] = {}
+        self._open: dict[str, _Log] = {}
         try:
             for name, path in self._paths.items():
-                self._open[name] = open_log(path)
-                with of_the_spool(path):
-                    self._mend(self._open[name])
+                self._open[name] = _Log(path, self._disk)
         except BaseException:
-            for fd in self._open.values():
-                os.close(fd)
+            for log in self._open.values():
+                os.close(log.fd)
             raise
         self._lines = 0
         self._dirty = threading.Event()
         self._closing = threading.Event()
-        self._torn: set[int] = set()  # logs whose last append was incomplete
         self._gone: set[str] = set()  # logs whose file is gone, and which could not be opened anew
         self._mutex = threading.Lock()  # a descriptor changes when its file is compacted or rotated
         self._thread: threading.Thread | None = None
@@ -311,7 +331,7 @@ class Logs:
             self.keep()
         if data:
             with of_the_spool(self._paths[layout.JOURNAL]):
-                self._append(self._open[layout.JOURNAL], data)
+                self._open[layout.JOURNAL].append(data)
             self._lines += data.count(b"\n")
             self._changed()
 
@@ -321,7 +341,7 @@ class Logs:
             self.keep()
         if lines:
             with of_the_spool(self._paths[layout.HISTORY]):
-                self._append(self._open[layout.HISTORY], lines)
+                self._open[layout.HISTORY].append(lines)
             self._changed()
 
     def tell(self, lines: bytes) -> None:
@@ -348,8 +368,8 @@ class Logs:
         """Wait until every line is on the disk."""
         with of_the_spool(self._paths[layout.JOURNAL]), self._mutex:
             self.events.sync()
-            for fd in self._open.values():  # the history first: the journal forgets a run once it has its line
-                self._disk.sync_log(fd)
+            for log in self._open.values():  # the history first: the journal forgets a run once it has its line
+                self._disk.sync_log(log.fd)
             self.problem = None
 
     @property
@@ -365,7 +385,7 @@ class Logs:
         places = [self._spool.layout.at(place) for place in (*layout.PLACES, layout.JOBS)]
         path = self._paths[layout.JOURNAL]
         with of_the_spool(path):
-            self._disk.sync_log(self._open[layout.HISTORY])
+            self._disk.sync_log(self._open[layout.HISTORY].fd)
             self._disk.sync_directories(places)
             self._disk.put(path, journal.render(lines), durable=True)
         # It may grow by twice the live lines before the next compaction: the cost stays in proportion to the work.
@@ -374,28 +394,26 @@ class Logs:
 
     def _renew(self, name: str) -> bool:
         """Open a log anew if another file has its name, or none, and return whether that was so."""
-        path, fd = self._paths[name], self._open[name]
-        if is_there(fd, path):
+        path, old = self._paths[name], self._open[name]
+        if is_there(old.fd, path):
             self._gone.discard(name)
             return False
         self._gone.add(name)
         kept = name == layout.HISTORY  # a journal is written anew
         if kept:
             with of_the_spool(path):
-                self._disk.sync_log(fd)  # no later sync is of this file
-        new = open_log(path)
+                self._disk.sync_log(old.fd)  # no later sync is of this file
+        new = _Log(path, self._disk)
         try:
             with of_the_spool(path):
-                self._mend(new)
                 if kept:
                     self._disk.sync_directories([self._spool.root])
         except BaseException:
-            os.close(new)
+            os.close(new.fd)
             raise
         with self._mutex:
             self._open[name] = new
-            self._torn.discard(fd)
-            os.close(fd)
+            os.close(old.fd)
         self._gone.discard(name)
         return True
 
@@ -408,17 +426,9 @@ class Logs:
         try:
             self.sync()
         finally:
-            for fd in self._open.values():
-                os.close(fd)
+            for log in self._open.values():
+                os.close(log.fd)
             self.events.close()
-
-    def _append(self, fd: int, data: bytes) -> None:
-        """Append whole lines; after an incomplete append, start a new line."""
-        if fd in self._torn:
-            data = b"\n" + data
-        self._torn.add(fd)
-        self._disk.append(fd, data)
-        self._torn.discard(fd)
 
     def _changed(self) -> None:
         if self.strict:
@@ -446,16 +456,3 @@ class Logs:
             except OSError as error:
                 self.problem = error
                 self._dirty.set()
-
-    def _mend(self, fd: int) -> None:
-        """Complete a last line that a power cut or a full disk cut short, so that the next one starts a line."""
-        size = os.fstat(fd).st_size
-        if size:
-            path = f"/proc/self/fd/{fd}"
-            reader = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                torn = os.pread(reader, 1, size - 1) != b"\n"
-            finally:
-                os.close(reader)
-            if torn:
-                self._disk.append(fd, b"\n")

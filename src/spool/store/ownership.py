@@ -15,8 +15,6 @@ from contextlib import suppress
 from functools import lru_cache
 from grp import getgrgid, getgrnam
 
-from msgspec import Struct
-
 from spool.core.errors import InvalidConfig, SpoolUnusable, cannot
 from spool.core.model import SOMEONE_WHO
 from spool.core.reasons import some_of
@@ -24,6 +22,7 @@ from spool.store.disk import open_directory, owner_of
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS_ENTER = stat.S_IXGRP | stat.S_IXOTH
+_EVERYONE = "everyone"
 
 
 @lru_cache(maxsize=256)
@@ -119,21 +118,6 @@ def _gid_of(name: str) -> int | None:
         return None
 
 
-class Origin(Struct, frozen=True):
-    """The origin of an open file. `inode` tells it from another file of its name."""
-
-    uid: int
-    gid: int
-    mode: int
-    links: int
-    inode: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> Origin:
-        """Return the origin of a file, given its descriptor's status."""
-        return cls(status.st_uid, status.st_gid, status.st_mode, status.st_nlink, status.st_ino)
-
-
 class Ownership:
     """The users whose files count in the spool at *root*: its owner, and those in *accept_from*."""
 
@@ -149,35 +133,30 @@ class Ownership:
             self._owner = owner_of(self._root)
         return self._owner
 
-    def why_not(self, file: Origin, place: str, filename: str) -> str:
-        """Return why the open *file*, named in the directory *place*, is not an order; "" if it is one.
+    def why_not(self, file: os.stat_result, place: str, filename: str) -> str:
+        """Return why a *file*, opened by its name in the directory *place*, is not an order; "" if it is one.
 
         An order is a file that only the owner of the spool, or a user in the configuration, can have written.
         """
         owner = self.owner
         if owner is None:
             return ""  # the following check reports a missing spool
-        if file.uid == owner and file.links == 1 and not file.mode & _OTHERS_WRITE:
+        if file.st_uid == owner and file.st_nlink == 1 and not file.st_mode & _OTHERS_WRITE:
             return ""
-        if file.uid != owner and not is_accepted(file.uid, self._accept_from()):
-            whose, mine = name_of(file.uid), name_of(owner)
+        if file.st_uid != owner and not is_accepted(file.st_uid, self._accept_from()):
+            whose, mine = name_of(file.st_uid), name_of(owner)
             remedy = f'remove it, or name "{whose}" in `accept_from` of config.toml'
             theirs = some_of([mine, *self._accept_from()])
             return f"it belongs to {whose}, and this spool runs files of {theirs} only; {remedy}"
-        return self._why_not_alone(file, place, filename)
-
-    def _why_not_alone(self, file: Origin, place: str, filename: str) -> str:
-        """Return why another user than the owner of *file* may have written it or put it there; "" if none may."""
         where = _Place(self._root, place, filename)
-        if file.mode & _OTHERS_WRITE and where.is_open:
-            if file.mode & stat.S_IWOTH:
-                return "everyone can write to it, so its author is unknown; `chmod go-w` it"
-            if not is_private(file.gid, file.uid) and f"@{_group(file.gid)}" not in self._accept_from():
-                return (
-                    f"its group {_group(file.gid)} can write to it, so its author is unknown; `chmod g-w` it, "
-                    f'or name "@{_group(file.gid)}" in `accept_from` of config.toml'
-                )
-        if file.links > 1 and (where.others_write or where.inode != file.inode):
+        others = _other_writers(file, file.st_uid) if where.is_open else ""
+        if others == _EVERYONE:
+            return f"{others} can write to it, so its author is unknown; `chmod go-w` it"
+        group = f"@{_group(file.st_gid)}"
+        if others and group not in self._accept_from():
+            remedy = f'`chmod g-w` it, or name "{group}" in `accept_from` of config.toml'
+            return f"{others} can write to it, so its author is unknown; {remedy}"
+        if file.st_nlink > 1 and (where.others_write or where.inode != file.st_ino):
             return f"it has a second name elsewhere, and others can write to {place}/; put a copy there"
         return ""
 
@@ -192,11 +171,8 @@ def why_not_obeyed(root: str, status: os.stat_result) -> str:
         return ""
     if status.st_uid not in (owner, 0):
         return f"it belongs to {name_of(status.st_uid)}"
-    if not status.st_mode & _OTHERS_WRITE or not _is_open(root):
-        return ""
-    if status.st_mode & stat.S_IWOTH:
-        return "everyone can write to it"
-    return "" if is_private(status.st_gid, owner) else f"its group {_group(status.st_gid)} can write to it"
+    others = _other_writers(status, owner) if status.st_mode & _OTHERS_WRITE and _is_open(root) else ""
+    return others and f"{others} can write to it"
 
 
 def others_write(root: str, place: str = "") -> bool:
@@ -211,7 +187,7 @@ def why_replaceable(root: str) -> str:
         status = os.stat(path)
         if status.st_uid not in (owner, 0):
             return f"{path} belongs to {name_of(status.st_uid)}, who can replace your spool by another one"
-        if not status.st_mode & stat.S_ISVTX and _is_writable(status, owner):
+        if not status.st_mode & stat.S_ISVTX and _other_writers(status, owner):
             return f"others can write to {path}, and so can replace your spool by another one"
         if path == "/":
             break
@@ -272,10 +248,12 @@ class _Place:
             entered = bool(above.st_mode & _OTHERS_ENTER)
             self.is_open = entered and bool(here.st_mode & _OTHERS_ENTER)
             foreign = here.st_uid != owner or above.st_uid != owner
-            self.others_write = foreign or (entered and any(_is_writable(each, owner) for each in (here, above)))
+            self.others_write = foreign or (entered and any(_other_writers(each, owner) for each in (here, above)))
 
 
-def _is_writable(directory: os.stat_result, owner: int) -> bool:
-    if directory.st_mode & stat.S_IWOTH:
-        return True
-    return bool(directory.st_mode & stat.S_IWGRP) and not is_private(directory.st_gid, owner)
+def _other_writers(status: os.stat_result, owner: int) -> str:
+    """Return which others than its *owner* can write to a file or a directory, "" if none can."""
+    if status.st_mode & stat.S_IWOTH:
+        return _EVERYONE
+    is_shared = status.st_mode & stat.S_IWGRP and not is_private(status.st_gid, owner)
+    return f"its group {_group(status.st_gid)}" if is_shared else ""

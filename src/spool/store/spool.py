@@ -103,6 +103,7 @@ class Spool:
         # Its real path, so that processes have one mark, whatever path was given.
         self.layout: Layout = Layout(os.path.realpath(root))
         self.root: str = self.layout.root
+        self.strict: Spool = self  # the same spool, raising every error
         self._ownership: Ownership | None = None
 
     @classmethod
@@ -208,9 +209,7 @@ class Spool:
 
     def why_not(self, status: os.stat_result, place: str, name: str) -> str:
         """Return why a job file of that *status*, from its descriptor, does not count; "" if it does."""
-        from spool.store.ownership import Origin
-
-        return self.ownership.why_not(Origin.of(status), place, layout.file_of(name))
+        return self.ownership.why_not(status, place, layout.file_of(name))
 
     def job_spec(self, place: str, name: str, defaults: JobDefaults | None = None) -> Spec | None:
         """Return the spec in a job file, completed by *defaults*; None if it is missing or invalid."""
@@ -712,11 +711,6 @@ class Spool:
             yield known
 
     # The spool as a whole.
-
-    @property
-    def strict(self) -> Spool:
-        """The same spool, raising every error."""
-        return self
 
     def note(self, error: OSError, where: str) -> None:
         """Record an error that the reader has worked around; *where* names the place."""

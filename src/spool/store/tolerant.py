@@ -41,7 +41,7 @@ class TolerantSpool(Spool):
     def __init__(self, root: str) -> None:
         super().__init__(root)
         self.unread: dict[str, OSError] = {}
-        self._strict = Spool(self.root)
+        self.strict = Spool(self.root)
 
     def told(self, most: int = 5) -> list[str]:
         """Return the unreadable files, a line each; of many, the first ones and their number."""
@@ -51,11 +51,6 @@ class TolerantSpool(Spool):
         lines = [each[0] for each in troubles.values()]
         more = sum(map(len, list(troubles.values())[most:]))
         return lines[:most] + ([f"{more} more files cannot be read: `spool doctor` lists all"] if more > 0 else [])
-
-    @property
-    def strict(self) -> Spool:
-        """The same spool, raising every error."""
-        return self._strict
 
     def note(self, error: OSError, where: str) -> None:
         """Remember an error."""

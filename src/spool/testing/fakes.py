@@ -439,15 +439,15 @@ class PathFaults:
         for name in (*self.READING, *self.CHANGING):
             self._saved[name] = getattr(os, name)
             setattr(os, name, self._checked(name, self._saved[name]))
-        self._saved["renameat2"] = disk.rename_new
-        disk.rename_new = self._checked("rename", disk.rename_new)  # type: ignore[assignment]
+        self._saved["renameat2"] = disk.renameat2
+        disk.renameat2 = self._checked("rename", disk.renameat2)  # type: ignore[assignment]
         return self
 
     def __exit__(self, *_: object) -> None:
         """Restore the operations."""
         from spool.store import disk
 
-        disk.rename_new = self._saved.pop("renameat2")  # type: ignore[assignment]
+        disk.renameat2 = self._saved.pop("renameat2")  # type: ignore[assignment]
         for name, function in self._saved.items():
             setattr(os, name, function)
 

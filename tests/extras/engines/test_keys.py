@@ -78,7 +78,7 @@ def test_each_key_of_a_table_is_a_field_and_each_field_is_a_key(name: str, kind:
     """What a row fills is there, and nothing else."""
     (table,) = (key.table for key in CONFIG.keys if key.name == name)
     assert isinstance(table, KeyTable)
-    assert {key.field for key in table.keys} == {*kind.__struct_fields__}
+    assert {key.target for key in table.keys} == {*kind.__struct_fields__}
 
 
 REFUSED = texts_of(r"""

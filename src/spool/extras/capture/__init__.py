@@ -14,11 +14,11 @@ _TABLE = KeyTable(
     "CaptureTable",
     "What to record of the code that a run begins with (docs/FORMAT.md, 4.27). A table that is absent records nothing.",
     Key("git", "flag", "Whether to record the git commit of the working directory, and what differs from it.",
-        default=False, field="capture.git"),
+        field="capture.git"),
     Key("diff", "size", "How much of the uncommitted changes to keep; 0B keeps none.",
-        default="1M", field="capture.diff_bytes"),
+        field="capture.diff_bytes"),
     Key("packages", "flag", "Whether to record the Python of the command and its packages.",
-        default=False, field="capture.packages"),
+        field="capture.packages"),
 )
 
 CONFIG = Part(
@@ -43,5 +43,5 @@ def _read(reading: Reading) -> CaptureConfig | None:
     return asked if asked.git or asked.packages else None
 
 
-READER = PartReader(_read)
+READER = PartReader(_read, models=lambda: {"capture": CaptureConfig()})
 """What reads the table `capture`; None if it asks for no record."""

@@ -22,17 +22,15 @@ JOB = Part(
 def keys_of_all(engine: str, command: str) -> tuple[Key, ...]:
     """Return the keys that the table of every engine has."""
     return (
-        Key("max_in_flight", "count", f"How many jobs may be in {engine} at once, waiting there or running.", least=1,
-            default=2000),
+        Key("max_in_flight", "count", f"How many jobs may be in {engine} at once, waiting there or running.", least=1),
         Key("max_pending", "count",
             f"How many jobs may wait in {engine} for room at once. One that waits for something else, such "
-            "as a drained node, a limit or a licence, does not count.", least=1, default=20),
+            "as a drained node, a limit or a licence, does not count.", least=1),
         Key("poll", "duration", f"The longest time between two questions to {engine} about all jobs.",
-            least=SHORTEST_NS, default="30s"),
+            least=SHORTEST_NS),
         Key("submit_per_second", "number",
-            "How many jobs a second are handed over at most.", least=0.1, most=1000,
-            default=10),
-        Key("options", "options of a program", f"More options of {command} for every job.", default=(),
+            "How many jobs a second are handed over at most.", least=0.1, most=1000),
+        Key("options", "options of a program", f"More options of {command} for every job.",
             examples=[["--constraint=ib"]]),
     )
 
@@ -40,36 +38,30 @@ def keys_of_all(engine: str, command: str) -> tuple[Key, ...]:
 _SLURM = KeyTable(
     "SlurmTable",
     'How jobs with executor = "slurm" are handed to Slurm.',
-    Key("partition", "filled text", "The partition. If absent, Slurm's default; likewise for the next two.",
-        default=None),
-    Key("account", "filled text", "The account that pays.", default=None),
-    Key("qos", "filled text", "The quality of service.", default=None),
+    Key("partition", "filled text", "The partition. If absent, Slurm's default; likewise for the next two."),
+    Key("account", "filled text", "The account that pays."),
+    Key("qos", "filled text", "The quality of service."),
     Key("preemptible_qos", "filled text",
-        "The quality of service of jobs with `preemptible = true`, which Slurm may stop for others. Default: `qos`.",
-        default=None),
-    Key("gpus", "texts by name", 'What Slurm calls the GPU types of job files: `A100 = "gpu:a100"`.', default={}),
+        "The quality of service of jobs with `preemptible = true`, which Slurm may stop for others. Default: `qos`."),
+    Key("gpus", "texts by name", 'What Slurm calls the GPU types of job files: `A100 = "gpu:a100"`.'),
     Key("gpu_memory", "word", 'What becomes of jobs that share a GPU: they are held ("refuse"), or ask for as many '
-        'shards as GiB ("shard").', words=("refuse", "shard"), default="refuse"),
+        'shards as GiB ("shard").', words=("refuse", "shard")),
     *keys_of_all("Slurm", "sbatch"),
 )
 
 _SGE = KeyTable(
     "SgeTable",
     'How jobs with executor = "sge" are handed to Grid Engine.',
-    Key("queue", "filled text", "The queue. If absent, any that fits; likewise for the project.", default=None),
-    Key("project", "filled text", "The project that pays.", default=None),
+    Key("queue", "filled text", "The queue. If absent, any that fits; likewise for the project."),
+    Key("project", "filled text", "The project that pays."),
     Key("pe", "filled text",
-        "The parallel environment of jobs with more than one CPU, all on one host. Without it they are held.",
-        default=None),
-    Key("memory", "filled text", "The resource that stands for `memory`, such as `mem_free` or `h_vmem`.",
-        default="mem_free"),
+        "The parallel environment of jobs with more than one CPU, all on one host. Without it they are held."),
+    Key("memory", "filled text", "The resource that stands for `memory`, such as `mem_free` or `h_vmem`."),
     Key("memory_per_slot", "flag",
-        "Whether Grid Engine multiplies that by the number of CPUs, as it does for consumables such as `h_vmem`.",
-        default=False),
-    Key("gpus", "filled text", "The resource that stands for `gpus`. Without it, jobs with GPUs are held.",
-        default=None),
+        "Whether Grid Engine multiplies that by the number of CPUs, as it does for consumables such as `h_vmem`."),
+    Key("gpus", "filled text", "The resource that stands for `gpus`. Without it, jobs with GPUs are held."),
     Key("gpu_types", "texts by name",
-        'What stands for the GPU types of job files, besides the number: `A100 = "gpu_model=a100"`.', default={}),
+        'What stands for the GPU types of job files, besides the number: `A100 = "gpu_model=a100"`.'),
     *keys_of_all("Grid Engine", "qsub"),
 )
 

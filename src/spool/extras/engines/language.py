@@ -66,7 +66,9 @@ def _read_config(reading: Reading) -> Mapping[str, Any]:
     return read
 
 
-CONFIG_READER = PartReader(_read_config)
+CONFIG_READER = PartReader(
+    _read_config, models=lambda: {name: loaded(target).settings() for name, target in LANGUAGES.items()}
+)
 """What reads the tables of config.toml."""
 
 JOB_READER = PartReader(lambda reading: reading.found["engines"].get("options", ()))

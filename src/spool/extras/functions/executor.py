@@ -35,7 +35,7 @@ from spool.client.draft import (
 from spool.client.output import read_output
 from spool.client.requests import Requests
 from spool.client.submit import default_root, ensure_spool, ever_used
-from spool.client.waiting import End, Waiter, task_names
+from spool.client.waiting import End, Waiter
 from spool.core import layout
 from spool.core.errors import SHORTAGES, InvalidValue, SpoolError, cannot
 from spool.core.layout import QUEUED, RUNNING, why_not_name
@@ -43,6 +43,7 @@ from spool.core.model import State
 from spool.extras.functions import calls
 from spool.python.client import Job
 from spool.query.foresight import doubts
+from spool.store.arrays import task_names
 from spool.store.disk import Disk
 from spool.store.ownership import check_owner, this_user
 from spool.store.spool import Spool

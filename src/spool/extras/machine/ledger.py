@@ -33,7 +33,7 @@ from spool.core.resources import Runs
 from spool.core.scheduler import Plan, View, decide
 from spool.core.units import show_size
 from spool.extras.machine.protocol import MOST_LEASES, Claim, Holder, LeaseRequest, Units, render
-from spool.formats.state import decoded
+from spool.formats.wire import decoded
 from spool.store.disk import Disk, open_log, read_file
 
 _OVERSTAY_NS = 60 * SECOND_NS  # beyond its limit and the grace of a job: its dispatcher does not enforce the limit

@@ -21,7 +21,7 @@ from msgspec import DecodeError, Meta, Struct, json
 from spool.core.model import SECOND_NS, Grant, Pool, Request
 from spool.core.units import show_duration
 from spool.extras.machine import STATUS, served_in
-from spool.formats.state import decoded
+from spool.formats.wire import decoded
 from spool.query.shared import GpuShare, MachineSharing, MachineUse, PoolUse, UserShare
 from spool.store.ownership import name_of
 from spool.store.reading import read_with_status
