@@ -353,17 +353,19 @@ def test_submit_wait_is_submit_and_wait(dispatcher: object, spool_root: Path) ->
     assert (out, process.returncode) == ("a\n", 9)
 
 
-@pytest.mark.parametrize(
-    ("age", "text", "place"), [(60, "", "running"), (0, "", "running"), (60, "a", "running"), (60, "", "done")]
-)
-def test_a_person_is_told_why_a_job_may_have_no_output_yet(spool_root: Path, age: int, text: str, place: str) -> None:
+_SILENT = (60, "", "running")  # for how many seconds, what it has said, where its file is
+
+
+@pytest.mark.parametrize("found", [_SILENT, (-3600, "", "running"), (60, "a", "running"), (60, "", "done")])
+def test_a_person_is_told_why_a_job_may_have_no_output_yet(spool_root: Path, found: tuple[int, str, str]) -> None:
     """Only on a terminal, only of a run that has been silent for a while: Python holds its output back in a file."""
+    age, text, place = found
     put_job(spool_root, "a", place=place)
     log = metadir_of(spool_root, "a", 1) / "log"
     log.write_text(text)
     os.utime(log, (time.time() - age,) * 2)
     ours, theirs = pty.openpty()
-    for stderr, told in ((theirs, (age, text, place) == (60, "", "running")), (subprocess.DEVNULL, False)):
+    for stderr, told in ((theirs, found == _SILENT), (subprocess.DEVNULL, False)):
         assert spawned("log", "a", stdout=subprocess.PIPE, stderr=stderr).stdout == text
         os.write(theirs, b"end\n")
         said = b""
