@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from crash.events import events, nobody_reads, want_everything
 from crash.world import Session, ends_of, history, world_at
-from spool.cli.why import sentences
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import ACTIVE, EngineWord, Liveness
@@ -26,12 +25,12 @@ from spool.dispatcher.loop import Dispatcher
 from spool.executors import EngineEnd, Usage
 from spool.formats.capabilities import engines
 from spool.formats.events import facts, variables
-from spool.formats.run_records import VOID_JID, parse_result, render_engine, render_result
+from spool.formats.run_records import VOID_JID, parse_result, render_result
 from spool.formats.state import JobView
 from spool.machine import processes
 from spool.machine.processes import Found
 from spool.query.details import compare, job_details
-from spool.query.explain import preview, why
+from spool.query.explain import why
 from spool.query.jobs import JobFilter, list_jobs
 from spool.query.listing import WaitWatch
 from spool.query.rows import JobRow
@@ -302,17 +301,14 @@ def told(session: Session, name: str = "x") -> JobView:
 
 
 def test_a_run_that_waits_in_its_engine_is_submitted_with_the_engines_reason(session: Session) -> None:
-    """It has not started, in the dispatcher's view and in every command's; once its wrapper speaks, it runs."""
+    """It has not started; once its wrapper speaks, it runs, and the files say so before the dispatcher does."""
     run, live = handed_over(session)
     view = told(session)
     assert (view.state, view.reason, view.started_at_ns) == ("submitted", "Slurm: PENDING (Resources)", None)
-    row = listed(session)
-    unsaid = "on its way to Slurm"  # the dispatcher has not written state.json yet
-    assert (row.state, row.reason, row.started_at_ns) == (State.SUBMITTED, unsaid, None)
-    (details,) = job_details(Spool(str(session.world.root)), "x").runs
-    assert (details.state, details.record.started_at_ns, details.reason) == (State.SUBMITTED, None, unsaid)
+    spool = Spool(str(session.world.root))
+    assert WaitWatch(spool, ["x"]).look(time.time_ns()).submitted == 1
     run.begin()
-    assert listed(session).state is State.RUNNING  # the files say so before the dispatcher does
+    assert listed(session).state is State.RUNNING
     run.waits = None
     now(session).supervisor.suspect(live)
     session.turns(1)
@@ -320,66 +316,37 @@ def test_a_run_that_waits_in_its_engine_is_submitted_with_the_engines_reason(ses
     assert (view.state, view.reason) == ("running", "")
     assert live.begun_at_ns is not None
     assert view.started_at_ns == live.begun_at_ns >= live.started_at_ns
-    assert listed(session).started_at_ns is not None
-
-
-def test_why_and_plan_say_of_a_submitted_job_what_they_know_and_no_start(session: Session) -> None:
-    """The engine's reason and its own id; no instant is made up, neither for the job nor for those who wait for it."""
-    run, _ = handed_over(session)
-    (Path(run.metadir) / layout.ENGINE).write_bytes(render_engine("slurm", "lab", "4711"))
-    session.users.submit("after", "true", 'depends_on = ["x"]')
-    session.turns(2)
-    spool = Spool(str(session.world.root))
-    answer = why(spool, "x")
-    ((code, reason),) = [(reason.code, reason.text) for reason in answer.reasons]
-    assert (code, "4711" in reason) == ("submitted", True)
-    assert (answer.engine, answer.engine_id, answer.start_at_ns) == ("slurm", "4711", None)
-    text = "\n".join(sentences(answer))
-    assert "4711" in text
-    assert "could start" not in text
-    (waits,) = preview(spool).waits
-    assert (waits.job.name, waits.start.at_ns) == ("after", None)
-    assert WaitWatch(spool, ["x"]).look(time.time_ns()).end_at_ns is None
-    assert WaitWatch(spool, ["x"]).look(time.time_ns()).submitted == 1
 
 
 def test_what_waits_in_an_engine_has_used_nothing(session: Session) -> None:
     """Neither its user's share nor its run time counts before its wrapper has spoken."""
     run, live = handed_over(session, "x", "cpus = 4")
     state = now(session).state
-    assert state.runs["x"].submitted
     user = state.runs["x"].user
-    assert user not in state.past.shares._rate
+    assert (state.runs["x"].submitted, user in state.past.shares._rate) == (True, False)
     run.begin()
     now(session).supervisor.suspect(live)
     session.turns(1)
-    assert not state.runs["x"].submitted
-    assert user in state.past.shares._rate
+    assert (state.runs["x"].submitted, user in state.past.shares._rate) == (False, True)
     run.end(0)
     session.settle()
     assert user not in state.past.shares._rate
-    (result,) = history(session.world.root)
-    assert result.started_at_ns == live.begun_at_ns
 
 
-def test_a_run_that_is_cancelled_while_it_waits_there_never_started(session: Session) -> None:
-    """Its result says so: it has no start, so it has used nothing."""
-    run, _ = handed_over(session)
-    session.users.cancel("x")
-    run.gone = True
-    session.settle()
-    (result,) = history(session.world.root)
-    assert (result.outcome, result.started_at_ns, result.run) == (State.CANCELLED, None, 1)
-
-
-def test_a_run_that_ends_between_two_looks_has_started_when_its_wrapper_spoke(session: Session) -> None:
-    """Its engine never said that it runs, and its records say when it did."""
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_run_that_ends_between_two_looks_has_started_if_its_wrapper_spoke(session: Session, begins: bool) -> None:
+    """Its engine never said that it runs: its records say when it did, or that it has used nothing."""
     run, live = handed_over(session)
-    run.begin()
-    run.end(0)
+    if begins:
+        run.begin()
+        run.end(0)
+    else:
+        session.users.cancel("x")
+        run.gone = True
     session.settle()
     (result,) = history(session.world.root)
-    assert (result.outcome, result.started_at_ns) == (State.FINISHED, live.begun_at_ns)
+    assert (result.outcome, result.run) == (State.FINISHED if begins else State.CANCELLED, 1)
+    assert result.started_at_ns == (live.begun_at_ns if begins else None)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -509,32 +476,25 @@ def test_a_job_that_fails_there_before_it_begins_is_held_after_the_third_time(
     assert ("x", 4) not in FakeEngine.runs
 
 
-def test_a_job_that_its_engine_refuses_is_held_at_once(session: Session) -> None:
-    """Its run is void, and it is not handed over again; released, it is."""
+@pytest.mark.parametrize("refusal", ["no such partition", None])
+def test_a_run_that_its_engine_does_not_have_is_void(session: Session, refusal: str | None) -> None:
+    """What arrives late begins nothing, and nothing counts; its job waits again, or is held if it was refused."""
     session.users.submit("x", "true", THERE)
     session.turns(3)
     run = FakeEngine.runs["x", 1]
-    run.refusal, run.absent = "no such partition", True
-    session.settle()
-    assert ends_of(session.world).places["x"] == (HELD,)
-    said = "no such partition; `spool edit x`, then `spool release x`"
-    assert (session.world.root / HELD / "x.toml.reason").read_text() == f"{said}\n"
-    assert why(Spool(str(session.world.root)), "x").reasons[0].text == f"held: {said}"
-    assert list(FakeEngine.runs) == []
-    (session.world.root / HELD / "x.toml").rename(session.world.root / QUEUED / "x.toml")
-    session.settle()
-    assert list(FakeEngine.runs) == [("x", 2)]
-
-
-def test_a_run_that_its_engine_never_had_waits_again_uncounted(session: Session) -> None:
-    """Its jid is void before anything else, so what arrives late begins nothing."""
-    session.users.submit("x", "true", THERE)
-    session.turns(3)
-    FakeEngine.runs["x", 1].absent = True
+    run.refusal, run.absent = refusal, True
     session.settle()
     assert Spool(str(session.world.root)).jid("x", 1) is Liveness.VOID
-    assert list(FakeEngine.runs) == [("x", 2)]
     assert not history(session.world.root)
+    if refusal is not None:
+        assert ends_of(session.world).places["x"] == (HELD,)
+        said = "no such partition; `spool edit x`, then `spool release x`"
+        assert (session.world.root / HELD / "x.toml.reason").read_text() == f"{said}\n"
+        assert why(Spool(str(session.world.root)), "x").reasons[0].text == f"held: {said}"
+        assert list(FakeEngine.runs) == []
+        (session.world.root / HELD / "x.toml").rename(session.world.root / QUEUED / "x.toml")
+        session.settle()
+    assert list(FakeEngine.runs) == [("x", 2)]
 
 
 def test_a_run_that_is_preempted_runs_again_however_often(session: Session) -> None:
@@ -677,31 +637,24 @@ def test_the_begin_of_a_run_is_told_right_whatever_clock_the_file_system_has(ses
     assert spool.spoke_at_ns("x", 1, granted_ns) == granted_ns + 7200 * SECOND_NS
 
 
+@pytest.mark.parametrize("served", [True, False])
 def test_a_file_that_would_suspend_a_run_elsewhere_suspends_nothing_and_is_told_of(
-    session: Session, caplog: pytest.LogCaptureFixture
+    session: Session, caplog: pytest.LogCaptureFixture, served: bool
 ) -> None:
-    """It is taken away, the log and the reason say why, and no view calls the run suspended."""
+    """It is taken away, by the next dispatcher too, the log and the reason say why, and no view calls it suspended."""
     run, live = running(session)
+    if not served:
+        session.end()
     session.users.suspend("x")
+    assert listed(session).suspended_at_ns is None
     session.settle()
     assert not Path(session.users.layout.suspend_file("x")).exists()
+    live = now(session).state.live["x", 1]
     assert (run.asked, live.suspended) == ([], False)
     said = "not suspended: it is in Slurm; `spool hold x` stops it and holds it"
     assert f"job x run 1: {said}" in caplog.text
     view = told(session)
     assert (view.state, view.reason, view.suspended_at_ns) == ("running", said, None)
-    assert listed(session).suspended_at_ns is None
-
-
-def test_a_file_that_would_suspend_a_run_elsewhere_is_seen_by_the_next_dispatcher(session: Session) -> None:
-    """Nobody serves when it is made, and nothing says that the run stands still."""
-    running(session)
-    session.end()
-    session.users.suspend("x")
-    assert listed(session).suspended_at_ns is None
-    session.settle()
-    assert not Path(session.users.layout.suspend_file("x")).exists()
-    assert not now(session).state.live["x", 1].suspended
 
 
 # --- events ---------------------------------------------------------------------------------------------------

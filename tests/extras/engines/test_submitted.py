@@ -53,9 +53,12 @@ def served(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("metadir", "served")
 def test_a_job_that_waits_in_slurm_is_submitted_with_slurms_reason(
-    spool: Command, monkeypatch: pytest.MonkeyPatch
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the list, on a narrow terminal too, in `show`, `why` and `info`, and for programs; it has no start."""
+    """In the list, on a narrow terminal too, in `show`, `why` and `info`, and for programs; it has no start.
+
+    No instant is made up for those that wait for it either.
+    """
     for columns in ("80", "50"):
         monkeypatch.setenv("COLUMNS", columns)
         said = spool("ls").out
@@ -72,7 +75,9 @@ def test_a_job_that_waits_in_slurm_is_submitted_with_slurms_reason(
     assert (found["reasons"][0]["code"], found["engine"], found["engine_id"]) == ("submitted", "slurm", "4711")
     assert found["start_at"] is None
     assert "given      1 CPU, 2 GPUs" in shown
+    put_job(spool_root, "after", 'command = "true"\ndepends_on = ["far"]\n')
     assert "1 submitted" in spool("plan").out
+    assert [(each["name"], each["start_at"]) for each in asked(spool, "plan")["waits"]] == [("after", None)]
     said = spool("info").out
     assert "1 submitted" in said
     assert "2 GPUs" in said

@@ -114,6 +114,10 @@ SAME = [
     ("#SBATCH --gres=nvme:1,scratch:10G", {}),
     ("#PBS -J 0-1 -o x.^array_index^ -e host:/tmp", {"array": "0-1", "stdout": "x.%a", "stderr": "/tmp/%n.%r.err"}),
     ("cd /\n# GFLOW --gpus 2", {"gpus": 2}),
+    # A GPU beside a resource that spool does not know, which is told of, is still a GPU.
+    ("#SBATCH --gres=gpu:v100:2,lustre:1", {"gpus": 2, "gpu_type": "v100"}),
+    ("#PBS -l select=1:ncpus=4:ngpus=1:scratch_local=10gb", {"cpus": 4, "gpus": 1}),
+    ("#PBS -l nodes=1:ppn=4:gpus=1:exclusive_process", {"cpus": 4, "gpus": 1}),
 ]
 
 
@@ -219,44 +223,6 @@ def test_what_changes_results_and_is_lost_is_an_error(
     assert spool("submit", "--dry-run", "--ignore-directives", script).code == 0
     if instead is not None:
         assert spool("submit", "--dry-run", *instead, script).code == 0
-
-
-def test_what_is_left_out_is_told_with_its_line(spool: Command, tmp_path: Path) -> None:
-    """Partitions, mail, nice, what nobody knows and what the script itself uses: each has a line with what to do."""
-    lines = (
-        "#SBATCH -p gpu --nice=5\n#SBATCH --mail-type=END --foo=1 word\n"
-        "srun --gpus 1 x $SLURM_RESTART_COUNT\n#SBATCH --late"
-    )
-    found, told = converted(spool, tmp_path, lines)
-    assert found == {}
-    for part in (
-        "line 2: #SBATCH -p gpu is ignored: a spool has no partitions",
-        "line 2: #SBATCH --nice=5 is ignored: give --priority 0-255",
-        "line 3: #SBATCH --mail-type=END is ignored: give --notify",
-        "line 3: #SBATCH --foo=1 is ignored: unknown option",
-        "line 3: #SBATCH word is ignored",
-        "line 4: srun does not exist in a spool job; use the command alone",
-        "line 4: $SLURM_RESTART_COUNT does not exist in a spool job; use $SPOOL_ATTEMPT",
-        "line 5: this line comes after the first command and is ignored: #SBATCH --late",
-    ):
-        assert part in told, part
-
-
-@pytest.mark.parametrize(
-    ("lines", "keys", "lost"),
-    [
-        ("#SBATCH --gres=gpu:v100:2,lustre:1", {"gpus": 2, "gpu_type": "v100"}, "--gres=lustre:1"),
-        ("#PBS -l select=1:ncpus=4:ngpus=1:scratch_local=10gb", {"cpus": 4, "gpus": 1}, "-l scratch_local=10gb"),
-        ("#PBS -l nodes=1:ppn=4:gpus=1:exclusive_process", {"cpus": 4, "gpus": 1}, "-l exclusive_process"),
-    ],
-)
-def test_a_resource_that_is_lost_takes_no_other_with_it(
-    spool: Command, tmp_path: Path, lines: str, keys: dict[str, Any], lost: str
-) -> None:
-    """A GPU beside a resource that spool does not know is still a GPU."""
-    found, told = converted(spool, tmp_path, lines)
-    assert found == keys
-    assert f"{lost} is ignored" in told
 
 
 @pytest.mark.parametrize("name", ["my job (2)", "dem+rev", "_x/y", "é" * 3 + "a"])
@@ -438,14 +404,6 @@ def test_a_quote_without_an_end_is_told(spool: Command, tmp_path: Path, lines: s
     assert spool("submit", "--ignore-directives", script).code == 0
 
 
-def test_a_script_for_slurm_can_ask_to_be_held(spool: Command, spool_root: Path, tmp_path: Path) -> None:
-    """`#SBATCH --hold` and the name count as the options do."""
-    script = tmp_path / "job.sh"
-    script.write_text("#!/bin/sh\n#SBATCH -H -J mine\n")
-    assert spool("submit", script).out == "mine\n"
-    assert os.listdir(spool_root / "held") == ["mine.toml"]
-
-
 def test_import_prints_what_submit_would_write(spool: Command, spool_root: Path, tmp_path: Path) -> None:
     """One file as it is, several with their names; nothing is submitted."""
     for name in ("a", "b"):
@@ -494,34 +452,6 @@ def test_the_words_of_other_tools_are_taken(spool: Command, spool_root: Path) ->
     assert spool("submit", "-H", "-J", "y", "--mem=1G", "--", "true").code == 0
     assert os.listdir(spool_root / "held") == ["y.toml"]
     assert "--mem " not in spool("submit", "--help").out
-
-
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        (["--gres", "gpu:a100:2"], "write --gpus 2 --gpu-type a100"),
-        (["--nice", "5"], "give --priority 0-255"),
-        (["--ntasks=4"], "write --cpus 4"),
-        (["-N", "1"], "leave it out"),
-        (["--partition", "gpu"], "a spool has no partitions"),
-        (["-C", "a100"], "a spool is one machine; --gpu-type selects a GPU, --workdir a directory"),
-        (["--reservation", "r"], "a job uses the reservations of its user or project by itself"),
-        (["--exclusive"], "specify what the job needs"),
-        (["--conda-env", "x"], "activate it"),
-        (["-c", "4", "job.sh"], "for CPUs write --cpus 4"),
-        (["-d", "after:x"], "give --depends-on NAME"),
-        (["--no-such-option"], "submit --help"),
-    ],
-)
-def test_other_words_are_answered_with_the_right_ones(
-    spool: Command, spool_root: Path, words: list[str], answer: str
-) -> None:
-    """Nothing is submitted, and the error says what to type."""
-    for verb in ("submit", "run"):
-        said = spool(verb, *words, "--", "true")
-        assert said.code in (2, 4)
-        assert answer in said.err.replace("run --help", "submit --help")
-    assert os.listdir(spool_root / "queued") == []
 
 
 def test_a_submission_tells_in_full_what_is_lost_and_counts_the_rest(spool: Command, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from calling import Command, asked, start
+from calling import Command, start
 from extras.machine import sharing
 from extras.machine.sharing import BOB, gpu_share, write
 from plugins.fake_nvml import FakeNvml
@@ -23,8 +23,7 @@ from spool.extras import machine as extra
 from spool.extras.machine import MachineConfig, protocol, verb
 from spool.machine import host
 from spool.machine.host import Host, shared_directory
-from spool.query.shared import GpuShare, UserShare
-from spool.store.ownership import this_user
+from spool.query.shared import UserShare
 from spool.store.spool import Spool
 from support import PATIENCE_S, wait_for
 
@@ -81,23 +80,15 @@ def test_anyone_can_serve_a_directory(lab: Path) -> None:
     assert not (lab / "socket").exists()
 
 
-def test_a_file_with_mistakes_serves_nothing(spool: Command, lab: Path) -> None:
-    """Each problem is told with the file, the exit code is 4, and there is no socket."""
-    lab.mkdir(mode=0o755)
-    (lab / "machine.toml").write_text("cpus = 'x'\nuser = ['a']\n")
-    (lab / "machine.toml").chmod(0o644)
-    said = spool("machine", "serve", lab)
-    assert said.code == 4
-    assert [word in said.err for word in (f"{lab}/machine.toml: ", "2 problems", '"users"')] == [True] * 3
-    assert not (lab / "socket").exists()
-
-
-def test_without_machine_toml_the_machine_is_not_served(spool: Command, machine: Path) -> None:
-    """No dispatcher would ask, so an arbiter that seems to serve would mislead."""
-    said = spool("machine", "serve")
-    assert said.code == 5
-    assert f"{machine}/etc/machine.toml " in said.err
-    assert "spool machine install" in said.err
+def test_status_says_whether_a_machine_is_shared_and_served(shares: Command, lab: Path, spool_root: Path) -> None:
+    """As JSON too, with 1 if it is not; what was granted is shown beside an arbiter that is silent."""
+    told(lab, BOB)
+    os.utime(lab / "machine.json", (time.time() - 3600, time.time() - 3600))
+    said = shares("machine", "status")
+    assert (said.code, "1h00m" in said.out, "bob" in said.out) == (1, True, True)
+    (spool_root / "config.toml").write_text('machine = "off"\n')
+    said = shares("machine", "status", "--json")
+    assert (said.code, json.loads(said.out)) == (1, {"version": 1, "machine": None})
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can install the service")
@@ -245,49 +236,3 @@ def shares(spool: Command, spool_root: Path, lab: Path) -> Command:
     """Call `spool` for a spool whose machine is shared by way of *lab*."""
     (spool_root / "config.toml").write_text(f'autostart = false\nmachine = "{lab}"\n')
     return spool
-
-
-def test_status_says_that_a_machine_is_not_shared(spool: Command, spool_root: Path, machine: Path) -> None:
-    """With what would share it, and 1; a spool is not needed. So it does if this spool takes no part."""
-    for words in ((), ("--spool", machine / "none")):
-        said = spool(*words, "machine", "status")
-        assert said.code == 1
-        assert f"{machine}/etc/machine.toml; `sudo spool machine install`" in said.out
-    assert json.loads(spool("machine", "status", "--json").out) == {"version": 1, "machine": None}
-    (machine / "etc").mkdir()
-    (machine / "etc" / "machine.toml").touch()
-    (spool_root / "config.toml").write_text('machine = "off"\n')
-    said = spool("machine", "status")
-    assert (said.code, '`machine = "off"`' in said.out) == (1, True)
-
-
-def test_status_shows_who_has_how_much(shares: Command, lab: Path) -> None:
-    """Totals, and a line for each user with what waits, as `spool info` has them."""
-    write(lab, sharing.shares(gpu_problem="NVML: no driver"))
-    assert ": NVML: no driver" in shares("machine", "status").out
-    sitting = GpuShare(uuid="GPU-0", index=0, without_lease=("dave",))
-    write(lab, sharing.shares(BOB, UserShare(user="carol", asks=1), gpus=(sitting, gpu_share(1, ("bob", None)))))
-    said = shares("machine", "status")
-    assert said.code == 0
-    lines = [" ".join(line.split()) for line in said.out.splitlines()]
-    assert lines[0] == f"the arbiter in {lab} answers"
-    assert "5 of 8 CPUs, 8 GiB of 32 GiB, 1 of 2 GPUs, 1 of 3 licence" in " ".join(lines)
-    assert [line for line in lines if line.endswith(": dave")]
-    assert lines[-3:] == [f"{this_user()} (you) 0 0", "bob 2 5 8G 1 licence 1 4", "carol 0 0 1"]
-    found = asked(shares, "machine", "status")["machine"]
-    assert [share["user"] for share in found["use"]["others"]] == ["bob", "carol"]
-    assert (found["problem"], found["directory"]) == ("", str(lab))
-
-
-def test_status_says_what_starts_an_arbiter(shares: Command, lab: Path) -> None:
-    """If there is none, and if it has written nothing for long; then it shows what was."""
-    said = shares("machine", "status")
-    assert said.code == 1
-    assert f"{lab}/machine.json" in said.out
-    assert f"`spool machine serve {lab}`" in said.out
-    told(lab, BOB)
-    os.utime(lab / "machine.json", (time.time() - 3600, time.time() - 3600))
-    said = shares("machine", "status")
-    assert said.code == 1
-    assert "1h00m" in said.out
-    assert "bob" in said.out

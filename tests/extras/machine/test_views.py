@@ -11,14 +11,13 @@ import pytest
 
 from calling import Command, asked, put_job
 from cli.test_foretold import limited, running
-from extras.machine.sharing import BOB, G, gpu_share, join, mine, shares
+from extras.machine.sharing import BOB, G, gpu_share, join, shares
 from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import ForeignProcess, Gpu, Grant
 from spool.formats.state import GpuView, JobView, SharedView
 from spool.query.listing import expected_end
 from spool.query.shared import UserShare
 from spool.store.locked_spool import LockedSpool
-from spool.store.ownership import this_user
 from spool.store.spool import Spool
 from views import a_machine, a_view, lay
 
@@ -32,29 +31,6 @@ def told(root: Path, jobs: dict[str, JobView], **more: Any) -> None:
     gpus = given.pop("gpus", ())
     machine = a_machine(8, 32 * G, shared=SharedView(**given), gpus=gpus, gpus_at_ns=1 if gpus else None)
     lay(root, a_view(time.time_ns(), machine=machine, jobs=jobs))
-
-
-def test_info_shows_a_line_for_each_user(spool: Command, spool_root: Path) -> None:
-    """The totals of the machine, what this spool has of them and what others have, and then each user."""
-    own = mine(leases=1, cpus=1, memory_bytes=2 * G)
-    carol = UserShare(user="carol", leases=1, cpus=2)
-    join(spool_root, shares(carol, BOB, own=own))
-    running(spool_root, "here", limited("1h"), Grant(1, 2 * G), time.time_ns())
-    lines = spool("info").out.splitlines()
-    assert any(re.match(r"CPUs +8, 1 .* 7 .* 0 ", line) for line in lines)
-    assert any(re.match(r"memory +32 GiB .* 2 GiB .* 8 GiB", line) for line in lines)
-    assert "licence     3, 0 granted, 2 free" in lines
-    at = next(at for at, line in enumerate(lines) if line.startswith("shared machine ("))
-    assert lines[at].endswith(": 8 of 8 CPUs, 10 GiB of 32 GiB, 1 of 3 licence")
-    table = [line.split() for line in lines[at + 1 : at + 5]]
-    assert table == [
-        ["USER", "LEASES", "CPU", "MEM", "GPU", "RESOURCES", "WAITING"],
-        [this_user(), "(this", "spool)", "1", "1", "2G"],
-        ["bob", "2", "5", "8G", "1", "licence", "1", "4"],
-        ["carol", "1", "2"],
-    ]
-    assert lines[at + 5] == ""
-    assert lines[at + 7].startswith("here")
 
 
 @pytest.mark.parametrize(

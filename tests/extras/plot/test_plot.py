@@ -83,26 +83,13 @@ def history(spool_root: Path) -> Path:
     return spool_root
 
 
-EIGHTY = """\
-5 runs, 2026-03-01 00:00 to 08:00
-A bob  B alice  C carol
-
-GPUs: 62% in use on average, at most 2 of 2
-GPU 0       BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA
-GPU 1                       aAAAAAAAA|AAAAAAAA
-            Mar 01  01:00   02:00    03:00   04:00    05:00   06:00    07:00
-
-CPUs: """
-
-
 def test_without_colours_a_group_is_a_letter(spool: Command, history: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A capital where at least half of the cell was in use; nothing is wider than the terminal, down to 40 cells."""
+    """Nothing is wider than the terminal, down to 40 cells."""
     for width, widest in ((80, 80), (40, 40), (1, 40)):
         monkeypatch.setenv("COLUMNS", str(width))
         said = spool("plot", *PERIOD)
-        assert (said.code, said.err) == (0, "")
+        assert (said.code, said.err, "AAAA" in said.out) == (0, "", True)
         assert max(map(cell_len, said.out.splitlines())) <= widest
-        assert width != 80 or said.out.startswith(EIGHTY)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,21 +54,9 @@ def test_figures_by_policy(spool: Command, trace: Path) -> None:
 
 def test_what_is_left_out_is_counted(spool: Command, trace: Path) -> None:
     """A job that is larger than the machine never fits; one without a run time never ran."""
-    said = spool("simulate", trace)
-    assert said.code == 0, said.err
-    assert re.findall(r"\d+", said.out.splitlines()[0].removeprefix(str(trace))) == ["3", "4", "1", "1"]
-    found = asked(spool, "simulate", trace, "--cpus", 2)
-    assert (found["jobs"], found["never_fit"], found["incomplete"], found["machine"]["cpus"]) == (2, 2, 1, 2)
-
-
-def test_a_table_for_all_jobs_for_sizes_and_for_users(spool: Command, trace: Path) -> None:
-    """A column for each policy that was asked for; below it a row for each size and user under each of them."""
-    lines = [line.split() for line in spool("simulate", trace, "--policy", "easy,fifo").out.splitlines()]
-    assert lines[3] == ["POLICY", "easy", "fifo"]
-    assert lines[4] == ["jobs", "3", "3"]
-    assert lines[5] == ["mean", "wait", "33s", "1m36s"]
-    titles = [line[0] for line in lines if line]
-    assert titles[titles.index("SIZE") : titles.index("USER")] == ["SIZE", "1", "fifo", "2-4", "fifo"]
+    for words, counted in (((), (3, 1, 1, 4)), (("--cpus", 2), (2, 2, 1, 2))):
+        found = asked(spool, "simulate", trace, *words)
+        assert (found["jobs"], found["never_fit"], found["incomplete"], found["machine"]["cpus"]) == counted
 
 
 def test_each_figure_is_told_of_every_user_and_size(spool: Command, trace: Path) -> None:
@@ -83,17 +70,6 @@ def test_each_figure_is_told_of_every_user_and_size(spool: Command, trace: Path)
     for groups in (easy["sizes"], easy["users"]):
         assert all(keys <= set(one) for one in groups)
         assert sum(one["jobs"] for one in groups) == 3
-
-
-def test_the_heaviest_users_are_shown(spool: Command, tmp_path: Path) -> None:
-    """Five users by what they used, and how many more there are."""
-    path = tmp_path / "users.swf"
-    lines = [f"{at} 0 -1 {100 * at} 1 -1 -1 1 2000 -1 1 {at} 1 1 1 -1 -1 -1\n" for at in range(1, 8)]
-    path.write_text("; MaxProcs: 8\n" + "".join(lines))
-    few = spool("simulate", path, "--policy", "easy").out
-    rows = few[few.index("USER") :].splitlines()
-    assert [row.split()[0] for row in rows[1:6]] == [f"user{at}" for at in (7, 6, 5, 4, 3)]
-    assert rows[6].startswith("2 more")
 
 
 def test_a_csv_of_gpu_jobs(spool: Command, tmp_path: Path) -> None:

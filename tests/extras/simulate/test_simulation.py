@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from core.planning import NOW, S, grant_of, job, machine, spec
+from core.planning import NOW, S, grant_of, machine, spec
 from core.test_gpus import mixed
 from core.worlds import BOX, POLICIES, SPECS, over_committed
 from spool.core.constraints import as_run
@@ -95,11 +95,15 @@ def test_whoever_waits_is_told_why_and_nothing_that_fits_waits(jobs, policy):
                 assert over_committed(BOX, [*runs, one_more], policy, limits) != standing or standing
 
 
-@given(comings(), POLICIES)
-def test_everything_that_fits_the_machine_starts(jobs, policy):
-    """With finite jobs, every job that the machine and the quotas could ever let run does start."""
+@given(comings(), POLICIES, st.integers(1, 3))
+def test_everything_that_fits_the_machine_starts(jobs, policy, most):
+    """With finite jobs, every job that the machine and the quotas could ever let run starts, in a full spool too."""
     quota = policy.default_user_limits
     began = {each.job.name for each in simulate(jobs, BOX, policy) if each.started_at_ns is not None}
+    full = replace(policy, max_running=most)
+    for step in Simulation(jobs, BOX, full).steps():
+        assert not isinstance(step, Pass) or len(step.view.running) + len(step.plan.starts) <= most
+    assert began == {each.job.name for each in simulate(jobs, BOX, full) if each.started_at_ns is not None}
     for each in jobs:
         request = each.spec.request
         possible = (
@@ -206,14 +210,18 @@ def ran(submit: int, start: int | None, end: int | None, cpus: int = 1, gpus: in
 
 
 def test_figures_of_a_schedule_of_three() -> None:
-    """Waits 0, 90 and 40s; slowdowns 1, 100/10 (a second counts as ten) and 1.4; 320 of 4 x 150s are used."""
-    found = figures([ran(100, 100, 200, 2), ran(110, 200, 201, 20), ran(110, 150, 250)], 4)
-    assert (found.jobs, found.left) == (3, 0)
+    """Waits 0, 90 and 40s; slowdowns 1, 100/10 (a second counts as ten) and 1.4; 320 of 4 x 150s are used.
+
+    A job that never starts is counted, and in no mean. Two of four GPUs for half of the time are a quarter.
+    """
+    found = figures([ran(100, 100, 200, 2), ran(110, 200, 201, 20), ran(110, 150, 250), ran(110, None, None)], 4)
+    assert (found.jobs, found.left) == (4, 1)
     assert (found.mean_wait_ns, found.median_wait_ns, found.wait_99_ns) == (130 * S // 3, 40 * S, 90 * S)
     assert found.mean_bounded_slowdown is not None
     assert abs(found.mean_bounded_slowdown - (1 + 9.1 + 1.4) / 3) < 1e-9
     assert found.makespan_ns == 150 * S
-    assert found.utilisation == (2 * 100 + 20 * 1 + 100) / (4 * 150)
+    assert (found.utilisation, found.gpu_utilisation) == ((2 * 100 + 20 * 1 + 100) / (4 * 150), None)
+    assert figures([ran(1, 1, 51, 1, gpus=2), ran(1, 1, 101, 1)], 4, gpus=4).gpu_utilisation == 0.25
 
 
 def test_percentiles_are_waits_that_somebody_had() -> None:
@@ -234,19 +242,6 @@ def test_groups_share_the_machine() -> None:
     assert figures(outcomes, 4).utilisation == 400 / 800
 
 
-def test_a_job_that_never_starts_is_counted() -> None:
-    """It is in no mean of waits."""
-    found = figures([ran(1, 1, 101), ran(1, None, None)], 1)
-    assert (found.left, found.mean_wait_ns) == (1, 0)
-
-
-def test_gpus_are_used_apart_from_processors() -> None:
-    """Two of four GPUs for half of the time are a quarter."""
-    found = figures([ran(1, 1, 51, 1, gpus=2), ran(1, 1, 101, 1)], 4, gpus=4)
-    assert found.gpu_utilisation == 0.25
-    assert figures([ran(1, 1, 51)], 4).gpu_utilisation is None
-
-
 # Preemption, pools, kinds of GPUs, and what was foretold.
 
 
@@ -256,7 +251,10 @@ def simulated(*coming: SimulatedJob, **values) -> dict[str, Outcome]:
 
 
 def test_a_simulated_job_continues_from_its_last_checkpoint():
-    """It waits again, repeats what it did since the last quarter of an hour, and needs a minute to begin."""
+    """It waits again, repeats what it did since the last quarter of an hour, and needs a minute to begin.
+
+    Other policies, which are compared with as they are known, preempt nothing.
+    """
     victim = SimulatedJob("l", spec(cpus=4, time_limit_ns=24 * HOUR, preemptible=True), 0, 10 * HOUR)
     other = SimulatedJob("s", spec(cpus=2, time_limit_ns=HOUR), 4000 * S, 1800 * S)
     ends = simulated(victim, other)
@@ -268,6 +266,8 @@ def test_a_simulated_job_continues_from_its_last_checkpoint():
     assert (found.preemptions, found.mean_wait_ns) == (1, 900 * S)
     assert found.repeated == pytest.approx(4 * 460 / (4 * 36_460 + 2 * 1800))
     assert found.utilisation == pytest.approx((4 * 36_460 + 2 * 1800) / (4 * found.makespan_ns / S))
+    for discipline in set(SimulatedPolicy) - {SimulatedPolicy.SPOOL}:
+        assert simulated(victim, other, discipline=discipline)["l"].pauses == ()
 
 
 def test_a_simulated_job_that_made_room_keeps_its_place():
@@ -281,47 +281,20 @@ def test_a_simulated_job_that_made_room_keeps_its_place():
     assert ends["m"].started_at_ns > 10 * HOUR
 
 
-def test_other_policies_preempt_nothing():
-    """They are compared with as they are known."""
-    victim = SimulatedJob("l", spec(cpus=4, time_limit_ns=24 * HOUR, preemptible=True), 0, 10 * HOUR)
-    other = SimulatedJob("s", spec(cpus=2, time_limit_ns=HOUR), 4000 * S, 1800 * S)
-    for discipline in set(SimulatedPolicy) - {SimulatedPolicy.SPOOL}:
-        assert simulated(victim, other, discipline=discipline)["l"].pauses == ()
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 50)), min_size=1, max_size=12), st.integers(1, 3))
-def test_a_full_spool_starves_nobody(asked, most):
-    """With finite jobs every one of them starts, and never more than the limit run."""
-    coming = [
-        SimulatedJob(f"j{at}", job("x", cpus=cpus).spec, NOW, seconds * S) for at, (cpus, seconds) in enumerate(asked)
-    ]
-    for step in Simulation(coming, machine(cpus=4), Policy(max_running=most)).steps():
-        if isinstance(step, Pass):
-            assert len(step.view.running) + len(step.plan.starts) <= most
-    done = list(simulate(coming, machine(cpus=4), Policy(max_running=most)))
-    assert all(each.started_at_ns is not None for each in done)
-
-
 @pytest.mark.parametrize(
     ("policy", "small", "wide"),
-    [
-        (Policy(), (("licence", 1),), (("licence", 2),)),
-        (Policy(max_running=2), (), ()),
-    ],
+    [(Policy(), (("licence", 1),), (("licence", 2),)), (Policy(max_running=2), (), ())],
     ids=["named", "max_running"],
 )
 def test_nobody_is_passed_for_ever_by_those_who_want_the_same(
     policy: Policy, small: tuple[tuple[str, int], ...], wide: tuple[tuple[str, int], ...]
 ) -> None:
     """Later arrivals may have the whole of it for 8 hours; then who waits for it goes first."""
-
-    def coming(name: str, wants: tuple[tuple[str, int], ...], limit_s: int, at_s: int) -> SimulatedJob:
-        spec = Spec(command="x", request=Request(cpus=1, resources=wants), time_limit_ns=limit_s * S)
-        return SimulatedJob(name, spec, at_s * S, 600 * S)
-
-    stream = [coming(f"s{at:03}", small, 600, at * 240) for at in range(300)]
+    wants = [Spec("x", request=Request(1, resources=each), time_limit_ns=600 * S) for each in (small, wide)]
+    stream = [SimulatedJob(f"s{at:03}", wants[0], at * 240 * S, 600 * S) for at in range(300)]
+    last = SimulatedJob("wide", replace(wants[1], time_limit_ns=7200 * S), 300 * S, 600 * S)
     machine = Machine(50, 1 << 40, resources=(Pool("licence", 2),))
-    ended = {each.job.name: each for each in simulate([*stream, coming("wide", wide, 7200, 300)], machine, policy)}
+    ended = {each.job.name: each for each in simulate([*stream, last], machine, policy)}
     waited_ns = ended["wide"].waited_ns
     assert waited_ns is not None
     assert waited_ns <= 9 * 3600 * S
