@@ -33,9 +33,9 @@ from spool.python.client import wait_any as wait_any
 from spool.query.details import RunDetails as RunDetails
 from spool.query.explain import Explanation as Explanation
 from spool.query.explain import Preview as Preview
-from spool.query.jobs import JobFilter as JobFilter
-from spool.query.jobs import JobList as JobList
 from spool.query.machine import GpuList as GpuList
+from spool.query.rows import JobFilter as JobFilter
+from spool.query.rows import JobList as JobList
 from spool.query.rows import JobRow as JobRow
 
 __version__: str

@@ -120,7 +120,7 @@ def test_ls_believes_the_files_before_the_dispatcher(
     rows = {row.name: row for row in JobLister(Spool(str(spool_root))).listing().rows}
     assert set(rows) == {"waits", "moved", "new"}
     assert (rows["waits"].reason, rows["waits"].cpus) == ("cpus: needs 4, 1 free", 4)
-    assert (rows["moved"].state, rows["moved"].reason) == (State.HELD, "")
+    assert (rows["moved"].state, rows["moved"].reason) == (State.HELD, "held")
     old = time.time() - 120
     os.utime(spool_root / "state.json", (old, old))
     assert "no heartbeat" in spool("ls").err

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -21,18 +23,18 @@ from spool.core.errors import InvalidRecord
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.core.model import Machine, Result, State
 from spool.formats.run_records import parse_history_line
-from spool.formats.state import StateView, parse_state, render_state
+from spool.formats.state import parse_state_as, render_state
 from spool.query.details import job_details
 from spool.query.explain import preview, why
-from spool.query.jobs import list_jobs
+from spool.query.jobs import JobLister, list_jobs
 from spool.query.listing import ListedJob
-from spool.query.rows import JobRow
-from spool.store.spool import Spool
+from spool.query.rows import JobRow, ListedState, row_of_view
+from spool.store.spool import Service, Spool
 from spool.store.tolerant import TolerantSpool
 
 LIVES = int(os.environ.get("LIVES", "1"))
 RUNS = frozenset({State.STARTING, State.RUNNING, State.STOPPING})
-WAITS = frozenset({State.QUEUED, State.HELD, State.INVALID})
+_OF_THE_VIEW = {"gpu_uuids", "gpu_use", "gpu_idle_ns", "beside", "problem", "engine", "place"}
 
 
 class Compared(Watched):
@@ -107,9 +109,7 @@ def compare(world: World, *, fresh: bool) -> None:
     _shown(spool, rows)
     _planned(spool, rows, fresh=fresh)
     if fresh:
-        view = parse_state((world.root / layout.STATE).read_bytes())
-        assert view is not None
-        _told(view, rows)
+        _told(world)
     _accounted(world, spool, rows)
 
 
@@ -182,13 +182,20 @@ def _planned(spool: Spool, rows: dict[str, list[JobRow]], *, fresh: bool) -> Non
             assert why(spool, name).place == RUNNING, f"why {name}"
 
 
-def _told(view: StateView, rows: dict[str, list[JobRow]]) -> None:
-    """Assert that the list has what the dispatcher has just written."""
-    for name, said in view.jobs.items():
-        row = rows[name][0]
-        assert said.state == row.state, f"state.json {name}: {said} and {row}"
-        assert (said.user, said.project) == (row.user, row.project), f"state.json {name}: {said} and {row}"
-        assert said.run == row.run or row.state in WAITS, f"state.json {name}: run"
+def _told(world: World) -> None:
+    """Assert that a list has what the dispatcher has just written, and has the same from the files without it."""
+    text, now_ns = (world.root / layout.STATE).read_bytes(), time.time_ns()
+    view = parse_state_as(ListedState, text)
+    assert view is not None
+    spool = TolerantSpool(str(world.root))
+    for service in (Service.SERVED, Service.NONE):
+        with mock.patch.object(Spool, "service", lambda _, service=service: service):
+            rows = {row.name: row for row in reversed(JobLister(spool, now_ns).listing().rows)}
+        for name, said in view.jobs.items():
+            want, row = row_of_view(name, said, now_ns), rows[name]
+            left_out = {*_OF_THE_VIEW, *(("reason",) if service is Service.NONE and row.state is State.QUEUED else ())}
+            for key in (field for field in want.__struct_fields__ if field not in left_out):
+                assert getattr(want, key) == getattr(row, key), f"{key}: state.json {want}, and {service}: {row}"
 
 
 def _accounted(world: World, spool: Spool, rows: dict[str, list[JobRow]]) -> None:

@@ -38,7 +38,7 @@ def test_a_list_of_jobs_shows_itself_in_a_notebook(client: spool.Client, spool_r
     client.submit("true", name="a", memory="1G", held=True)
     sweep = client.sweep("true", matrix={"lr": ["<script>"]}, name="s", held=True)
     head, *rows = _Cells(client.jobs()._repr_html_()).rows
-    assert head == ["name", "state", "CPUs", "memory", "time"]
+    assert head == ["name", "state", "CPUs", "memory", "time", "reason"]
     assert [row[:2] for row in rows] == [["a", "held"], ["s", "held"]]
     shown = _Cells(sweep._repr_html_())
     assert shown.others == []

@@ -16,8 +16,8 @@ from spool.formats.run_records import render_history, render_stop
 from spool.formats.state import JobView, of_spec
 from spool.query.details import job_details
 from spool.query.explain import why
-from spool.query.jobs import JobFilter, JobLister, list_jobs
-from spool.query.rows import JobRow, row_of_result
+from spool.query.jobs import JobLister, list_jobs
+from spool.query.rows import JobFilter, JobRow, row_of_result
 from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
 

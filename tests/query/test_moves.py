@@ -21,7 +21,8 @@ from spool.formats import run_records
 from spool.formats.state import JobView
 from spool.machine import identity
 from spool.machine.processes import MachineProber
-from spool.query.jobs import JobFilter, JobList, JobLister, list_jobs
+from spool.query.jobs import JobLister, list_jobs
+from spool.query.rows import JobFilter, JobList
 from spool.query.selection import picked
 from spool.store.spool import Service, Spool
 

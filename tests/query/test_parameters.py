@@ -10,8 +10,8 @@ from cli.records import expand
 from spool.core.arrays import Tasks
 from spool.core.model import State
 from spool.formats import jobfile
-from spool.query.jobs import JobFilter, list_jobs
-from spool.query.rows import JobRow, Parameters, tasks_in, with_parameters
+from spool.query.jobs import list_jobs
+from spool.query.rows import JobFilter, JobRow, Parameters, tasks_in, with_parameters
 from spool.store.spool import Spool
 
 MATRIX = 'command = "true"\n[matrix]\nlr = [0.1, 0.2]\nseed = [1, 2]\n'

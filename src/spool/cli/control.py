@@ -161,7 +161,7 @@ def picked_names(
             raise click.UsageError(f"name jobs, or select them with --user, --project, --tag or --state{more}")
         return named(spool, names, places), 0
     meant = tuple(name if is_pattern(name) else one_job(spool, name) for name in names)
-    from spool.query.jobs import JobFilter
+    from spool.query.rows import JobFilter
     from spool.query.selection import picked
 
     wanted = JobFilter(meant, states, **filters, since_at_ns=picks.get("since_at_ns"))

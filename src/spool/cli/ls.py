@@ -19,9 +19,9 @@ from spool.core.reasons import pools_in_words, some_of
 from spool.core.units import show_duration
 from spool.formats.toml import uncollected
 from spool.formats.wire import render_instant
-from spool.query.jobs import JobFilter, JobList, list_jobs
+from spool.query.jobs import list_jobs
 from spool.query.listing import ArrayTasks, ListedJob, folded, foreseen, tasks_of, tree
-from spool.query.rows import ORDERS, JobRow, by_value, outcomes_by_value, with_metrics
+from spool.query.rows import ORDERS, JobFilter, JobList, JobRow, by_value, outcomes_by_value, with_metrics
 from spool.store.disk import is_yet_to_be_made
 from spool.store.spool import Spool
 

@@ -16,7 +16,6 @@ from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.wakeup import Pace
-from spool.formats.capabilities import running_words
 from spool.formats.state import (
     GpuUseView,
     GpuView,
@@ -30,6 +29,7 @@ from spool.formats.state import (
     parse_parts,
     render_state,
     rendered,
+    running_words,
 )
 from spool.machine import identity
 from spool.state.run import ActiveRun, JobFileVersion
@@ -221,14 +221,12 @@ class StatusWriter(Component):
 
     def _view_of(self, live: ActiveRun) -> JobView:
         state, reason = self._state_of(live)
-        request, watch = live.requested.request, live.gpu_watch
-        idle = watch.words(live.spec) if watch is not None else ""
-        if not idle and state is State.RUNNING:
-            idle = running_words(live.spec)
+        watch, spec = live.gpu_watch, live.requested
+        reason = reason or suspended_words(live.suspension, live.suspended_by) or live.kept
         return JobView(
             state=state,
             beside=_beside(self._state.jobs.get(live.name), live.inode),
-            reason=reason or suspended_words(live.suspension, live.suspended_by) or live.kept or idle,
+            reason=reason or running_words(spec, watch, state),
             problem=self._confinement.why(live.name) or (live.handle.resists if live.handle is not None else ""),
             run=live.run,
             attempt=live.attempts.attempt,
@@ -243,7 +241,7 @@ class StatusWriter(Component):
             node=live.node,
             suspended_ns=live.suspension.before_ns,
             suspended_at_ns=live.suspension.since_ns,
-            **of_spec(live.spec, request) | {"cpus": live.grant.cpus},
+            **of_spec(spec) | {"cpus": live.grant.cpus},
         )
 
     def _state_of(self, live: ActiveRun) -> tuple[State, str]:

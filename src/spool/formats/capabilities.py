@@ -260,11 +260,6 @@ def used_by(spec: Spec) -> list[Capability]:
     return [each for each in capabilities() if spec.part(each.name) is not None] if spec.parts else []
 
 
-def running_words(spec: Spec) -> str:
-    """Return what a list says of a job that runs if there is nothing else to say."""
-    return next((each.running for each in used_by(spec) if each.running), "")
-
-
 def one_run_keys(data: bytes) -> dict[str, str]:
     """Return the keys of the job file *data* that only one run can have, each with the reason."""
     bound = {name: part.once for part in parts("job").values() if part.once for name in part.names}

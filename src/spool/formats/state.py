@@ -13,7 +13,8 @@ from msgspec import Raw, Struct, convert, field, json, to_builtins
 from msgspec.structs import asdict, replace
 
 from spool.core.gpuuse import GpuWatch, RecentUse
-from spool.core.model import NVIDIA, ForeignProcess, Gpu, GpuUse, Pool, Request, Spec
+from spool.core.model import NVIDIA, ForeignProcess, Gpu, GpuUse, Pool, Request, Spec, State
+from spool.formats.capabilities import used_by
 from spool.formats.wire import decoded
 
 
@@ -90,6 +91,13 @@ def of_spec(spec: Spec, request: Request | None = None) -> dict[str, Any]:
         "tags": spec.tags,
         "time_limit_ns": spec.time_limit_ns,
     }
+
+
+def running_words(spec: Spec, watch: GpuWatch | None, state: State | None) -> str:
+    """Return what every view says of a run in *state* if there is nothing else to say."""
+    idle = watch.words(spec) if watch is not None else ""
+    told = (each.running for each in used_by(spec) if each.running and state is State.RUNNING)
+    return idle or next(told, "")
 
 
 class GpuView(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from spool.client.output import OutputPiece, Stream
 from spool.client.requests import Change
 from spool.client.waiting import POLL_S, End, Follower
 from spool.python.client import Client, HasJob, Job, Progress, WaitedJobs, job_of, matrix_of, shown
-from spool.query.jobs import ALL_JOBS, JobFilter, JobList
+from spool.query.rows import ALL_JOBS, JobFilter, JobList
 from spool.store.spool import Spool
 
 if TYPE_CHECKING:

@@ -21,12 +21,22 @@ from spool.client.waiting import POLL_S, End, Follower, Waiter, wait_for_ends
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidValue, NoSuchJob, NotAllSubmitted, SpoolError, cannot
 from spool.core.layout import HELD, QUEUED, RUNNING, why_not_name
-from spool.core.model import Result, State
+from spool.core.model import State
 from spool.formats import jobfile
 from spool.formats.capabilities import contributed
 from spool.query.foresight import doubts
-from spool.query.jobs import ALL_JOBS, JobFilter, JobList, JobLister, list_jobs
-from spool.query.rows import JobRow, Parameters, html, row_of_result, tasks_in, with_parameters
+from spool.query.jobs import JobLister, list_jobs
+from spool.query.rows import (
+    ALL_JOBS,
+    JobFilter,
+    JobList,
+    JobRow,
+    Parameters,
+    html,
+    row_of_result,
+    tasks_in,
+    with_parameters,
+)
 from spool.store.glance import defaults_of
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
@@ -414,22 +424,16 @@ class Job:
 
     def row(self) -> JobRow:
         """Return the job as a list of jobs has it. Raises NoSuchJob."""
-        row = JobLister(self._spool).row(self.name)
-        if row is None and (result := self._last_result()) is not None:
-            row = row_of_result(result)  # its file, which was removed to end it, is not in done/ yet
-        if row is None and (outcome := self.outcome) is not None:
-            row = JobRow(name=self.name, state=outcome, reason="never issued")
-        elif row is None:
-            row = JobRow(name=self.name, state=State.QUEUED, reason="not issued yet")
-        return with_parameters(self._spool, (row,))[0]
-
-    def _last_result(self) -> Result | None:
-        """Return the end of a job that is neither an array nor a task; None if there is none, or it continues."""
-        run = None if array_of(self.name) else self._spool.latest_run(self.name)
-        if run is None or self._spool.array(self.name, run) is not None:
-            return None
-        result = self._spool.result(self.name, run)
-        return result if result is not None and result.again is None else None
+        spool, name = self._spool, self.name
+        row = JobLister(spool).row(name)
+        run = spool.latest_run(name) if row is None and not array_of(name) else None
+        if run is not None and spool.array(name, run) is None:  # its file, removed to end it, is not in done/ yet
+            result = spool.result(name, run)
+            row = row_of_result(result) if result is not None and result.again is None else None
+        if row is None:
+            state = self.outcome or State.QUEUED
+            row = JobRow(name=name, state=state, reason="never issued" if state.ended else "not issued yet")
+        return with_parameters(spool, (row,))[0]
 
     def tasks(self) -> tuple[Job, ...]:
         """Return the tasks of an array in their order, with their parameters; of another job none."""

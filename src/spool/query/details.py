@@ -125,8 +125,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     place = found[0].place if found else next(iter(places), None)
     place = place if place in places else None
     text = spool.job_text(place, name) if place is not None else None
-    shown = tuple(_run(spool, lister.files(name, each), lister) for each in runs if run is None or each == run)
-    shown = tuple(_as_listed(each, found) for each in shown)
+    shown = tuple(_run(spool, lister.files(name, each), lister, found) for each in runs if run is None or each == run)
     if place is None and not found:
         last = shown[-1]
         reason = "; ".join(filter(None, (last.reason, "its file is gone")))
@@ -196,17 +195,6 @@ def _last_lines(spool: Spool, name: str, runs: Sequence[RunDetails]) -> tuple[st
     return last_words_of(spool, name, runs[-1].record.run)
 
 
-def _as_listed(run: RunDetails, rows: Sequence[JobRow]) -> RunDetails:
-    """Return a live run in the state of the list: what a dispatcher has not noticed yet does not count.
-
-    Otherwise `show` would contradict itself, and `ls`.
-    """
-    row = next((row for row in rows if row.run == run.record.run and row.state in _GOES_ON), None)
-    if row is None or run.record.ended_at_ns is not None or run.state in (None, row.state):
-        return run
-    return replace(run, state=row.state, reason=row.reason)
-
-
 def _defaults(spool: Spool, lister: JobLister, row: JobRow) -> JobDefaults:
     """Return what completes the file of a job: now, with what hooks set in it, or at the start of its run."""
     if row.place not in (layout.QUEUED, layout.HELD) and row.run is not None:
@@ -254,7 +242,8 @@ def _text(text: bytes | None) -> str | None:
     return None if text is None else text.decode("utf-8", "replace")
 
 
-def _run(spool: Spool, files: RunFiles, lister: JobLister) -> RunDetails:
+def _run(spool: Spool, files: RunFiles, lister: JobLister, rows: Sequence[JobRow]) -> RunDetails:
+    """Return a run by its files; one that goes on as it is in the list, whose *rows* are those of its job."""
     name, run, grant, array = files.name, files.run, files.grant, files.array
     known = spool.known_end_of(files)
     result: Result | None = None if isinstance(known, InvalidRecord) else known
@@ -270,11 +259,8 @@ def _run(spool: Spool, files: RunFiles, lister: JobLister) -> RunDetails:
             state, reason = now.outcome, now.reason
     elif isinstance(known, InvalidRecord):
         state, reason, found = State.INVALID, str(known), replace(found, end=None)
-    elif array is not None:
-        state = State.RUNNING
-    elif suspension.since_ns is None and state in (State.STARTING, State.RUNNING):
-        kept = spool.cancel_denial(name, run)
-        reason = f"not cancelled: {kept}" if kept else reason
+    elif (row := next((row for row in rows if row.run == run and row.state in _GOES_ON), None)) is not None:
+        state, reason = row.state, row.reason
     record, where = result or found.end or files.so_far, outputs(spool, name, run)
     metadir = spool.layout.metadir(name, run)
     watch = lister.gpu_watch(name, run) if result is None and grant is not None and grant.grant.gpu_uuids else None

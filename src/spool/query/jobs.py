@@ -27,18 +27,29 @@ from spool.core.errors import shown as printable
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, is_pattern, natural, why_not_name
 from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended_words
-from spool.core.model import NOT_SUSPENDED, SECOND_NS, JobDefaults, Result, State, Stop, StopKind, Suspension
+from spool.core.model import (
+    NOT_SUSPENDED,
+    SECOND_NS,
+    JobDefaults,
+    Result,
+    State,
+    Stop,
+    StopKind,
+    Suspension,
+    granted_request,
+)
 from spool.core.reasons import instant
-from spool.formats.capabilities import engine_title, running_words
+from spool.formats.capabilities import engine_title
 from spool.formats.run_records import ArrayRecord, GrantRecord, RunFiles, job_of_line, parse_history_line
-from spool.formats.state import of_spec
+from spool.formats.state import of_spec, running_words
 from spool.query.rows import (
+    ALL_JOBS,
     ORDERS,
+    JobFilter,
+    JobList,
     JobRow,
     ListedState,
     array_row,
-    dataframe,
-    html,
     in_words,
     last_view,
     row_of_result,
@@ -71,43 +82,10 @@ _BEGUN = _FITTING[RUNNING] | {State.STARTING}
 _ORDER = {RUNNING: 0, QUEUED: 1, HELD: 2}  # for several files of one name
 _TICK_NS = 20_000_000  # two changes of a directory this close may have the same time
 _LOOKS = 5  # for a file that keeps moving
+_HELD = "held"  # the reason, unless spool itself holds the job
 _NO_JOB = (".", "#", "~")  # hidden files, and files of editors
 _KINDS = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory"}
 _STATES = {QUEUED: State.QUEUED, HELD: State.HELD, RUNNING: State.RUNNING}
-
-
-class JobList(Struct, frozen=True):
-    """The jobs, and how reliable the list is."""
-
-    rows: tuple[JobRow, ...]
-    dispatcher: bool  # one is running
-    starting: bool  # one was started a moment ago
-    stale_ns: int | None  # how long its view has been out of date, if too long
-    paused: bool
-    problems: tuple[str, ...]
-    at_ns: int
-    unserved: bool  # jobs wait or run, and no dispatcher is running or starting
-    unknown: tuple[str, ...] = ()  # requested names without a job
-
-    @property
-    def serves(self) -> bool:
-        """Whether a dispatcher that is not silent starts jobs."""
-        return self.dispatcher and self.stale_ns is None and not self.paused
-
-    def __repr__(self) -> str:
-        states = Counter(row.state.value for row in self.rows)
-        return f"<spool.JobList: {', '.join(f'{count} {state}' for state, count in states.items()) or 'no jobs'}>"
-
-    def _repr_html_(self) -> str:
-        """Return the list as a table for a notebook."""
-        return html(self.rows, self.at_ns)
-
-    def to_dataframe(self) -> Any:
-        """Return the list as a table of pandas, one row for each job. Raises SpoolError if there is no pandas.
-
-        Instants are times of UTC; each parameter of tasks has a column `parameters.KEY`.
-        """
-        return dataframe(self.rows)
 
 
 class ShownRun(Struct, frozen=True):
@@ -117,34 +95,6 @@ class ShownRun(Struct, frozen=True):
     reason: str
     end: Result | None = None
     suspension: Suspension = NOT_SUSPENDED
-
-
-class JobFilter(Struct, frozen=True):
-    """A filter for lists of jobs; empty or None selects everything. `names` may be globs.
-
-    Among ended jobs it selects the last `recent`, and those that ended since `since_at_ns`.
-    """
-
-    names: tuple[str, ...] = ()
-    states: frozenset[State] = frozenset()
-    user: str | None = None
-    project: str | None = None
-    tag: str | None = None
-    recent: int | None = None
-    since_at_ns: int | None = None
-
-    def wants(self, row: JobRow) -> bool:
-        """Whether a job is selected, whatever its name."""
-        return (
-            (not self.states or row.state in self.states)
-            and self.user in (None, row.user)
-            and self.project in (None, row.project)
-            and (self.tag is None or self.tag in row.tags)
-            and (self.since_at_ns is None or row.ended_at_ns is None or row.ended_at_ns >= self.since_at_ns)
-        )
-
-
-ALL_JOBS = JobFilter()
 
 
 def list_jobs(
@@ -316,8 +266,8 @@ class JobLister:
             row = self._read(name, place)
             if row is not None and row.state is State.QUEUED:
                 row = replace(row, reason="another run of this name is running")
-            if row is not None and row.state is State.HELD and first == QUEUED:
-                row = replace(row, reason=row.reason or "another job with this name is waiting")
+            if row is not None and row.state is State.HELD and first == QUEUED and row.reason == _HELD:
+                row = replace(row, reason="another job with this name is waiting")
             if row is not None:
                 found.append(row)
         return found
@@ -411,7 +361,7 @@ class JobLister:
 
             user, since = name_of(status.st_uid), status.st_ctime_ns
             why_not = spool.why_not(status, place, name) if place != RUNNING else ""
-            held = spool.hold_reason(name, status.st_mtime_ns) if place == HELD else ""
+            held = spool.hold_reason(name, status.st_mtime_ns) or _HELD if place == HELD else ""
         except FileNotFoundError:
             run = spool.latest_run(name)
             if place != RUNNING or run is None or not self._goes_on(name, run):
@@ -426,13 +376,24 @@ class JobLister:
         if array is not None:
             state, held = self._of_array(array, HELD)
         reason = held if place == HELD else "not looked at yet" if self.dispatcher else NOBODY[self._starting]
+        since, attempt = self._submission(name, since)
         text = seen[1] if seen is not None else spool.job_text(place, name)
         stated, mistake = self._stated(place, name, status, text)
         if why_not or mistake:
             state, reason = State.INVALID, why_not or mistake
-        row = JobRow(name=name, state=state, user=user, submitted_at_ns=since, reason=reason, place=place, **stated)
-        row.array = array is not None
-        return row
+        known = {"user": user, "submitted_at_ns": since, "attempt": attempt, "array": array is not None, **stated}
+        return JobRow(name=name, state=state, reason=reason, place=place, **known)
+
+    def _submission(self, name: str, changed_at_ns: int | None) -> tuple[int | None, int]:
+        """Return when a job was submitted whose file last changed at *changed_at_ns*, and its next attempt."""
+        line = self._memory.waits.get(name) if not self.dispatcher and self._memory is not None else None
+        if line is None:
+            return changed_at_ns, 1
+        if self._with_runs is not None and name not in self._with_runs:
+            return line.arrived_at_ns, 1
+        from spool.state.run import attempts_so_far  # few jobs wait for another attempt
+
+        return line.arrived_at_ns, attempts_so_far(self._spool, name, line.arrived_at_ns).attempt
 
     def _held_array(self, name: str) -> ArrayRecord | None:
         """Return the array whose file is that in `held/`: one that was expanded and goes on, not a second job."""
@@ -503,24 +464,19 @@ class JobLister:
         found = self.shown(files) if array is None else ShownRun(*self._of_array(array, RUNNING))
         reason = f"has ended ({result.outcome}); it runs again" if result is not None else found.reason
         reason = reason or spool.cancel_denial(name, run)
-        if not reason and spec is not None and spec.gpu_idle_ns is not None:
-            watch = self.gpu_watch(name, run)
-            reason = watch.words(spec) if watch is not None else ""
-        if not reason and spec is not None and found.state is State.RUNNING:
-            reason = running_words(spec)
         row = row_of_result(found.end or replace(files.so_far, exit_code=None))
         if spec is not None:
-            row = replace(row, **of_spec(spec))
-            if grant is not None:
-                memory_bytes = grant.grant.memory_bytes if spec.is_sized else row.memory_bytes
-                row = replace(row, cpus=grant.grant.cpus, memory_bytes=memory_bytes)
+            row = replace(row, **of_spec(spec, granted_request(spec, grant.grant) if grant is not None else None))
+            watch = self.gpu_watch(name, run) if spec.gpu_idle_ns is not None and not reason else None
+            reason = reason or running_words(spec, watch, found.state)
         return replace(
             row,
             state=found.state or State.STARTING,
-            user=row.user or (array.user if array is not None else None) or user,
-            submitted_at_ns=array.submitted_at_ns if array is not None else row.submitted_at_ns,
             reason=reason,
             place=RUNNING,
+            cpus=grant.grant.cpus if grant is not None else row.cpus,
+            user=row.user or (array.user if array is not None else None) or user,
+            submitted_at_ns=array.submitted_at_ns if array is not None else row.submitted_at_ns,
             suspended_ns=found.suspension.before_ns,
             suspended_at_ns=found.suspension.since_ns,
             array=array is not None,

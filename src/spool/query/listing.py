@@ -21,8 +21,8 @@ from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import ALIVE, SECOND_NS, State
 from spool.core.reasons import ranges_of
 from spool.core.runtimes import ExpectedStart, Source, TimeLeft, time_left
-from spool.query.jobs import JobFilter, JobList, JobLister, list_jobs
-from spool.query.rows import JobRow, with_parameters
+from spool.query.jobs import JobLister, list_jobs
+from spool.query.rows import JobFilter, JobList, JobRow, with_parameters
 from spool.store.arrays import task_names
 from spool.store.spool import Spool
 

@@ -17,9 +17,9 @@ from spool.core.gpuuse import RecentUse
 from spool.core.model import SECOND_NS, Gpu, Machine, State
 from spool.core.units import show_size
 from spool.formats.state import MachineView, StateView
-from spool.query.jobs import JobFilter, JobList, counts, list_jobs
+from spool.query.jobs import counts, list_jobs
 from spool.query.listing import UNKNOWN, Outlook, OutlookReader
-from spool.query.rows import JobRow, in_words, last_view, with_progress
+from spool.query.rows import JobFilter, JobList, JobRow, in_words, last_view, with_progress
 from spool.query.shared import MachineSharing, lease_words, leases_on, problems_of, shared_machine, without_users
 from spool.query.snapshot import machine_now
 from spool.store.edited import Settings

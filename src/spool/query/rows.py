@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from html import escape
@@ -253,6 +254,68 @@ def dataframe(rows: Sequence[JobRow]) -> Any:
 def _tables(row: JobRow) -> dict[str, str]:
     found = {f"parameters.{key}": value for key, value in row.parameters}
     return found | {f"metrics.{key}": value for key, value in row.metrics}
+
+
+class JobList(Struct, frozen=True):
+    """The jobs, and how reliable the list is."""
+
+    rows: tuple[JobRow, ...]
+    dispatcher: bool  # one is running
+    starting: bool  # one was started a moment ago
+    stale_ns: int | None  # how long its view has been out of date, if too long
+    paused: bool
+    problems: tuple[str, ...]
+    at_ns: int
+    unserved: bool  # jobs wait or run, and no dispatcher is running or starting
+    unknown: tuple[str, ...] = ()  # requested names without a job
+
+    @property
+    def serves(self) -> bool:
+        """Whether a dispatcher that is not silent starts jobs."""
+        return self.dispatcher and self.stale_ns is None and not self.paused
+
+    def __repr__(self) -> str:
+        states = Counter(row.state.value for row in self.rows)
+        return f"<spool.JobList: {', '.join(f'{count} {state}' for state, count in states.items()) or 'no jobs'}>"
+
+    def _repr_html_(self) -> str:
+        """Return the list as a table for a notebook."""
+        return html(self.rows, self.at_ns)
+
+    def to_dataframe(self) -> Any:
+        """Return the list as a table of pandas, one row for each job. Raises SpoolError if there is no pandas.
+
+        Instants are times of UTC; each parameter of tasks has a column `parameters.KEY`.
+        """
+        return dataframe(self.rows)
+
+
+class JobFilter(Struct, frozen=True):
+    """A filter for lists of jobs; empty or None selects everything. `names` may be globs.
+
+    Among ended jobs it selects the last `recent`, and those that ended since `since_at_ns`.
+    """
+
+    names: tuple[str, ...] = ()
+    states: frozenset[State] = frozenset()
+    user: str | None = None
+    project: str | None = None
+    tag: str | None = None
+    recent: int | None = None
+    since_at_ns: int | None = None
+
+    def wants(self, row: JobRow) -> bool:
+        """Whether a job is selected, whatever its name."""
+        return (
+            (not self.states or row.state in self.states)
+            and self.user in (None, row.user)
+            and self.project in (None, row.project)
+            and (self.tag is None or self.tag in row.tags)
+            and (self.since_at_ns is None or row.ended_at_ns is None or row.ended_at_ns >= self.since_at_ns)
+        )
+
+
+ALL_JOBS = JobFilter()
 
 
 _NOT_EXPANDED = 0  # stands for the run of an array that waits

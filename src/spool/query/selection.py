@@ -14,8 +14,8 @@ from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, QUEUED, RUNNING, natural
 from spool.core.model import OUTCOMES, State
 from spool.core.queue import HIGHEST_PRIORITY
-from spool.query.jobs import JobFilter, JobLister, list_jobs
-from spool.query.rows import JobRow
+from spool.query.jobs import JobLister, list_jobs
+from spool.query.rows import JobFilter, JobRow
 from spool.store.arrays import task_names
 from spool.store.spool import Spool
 

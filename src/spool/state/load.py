@@ -234,6 +234,7 @@ class Loader:
         if spec.preemptible and record.submitted_at_ns is not None:
             live.tried_before(self._attempts(key[0], record.submitted_at_ns, before=key[1]))
         live.began_before_copy(self._spool.why_copied(granted))
+        live.stop_answered(self._spool.cancel_denial(*key))
         live.suspends(files.suspension, self._spool.suspend_order(files.name) or "")
         return live
 

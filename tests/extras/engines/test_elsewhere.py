@@ -31,9 +31,9 @@ from spool.machine import processes
 from spool.machine.processes import Found
 from spool.query.details import compare, job_details
 from spool.query.explain import why
-from spool.query.jobs import JobFilter, list_jobs
+from spool.query.jobs import list_jobs
 from spool.query.listing import WaitWatch
-from spool.query.rows import JobRow
+from spool.query.rows import JobFilter, JobRow
 from spool.state.run import ActiveRun
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool

@@ -14,9 +14,8 @@ from spool.extras.page.document import render
 from spool.formats.run_records import parse_history_line
 from spool.formats.state import StateView, parse_state, render_state
 from spool.query import overview
-from spool.query.jobs import JobList
 from spool.query.overview import OverviewReader
-from spool.query.rows import JobRow, ListedState, row_of_result, row_of_view, usual_order
+from spool.query.rows import JobList, JobRow, ListedState, row_of_result, row_of_view, usual_order
 
 EVIL = (
     '</script><script>window.owned=1;document.title="owned"</script><img src=x onerror="window.owned=1">'
