@@ -237,7 +237,7 @@ def _answered(error: click.NoSuchOption, words: Sequence[str]) -> Exception:
         elif word == name and at + 1 < len(words) and not words[at + 1].startswith("-"):
             value = words[at + 1]
     for _, answer in contributed("answers"):
-        if (told := answer(name, value)) is not None:
+        if (told := answer(name, value, words)) is not None:
             return UsageError(f"unknown option {name}; {told}")
     return error
 
