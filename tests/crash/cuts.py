@@ -17,12 +17,13 @@ from typing import TypeVar
 import pytest
 
 from crash.power import LossyDisk
-from crash.world import World, world_at
+from crash.world import Session, World, world_at
 from spool.testing.fakes import FaultyDisk, Operation
 
 _NAMES = re.compile(r"^((?:jobs|queued|held|running|done)/)[^/.]+|^(\.tmp/).*|\d+")  # what differs within a kind
 T = TypeVar("T")
 Recorder = FaultyDisk | LossyDisk
+Play = Callable[[World, Iterator[FaultyDisk]], Session]
 
 
 def chosen(things: Iterable[T], kind: Callable[[T], Hashable], thin: int, chance: random.Random) -> list[T]:
@@ -112,16 +113,29 @@ class Alike:
             numbers = random.sample(numbers, 15 // self._thin) if self._thin else numbers
         each_alike(self._root, self._monkeypatch, whole, numbers, played)
 
-    def cut_again(self, played: Callable[[World, Iterator[FaultyDisk]], int], times: int) -> None:
-        """Play it with cuts of those that recover, too, at places drawn by chance; it returns how often it was cut."""
+    def cut(self, play: Play, check: Callable[[World], object], *, torn: bool = False) -> None:
+        """Play it with the dispatcher killed before a change; *torn*: in the middle of one."""
+
+        def played(world: World, number: int | None) -> FaultyDisk:
+            disk = FaultyDisk(world.staging, cut_at=number, torn=torn)
+            assert play(world, iter([disk])).cuts == (number is not None)
+            check(world)
+            return disk
+
+        self(played, torn=torn)
+
+    def cut_again(self, play: Play, check: Callable[[World], object], times: int) -> None:
+        """Play it with cuts of those that recover, too, at places drawn by chance."""
         failures: list[str] = []
         with world_at(self._root / "whole", self._monkeypatch) as world:
             whole = FaultyDisk(world.staging)
-            played(world, iter([whole]))
+            play(world, iter([whole]))
         for number in range(18 // self._thin if self._thin else times):
             cut, torn = [random.randint(1, whole.count)], random.random() < 0.5
             cut += [random.randint(1, 14) for _ in range(random.randint(1, 3))]
             about = f"{where(whole, cut[0])}, then {cut[1:]}, {torn=}"
             with world_at(self._root / f"{number}", self._monkeypatch) as world, noting(failures, about):
-                assert played(world, iter([FaultyDisk(world.staging, cut_at=at, torn=torn) for at in cut])) >= 2
+                disks = [FaultyDisk(world.staging, cut_at=at, torn=torn) for at in cut]
+                assert play(world, iter(disks)).cuts >= 2
+                check(world)
         assert not failures, "\n".join(failures)

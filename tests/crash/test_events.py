@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from crash.cuts import Alike
 from crash.events import events, nobody_reads, repeated, want_everything
 from crash.scripts import play
-from crash.world import Session, World, check, history, world_at
+from crash.world import Session, World, check, ends_of, history, world_at
 from spool import listeners
 from spool.core import layout
 from spool.core.layout import HELD as HELD_PLACE
@@ -25,6 +24,7 @@ from spool.dispatcher import launcher, observer
 from spool.dispatcher.events import ConditionKind, OngoingCondition, conditions
 from spool.formats.events import Reply
 from spool.listeners import HookFiles
+from spool.store.spool import Spool
 from spool.testing.fakes import FaultyDisk
 
 # How often each file of the script is submitted to queued/, held, and released, whatever is cut off.
@@ -37,6 +37,13 @@ HELD = {"parked": 1, "stopped": 1}
 def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no process that tells the listeners."""
     nobody_reads(monkeypatch)
+
+
+def _hook(monkeypatch: pytest.MonkeyPatch, *events: str) -> None:
+    """Have a hook for these events; a file that is missing is missed at once, and a wrapper has time to speak."""
+    monkeypatch.setattr(listeners, "find_hooks", lambda _: HookFiles(dict.fromkeys(events, ("/hook",))))
+    monkeypatch.setattr(observer, "MISSING_NS", 0)
+    monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
 
 
 @pytest.fixture
@@ -74,26 +81,13 @@ def _check(world: World) -> None:
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
 def test_a_cut_before_any_change_leaves_nothing_untold(alike: Alike, *, torn: bool) -> None:
     """Killed before any change of the disk, the next dispatcher tells what is not on record."""
-
-    def played(world: World, number: int | None) -> FaultyDisk:
-        disk = FaultyDisk(world.staging, cut_at=number, torn=torn)
-        assert play(world, iter([disk])).cuts == (number is not None)
-        _check(world)
-        return disk
-
-    alike(played, torn=torn)
+    alike.cut(play, _check, torn=torn)
 
 
 @pytest.mark.usefixtures("heard")
 def test_a_second_cut_during_the_recovery_leaves_nothing_untold(alike: Alike) -> None:
     """A dispatcher that is killed while it tells what another could not leaves it to the third."""
-
-    def played(world: World, disks: Iterator[FaultyDisk]) -> int:
-        cuts = play(world, disks).cuts
-        _check(world)
-        return cuts
-
-    alike.cut_again(played, 270)
+    alike.cut_again(play, _check, 270)
 
 
 def _on_a_full_disk(world: World, number: int | None, *, survives: bool, fail_for: int = 1) -> FaultyDisk:
@@ -142,8 +136,7 @@ def test_a_run_that_goes_on_is_told_once_a_minute_and_only_to_who_wants_it(
 def test_a_job_may_be_called_like_anything_that_is_told_of(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs named `dispatcher`, `reservation`, `gpu`: a kill makes no reservation end, and one dispatcher be missed."""
     heard = (EventName.STARTED, EventName.DISPATCHER_STOPPED, EventName.RESERVATION_STARTED, EventName.GPU_FREE)
-    monkeypatch.setattr(listeners, "find_hooks", lambda _: HookFiles(dict.fromkeys(heard, ("/hook",))))
-    monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
+    _hook(monkeypatch, *heard)
     session.world.cpus = 3
     for name in ("dispatcher", "reservation", "gpu"):
         session.users.submit(name, "hang")
@@ -184,34 +177,53 @@ def test_what_lasts_is_read_as_it_was_written_and_is_never_a_runs(
     assert not any("/" in each.id for each in written)
 
 
-def test_who_waits_for_an_answer_sleeps(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a cancel is asked about nothing is due, the run goes on, and the question is asked once."""
-    monkeypatch.setattr(listeners, "find_hooks", lambda _: HookFiles({"cancelling": ("/hook",)}))
-    monkeypatch.setattr(observer, "MISSING_NS", 0)
-    monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
-    session.users.submit("long", "hang")
+@pytest.fixture
+def asking(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """Give a session in which a hook is asked about the cancel of a run."""
+    _hook(monkeypatch, "cancelling")
+    session.users.submit("long", "hang", 'time_limit = "1h"')
     session.turns(4)
     session.users.path(RUNNING, "long").unlink()
     session.turns(4)
-    now = session.now
-    assert now.asking
+    assert session.now.asking
+    return session
+
+
+def test_who_waits_for_an_answer_sleeps(asking: Session) -> None:
+    """While a cancel is asked about nothing is due, the run goes on, and the question is asked once."""
+    now = asking.now
     assert now.filemoves._timer.at_ns is None
     assert len(now.events.client._reviews) == 1
-    assert session.world.pids("long")
+    assert asking.world.pids("long")
     now.events.replies.append(Reply(1, Answer(no="not yet")))
-    session.turns(4)
+    asking.turns(4)
     assert not now.asking
     assert now.filemoves._timer.at_ns is None
-    assert session.users.path(RUNNING, "long").exists()
-    assert session.world.pids("long")
+    assert asking.users.path(RUNNING, "long").exists()
+    assert asking.world.pids("long")
+
+
+def test_a_time_limit_asks_nobody_also_while_a_cancel_is_asked_about(asking: Session) -> None:
+    """The run is stopped for its limit, and a no to the cancel comes too late to change that."""
+    now = asking.now
+    (live,) = now.state.live.values()
+    now.terminator.tick = list  # it tidies up
+    live.started_boot_ns, live.unregistered_until_ns = -(10**15), 0
+    now.limits.add(live)
+    asking.turns(2)
+    now.events.replies.append(Reply(1, Answer(no="not yet")))
+    asking.turns(2)
+    assert asking.world.pids("long")
+    del now.terminator.tick
+    asking.settle()
+    assert ends_of(asking.world).outcomes == {"long": ("timeout 1.0",)}
+    assert Spool(str(asking.world.root)).record("long", 1, layout.KEPT) is None
 
 
 @pytest.mark.parametrize("name", ["submitting", "cancelling"])
 def test_no_answer_is_lost_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """What an answer leads to is done once there is room, and so is what those behind it lead to."""
-    monkeypatch.setattr(listeners, "find_hooks", lambda _: HookFiles({name: ("/hook",)}))
-    monkeypatch.setattr(observer, "MISSING_NS", 0)
-    monkeypatch.setattr(launcher, "SILENT_NS", 30_000_000_000)
+    _hook(monkeypatch, name)
     with world_at(tmp_path / "world", monkeypatch) as world:
         disk = FaultyDisk(world.staging)
         session = Session(world, iter([disk]))

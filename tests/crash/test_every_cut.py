@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,25 +56,12 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
 def test_a_cut_before_any_change_alters_nothing_in_the_end(alike: Alike, *, torn: bool) -> None:
     """Wherever the dispatcher is killed, the next one brings every job to the same end, each start made once."""
-
-    def played(world: World, number: int | None) -> FaultyDisk:
-        disk = FaultyDisk(world.staging, cut_at=number, torn=torn)
-        assert play(world, iter([disk])).cuts == (number is not None)
-        _check(world)
-        return disk
-
-    alike(played, torn=torn)
+    alike.cut(play, _check, torn=torn)
 
 
 def test_a_second_cut_during_the_recovery_alters_nothing_either(alike: Alike) -> None:
     """A dispatcher that is killed while it finishes what another left behind leaves nothing worse to the third."""
-
-    def played(world: World, disks: Iterator[FaultyDisk]) -> int:
-        cuts = play(world, disks).cuts
-        _check(world)
-        return cuts
-
-    alike.cut_again(played, 160)
+    alike.cut_again(play, _check, 160)
 
 
 @pytest.mark.parametrize("survives", [False, True], ids=["another", "the_same"])

@@ -72,14 +72,7 @@ def judge(world: World) -> None:
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
 def test_a_cut_before_any_change_of_a_preemption_alters_nothing(alike: Alike, *, torn: bool) -> None:
     """Killed before the order, its record, the result, the history or the move, it comes to the same end."""
-
-    def played(world: World, number: int | None) -> FaultyDisk:
-        disk = FaultyDisk(world.staging, cut_at=number, torn=torn)
-        assert play(world, iter([disk])).cuts == (number is not None)
-        judge(world)
-        return disk
-
-    alike(played, torn=torn)
+    alike.cut(play, judge, torn=torn)
 
 
 def test_a_full_disk_alters_nothing_either(alike: Alike) -> None:

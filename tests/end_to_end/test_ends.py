@@ -241,8 +241,7 @@ def test_a_fork_bomb_fails_no_other_job_and_is_stopped_at_its_limit(served: Serv
     for name in others:
         served.drop(name, ["sleep", "0"], workdir="/", requeue=False)
     assert served.wait_reason("other-3", "refused").startswith("refused: ")
-    running = served.path("running", "bomb")
-    running.write_text(running.read_text().replace('"1h"', '"1s"'))
+    served.shorten("bomb")
     assert served.wait_outcome("bomb") == "timeout"
     served.wait_done(*others)
     assert [line["outcome"] for line in served.history()] == ["timeout"] + 4 * ["finished"]

@@ -52,7 +52,7 @@ def test_what_hides_from_everything_is_its_wrappers_child(shared: Served, epilog
 def test_what_was_reached_is_overruled_by_nothing(shared: Served, order: str) -> None:
     """While what the command left behind is being ended, its limits pass, or it is cancelled: its exit code counts."""
     name = f"reached-{order}"
-    keys = {"time": {"time_limit": "4s"}, "memory": {"memory": "60M"}}.get(order, {})
+    keys = {"time": {"time_limit": "1h"}, "memory": {"memory": "60M"}}.get(order, {})
     how = _STUBBORN
     if order == "memory":
         grows = "import os, signal, time; signal.signal(15, lambda *_: 0); x = bytearray(150 << 20); "
@@ -61,7 +61,9 @@ def test_what_was_reached_is_overruled_by_nothing(shared: Served, order: str) ->
     command, _ = _leaving(shared, name, how, 7)
     shared.drop(name, command, kill_grace="6s" if order == "time" else "3s", retry={"max": 1, "on": [7]}, **keys)
     shared.until(lambda: _left(shared, name), "the end of its command")
-    if order == "cancel":
+    if order == "time":
+        shared.shorten(name)
+    elif order == "cancel":
         shared.spool("cancel", name)
     elif order == "stop":  # by a user's own hand
         (shared.root / "jobs" / name / "1" / "stop").write_bytes(

@@ -186,24 +186,13 @@ def test_a_hook_may_keep_an_idle_run_and_is_not_asked_at_every_look(gpus: Served
     assert _go(gpus, "train")["outcome"] == "finished"
 
 
-def test_what_is_unknown_is_never_called_idle(gpus: Served, fake_nvml: FakeNvml) -> None:
-    """A card that does not tell its utilisation, and an NVML that fails, warn of nobody; and nothing is recorded."""
-    fake_nvml.error("nvmlDeviceGetUtilizationRates", 3)
-    gpus.start()
-    gpus.drop("train", _UNTIL_GO, gpus=1, gpu_idle="300ms", gpu_idle_action="stop")
-    gpus.until(lambda: _use(gpus, "train"), "a look")
-    before = len(fake_nvml.calls())
-    gpus.until(lambda: len(fake_nvml.calls()) > before + 100, "many looks")
-    use = _go(gpus, "train")["gpu_use"]
-    assert [set(each) & {"mean_percent", "peak_percent"} for each in use] == [set()]
-
-
 def test_a_suspended_run_is_not_idle(gpus: Served) -> None:
     """It cannot work, so the clock of `gpu_idle` stands still until it goes on."""
     gpus.start()
-    gpus.begun("train", _UNTIL_GO, gpus=1, gpu_idle="2s")
+    gpus.begun("train", _UNTIL_GO, gpus=1, gpu_idle="1h")
     (gpus.root / "running/train.toml.suspended").touch()
     gpus.wait_reason("train", "suspended")
+    gpus.spool("edit", "train", "--gpu-idle", "2s")
     watched = gpus.state()["jobs"]["train"]["started_at_ns"]
     gpus.until(lambda: gpus.state()["machine"]["gpus_at_ns"] > watched + 4_000_000_000, "looks for four seconds")
     assert "has been idle" not in gpus.said()

@@ -165,15 +165,3 @@ def test_adopted_runs_keep_their_gpus(gpus: Served) -> None:
     by_name = {line["job"]: line for line in gpus.history()}
     assert not _given(by_name["small"]) & _given(by_name["keeper"])
     assert by_name["wide"]["started_at"] >= by_name["keeper"]["ended_at"]
-
-
-def test_a_library_that_fails_stops_only_gpu_jobs(gpus: Served, fake_nvml: FakeNvml) -> None:
-    """While NVML fails GPUs are unknown, which is not free; jobs without GPUs go on, and all does when it is mended."""
-    fake_nvml.error("nvmlDeviceGetCount_v2", 999)
-    gpus.start()
-    gpus.drop("wants", "true", gpus=1)
-    gpus.completes("plain", "true")
-    assert gpus.wait_reason("wants", "")
-    assert gpus.runs("wants") == []
-    fake_nvml.mend()
-    gpus.wait_done("wants")

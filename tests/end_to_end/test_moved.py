@@ -25,19 +25,14 @@ def _begin(served: Served, **codes: int) -> None:
         served.until(lambda name=name: served.record(name, "status") == "running\n", "its command")  # type: ignore[misc]
 
 
-def _leave(served: Served) -> None:
-    served.stop()
+FIRST = {
+    "it leaves": Served.stop,
+    "it is killed": Served.kill,
+    "it finds its spool gone": lambda served: None,
+}
 
 
-def _crash(served: Served) -> None:
-    served.kill()
-
-
-def _stay(served: Served) -> None:
-    """Leave the dispatcher where it is: it finds that its spool is gone."""
-
-
-@pytest.mark.parametrize("first", [_leave, _crash, _stay])
+@pytest.mark.parametrize("first", FIRST.values(), ids=FIRST)
 @pytest.mark.parametrize("ends", ["before", "after"])
 def test_a_spool_that_is_moved_runs_no_job_again(served: Served, first: Callable[[Served], None], ends: str) -> None:
     """Jobs that end before or after the next dispatcher begins have ended with their exit code, in one run each."""

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 import tomllib
-import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -28,7 +27,7 @@ from served import Served
 from spool.cli import group, main
 from spool.core import layout
 from spool.store.spool import Spool
-from support import ROOT, make_spool, wait_for
+from support import PATIENCE_S, ROOT, in_child, make_spool, wait_for
 
 ALICE, MALLORY = 12345, 12346
 
@@ -85,28 +84,22 @@ class Shared(Served):
         """Run a command of the command line as the user *uid*, in a child that need not import it again."""
         _import_all()  # who this becomes may not read what it is made of
         paths = [self.home.parent / f"{self.home.name}.{stream}" for stream in ("out", "err")]
-        child = os.fork()
-        if not child:
-            code = 99
-            try:
-                for number, path in enumerate(paths, 1):
-                    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
-                sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115
-                os.environ.update(self.environment)
-                os.chdir("/")
-                signal.alarm(30)
-                os.setgroups([])
-                os.setresgid(uid, uid, uid)
-                os.setresuid(uid, uid, uid)
-                code = main.run(arguments)
-                sys.stdout.flush()
-                sys.stderr.flush()
-            except BaseException:
-                traceback.print_exc()
-                sys.stderr.flush()
-            finally:
-                os._exit(code)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+        def become_and_run() -> None:
+            for number, path in enumerate(paths, 1):
+                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+            sys.stdout, sys.stderr = open(1, "w", 1), open(2, "w", 1)  # noqa: SIM115
+            os.environ.update(self.environment)
+            os.chdir("/")
+            signal.alarm(int(PATIENCE_S))
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            code = main.run(arguments)
+            sys.stdout.flush()
+            os._exit(code)
+
+        code = in_child(become_and_run)
         said = [path.read_text() for path in paths]
         for path in paths:
             path.unlink()

@@ -34,11 +34,13 @@ def reserve(spool: Served, name: str, gpus: int | list[int], start: datetime, en
 
 def test_the_end_of_a_reservation_starts_the_next_job(gpus: Served) -> None:
     """No event comes and no look is due: the job starts when the reservation ends, not before, by that alone."""
-    end = datetime.now(UTC) + timedelta(seconds=4)
-    reserve(gpus, "demo", 4, end - timedelta(hours=1), end, 'user = "nobody"')
+    now, hour = datetime.now(UTC), timedelta(hours=1)
+    reserve(gpus, "demo", 4, now - hour, now + hour, 'user = "nobody"')
     gpus.start()
     gpus.drop("next", "date +%s.%N", gpus=1)
     assert "reserved" in gpus.wait_reason("next", "reserved")
+    end = datetime.now(UTC) + timedelta(seconds=3)
+    reserve(gpus, "demo", 4, now - hour, end, 'user = "nobody"')
     gpus.wait_done("next")
     begun = datetime.fromtimestamp(float(gpus.log("next")), UTC)
     assert begun >= end

@@ -26,8 +26,6 @@ from spool.executors.base import Launch
 from spool.executors.first_program import Output, Viewer
 from spool.executors.tmux import TmuxExecutor, server_of, session_of, socket_of
 from spool.formats import wrapper
-from spool.formats.run_records import parse_jid
-from spool.formats.wrapper import Assignments, render
 from support import PATIENCE_S, ROOT, make_spool, wait_for
 
 needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
@@ -313,40 +311,6 @@ def test_plain_processes_have_no_terminal() -> None:
     with pytest.raises(SpoolError, match=r"^cannot attach to job x: run 2 has no terminal"):
         executor.attach("/nowhere", "x", 2, read_only=True)
     executor.forget("/nowhere", [("x", 2)])
-
-
-@needs_tmux
-def test_a_wrapper_becomes_the_first_process_of_a_session(tmp_path: Path) -> None:
-    """What starts is who the executor says, reads what is typed, and can be attached to, kept, and forgotten."""
-    spool = str(make_spool(tmp_path / "spool"))
-    executor = TmuxExecutor()
-    try:
-        for run in (1, 2):
-            metadir = tmp_path / "spool" / "jobs" / "a.b" / str(run)
-            metadir.mkdir(parents=True)
-            command = 'read -r x; echo "$x $SPOOL_RUN"; exit 3'
-            (metadir / "run.sh").write_bytes(render(Assignments(str(metadir), command, executor.surroundings())))
-            started = executor.start(Launch("a.b", run, spool, str(metadir), str(metadir / "run.sh"), keep=True))
-            jid = wait_for(lambda metadir=metadir: _whole(metadir / "jid"))
-            assert parse_jid(jid) == started.jid
-            assert executor.attach(spool, "a.b", run, read_only=True)[-3:] == ("-r", "-t", f"=a~b/{run}")
-            server = server_of(spool)
-            assert server.cmd("send-keys", "-t", f"=a~b/{run}:", "typed", "Enter").stderr == []
-            assert wait_for(lambda metadir=metadir: _whole(metadir / "rc")) == b"3\n"
-            assert (metadir / "log").read_text() == "typed \n"  # its own marks come with the assignments
-            assert server.cmd("list-sessions", "-F", "#{session_name}").stdout == [f"a~b/{run}"]
-        executor.forget(spool, [("a.b", 1), ("a", 2)])
-        assert server.cmd("list-sessions", "-F", "#{session_name}").stdout == ["a~b/2"]
-        executor.forget(spool, [("a.b", 2)])
-        with pytest.raises(SpoolError, match="run 2 has no session"):
-            executor.attach(spool, "a.b", 2, read_only=False)
-    finally:
-        server_of(spool).cmd("kill-server")
-
-
-def _whole(path: Path) -> bytes:
-    text = path.read_bytes() if path.exists() else b""
-    return text if text.endswith(b"\n") else b""
 
 
 def test_an_output_is_read_from_where_it_ended(tmp_path: Path) -> None:

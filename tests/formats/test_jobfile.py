@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from formats.wrong_values import texts_of
 from spool.core.errors import InvalidConfig, InvalidJob, InvalidValue
@@ -24,7 +23,6 @@ from spool.core.model import (
     WarningSignal,
 )
 from spool.formats import config, jobfile, validation, values
-from spool.formats.jobfile import parse, shape
 from support import zone_file
 
 GOLDEN = Path(__file__).parent / "golden" / "jobs"
@@ -560,49 +558,3 @@ def test_defaults_of_a_run_are_read_again() -> None:
     assert jobfile.parse(b'command = "x"', name="a", defaults=again) == spec
     assert jobfile.recorded_defaults(b"\xff = ", 7) == JobDefaults(7)
     assert jobfile.recorded_defaults(None, 7) == JobDefaults(7)
-
-
-_WORDS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=8)
-_RESTS = st.lists(
-    st.sampled_from(
-        [
-            "cpus = 2", "cpus = 0", 'memory = "1G"', 'script = "#!/bin/sh"', 'array = "0-3"', 'depends_on = "a"',
-            'depends_on = "b"', "max_running = 2", '"\\u0061rray" = "0-3"', 'tags = ["x", "x"]', "nonsense = 1",
-            "[env]", 'A = "1"', 'command = "b"', "# a comment", 'matrix = { k = ["1"] }', 'executor = "slurm"',
-        ]
-    ),
-    max_size=3,
-)  # fmt: skip
-
-
-@given(st.lists(_WORDS, min_size=1, max_size=3), st.lists(_WORDS, min_size=1, max_size=3), _RESTS, st.booleans())
-@example(["a"], ["{index}"], ['array = "0-3"'], False)
-@example(["a"], ["b"], ['depends_on = "a"'], False)
-def test_files_of_one_shape_say_the_same_but_for_the_command(
-    one: list[str], other: list[str], rest: list[str], shell: bool
-) -> None:
-    """Two files with one shape are both valid or both not, and then differ in nothing but their commands."""
-
-    def file(words: list[str]) -> bytes:
-        quoted = [f'"{word}"' for word in words]
-        command = quoted[0] if shell else f"[{', '.join(quoted)}]"
-        return "\n".join([f"command = {command}", *rest, ""]).encode()
-
-    def said(data: bytes, name: str) -> object:
-        try:
-            return replace(parse(data, name=name), command="")
-        except InvalidJob:
-            return None
-
-    first, second = shape(file(one)), shape(file(other))
-    if first is None or first != second:
-        return
-    assert said(first, "c") == said(file(one), "a") == said(file(other), "b")
-
-
-def test_a_plain_file_has_a_shape() -> None:
-    """What `spool submit` writes has one; what may depend on the name, or is long, has none."""
-    assert shape(b'command = ["true", "1"]\nworkdir = "/tmp"\n') == shape(b'command = ["a"]\nworkdir = "/tmp"\n')
-    assert shape(b'command = "sleep 1"\n') not in (None, shape(b'command = ["sleep", "1"]\n'))
-    for text in (b'cpus = 1\ncommand = "a"\n', b'command = "a"\narray = "0-3"\n', b'command = "a"\n' + b"#" * 2000):
-        assert shape(text) is None

@@ -7,67 +7,28 @@ from pathlib import Path
 
 import pytest
 
+from calling import put_job
 from cli.records import end, expand, serve
 from filled import filled
 from spool.client.submit import make_spool
 from spool.core.model import SECOND_NS, Result, Spec, State, Stop, StopKind
-from spool.formats import jobfile
 from spool.formats.run_records import render_history, render_stop
 from spool.formats.state import JobView, of_spec
 from spool.query.details import job_details
 from spool.query.explain import why
-from spool.query.jobs import JobLister, list_jobs
+from spool.query.jobs import list_jobs
 from spool.query.rows import JobFilter, JobRow, row_of_result
 from spool.store.spool import Spool
 from spool.store.tolerant import TolerantSpool
 
-ALIKE = [
-    'command = ["train", "{n}"]\nworkdir = "/tmp"\npriority = 3\nproject = "p"\ntags = ["a", "b"]\n',
-    'command = "echo {n}"\ncpus = 2\nmemory = "1G"\n',
-    'command = ["a", "{n}"]\ncpus = 0\n',
-    'command = ["a", "{n}"]\ncommand = ["b"]\n',
-    'command = ["a", "{n}"]\nscript = "#!/bin/sh"\n',
-    'command = "a {n}"\nscript = "#!/bin/sh"\n',
-    'command = ["a", "{n}"]\ndepends_on = "job1"\n',
-    'command = ["a", "{n}"]\n"depends\\u005fon" = "job1"\n',
-    'command = ["a", "{n}"]\narray = "0-3"\n',
-    'command = ["", "{n}"]\n',
-    'command = " {n}"\n',
-    'command = ["a", "{n}"]\n\x00',
-    'command = ["a", "{n}"]\r\ncpus = 3\r\n',
-]
-
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Return a spool with files that are alike, right and wrong ones."""
+    """Return a spool with a few waiting jobs."""
     make_spool(str(tmp_path / "s"))
-    for kind, text in enumerate(ALIKE):
-        for number in range(3):
-            name = f"job{number}" if kind == 6 else f"x{kind}-{number}"
-            (tmp_path / "s" / "queued" / f"{name}.toml").write_text(text.replace("{n}", str(number)), newline="")
+    for number in range(3):
+        put_job(tmp_path / "s", f"x0-{number}")
     return tmp_path / "s"
-
-
-def test_files_with_one_shape_are_listed_as_each_is_by_itself(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row is the same whether its file was parsed, or one like it."""
-    spool = TolerantSpool(str(root))
-    quick = list_jobs(spool).rows
-    monkeypatch.setattr(jobfile, "shape", lambda data: None)
-    assert quick == list_jobs(spool).rows
-    assert len(quick) == 3 * len(ALIKE)
-
-
-def test_many_files_with_one_shape_are_parsed_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweep of 50 jobs, each with its own command, costs one parse."""
-    parsed = []
-    real = jobfile.parse
-    monkeypatch.setattr(jobfile, "parse", lambda data, **given: parsed.append(data) or real(data, **given))  # type: ignore[func-returns-value]
-    for number in range(50):
-        (root / "queued" / f"sweep{number}.toml").write_text(f'command = ["a", "{number}"]\ncpus = 7\n')
-    rows = JobLister(TolerantSpool(str(root))).listing(only=lambda name: name.startswith("sweep")).rows
-    assert [row.cpus for row in rows] == [7] * 50
-    assert len(parsed) == 1
 
 
 @pytest.mark.parametrize("others", [0, 500])

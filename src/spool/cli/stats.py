@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import click
-from msgspec import Struct
 
 from spool.cli import render
 from spool.cli.group import Verb, json_option, moment_of, viewed
@@ -166,14 +163,6 @@ def _peak(count: int, at_ns: int | None) -> str:
     return f"{count} at once, first on {render.moment(at_ns)}" if count else ""
 
 
-class _Cell(Struct, frozen=True):
-    """One column of the table; if the terminal is too narrow, columns with the lowest weight are dropped."""
-
-    title: str
-    weight: int
-    text: Callable[[Totals], str]
-
-
 def _outcome(state: State) -> Callable[[Totals], str]:
     return lambda totals: render.count(totals.outcomes.get(state.value) or None)
 
@@ -183,30 +172,33 @@ def _resource_hours(name: str) -> Callable[[Totals], str]:
 
 
 _SHORT = {State.OUT_OF_MEMORY: "NO MEM", State.UNSCHEDULABLE: "UNSCHED", State.CANCELLED: "CANCEL"}
-_OUTCOME_WEIGHTS = {State.FINISHED: 55, State.FAILED: 54}
-_CELLS = (
-    _Cell("RUNS", 99, lambda each: str(each.runs)),
+_DROPPED = {State.FINISHED: 45, State.FAILED: 46}
+_COLUMNS: tuple[tuple[render.Column, Callable[[Totals], str]], ...] = (
+    (render.Column("RUNS", right=True, drop=0), lambda each: str(each.runs)),
     *(
-        _Cell(_SHORT.get(state, state.upper()), _OUTCOME_WEIGHTS.get(state, 35), _outcome(state))
+        (render.Column(_SHORT.get(state, state.upper()), right=True, drop=_DROPPED.get(state, 65)), _outcome(state))
         for state in State
         if state in OUTCOMES
     ),
-    _Cell("SUCCESS", 80, lambda each: render.percent(each.success_rate)),
-    _Cell("RETRIES", 25, lambda each: render.count(each.retries or None)),
-    _Cell("WAIT", 70, lambda each: render.duration(each.wait_median_ns)),
-    _Cell("90%", 40, lambda each: render.duration(each.wait_p90_ns)),
-    _Cell("MEAN", 15, lambda each: render.duration(each.wait_mean_ns)),
-    _Cell("RUN TIME", 65, lambda each: render.duration(each.run_time_median_ns)),
-    _Cell("90%", 30, lambda each: render.duration(each.run_time_p90_ns)),
-    _Cell("SUM", 20, lambda each: render.duration(each.run_time_sum_ns)),
-    _Cell("CPU-H", 90, lambda each: render.fine(each.cpu_hours)),
-    _Cell("USED", 50, lambda each: render.percent(each.cpu_efficiency)),
-    _Cell("GPU-H", 90, lambda each: render.fine(each.gpu_hours) if each.gpu_hours else ""),
-    _Cell("BUSY", 85, lambda each: render.percent(each.gpu_efficiency)),
-    _Cell("GPU-KWH", 82, lambda each: render.fine(each.gpu_kwh) if each.gpu_kwh is not None else ""),
-    _Cell("MAX CPU", 60, lambda each: render.count(each.peak_cpus)),
-    _Cell("MAX GPU", 75, lambda each: render.count(each.peak_gpus or None)),
-    _Cell("MAX MEM", 45, lambda each: render.size(each.peak_memory_bytes)),
+    (render.Column("SUCCESS", right=True, drop=20), lambda each: render.percent(each.success_rate)),
+    (render.Column("RETRIES", right=True, drop=75), lambda each: render.count(each.retries or None)),
+    (render.Column("WAIT", right=True, drop=30), lambda each: render.duration(each.wait_median_ns)),
+    (render.Column("90%", right=True, drop=60), lambda each: render.duration(each.wait_p90_ns)),
+    (render.Column("MEAN", right=True, drop=85), lambda each: render.duration(each.wait_mean_ns)),
+    (render.Column("RUN TIME", right=True, drop=35), lambda each: render.duration(each.run_time_median_ns)),
+    (render.Column("90%", right=True, drop=70), lambda each: render.duration(each.run_time_p90_ns)),
+    (render.Column("SUM", right=True, drop=80), lambda each: render.duration(each.run_time_sum_ns)),
+    (render.Column("CPU-H", right=True, drop=10), lambda each: render.fine(each.cpu_hours)),
+    (render.Column("USED", right=True, drop=50), lambda each: render.percent(each.cpu_efficiency)),
+    (render.Column("GPU-H", right=True, drop=10), lambda each: render.fine(each.gpu_hours) if each.gpu_hours else ""),
+    (render.Column("BUSY", right=True, drop=15), lambda each: render.percent(each.gpu_efficiency)),
+    (
+        render.Column("GPU-KWH", right=True, drop=18),
+        lambda each: render.fine(each.gpu_kwh) if each.gpu_kwh is not None else "",
+    ),
+    (render.Column("MAX CPU", right=True, drop=40), lambda each: render.count(each.peak_cpus)),
+    (render.Column("MAX GPU", right=True, drop=25), lambda each: render.count(each.peak_gpus or None)),
+    (render.Column("MAX MEM", right=True, drop=55), lambda each: render.size(each.peak_memory_bytes)),
 )
 
 
@@ -219,19 +211,9 @@ def _print_table(statistics: Statistics, by: By) -> None:
         rows.append(statistics.total)
     outcomes = {_SHORT.get(state, state.upper()) for state in OUTCOMES} if by is By.STATE else set()
     named = dict.fromkeys(name for row in rows for name in row.resource_hours)
-    cells = [*_CELLS, *(_Cell(f"{name.upper()}-H", 45, _resource_hours(name)) for name in named)]
-    columns = [(cell, [cell.text(row) for row in rows]) for cell in cells if cell.title not in outcomes]
-    columns = [(cell, texts) for cell, texts in columns if any(texts)]
-    if sys.stdout.isatty():
-        columns = _fitting(columns, max(map(len, (by, *keys))), shutil.get_terminal_size((80, 24)).columns)
-    heads = [render.Column(by.upper(), cut="middle"), *(render.Column(cell.title, right=True) for cell, _ in columns)]
-    lines = [[key, *(texts[at] for _, texts in columns)] for at, key in enumerate(keys)]
+    more = [(render.Column(f"{name.upper()}-H", right=True, drop=55), _resource_hours(name)) for name in named]
+    found = [(column, [text(row) for row in rows]) for column, text in (*_COLUMNS, *more)]
+    found = [(column, texts) for column, texts in found if any(texts) and column.title not in outcomes]
+    heads = [render.Column(by.upper(), cut="middle"), *(column for column, _ in found)]
+    lines = [[key, *(texts[at] for _, texts in found)] for at, key in enumerate(keys)]
     render.table(heads, lines, [""] * len(statistics.groups) + ["bold"] * (len(lines) - len(statistics.groups)))
-
-
-def _fitting(columns: Sequence[tuple[_Cell, list[str]]], first: int, width: int) -> list[tuple[_Cell, list[str]]]:
-    """Return the columns that fit, keeping those with the highest weight."""
-    kept = list(columns)
-    while len(kept) > 1 and first + sum(2 + max(map(len, (cell.title, *texts))) for cell, texts in kept) > width:
-        kept.remove(min(kept, key=lambda each: each[0].weight))
-    return kept

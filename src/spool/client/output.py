@@ -12,8 +12,7 @@ from enum import Enum
 from msgspec import Struct
 
 from spool.core import layout
-from spool.core.errors import InvalidRecord, NoSuchJob, SpoolError, cannot
-from spool.formats.run_records import parse_history_line
+from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.formats.wire import metrics_in, one_line
 from spool.formats.wrapper import Outputs, outputs_of
 from spool.store.arrays import task_names
@@ -170,10 +169,10 @@ def output_paths(spool: Spool, name: str, run: int, stream: Stream) -> Iterator[
     if spool.array(name, run) is None:
         yield _path_of(spool, name, run, stream)
         return
-    tasks = ArrayOutput(spool, name, run)
-    for task, its_run in tasks.tasks():
-        yield _path_of(spool, task, its_run, stream)
-    tasks.close()
+    array = ArrayOutput(spool, name, run)
+    for task in array.tasks:
+        if (its_run := array.run_of(task)) is not None:
+            yield _path_of(spool, task, its_run, stream)
 
 
 def _path_of(spool: Spool, name: str, run: int, stream: Stream) -> str:
@@ -192,10 +191,9 @@ def read_output(
     Raises SpoolError if an ended run has left no such file.
     """
     if spool.array(name, run) is not None:
-        tasks = ArrayOutput(spool, name, run, lines=lines)
-        for task, its_run in tasks.tasks():
-            yield from (piece.data for piece in tasks.output(task, its_run) if piece.stream is stream)
-        tasks.close()
+        array = ArrayOutput(spool, name, run, lines=lines)
+        for task in array.tasks:
+            yield from (piece.data for piece in array.of(task) if piece.stream is stream)
         return
     path = _path_of(spool, name, run, stream)
     if not os.path.exists(path) and spool.result(name, run) is not None:
@@ -226,39 +224,22 @@ class ArrayOutput:
         self._apart = apart
         record = spool.array(name, run)
         self._since_ns = (record.expanded_at_ns if record is not None else None) or 0
-        self._left = dict.fromkeys(task_names(spool, name, run, record))
-        # The history shows the ends of tasks: checking thousands of tasks again and again would take too long.
-        self._history = Tail(spool.layout.at(layout.HISTORY))
-        self._history.skip_to_last(0)
-        self._torn = b""
-        self._looked = False
+        self.tasks: tuple[str, ...] = task_names(spool, name, run, record)
 
-    def tasks(self) -> Iterator[tuple[str, int]]:
-        """Yield each task that has begun, in order, with its newest run."""
-        for task in self._left:
-            run = self._spool.latest_run(task)
-            if run is None:
-                continue
-            result = self._spool.result(task, run)
-            if result is None or (result.ended_at_ns or 0) >= self._since_ns:
-                yield task, run
+    def run_of(self, task: str) -> int | None:
+        """Return the newest run of a task; None if it has not begun."""
+        run = self._spool.latest_run(task)
+        result = self._spool.result(task, run) if run is not None else None
+        return None if result is not None and (result.ended_at_ns or 0) < self._since_ns else run
 
-    def ended(self, *, last: bool = False) -> Iterator[OutputPiece]:
-        """Yield the outputs of the tasks that have ended since the last call; *last*: the array is over."""
-        over = self._over()
-        if last or not self._looked:
-            self._looked = True
-            over |= {task: run for task, run in self.tasks() if last or self._is_over(task, run)}
-        for task, run in over.items():
-            if task in self._left:
-                del self._left[task]
-                yield from self.output(task, run)
-
-    def output(self, task: str, run: int) -> Iterator[OutputPiece]:
-        """Yield the whole output of a task after a line with its name; nothing if it has no output.
+    def of(self, task: str) -> Iterator[OutputPiece]:
+        """Yield the whole output of a task after a line with its name; nothing if it has none, or has not begun.
 
         A last line without an end gets one, because the next name follows.
         """
+        run = self.run_of(task)
+        if run is None:
+            return
         where = outputs(self._spool, task, run)
         for stream, path in ((Stream.OUT, where.stdout), (Stream.ERR, where.stderr)):
             if path is None:
@@ -269,28 +250,6 @@ class ArrayOutput:
                 head = b""
             if not data.endswith(b"\n"):
                 yield OutputPiece(name, run, stream, b"\n")
-
-    def close(self) -> None:
-        """Close the history."""
-        self._history.close()
-
-    def _is_over(self, task: str, run: int) -> bool:
-        result = self._spool.result(task, run)
-        return result is not None and result.again is None
-
-    def _over(self) -> dict[str, int]:
-        """Return the tasks that ended for good since the last call, by the history, and their last runs."""
-        found: dict[str, int] = {}
-        while data := self._history.read():
-            *lines, self._torn = (self._torn + data).split(b"\n")
-            for line in lines:
-                try:
-                    result = parse_history_line(line)
-                except InvalidRecord:
-                    continue
-                if result.again is None:
-                    found[result.job] = result.run
-        return found
 
 
 _TAIL = 8192  # bytes at the end of an output to search

@@ -421,7 +421,8 @@ class _FollowedJob:
         self._from = newest or (wanted.after or 0) + 1
         self._run: int | None = None
         self._tails: dict[Stream, Tail] = {}
-        self._tasks: ArrayOutput | None = None
+        self._array: ArrayOutput | None = None
+        self._tasks = Waiter(spool)  # those of the array whose output has not been told
         self._end: End | None = None
 
     def news(self, end: End | None) -> Iterator[OutputPiece | End]:
@@ -453,7 +454,9 @@ class _FollowedJob:
         if self._spool.array(self.name, run) is not None:
             self._run = run
             lines, apart = self._wanted.lines, self._wanted.apart
-            self._tasks = ArrayOutput(self._spool, self.name, run, lines=lines, apart=apart)
+            self._array = ArrayOutput(self._spool, self.name, run, lines=lines, apart=apart)
+            self._tasks = Waiter(self._spool)
+            self._tasks.add(self._array.tasks)
             return begun
         where = outputs(self._spool, self.name, run)
         paths = {Stream.OUT: where.stdout, Stream.ERR: where.stderr}
@@ -471,8 +474,13 @@ class _FollowedJob:
         return begun
 
     def _drained(self) -> Iterator[OutputPiece]:
-        if self._tasks is not None:
-            yield from self._tasks.ended(last=self._end is not None)
+        if self._array is not None:
+            is_over = self._end is not None
+            over = self._tasks.names if is_over else [end.name for end in self._tasks.poll()]
+            for task in sorted(over, key=layout.natural):
+                yield from self._array.of(task)
+            if is_over:
+                self._tasks = Waiter(self._spool)
         for stream, tail in self._tails.items():
             while data := tail.read():
                 yield OutputPiece(self.name, self._run or 0, stream, data)
@@ -481,5 +489,3 @@ class _FollowedJob:
         """Close the files."""
         for tail in self._tails.values():
             tail.close()
-        if self._tasks is not None:
-            self._tasks.close()

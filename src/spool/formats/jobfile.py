@@ -34,7 +34,7 @@ from spool.core.units import parse_duration
 from spool.formats import keys, toml, values
 from spool.formats.capabilities import contributed, engine_offer, engine_title, loaded, parts
 from spool.formats.toml import Path
-from spool.formats.validation import MAX_NAMES, Format, Kind, Kinds, Problems, Reading
+from spool.formats.validation import Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import MAX_TASKS, Matrix, Names, Rows, Text
 
 V = TypeVar("V")
@@ -76,30 +76,6 @@ def parse(
                 reading.problems.add((key,), why)
     FORMAT.judge(reading, data, what)
     return _spec(reading, defaults, parts)
-
-
-# A plain command on the first line: of printable ASCII, without quotes, escapes and braces in its words.
-_PLAIN_COMMAND = re.compile(
-    rb'command = (?:"[!#-\[\]-z|~][ !#-\[\]-z|~]*"|(\[)"[!#-\[\]-z|~][ !#-\[\]-z|~]*"(?:, "[ !#-\[\]-z|~]*")*\])\n'
-)
-_ABOUT_NAMES = (b"array", b"matrix", b"rows", b"depends_on", b"task", b"\\")  # a backslash can spell the others
-_LONGEST_SHAPE = 2 * MAX_NAMES  # the entries of a longer file are counted
-
-
-def shape(data: bytes) -> bytes | None:
-    """Return the job file *data* with its command replaced by a placeholder: the common part of a sweep's files.
-
-    Either all files with one shape are valid or none is, and they differ in the command only. None if that cannot be
-    told at a glance.
-    """
-    plain = _PLAIN_COMMAND.match(data) if len(data) <= _LONGEST_SHAPE else None
-    if plain is None:
-        return None
-    rest = data[plain.end() :]
-    for word in _ABOUT_NAMES:
-        if word in rest:
-            return None
-    return (b'command = ["x"]\n' if plain[1] else b'command = "x"\n') + rest
 
 
 def completed(defaults: JobDefaults, document: Mapping[str, Any]) -> dict[str, Any]:

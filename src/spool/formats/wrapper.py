@@ -95,6 +95,9 @@ class EngineSurroundings(Struct, frozen=True):
     watches: bool = False  # whether the wrapper reads signals from a record, because the engine cannot send them
 
 
+_HERE = EngineSurroundings("", "", "")
+
+
 class Surroundings(Struct, frozen=True):
     """Facts about the machine and the executor that the wrapper needs."""
 
@@ -298,22 +301,19 @@ def _hole(a: Assignments) -> str:
         "terminal": around.terminal,
         "files": "" if around.open_files is None else str(around.open_files),
     }
-    values |= {
-        name: _not_an_option(text) for name, text in (("init", a.init), ("prep", a.prep), ("end", a.end)) if text
+    on = around.engine if around.engine is not None else _HERE
+    seldom = {
+        **{name: _not_an_option(text or "") for name, text in (("init", a.init), ("prep", a.prep), ("end", a.end))},
+        "engine": on.engine,
+        "node_in": on.node_variable,
+        "id_in": on.id_variable,
+        "masked": " ".join(map(str, on.masked)),
+        "watch": "yes" if on.watches else "",
+        "umask": "" if a.umask == UMASK else f"{a.umask:04o}",
+        "limits": " ".join(_limit(name, value) for name, value in a.limits),
+        "nicer": str(a.nicer or ""),
     }
-    if around.engine is not None:
-        values |= {"engine": around.engine.engine, "node_in": around.engine.node_variable}
-        values["id_in"] = around.engine.id_variable
-        if around.engine.masked:
-            values["masked"] = " ".join(map(str, around.engine.masked))
-        if around.engine.watches:
-            values["watch"] = "yes"
-    if a.umask != UMASK:
-        values["umask"] = f"{a.umask:04o}"
-    if a.limits:
-        values["limits"] = " ".join(_limit(name, value) for name, value in a.limits)
-    if a.nicer:
-        values["nicer"] = str(a.nicer)
+    values |= {name: text for name, text in seldom.items() if text}
     exported = {key: value for key, value in a.environment.items() if _exportable(key)}
     odd = {key: value for key, value in a.environment.items() if key not in exported}
     lines = [f"spool_{name}={value}" for name, value in zip(values, _quoted(values.values()), strict=True)]

@@ -145,7 +145,6 @@ class JobLister:
         self.state, self.stale_ns = last_view(spool, self._now_ns) if self.dispatcher else (None, None)
         self._starting = not self.dispatcher and is_starting(spool.root)
         self._with_runs: Set[str] | None = None  # the jobs that may have runs; None: any
-        self._shapes: dict[bytes, dict[str, Any]] = {}
         self._ignored: list[Ignored] = []
         self._without_file: dict[str, int] = {}  # runs of jobs without a file in `running/`
         self._complained = set[tuple[str, str]]()  # jobs with an `.error` file, each with its place
@@ -428,7 +427,7 @@ class JobLister:
     def _stated(
         self, place: str, name: str, status: os.stat_result | None, text: bytes | None
     ) -> tuple[dict[str, Any], str]:
-        """Return a row's fields from the job file, and its first mistake; files with one shape are parsed once."""
+        """Return a row's fields from the job file, and its first mistake."""
         from spool.formats import jobfile  # a dispatcher's view has most files
 
         fields, mistake = dict[str, Any](), "its file is not valid"
@@ -437,14 +436,7 @@ class JobLister:
                 defaults = self._defaults
                 if status is not None and not self.dispatcher:
                     defaults = self.completed(name, status, defaults)
-                shape = jobfile.shape(text) if defaults is self._defaults else None
-                if shape is None:
-                    fields = of_spec(jobfile.parse(text, name=name, defaults=defaults))
-                elif shape not in self._shapes:
-                    fields = self._shapes[shape] = of_spec(jobfile.parse(shape, name=name, defaults=defaults))
-                else:
-                    fields = self._shapes[shape]
-                mistake = ""
+                fields, mistake = of_spec(jobfile.parse(text, name=name, defaults=defaults)), ""
         except InvalidJob as error:
             mistake = jobfile.gist_of(jobfile.render_errors(name, error.problems))
         if (place, name) in self._complained:

@@ -87,7 +87,9 @@ def test_a_warning_reaches_the_command_before_its_time_limit(served_site: Site) 
     """It is sent once, and the job goes on."""
     spool = served_site.spool
     command = "trap 'echo warned' USR1; echo up; while :; do sleep 0.1; done"
-    spool.drop("x", command, time_limit="8s", signal="USR1@6s", kill_grace="1s")
+    spool.drop("x", command, time_limit="1h", signal="USR1@6s", kill_grace="1s")
+    spool.says("x", "up")
+    assert spool.spool("edit", "x", "--time-limit", "8s").returncode == 0
     spool.says("x", "warned")
     spool.wait_done("x")
     assert (spool.outcome("x"), spool.log("x").count("warned")) == ("timeout", 1)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 
-from calling import Command, asked
+from calling import Command, asked, put_job
+from cli.records import serve
 from crash.world import Session, world_at
 from spool.core import layout
 from spool.extras.engines import slurm
 from spool.formats import jobfile
+from spool.formats.state import JobView
 
 _FOR_SLURM = "--slurm --executor-option --constraint=ib --executor-option=--exclude=n1,n2"
 
@@ -95,3 +100,30 @@ def test_another_default_executor_that_is_not_there_is_awaited(tmp_path: Path, m
         session.settle()
         assert world.pids("next")
         session.end()
+
+
+TEXT = 'command = "true"\nexecutor = "slurm"\n'
+AWAY = "Slurm has not answered since 14:03: slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+
+
+def test_a_job_bound_for_slurm_says_everywhere_that_slurm_is_away(
+    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the dispatcher has found, `why` and `plan` find too, in the words of `ls`, and promise no start."""
+    put_job(spool_root, "bound", TEXT)
+    put_job(spool_root, "here", 'command = "true"\nexecutor = "process"\n')
+    monkeypatch.setattr(slurm.SlurmLanguage, "missing", lambda self: None)
+    jobs = {"bound": JobView(state="queued", reason=f"executor: {AWAY}"), "here": JobView(state="queued")}
+    serve(monkeypatch, spool_root, jobs, problems=(AWAY,), executors={"slurm": AWAY})
+    rows = {row["name"]: row["reason"] for row in json.loads(spool("ls", "--json").out)["jobs"]}
+    found = json.loads(spool("why", "--json", "bound").out)
+    assert [reason["text"] for reason in found["reasons"]] == [f"executor: {AWAY}"] == [rows["bound"]]
+    assert found["start_at"] is None
+    assert "nothing blocks it" not in spool("why", "bound").out
+    plan = json.loads(spool("plan", "--json").out)
+    assert [each["name"] for each in plan["starts"]] == ["here"]
+    assert [(each["name"], each["reason"]) for each in plan["waits"]] == [("bound", f"executor: {AWAY}")]
+    assert AWAY in json.loads(spool("info", "--json").out)["problems"]
+    old = time.time() - 3600
+    os.utime(spool_root / "state.json", (old, old))
+    assert AWAY not in spool("why", "bound").out.splitlines()[0]  # what was said an hour ago

@@ -16,7 +16,6 @@ from spool.extras.engines.sge import SgeConfig
 from spool.extras.engines.slurm import SlurmConfig
 from spool.formats import config, jobfile, toml
 from spool.formats.capabilities import KeyTable
-from spool.formats.schema import rows
 
 GOLDEN = Path(__file__).parent / "golden"
 S = 1_000_000_000
@@ -61,16 +60,6 @@ def test_a_golden_configuration_loads_for_ever() -> None:
     )
     found = config.parse(b'[slurm]\nqos = "normal"\npreemptible_qos = "scavenger"\n')
     assert settings_of(found)["slurm"] == SlurmConfig(qos="normal", preemptible_qos="scavenger")
-
-
-def test_the_tables_state_the_defaults_of_the_settings() -> None:
-    """A configuration that states every default is one that states none."""
-    stated = [(name.strip("`"), default.strip("`")) for name, _, default, _ in rows("config") if default]
-    for table in ("slurm", "sge"):
-        lines = [f"{name} = {default}" for name, default in stated if name.startswith(f"{table}.")]
-        assert len(lines) > 4
-        read = settings_of(config.parse("\n".join(lines).encode()))
-        assert read == {"slurm": SlurmConfig(), "sge": SgeConfig()}
 
 
 @pytest.mark.parametrize(("name", "kind"), [("slurm", SlurmConfig), ("sge", SgeConfig)])

@@ -130,14 +130,6 @@ def test_the_range_of_an_array_is_there_under_each_name(spool: Command, array: s
     assert (env["SGE_TASK_LAST"], told) == (str(max(indices)), "")
 
 
-def test_a_variable_of_an_array_that_is_not_set_is_told_in_an_array(spool: Command) -> None:
-    """A plain job does without one, as under Slurm, where a script asks for it to tell the two apart."""
-    text = "#!/bin/bash\necho $SLURM_ARRAY_TASK_MIN $SLURM_ARRAY_NEW\n"
-    assert surrounded(spool, text) == ({}, "")
-    assert "$SLURM_ARRAY_NEW " in surrounded(spool, text, "-a", "1-2")[1]
-    assert "$SLURM_ARRAY_TASK_MIN " in surrounded(spool, text, "--matrix", "x=1,2")[1]
-
-
 @pytest.mark.parametrize("before", [("-c",), ("--",), ("--", "sh", "-c")])
 @pytest.mark.parametrize("array", [("-a", "1-2"), ()])
 def test_a_command_is_searched_like_a_script(
@@ -165,14 +157,6 @@ def test_tasks_are_counted_as_in_slurm(spool: Command) -> None:
     )
     assert env == {"SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "2"}
     assert told.count("line 3: $SLURM_NTASKS ") == 1
-
-
-def test_several_tasks_of_srun_are_told(spool: Command) -> None:
-    """It fails in the job, so the submission says so, with what does it here; one task is not worth a word."""
-    told = surrounded(spool, "#!/bin/bash\n#SBATCH -n 4\ntime srun \\\n --mpi=pmix ./x\n")[1]
-    assert "line 3: srun would start 4" in told
-    for lines in ("#SBATCH -n 4\nsrun -n 1 ./x", "echo srun -n 4", "srun --exclusive --mpi=x -c 2 ./x -n 4"):
-        assert "would start" not in surrounded(spool, f"#!/bin/bash\n{lines}\n")[1]
 
 
 @pytest.mark.parametrize("function", ["module", "ml"])
@@ -211,17 +195,3 @@ def test_what_sets_up_conda_does_not_set_up_modules(
     monkeypatch.setenv("BASH_FUNC_module%%", "() {  echo $1\n}")
     assert "module" not in spool("submit", "-n", "a", "job.sh").err
     assert "BASH_FUNC_module%%" in queued(spool_root, "a")["env"]
-
-
-def test_conda_activate_is_a_shell_function_too(spool: Command) -> None:
-    """No shell passes it on, so a line says what to write, in a login shell too: most ~/.bashrc return at once."""
-    for shell in ("bash", "bash -l"):
-        told = surrounded(spool, f"#!/bin/{shell}\nconda activate torch\n")[1]
-        assert "line 2: `conda activate` " in told
-    for setting_up in ('eval "$(conda shell.bash hook)"', "source ~/miniconda3/etc/profile.d/conda.sh"):
-        assert surrounded(spool, f"#!/bin/bash\n{setting_up}\nconda activate torch\n")[1] == ""
-
-
-def test_a_shell_that_reads_its_startup_file_needs_no_function(spool: Command) -> None:
-    """A csh does so in scripts too, and `module` is an alias there."""
-    assert surrounded(spool, "#!/bin/tcsh\nmodule load cuda\nconda activate torch\n")[1] == ""

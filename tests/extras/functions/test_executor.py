@@ -284,13 +284,15 @@ def test_a_program_out_of_descriptors_sees_its_calls_end_later(
 
 
 def test_a_shut_executor_takes_no_calls(alone: Executor) -> None:
-    """RuntimeError, as of every executor."""
+    """RuntimeError, as of every executor; it can cancel what waits, of `submit` and of `map`."""
+    futures = [alone.submit(called.double, 3), *alone.submit_all(called.double, range(3))]
+    alone.shutdown(cancel_futures=True)
     alone.shutdown()
-    alone.shutdown()
-    with pytest.raises(RuntimeError, match="after shutdown"):
-        alone.submit(called.double, 1)
-    with pytest.raises(RuntimeError, match="after shutdown"):
-        alone.map(called.double, [])
+    assert all(future.cancelled() for future in futures)
+    assert os.listdir(f"{alone.root}/queued") == []
+    for call in (lambda: alone.submit(called.double, 1), lambda: alone.map(called.double, [])):
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            call()
 
 
 def test_a_shut_executor_leaves_no_thread(served: Served) -> None:
@@ -303,14 +305,6 @@ def test_a_shut_executor_leaves_no_thread(served: Served) -> None:
     other.shutdown(wait=False)
     assert future.result(PATIENCE_S) == 8
     wait_for(lambda: set(threading.enumerate()) <= before)
-
-
-def test_a_shutdown_can_cancel_what_waits(alone: Executor) -> None:
-    """All of it, of `submit` and of `map`."""
-    futures = [alone.submit(called.double, 3), *alone.submit_all(called.double, range(3))]
-    alone.shutdown(cancel_futures=True)
-    assert all(future.cancelled() for future in futures)
-    assert os.listdir(f"{alone.root}/queued") == []
 
 
 # Maps.
@@ -428,12 +422,15 @@ def test_functions_of_modules_need_no_cloudpickle(alone: Executor, monkeypatch: 
         alone.submit(lambda: 1)
 
 
-def test_many_threads_can_submit_at_once(alone: Executor) -> None:
-    """Each call has a name of its own, and none is lost."""
+def test_two_executors_with_one_name_share_its_numbers(alone: Executor) -> None:
+    """Many threads submit at once: each call has a name of its own, and none is lost."""
+    both = (alone, other := Executor(alone.root, name="call"))
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
-        futures = list(threads.map(lambda number: alone.submit(called.double, number), range(64)))
-    assert len({future.name for future in futures}) == 64
-    assert len(os.listdir(f"{alone.root}/queued")) == 64
+        futures = list(threads.map(lambda number: both[number % 2].submit(called.double, number), range(64)))
+    names = {f"call-{number}" for number in range(1, 65)}
+    assert {future.name for future in futures} == names
+    assert set(os.listdir(f"{alone.root}/queued")) == {f"{name}.toml" for name in names}
+    other.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize(
@@ -448,14 +445,6 @@ def test_keys_are_checked_when_the_executor_is_made(tmp_path: Path, key: str, wo
     """An unknown key, a name that no job can have, and words of other executors, with what is here instead."""
     with pytest.raises((InvalidJob, InvalidValue), match=words):
         Executor(tmp_path / "spool", **{key: "a b"})  # type: ignore[arg-type]
-
-
-def test_two_executors_with_one_name_share_its_numbers(alone: Executor) -> None:
-    """No call takes the name of another."""
-    other = Executor(alone.root, name="call")
-    futures = [each.submit(called.double, 1) for _ in range(5) for each in (alone, other)]
-    assert sorted(future.name for future in futures) == sorted(f"call-{number}" for number in range(1, 11))
-    other.shutdown(cancel_futures=True)
 
 
 def test_a_path_with_braces_and_dollars_is_taken_as_it_is(
@@ -603,8 +592,7 @@ def test_a_large_function_goes_with_the_last_call_that_has_it(alone: Executor) -
         os.utime(root / "calls" / f"{name}~function", (0, 0))
     one.cancel()
     (root / "calls" / one.name).unlink()
-    open_spool = Spool(alone.root)
-    remove_planned(open_spool, plan_removal(open_spool, RetentionPolicy(max_age_ns=0), time.time_ns()))
+    collects(Spool(alone.root))
     left = sorted(path.name for path in (root / "calls").iterdir())
     assert left == [two.name, f"{two.name}~function"]
 
@@ -686,49 +674,41 @@ def forged() -> bytes:
     return json.dumps({"version": 1, "error": None, "size": len(payload)}).encode() + b"\n" + payload
 
 
-@pytest.mark.parametrize("how", ["group", "all", "link", "directory", "above", "fifo", "owner"])
+def _behind_a_link(path: Path) -> None:
+    path.rename(path.parents[2] / "elsewhere")
+    path.symlink_to(path.parents[2] / "elsewhere")
+
+
+FOREIGN: dict[str, Callable[[Path], object]] = {
+    "nobody else's": lambda path: None,  # so that the others cannot pass for another reason
+    "group": lambda path: path.chmod(0o620),
+    "all": lambda path: path.chmod(0o602),
+    "link": _behind_a_link,
+    "directory": lambda path: (path.unlink(), path.mkdir()),
+    "above": lambda path: path.parent.chmod(0o770),
+    "fifo": lambda path: (path.unlink(), os.mkfifo(path, 0o600)),
+    "owner": lambda path: os.chown(path, 12345, 12345),
+}
+
+
+@pytest.mark.parametrize("how", FOREIGN)
 def test_a_pickle_that_another_user_may_have_written_is_not_loaded(
     returned: tuple[Spool, str, Path], how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it is: a file or a directory that others can write to, a link, another user's file."""
+    if how == "owner" and os.geteuid() != 0:
+        pytest.skip("takes root, for another user's file")
     monkeypatch.chdir(tmp_path)
     place, name, path = returned
     path.write_bytes(forged())
-    match how:
-        case "group":
-            path.chmod(0o620)
-        case "all":
-            path.chmod(0o602)
-        case "link":
-            path.rename(tmp_path / "return")
-            path.symlink_to(tmp_path / "return")
-        case "directory":
-            path.unlink()
-            path.mkdir()
-        case "above":
-            path.parent.chmod(0o770)
-        case "fifo":
-            path.unlink()
-            os.mkfifo(path, 0o600)
-        case "owner":
-            if os.geteuid() != 0:
-                pytest.skip("takes root, for another user's file")
-            os.chown(path, 12345, 12345)
-    error = CallResult(place, name, End(name, State.FINISHED, run=1)).error()
-    assert isinstance(error, SpoolUnusable)
-    assert "returned" in str(error)
-    assert not (tmp_path / "bomb").exists()
-
-
-def test_what_is_forged_by_this_user_is_loaded(
-    returned: tuple[Spool, str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that the test above cannot pass for another reason."""
-    monkeypatch.chdir(tmp_path)
-    place, name, path = returned
-    path.write_bytes(forged())
-    assert CallResult(place, name, End(name, State.FINISHED, run=1)).value() is None
-    assert (tmp_path / "bomb").exists()
+    FOREIGN[how](path)
+    result = CallResult(place, name, End(name, State.FINISHED, run=1))
+    if how == "nobody else's":
+        assert result.value() is None
+    else:
+        assert isinstance(error := result.error(), SpoolUnusable)
+        assert "returned" in str(error)
+    assert (tmp_path / "bomb").exists() is (how == "nobody else's")
 
 
 @pytest.mark.parametrize("text", [b"", b"{}\n", b"x\n", b'{"version": 9}\n', b'{"version": 1}\n', None])
@@ -863,6 +843,11 @@ def test_a_retry_makes_the_call_again(served: Served, tmp_path: Path) -> None:
     assert served.runs(future.name) == [1, 2]
 
 
+def collects(place: Spool) -> None:
+    """Remove all that `spool gc` may remove."""
+    remove_planned(place, plan_removal(place, RetentionPolicy(max_age_ns=0), time.time_ns()))
+
+
 def test_a_call_that_is_killed_before_its_job_leaves_nothing_for_long(alone: Executor) -> None:
     """The file without a job is removed by `gc` after an hour; one with a job stays."""
     future = alone.submit(called.double, 1)
@@ -870,25 +855,18 @@ def test_a_call_that_is_killed_before_its_job_leaves_nothing_for_long(alone: Exe
     calls.publish(alone.root, "young", b"")
     for each in (path, f"{alone.root}/calls/{future.name}"):
         os.utime(each, (1, 1))
-    place = Spool(alone.root)
-    remove_planned(place, plan_removal(place, RetentionPolicy(max_age_ns=0), time.time_ns()))
+    collects(Spool(alone.root))
     assert sorted(os.listdir(f"{alone.root}/calls")) == [future.name, "young"]
 
 
-def test_the_call_goes_with_its_job(served: Served, executor: Executor) -> None:
+def test_the_call_goes_with_its_job(returned: tuple[Spool, str, Path]) -> None:
     """`gc` removes both."""
-    future = executor.submit(called.double, 1)
-    future.result(PATIENCE_S)
-    assert (served.root / "calls" / future.name).exists()
-    place = Spool(str(served.root))
-
-    def is_gone() -> bool:
-        remove_planned(place, plan_removal(place, RetentionPolicy(max_age_ns=0), time.time_ns()))
-        return not (served.root / "calls" / future.name).exists()
-
-    wait_for(is_gone)  # the dispatcher has recorded the end by then
+    place, name, _ = returned
+    call = Path(place.root, "calls", name)
+    assert call.exists()
+    wait_for(lambda: collects(place) or not call.exists())  # the dispatcher has recorded the end by then
     with pytest.raises(SpoolError, match="calls no Python function, or its run was removed"):
-        CallResult(place, future.name, End(future.name, State.FINISHED, run=1)).value()
+        CallResult(place, name, End(name, State.FINISHED, run=1)).value()
 
 
 def test_a_notebook_calls_functions_as_jobs(tmp_path: Path) -> None:

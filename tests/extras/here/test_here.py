@@ -340,29 +340,20 @@ def test_a_shell_is_opened(desk: Desk) -> None:
 # The end of the terminal.
 
 
-@pytest.mark.parametrize("how", ["killed", "closed"])
+@pytest.mark.parametrize("how", ["killed", "closed", "without a terminal"])
 def test_the_job_ends_with_its_terminal(desk: Desk, how: str) -> None:
-    """When the window is closed, or the command killed, the job gets HUP, and its room is free."""
-    terminal = desk.terminal("-n", "long", "-c", "echo ready; exec sleep 1000")
-    terminal.shows("ready")
-    if how == "killed":
-        os.kill(terminal.pid, signal.SIGKILL)
+    """When the window is closed, or the command killed, in a pipeline too, the job gets HUP, and its room is free."""
+    words = ("-n", "long", "-c", "echo ready; exec sleep 1000")
+    if how == "without a terminal":
+        with subprocess.Popen(desk.words(*words), env=desk.environment, stdin=subprocess.DEVNULL) as process:
+            once(lambda: "sleep" in _commands(desk.served, "long"), "the command")
+            process.kill()
     else:
-        terminal.close()
+        terminal = desk.terminal(*words)
+        terminal.shows("ready")
+        terminal.close() if how == "closed" else os.kill(terminal.pid, signal.SIGKILL)
     result = desk.served.wait_done("long")
     assert (result["outcome"], result.get("exit_code")) == ("failed", 129), result
-
-
-def test_without_a_terminal_it_ends_with_its_caller(desk: Desk) -> None:
-    """So does a job whose caller was in a pipeline."""
-    process = subprocess.Popen(
-        desk.words("-n", "long", "sleep", "1000"), env=desk.environment, stdin=subprocess.DEVNULL
-    )
-    desk.served.pid("long")
-    once(lambda: "sleep" in _commands(desk.served, "long"), "the command")
-    process.kill()
-    process.wait()
-    assert desk.served.wait_done("long")["exit_code"] == 129
 
 
 def test_who_has_no_terminal_any_more_is_told(desk: Desk) -> None:
@@ -556,32 +547,6 @@ def _commands(served: Served, name: str) -> list[str]:
 
 
 # What it is not for.
-
-
-@pytest.mark.parametrize("executor", [None], indirect=True)
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ((), "its executor is slurm"),  # by the configuration
-        (("--executor", "slurm"), "`srun --pty COMMAND` runs it in this terminal, and `salloc` opens a shell"),
-        (("--executor", "sge"), "`qrsh COMMAND`"),
-        (("--executor", "nowhere"), "nowhere"),
-        (("--array", "1-3"), "such a job has one run, in one terminal"),
-        (("--retry-max", "2"), "such a job has one run, in one terminal"),
-        (("--requeue",), "with a requeue"),
-        (("--output", "out"), "it prints there; redirect it as in any shell"),
-        (("--container", "img"), "start it by its runtime, as in `spool run --here -- podman run -it IMAGE`"),
-        (("--shell",), "--shell alone opens a shell, and there is a command too"),
-    ],
-)
-def test_what_makes_no_sense_here_is_refused(served: Served, options: tuple[str, ...], words: str) -> None:
-    """Nothing is submitted, and the message says what to write; what counts is the executor that the job would have."""
-    if not options:
-        (served.root / "config.toml").write_text('executor = "slurm"\n')
-    done = served.spool("run", "--here", *options, "--", "true")
-    assert done.returncode == (4 if "nowhere" in options else 2)
-    assert words in done.stderr
-    assert not list((served.root / "queued").iterdir())
 
 
 @pytest.mark.parametrize("executor", [None], indirect=True)

@@ -12,7 +12,7 @@ import pytest
 
 from cli.test_fuzz import MANY, SEED, variant
 from docs.test_format_page import clause
-from spool.core.errors import InvalidConfig, SpoolError
+from spool.core.errors import SpoolError
 from spool.core.model import Limits, Policy, Pool, Reservation
 from spool.extras import machine
 from spool.extras.machine import MachineConfig, ledger
@@ -115,58 +115,6 @@ def test_a_key_of_both_files_is_one_row(table: KeyTable | None) -> None:
     own = {"quotas", "default_user", "users", "user", "start"}  # other limits; and "now" is no time of this file
     for name in both - own:
         assert _keys(table)[name] is theirs[name], name
-
-
-ONE = '[[reservations]]\nname = "x"\nuser = "a"\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ('user = ["a"]', 'unknown key "user" on line 1, did you mean "users"?'),
-        ("users = 'alice'", '"users" on line 1: must be a list, not "alice"'),
-        ("users = ['a b']", '"users" on line 1: "a b" is neither a user such as "alice" nor a group such as "@lab"'),
-        ("users = [-1]", '"users" on line 1: -1 is not the id of a user'),
-        ("users = [4294967295]", '"users" on line 1: 4294967295 is not the id of a user'),
-        ("[quotas.default_user]\nmax_queued_jobs = 1", 'unknown key "quotas.default_user.max_queued_jobs" on line 2'),
-        ("[[reservations]]\nuser = 'a'", '"reservations[0].name" on line 1: is required'),
-        (ONE + "gpus = 1\nduration = '1h'", '"reservations[0].start" on line 1: is required'),
-        (
-            ONE + "gpus = 1\nstart = 'now'\nduration = '1h'",
-            '"reservations[0].start" on line 5: "now" is not a duration',
-        ),
-        (
-            ONE + "gpus = 1\nstart = 2026-01-31T09:00:00Z\nend = 2026-01-31T09:00:00Z",
-            '"reservations[0].end" on line 6: is not after the start',
-        ),
-        (
-            ONE + "gpus = 0\nstart = 2026-01-31T09:00:00\nduration = '1h'",
-            '"reservations[0].gpus" on line 4: 0 is not a number of GPUs',
-        ),
-        (ONE + "gpus = 1\nstart = 2026-01-31T09:00:00", 'a reservation needs either a "duration" or an "end"'),
-        (
-            2 * (ONE + "gpus = 1\nstart = 2026-01-31T09:00:00\nduration = '1h'\n"),
-            '"reservations[1].name" on line 8: "x" is the name of another reservation',
-        ),
-        (
-            (ONE + "gpus = [0, 1, 2]\nstart = 2026-01-31T09:00:00\nduration = '2h'\n")
-            + (ONE + "gpus = [2, 1]\nstart = 2026-01-31T10:00:00\nduration = '1h'\n").replace('"x"', '"y"'),
-            '"reservations[1].gpus" on line 10: GPUs 1-2 are reserved by "x" at the same time',
-        ),
-    ],
-)
-def test_a_mistake_is_refused_with_the_reason(text: str, why: str) -> None:
-    """Each problem names the key and the line."""
-    with pytest.raises(InvalidConfig) as caught:
-        machine.parse(text.encode())
-    assert why in str(caught.value)
-
-
-def test_every_problem_is_told_at_once() -> None:
-    """An administrator need not restart the service once for each mistake."""
-    with pytest.raises(InvalidConfig) as caught:
-        machine.parse(b"cpus = 'x'\nhalf_life = '0s'\n[gpu]\nstrategy = 'best'\n")
-    assert [problem.key for problem in caught.value.problems] == ["cpus", "half_life", "gpu.strategy"]
 
 
 def test_the_arbiter_s_lines_are_the_page_s() -> None:

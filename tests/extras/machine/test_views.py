@@ -33,35 +33,6 @@ def told(root: Path, jobs: dict[str, JobView], **more: Any) -> None:
     lay(root, a_view(time.time_ns(), machine=machine, jobs=jobs))
 
 
-@pytest.mark.parametrize(
-    ("said", "age_s", "words"),
-    [
-        (shares(BOB), 180, "the arbiter has not answered for 3m"),
-        (b'{"version": 1}', 0, "machine.json is damaged"),
-        (None, 0, "the arbiter is not running: there is no "),
-    ],
-    ids=["silent", "damaged", "absent"],
-)
-def test_an_arbiter_that_does_not_answer_is_a_problem(
-    spool: Command, spool_root: Path, said: Any, age_s: float, words: str
-) -> None:
-    """`info` names it with the remedy, and `why` and `plan` promise no start."""
-    path = join(spool_root, said or b"", age_s=age_s)
-    if said is None:
-        path.unlink()
-    put_job(spool_root, "one")
-    (problem,) = re.findall(r"^problem: (.*)$", spool("info").out, re.MULTILINE)
-    assert problem.startswith("shared machine: ")
-    assert words in problem
-    assert problem.endswith(f"`spool machine serve {spool_root.parent / 'machine'}`")
-    why = asked(spool, "why", "one")
-    assert [each["code"] for each in why["reasons"]] == ["machine"]
-    assert words in why["reasons"][0]["text"]
-    assert why["start_at"] is None
-    assert asked(spool, "plan")["starts"] == []
-    assert "could start" not in spool("why", "one").out
-
-
 def test_a_job_that_waits_for_a_lease_says_who_has_what(spool: Command, spool_root: Path) -> None:
     """The arbiter's reason, as the dispatcher has it, is what `why`, `plan` and `ls` say; no start is promised."""
     join(spool_root, shares(BOB))
@@ -83,22 +54,6 @@ def test_a_job_that_waits_for_a_lease_says_who_has_what(spool: Command, spool_ro
         lock.release()
 
 
-def test_a_foretold_start_is_the_earliest(spool: Command, spool_root: Path) -> None:
-    """Behind a run of this spool the time is known, but other users' jobs may go first; `plan` says so once."""
-    join(spool_root, shares(BOB), config="autostart = false\ncpus = 1\n")
-    now_ns = time.time_ns()
-    running(spool_root, "first", limited("1h"), Grant(1), now_ns)
-    put_job(spool_root, "next", limited("1h"))
-    found = asked(spool, "plan")
-    assert found["start_is_earliest"]
-    assert found["waits"][0]["start_at"] is not None
-    assert [spool(*verb.split()).out.count("earliest") for verb in ("why next", "plan")] == [1, 1]
-    (spool_root / "config.toml").write_text("autostart = false\ncpus = 1\n")
-    alone = spool("why", "next").out + spool("plan").out
-    assert "earliest" not in alone
-    assert "start_is_earliest" not in asked(spool, "plan") | asked(spool, "why", "next")
-
-
 def test_the_end_of_an_array_is_not_promised(spool_root: Path, spool: Command) -> None:
     """`ls` and `wait` expect the end of what runs; when the rest of it starts is not theirs to say."""
     join(spool_root, shares(BOB), config="autostart = false\ncpus = 1\n")
@@ -114,35 +69,6 @@ def test_the_end_of_an_array_is_not_promised(spool_root: Path, spool: Command) -
     assert later is None
     (spool_root / "config.toml").write_text("autostart = false\ncpus = 1\n")
     assert None not in ends()
-
-
-def test_the_machine_is_the_arbiters_within_the_limits_of_the_spool(spool: Command, spool_root: Path) -> None:
-    """A job that needs more than the arbiter has to give never fits, and the spool's own limit counts beside it."""
-    join(spool_root, shares(cpus=4))
-    put_job(spool_root, "wide", limited("1h", "cpus = 6\n"))
-    assert asked(spool, "why", "wide")["reasons"][0]["code"] == "never_fits"
-    join(spool_root, shares(BOB), config="autostart = false\ncpus = 2\n")
-    assert asked(spool, "info")["cpus"] == 2
-    assert re.search(r"CPUs +2, 0 .* 5 .* 2 ", spool("info").out)
-
-
-def test_starts_that_wait_for_leases_are_no_runs(spool: Command, spool_root: Path) -> None:
-    """A job behind them is told that it starts after them, since nothing of them could end."""
-    join(spool_root, shares(), config="autostart = false\ncpus = 1\n")
-    put_job(spool_root, "first", limited("1h"))
-    put_job(spool_root, "second", limited("1h"))
-    first, second = (each["name"] for each in asked(spool, "plan")["starts"] + asked(spool, "plan")["waits"])
-    why = asked(spool, "why", second)
-    assert (why["must_end"], why["starts_after"]) == ([], [first])
-
-
-def test_a_submission_is_judged_by_the_shared_machine(spool: Command, spool_root: Path) -> None:
-    """A job that fits what the arbiter has to give raises no doubt, and one that does not raises one."""
-    join(spool_root, shares(cpus=500))
-    wide = spool("submit", "--hold", "--name", "wide", "--cpus", 400, "--resource", "licence=2", "--", "true")
-    assert (wide.code, wide.err) == (0, "")
-    wider = spool("submit", "--hold", "--name", "wider", "--cpus", 600, "--", "true")
-    assert "600 CPUs, the machine has 500" in wider.err
 
 
 def test_gpus_names_the_users_that_have_leases(

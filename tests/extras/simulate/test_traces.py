@@ -134,29 +134,7 @@ def test_an_unknown_column_is_told() -> None:
     assert [warning.endswith(": time_limits") for warning in trace.warnings] == [True]
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        (f"{line()}\n{line().replace('60', 'two')}\n", "line 2: 'two' is not a number"),
-        ("1 2 3", "line 1: has fewer than 18 columns"),
-        (line().replace("60", "nan"), "line 1: nan is out of range"),
-        (line().replace("60", "9" * 30), "is out of range"),
-        ("; MaxProcs: 1\n", "it has no job that ran"),
-        ("", "it has no job that ran"),
-        ("submit,cpus\n0,1\n", "line 1: has no column run_time"),
-        ("submit,run_time\n0,1\n0,1,2\n", "line 3: has more or fewer columns than the first line"),
-        ("submit,run_time\n0\n", "line 2: has more or fewer columns than the first line"),
-        ("submit,run_time\n0,1\n0,soon\n", "line 3: run_time: "),
-        ("submit,run_time,cpus\n0,1,two\n", "line 2: cpus: 'two' is not a number"),
-        ("submit,run_time\n1e99,1\n", "out of range"),
-        ("submit,run_time\nnow!,1\n", "submit: 'now!' is not a number"),
-        ("submit,run_time,memory\n0,1,3X\n", "line 2: memory: "),
-        ("submit,run_time,name\n0,1," + "x" * 200_000, "line 2: field larger than field limit"),
-        ("submit,run_time\n", "it has no job that ran"),
-    ],
-)
-def test_what_is_wrong_is_told_by_line_and_column(text: str, why: str) -> None:
-    """The line, the column and what would be right; a file of another kind is refused."""
-    with pytest.raises(InvalidFile) as refused:
-        parse(text, "t")
-    assert why in refused.value.problems[0].message
+def test_a_field_of_any_size_is_read_or_refused() -> None:
+    """A file of another kind may have one line."""
+    with pytest.raises(InvalidFile, match="line 2: field larger than field limit"):
+        parse("submit,run_time,name\n0,1," + "x" * 200_000, "t")

@@ -117,6 +117,9 @@ MACHINE = KeyTable(
 # fmt: on
 
 
+_REQUIRED = {key.name for key in _RESERVATION.keys if key.default is REQUIRED}
+
+
 class MachineConfig(Capacity, frozen=True):
     """The values of `machine.toml`. A missing or empty file is `MachineConfig()`."""
 
@@ -139,7 +142,9 @@ def _reservations(tables: Sequence[dict[str, Any]], reading: Reading) -> tuple[R
     for index, found in enumerate(tables):
         at = ("reservations", index)
         stated = reading.document["reservations"][index]
-        name = found.setdefault("name", "")
+        if not stated.keys() >= _REQUIRED:  # which is told already
+            continue
+        name = found["name"]
         if name in made:
             problems.add((*at, "name"), f"{toml.show(name)} is the name of another reservation")
         one = reservation.reservation_of({**found, "created_at_ns": index}, stated, problems, at)
