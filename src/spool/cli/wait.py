@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING
 import click
 
 from spool.cli import render
-from spool.cli.group import JobArgument, Verb, name_argument, named, names_argument, one_job, opened, own, value_of
+from spool.cli.group import (
+    JobArgument,
+    SpelledOption,
+    Verb,
+    name_argument,
+    named,
+    names_argument,
+    one_job,
+    opened,
+    own,
+    value_of,
+)
 from spool.cli.render import tell
 from spool.client.output import Stream, output_paths, outputs, read_output, run_of
 from spool.client.requests import Requests
@@ -270,7 +281,15 @@ _LONGEST = 1 << 16  # a longer line is cut: a progress bar is one line as long a
 @click.option("-f", "--follow", is_flag=True, help="Follow the output until the jobs have ended, retries included.")
 @click.option("--run", "run", type=int, metavar="N", help="The run to show. Default: the newest.")
 @click.option("--stderr", "errors", is_flag=True, help="Show the error output, if it has a separate file.")
-@click.option("-n", "--lines", type=click.IntRange(0), metavar="N", help="Only the last N lines of each job.")
+@click.option(
+    "-n",
+    "--lines",
+    cls=SpelledOption,
+    also=("--tail",),
+    type=click.IntRange(0),
+    metavar="N",
+    help="Only the last N lines of each job.",
+)
 @click.option("--path", "only_path", is_flag=True, help="Print the path of the output instead.")
 @click.pass_obj
 def log(
