@@ -26,7 +26,6 @@ class Said:
 
 
 Command = Callable[..., Said]
-SPOOL = ("-m", "spool")
 
 
 def asked(spool: Command, *words: object) -> Any:

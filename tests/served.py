@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -58,24 +57,17 @@ class Served(ServedSpool):
 
         *inherits* are descriptors that are left open for it.
         """
+        words = arguments or ("--until-idle",)
         with self.stderr.open("ab") as stderr:
             if not inherits and forking.can_fork(self.environment):
-                process = self._forked(arguments or ("--until-idle",))
-                try:
-                    code = process.wait(PATIENCE_S)
-                finally:
-                    process.kill()
-                return 0 if code == ExitCode.JOBS_FAILED and not arguments else code
-            code = subprocess.run(
-                self._command(arguments or ("--until-idle",)),
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
-                timeout=PATIENCE_S,
-                check=False,
-                pass_fds=inherits,
-            ).returncode
+                process: Any = self._forked(words)
+            else:
+                streams = {"stdin": subprocess.DEVNULL, "stdout": stderr, "stderr": stderr, "pass_fds": inherits}
+                process = subprocess.Popen(self._command(words), env=self.environment, **streams)
+            try:
+                code = process.wait(PATIENCE_S)
+            finally:
+                process.kill()
         return 0 if code == ExitCode.JOBS_FAILED and not arguments else code
 
     def begin(self, *arguments: str, prefix: Sequence[str] = ()) -> Any:
@@ -248,8 +240,3 @@ def overlap(lines: Iterable[Mapping[str, Any]]) -> int:
 
 def _whole(text: str | None) -> str:
     return text if text is not None and text.endswith("\n") else ""
-
-
-def remove(path: Path) -> None:
-    """Remove a directory with all that is in it, if it is there."""
-    shutil.rmtree(path, ignore_errors=True)

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from calling import spawned
 from spool.cli import group
-from spool.core.capability import Capability
 from spool.core.model import Grant
 from spool.formats import capabilities
+from spool.formats.capabilities import Capability
 from spool.formats.run_records import render_history
 from spool.testing.fakes import a_result
 from support import ROOT, wait_for
@@ -89,7 +89,7 @@ def test_a_verb_stands_behind_the_one_that_its_row_names() -> None:
 
 WRITING = """
 import os
-from spool.core.capability import Capability
+from spool.formats.capabilities import Capability
 
 class Writer:
     name = "writer"

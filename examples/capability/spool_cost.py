@@ -1,6 +1,6 @@
 """What GPU hours cost: a table `[cost]` of config.toml and a verb `spool cost`, as a capability of its own package.
 
-A capability is a row of texts that name what it contributes (`spool.core.capability`). Install it beside spool with
+A capability is a row of texts that name what it contributes (`spool.formats.capabilities`). Install it beside spool by
 `pip install ./examples/capability`; then write `cost = { gpu_hour = 0.4 }` into config.toml and ask `spool cost`.
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 import click
 
 from spool import Client
-from spool.core.capability import Capability, ContributedVerb
-from spool.formats.capabilities import Key, KeyTable, Part
+from spool.formats.capabilities import Capability, ContributedVerb, Key, KeyTable, Part
 from spool.formats.validation import PartReader
 from spool.store.edited import Settings
 

@@ -140,7 +140,7 @@ def test_what_cannot_be_read_is_passed_over_and_told(spool: Command, history: Pa
     odd = json.loads(line("d", 0, 10)) | {"planet": "earth", "granted_cpus": 1, "user": None}
     whole = b'{"job":"x","run":1,"outcome":"finished"'
     bad = [b'{"job":"x","run":1', b"[]", b"\xff\xfe", b'{"job":"x","run":1,"outcome":"vanished"}', b"[" * 100_000]
-    bad += [whole + b',"ended_at":"soon"}', whole + b',"granted_cpus":-1}']
+    bad += [whole + b',"granted_cpus":-1}', whole + b',"tags":"x"}']
     history.write_bytes(b"\n".join(bad) + b"\n\0\0\0\n\n" + good + json.dumps(odd).encode() + b"\n" + good[:40])
     found = asked(spool, "stats")
     assert (found["total"]["runs"], found["unreadable_lines"]) == (4, len(bad))

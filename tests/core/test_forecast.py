@@ -18,13 +18,14 @@ import spool.core
 from core.planning import GIB, NOW, S, code, gpus, job, machine, numbers, plan, run, started, view
 from core.test_limits import THERE, far_job, far_run
 from core.worlds import BOX, POLICIES, over_committed, waiting
-from spool.core.constraints import Holding, as_run, earliest_start
+from spool.core.constraints import as_run, earliest_start
 from spool.core.forecast import Preemption, StartForecast, forecast, preempt, preemptible_at_ns
 from spool.core.model import (
     Dependencies,
     ForeignProcess,
     Gpu,
     Grant,
+    Holding,
     Limits,
     Machine,
     NoLeases,

@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from crash.world import World
-from spool.core.capability import Capability
 from spool.core.model import Event, EventName
 from spool.dispatcher import launcher, monitor, recovery
 from spool.dispatcher.events import ListenerClient
 from spool.formats import capabilities
+from spool.formats.capabilities import Capability
 from spool.formats.config import Config
 from spool.store.disk import Disk
 from spool.store.logs import EventReader

@@ -203,6 +203,18 @@ def test_who_waits_for_an_answer_sleeps(asking: Session) -> None:
     assert asking.world.pids("long")
 
 
+def test_a_run_that_ends_while_its_cancel_is_asked_about_ends_as_it_did(asking: Session) -> None:
+    """Nobody has stopped it: exit code 0 is finished, and what depends on it runs; the answer comes too late."""
+    asking.users.submit("after", "ok", 'depends_on = ["long"]')
+    asking.world.exit(*asking.world.pids("long"), 0)
+    asking.turns(6)
+    asking.now.events.replies.append(Reply(1, Answer(no="not yet")))
+    asking.settle()
+    assert ends_of(asking.world).outcomes == {"long": ("finished 1.0",), "after": ("finished 1.0",)}
+    spool = Spool(str(asking.world.root))
+    assert [spool.record("long", 1, record) for record in (layout.STOP, layout.KEPT)] == [None, None]
+
+
 def test_a_time_limit_asks_nobody_also_while_a_cancel_is_asked_about(asking: Session) -> None:
     """The run is stopped for its limit, and a no to the cancel comes too late to change that."""
     now = asking.now

@@ -560,14 +560,15 @@ def test_a_run_whose_metadir_somebody_removed_is_not_run_beside_itself(session: 
     assert ends_of(session.world).outcomes == {"job": ("lost 1.0 requeue", "finished 1.1")}
 
 
-def test_a_run_whose_jid_somebody_removed_is_not_run_beside_itself(session: Session) -> None:
+@pytest.mark.parametrize("trace", [layout.STATUS, layout.JOB_LOG])
+def test_a_run_whose_jid_somebody_removed_is_not_run_beside_itself(session: Session, trace: str) -> None:
     """Its other records say that it has begun: it is not taken back, also by the next dispatcher."""
     session.users.submit("job", "hang", "requeue = false")
     session.settle()
     session.end()
     metadir = session.world.root / "jobs" / "job" / "1"
     (metadir / "jid").unlink()
-    (metadir / "status").write_text("running\n")
+    (metadir / trace).write_text("running\n")
     session.turns(4)
     assert session.world.pids("job"), "it was ended"
     session.world.kill("job")

@@ -13,10 +13,9 @@ from msgspec.structs import replace
 from crash.lives import NAMES, SEED, Life, live_each
 from crash.world import World
 from spool.core import layout
-from spool.core.constraints import Holding
 from spool.core.forecast import forecast
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
-from spool.core.model import Machine
+from spool.core.model import Holding, Machine
 from spool.core.resources import Runs
 from spool.core.scheduler import Plan, Start, View, decide
 from spool.dispatcher.loop import Dispatcher

@@ -40,15 +40,14 @@ class Ends:
         self.replies: list[Reply] = []
         self.greetings = 0
         self.ahead_ns = 0
-        self.stands_at_ns: int | None = None
         self.client = ListenerClient(str(root), self.replies.append, self._ready, self.now_ns)
 
     def _ready(self, _: Ready) -> None:
         self.greetings += 1
 
     def now_ns(self) -> int:
-        """Return the time, which the test may set on, or have stand."""
-        return time.monotonic_ns() + self.ahead_ns if self.stands_at_ns is None else self.stands_at_ns
+        """Return the time, which the test may set on."""
+        return time.monotonic_ns() + self.ahead_ns
 
     def serve_until(self, condition: Callable[[], object]) -> None:
         """Do what the dispatcher's loop does."""
@@ -129,33 +128,17 @@ def test_a_process_that_hangs_is_ended_and_another_one_is_asked(ends: Ends, gree
     ends.serve_without(hanging)
 
 
-@pytest.mark.parametrize("lived", [False, True])
-def test_a_process_that_cannot_be_started_is_tried_again_after_growing_pauses(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch, lived: bool
-) -> None:
-    """However long the one before it lived, and says why until one is started."""
+def test_why_a_process_cannot_be_started_is_told_until_one_is(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again after a pause, as every child is."""
     client = ends.client
     client.listen(["hooks"])
-    if lived:
-        ends.serve_until(lambda: ends.greetings)
-        ends.ahead_ns += HOUR_NS
-        os.kill(client.pid, signal.SIGKILL)
-    ends.stands_at_ns = ends.now_ns()
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/dev/null")
-        if lived:
-            wait_for(lambda: client.read() or client.pid is None, what="the end of the first one")
-            ends.stands_at_ns = client.next_due_ns()
-        pauses = []
-        for _ in range(4):
-            client.tick()
-            assert isinstance(client.trouble, PermissionError)
-            pauses.append(client.next_due_ns() - ends.now_ns())
-            ends.stands_at_ns = client.next_due_ns()
-        assert pauses == [pauses[0] << at for at in range(4)]
+        client.tick()
+        assert isinstance(client.trouble, PermissionError)
+    ends.ahead_ns += HOUR_NS
     client.tick()
-    assert client.pid is not None
-    assert client.trouble is None
+    assert (client.pid is not None, client.trouble) == (True, None)
 
 
 def test_a_process_that_has_read_nothing_for_long_hears_of_the_last_event_all_the_same(ends: Ends) -> None:

@@ -17,9 +17,8 @@ from spool import doctor
 from spool.client import waiting
 from spool.client.waiting import Waiter
 from spool.core import layout
-from spool.core.constraints import Holding
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
-from spool.core.model import Machine, State
+from spool.core.model import Holding, Machine, State
 from spool.core.scheduler import Plan
 from spool.dispatcher import monitor, wakeup
 from spool.dispatcher.context import all_lines

@@ -19,7 +19,6 @@ from spool.core import layout
 from spool.core.errors import StartRefused
 from spool.core.lifecycle import Ended, RunEnd, Void
 from spool.core.model import SECOND_NS, State
-from spool.dispatcher import recovery
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.planner import Shortage
 from spool.dispatcher.wakeup import Timer
@@ -299,20 +298,6 @@ def test_a_wrapper_without_a_trace_is_refused_only_if_it_says_so(session: Sessio
     """The exit codes 73 and 75 mean that the machine refused something; any other end without a jid is a failure."""
     live = _without_jid(session, status, _LAUNCHED)
     assert isinstance(live.phase, phase)
-
-
-def test_a_silent_run_that_left_a_trace_is_not_taken_back(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dispatcher that finds a run without a jid but with its log does not start the job again, uncounted."""
-    monkeypatch.setattr(recovery, "SILENT_NS", 0)
-    session.users.submit("x", "hang", "requeue = false")
-    session.turns(1)
-    session.end()
-    session.world.kill("x")
-    metadir = session.world.root / "jobs" / "x" / "1"
-    (metadir / layout.JID).unlink()
-    (metadir / layout.JOB_LOG).touch()
-    session.settle()
-    assert ends_of(session.world).outcomes == {"x": ("lost 1.0",)}
 
 
 def test_what_every_start_needs_is_read_before_anything_can_run_short(session: Session) -> None:

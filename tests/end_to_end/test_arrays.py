@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tomllib
-from pathlib import Path
 
 from served import Served, overlap
 from support import wait_for
@@ -105,17 +104,6 @@ def test_a_task_waits_for_its_name(shared: Served) -> None:
     shared.move("clash_1", "held", "queued")
     shared.wait_done("clash")
     assert (shared.log("clash_1", 1), shared.log("clash_1", 2)) == ("mine\n", "task\n")
-
-
-def test_a_value_that_makes_no_job_is_told_beside_the_array(shared: Served) -> None:
-    """An array of which one task would be invalid is invalid as a whole, and mending it runs it."""
-    file = shared.drop("wrong", "true", workdir="{dir}", matrix={"dir": ["/tmp", "relative"]})
-    error = Path(f"{file}.error")
-    wait_for(error.exists, what="the complaint")
-    assert "task wrong_1" in error.read_text()
-    assert shared.runs("wrong_0") == []
-    shared.completes("wrong", "true", workdir="{dir}", matrix={"dir": ["/tmp", "/"]})
-    assert not error.exists()
 
 
 def test_the_commands_treat_an_array_as_a_whole(served: Served) -> None:

@@ -17,25 +17,12 @@ EXECUTORS = ("process", "tmux")
 
 _SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]))"
 
-_HOSTILE = [
-    "", " ", "'", '"', 'it\'s "quoted"', "$HOME ${IFS} $(touch pwned) `touch pwned`", "*", "[a-z]* ?", "~", "-n",
-    "--", "-rf /", "a\nb\n", "\n", "trailing \\", "\\n", "!!", "#x", ";", "&& || | < > &", "ä ß € 🚀",
-    "\t\r\x01\x7f", "=", "A=B", "%s%n%d", "x" * 100_000, "'" * 30_000,
-]  # fmt: skip
-
 
 def _shown(served: Served, name: str, command: list[str], **keys: Any) -> tuple[list[str], dict[str, str], str]:
     result = served.completes(name, command, **keys)
     assert result["outcome"] == "finished", (result, served.log(name)[-500:])
     arguments, environment, directory = json.loads(served.log(name))
     return arguments, environment, directory
-
-
-def test_arguments_arrive_as_they_are(shared: Served) -> None:
-    """No shell sees the arguments of a list: quotes, newlines, dollars, globs, 100 kB, all arrive unchanged."""
-    arguments, _, _ = _shown(shared, "arguments", [sys.executable, "-c", _SHOW, *_HOSTILE])
-    assert arguments == _HOSTILE
-    assert not list(shared.root.parent.rglob("pwned"))
 
 
 def test_the_environment_of_a_job_is_complete(shared: Served) -> None:
@@ -115,24 +102,6 @@ def test_what_cannot_be_started_says_why(shared: Served, name: str, keys: dict[s
     assert result["reason"].startswith("could not start: ")
     assert why in result["reason"]
     assert "never" not in shared.log(name)
-
-
-def test_a_prolog_reaches_the_command_in_every_run(shared: Served) -> None:
-    """Its lines are in the environment of the command, anew for each retry; a line that is not good fails the run."""
-    shared.drop(
-        "reached",
-        ["sh", "-c", 'echo "$TOKEN|$OWN"; [ "$SPOOL_ATTEMPT" = 2 ]'],
-        prolog='[ ! -e "$SPOOL_ENV" ]; echo "TOKEN=t $SPOOL_ATTEMPT" >> "$SPOOL_ENV"; echo OWN=2 >> "$SPOOL_ENV"',
-        env={"OWN": "1"},
-        retry={"max": 1},
-    )
-    shared.wait_done("reached")
-    assert [shared.log("reached", run) for run in (1, 2)] == ["t 1|2\n", "t 2|2\n"]
-    result = shared.completes("unreached", "echo ran", prolog='echo SPOOL_JOB=other >> "$SPOOL_ENV"')
-    why = "cannot run the command: $SPOOL_ENV has SPOOL_JOB in line 1, which spool sets itself"
-    assert (result["outcome"], result["exit_code"]) == ("failed", 125)
-    assert result["reason"] == f"could not start: {why}"
-    assert shared.log("unreached") == f"spool: {why}\n"
 
 
 def test_a_setup_of_the_configuration_is_for_every_job_without_one(served: Served) -> None:

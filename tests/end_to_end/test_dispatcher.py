@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from end_to_end.hooking import hook
-from served import Served, alive, marked, overlap, pids_in
+from served import Served, alive, marked, pids_in
 from spool.store.lock import dispatcher_lives
 from spool.store.ownership import this_user
 from spool.store.spool import Service, Spool
@@ -47,18 +47,6 @@ def _configure(served: Served, text: str) -> None:
 
 
 # Order and room.
-
-
-def test_nothing_is_given_twice(served: Served) -> None:
-    """Forty jobs on three CPUs never run more than three at once, use all three, and run once each."""
-    _configure(served, "cpus = 3\n")
-    for at in range(40):  # each waits until as many have begun as there are CPUs
-        served.drop(f"job-{at}", "touch up-$SPOOL_JOB; until [ $(ls up-* | wc -l) -ge 3 ]; do sleep 0.02; done")
-    assert served.run() == 0
-    history = served.history()
-    assert {line["outcome"] for line in history} == {"finished"}
-    assert sorted(line["job"] for line in history) == sorted(f"job-{at}" for at in range(40))
-    assert overlap(history) == 3
 
 
 # Signals and exits.
@@ -236,16 +224,17 @@ def test_until_idle_tells_whether_a_job_failed(served: Served) -> None:
 
 
 def test_until_idle_waits_for_who_is_writing(served: Served) -> None:
-    """A file that is copied slowly into `queued/` is run, and is waited for by one dispatcher."""
+    """A file that is copied slowly into `queued/`, and is valid at a cut, is run whole, and waited for by one."""
     path = served.path("queued", "slow")
     with path.open("wb") as file:
-        file.write(b"# a comment\n")
+        file.write(served.text("true"))
         file.flush()
         served.start("--until-idle")
         served.completes("other", "true")
-        assert served.lives()
-        file.write(served.text("true"))
+        assert (served.lives(), served.runs("slow")) == (True, [])
+        file.write(b"cpus = 1\n")
     served.wait_done("slow")
+    assert "cpus = 1\n" in served.record("slow", "job.toml")
     process, served.process = served.process, None
     assert process.wait(PATIENCE_S) == 0
     assert served.said().count("dispatcher serves") == 1

@@ -6,48 +6,14 @@ import os
 import shutil
 import signal
 import sys
-from itertools import pairwise
 
 import pytest
 
-from served import Served, alive, marked, pids_in
+from served import Served, alive, marked
 from support import wait_for
 from wrapper_runs import NOBODY
 
 EXECUTORS = ("process", "sh", "tmux")
-_KEYS = {signal.SIGINT: "C-c", signal.SIGQUIT: "C-\\"}
-
-
-def test_a_killed_wrapper_is_lost_and_runs_again_three_times(live: Served) -> None:
-    """`kill -9` of a wrapper is lost, its command is ended first, and it is requeued three times and no more."""
-    live.drop("unlucky", "echo $$; exec sleep 1000", kill_grace="1s")
-    for run in (1, 2, 3, 4):
-        command = pids_in(live.says("unlucky", "\n", run))[0]
-        os.kill(live.pid("unlucky", run), signal.SIGKILL)
-        assert live.wait_outcome("unlucky", run) == "lost"
-        assert not alive(command)
-    live.wait_done("unlucky")
-    results = [live.result("unlucky", run) or {} for run in (1, 2, 3, 4)]
-    assert [result.get("again") for result in results] == ["requeue"] * 3 + [None]
-    assert [result["attempt"] for result in results] == [1, 1, 1, 1]
-    assert [line["outcome"] for line in live.history()] == ["lost"] * 4
-    assert all("exit_code" not in result for result in results)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
-def test_a_wrapper_that_is_told_to_end_never_finishes(shared: Served, number: signal.Signals) -> None:
-    """A signal to the wrapper goes on to the command, and the job is never called finished.
-
-    In a terminal INT and QUIT come from its keys, to the command and the wrapper alike, and the command gets one.
-    """
-    name = f"told-{number.name.lower()}"
-    shared.up(name, "echo up; exec sleep 1000")
-    if shared.executor == "tmux" and number in _KEYS:
-        assert shared.tmux("send-keys", "-t", f"={name}/1:", _KEYS[number]) == ""
-    else:
-        os.kill(shared.pid(name), number)
-    result = shared.wait_done(name)
-    assert (result["outcome"], result["exit_code"]) == ("failed", 128 + number)
 
 
 def test_jobs_outlive_a_killed_dispatcher_and_are_adopted(live: Served) -> None:
@@ -85,34 +51,6 @@ def test_jobs_that_ended_while_nobody_looked_are_proved(served: Served) -> None:
     assert served.places("gone") == ["done"]
 
 
-def test_a_zombie_is_not_alive(served: Served) -> None:
-    """A wrapper that has died and that nobody reaps, because its parent does not, is gone all the same."""
-    if served.executor == "tmux":
-        pytest.skip("a tmux server reaps its children")
-    # The dispatcher's parent becomes the parent of what it leaves behind, and never waits for it.
-    careless = (
-        "import ctypes, os, subprocess, sys, time\n"
-        "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"
-        "subprocess.Popen(sys.argv[1:])\n"
-        "time.sleep(1000)"
-    )
-    served.start(prefix=(sys.executable, "-c", careless))
-    served.up("undead", "echo up; exec sleep 1000", requeue=False)
-    wrapper = served.pid("undead")
-    dispatcher = served.state()["pid"] if served.state().get("pid") else wait_for(lambda: served.state().get("pid"))
-    os.kill(int(dispatcher), signal.SIGKILL)
-    keeper, served.process = served.process, None
-    try:
-        os.kill(wrapper, signal.SIGKILL)
-        wait_for(lambda: not alive(wrapper))
-        assert os.path.exists(f"/proc/{wrapper}"), "it should be a zombie"
-        assert served.run() == 0
-        assert served.outcome("undead") == "lost"
-    finally:
-        keeper.kill()
-        keeper.wait()
-
-
 def test_a_dispatcher_may_be_started_by_a_job(served: Served, tmp_path: object) -> None:
     """A dispatcher of another spool that a job starts gives its jobs their own marks, and ends with that job."""
     inner = Served(served.root.parent / "inner")
@@ -140,25 +78,6 @@ def test_the_dispatcher_of_a_spool_may_be_started_by_a_job_of_it(served: Served)
 
 
 # Retries.
-
-
-def test_retries_follow_delay_and_backoff_and_keep_everything(shared: Served) -> None:
-    """Each try waits delay * backoff^(n-1) after the end before it, counts its attempt, and keeps its log."""
-    shared.drop(
-        "tries",
-        "echo try $SPOOL_ATTEMPT run $SPOOL_RUN; exit $((SPOOL_ATTEMPT + 2))",
-        retry={"max": 3, "delay": "100ms", "backoff": 2.0, "max_delay": "250ms"},
-    )
-    shared.wait_done("tries")
-    results = [shared.result("tries", run) or {} for run in (1, 2, 3, 4)]
-    assert shared.runs("tries") == [1, 2, 3, 4]
-    assert [shared.log("tries", run) for run in (1, 2, 3, 4)] == [f"try {n} run {n}\n" for n in (1, 2, 3, 4)]
-    assert [result["exit_code"] for result in results] == [3, 4, 5, 6]
-    waits = [later["started_at_ns"] - sooner["ended_at_ns"] for sooner, later in pairwise(results)]
-    for waited, least in zip(waits, (100_000_000, 200_000_000, 250_000_000), strict=True):
-        assert waited >= least
-    assert [result.get("again") for result in results] == ["retry"] * 3 + [None]
-    assert len({result["submitted_at_ns"] for result in results}) == 1
 
 
 def test_a_retry_reads_its_file_anew(shared: Served) -> None:
@@ -254,15 +173,6 @@ def test_a_job_that_leaves_no_place_for_its_exit_code_ends_at_its_limit(shared: 
     name = make.split()[0]
     shared.drop(name, f"{make}; exit 7", time_limit="500ms")
     assert shared.wait_done(name)["outcome"] == "timeout"
-
-
-def test_a_job_has_the_soft_limit_of_a_login(served: Served) -> None:
-    """What the dispatcher takes for itself it keeps, and what its starter had counts only as far as it is hard."""
-    served.start(prefix=["prlimit", "--nofile=512:4096"])
-    served.completes("limits", "ulimit -S -n; ulimit -H -n")
-    assert served.log("limits") == "1024\n4096\n"
-    with open(f"/proc/{served.process.pid}/limits", encoding="ascii") as limits:
-        assert next(line for line in limits if line.startswith("Max open files")).split()[3:5] == ["4096", "4096"]
 
 
 @pytest.mark.executors("process", "sh")

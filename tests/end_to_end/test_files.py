@@ -59,23 +59,6 @@ def test_mv_from_another_file_system_runs(shared: Served) -> None:
     assert shared.log("from-afar") == "moved\n"
 
 
-def test_a_slow_writer_is_waited_for(shared: Served) -> None:
-    """A file that is valid at a cut, but still open for writing, is not run before its writer closes it; others are."""
-    path = shared.path("queued", "slow-writer")
-    with path.open("wb") as file:
-        file.write(shared.text("echo cut"))
-        file.flush()
-        shared.looked()
-        assert shared.runs("slow-writer") == []
-        file.write(b'comment = "whole"\n[env]\nX = "1"\n')
-        file.flush()
-        shared.looked()
-        assert shared.runs("slow-writer") == []
-        assert shared.places("slow-writer") == ["queued"]
-    shared.wait_done("slow-writer")
-    assert b"whole" in (shared.record("slow-writer", "job.toml") or "").encode()
-
-
 # Editors.
 
 
@@ -344,26 +327,6 @@ def test_what_is_no_job_file_is_none_of_spools_business(shared: Served, tmp_path
         path.rmdir() if path.name == "dir.toml" else path.unlink()
     os.unlink(raw)
     assert shared.lives()
-
-
-def test_directories_in_the_way_of_spools_own_files(live: Served) -> None:
-    """A directory where spool wants to write harms the one job at most; when it goes, all goes on."""
-    for path in ("queued/ghost.toml.error", "queued/wrong.toml.error", "done/blocked.toml", "running/taken.toml"):
-        (live.root / path).mkdir()
-    live.drop("wrong", b"]")
-    live.drop("blocked", "echo blocked")
-    live.drop("taken", "echo taken")
-    live.completes("other", "true")
-    wait_for(lambda: live.outcome("blocked"))
-    live.looked()
-    assert live.lives()
-    assert len(live.runs("taken")) < 20
-    for path in ("queued/ghost.toml.error", "queued/wrong.toml.error", "done/blocked.toml", "running/taken.toml"):
-        (live.root / path).rmdir()
-    wait_for(lambda: live.places("blocked") == [])
-    assert len(list((live.root / "done").glob("blocked.toml.*"))) == 1
-    live.wait_done("taken")
-    assert live.log("taken", live.runs("taken")[-1]) == "taken\n"
 
 
 def test_metadirs_deleted_under_a_running_job(live: Served) -> None:

@@ -467,28 +467,6 @@ def test_a_cancel_that_is_refused_is_dropped(served: Served, how: str) -> None:
     served.wait_done("x")
 
 
-WAITS = "echo asked >> ledger; while [ ! -e answer ]; do sleep 0.02; done; exit 1"
-
-
-def test_a_run_that_ends_while_its_cancel_is_asked_about_ends_as_it_did(served: Served) -> None:
-    """Nobody has stopped it: exit code 0 is finished, and what depends on it runs."""
-    _limit(served, "20s")
-    hook(served, "cancelling", WAITS)
-    served.start()
-    served.drop("x", f"echo up; until [ -e {served.root}/go ]; do sleep 0.02; done")
-    served.drop("after", "true", depends_on="x")
-    served.says("x", "up")  # before that, the record of a stop would end it
-    assert served.spool("cancel", "x").returncode == 0
-    served.until(lambda: ledger(served) == [["asked"]], "the question")
-    (served.root / "go").touch()
-    result = served.wait_done("x")
-    assert (result["outcome"], result["exit_code"]) == ("finished", 0)
-    assert served.wait_outcome("after") == "finished"
-    (served.root / "answer").touch()
-    assert served.record("x", "stop") is None
-    assert served.record("x", "kept") is None
-
-
 def test_a_cancel_is_asked_about_across_a_restart(served: Served) -> None:
     """Killed while a cancel is asked about, the next dispatcher asks again; the yes then cancels, once."""
     _limit(served, "20s")

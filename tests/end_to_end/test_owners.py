@@ -27,7 +27,7 @@ from served import Served
 from spool.cli import group, main
 from spool.core import layout
 from spool.store.spool import Spool
-from support import PATIENCE_S, ROOT, in_child, make_spool, wait_for
+from support import PATIENCE_S, ROOT, in_child, wait_for
 
 ALICE, MALLORY = 12345, 12346
 
@@ -687,33 +687,3 @@ def test_a_spool_that_is_replaced_is_no_longer_served(shared: Shared, how: str) 
         assert shared.by(ALICE, "submit", "--", "true").returncode == 5
         assert shared.by(ALICE, "dispatch", "--once").returncode == 5
     assert shared.ran() == {}
-
-
-def test_a_job_waits_while_the_place_of_its_terminal_is_taken(shared: Shared) -> None:
-    """Where somebody's directory is in the place of a socket, jobs wait with that reason, and start once it is gone."""
-    if shutil.which("tmux") is None:
-        pytest.skip("tmux is not installed")
-    place = Path(f"/tmp/spool-{ALICE}")
-    if place.exists():
-        pytest.skip(f"{place} exists")
-    shared.root = shared.home / ("long" * 30)
-    make_spool(shared.root)
-    shared.own(shared.root, *shared.root.iterdir())
-    place.mkdir()
-    shared.own(place, uid=MALLORY)
-    try:
-        shared.environment["SPOOL_DIR"] = str(shared.root)
-        shared.environment.pop("XDG_RUNTIME_DIR", None)
-        shared.serve()
-        shared.put(ALICE, "queued/talk.toml", "talk", 'executor = "tmux"\n')
-        said = "not accessible only to you"
-        wait_for(lambda: said in shared.state()["jobs"].get("talk", {}).get("reason", ""), what="why")
-        assert shared.places("talk") == ["queued"]
-        place.rmdir()
-        wait_for(lambda: shared.places("talk") != ["queued"], what="the start")
-        assert place.stat().st_uid == ALICE
-        assert [line["attempt"] for line in shared.history() if line["job"] == "talk" and "attempt" in line] == []
-    finally:
-        for socket in place.iterdir() if place.exists() else ():
-            subprocess.run([*as_user(ALICE), "tmux", "-S", str(socket), "kill-server"], check=False)
-        shutil.rmtree(place, ignore_errors=True)

@@ -169,17 +169,6 @@ def test_the_next_job_starts_when_the_last_leftover_is_gone(served: Served) -> N
     assert last <= served.result("second")["started_at_ns"] <= now  # type: ignore[index]
 
 
-def test_a_stop_is_carried_on_by_the_next_dispatcher(live: Served) -> None:
-    """A dispatcher that dies while it stops a job: the next one goes on, within the grace that was left."""
-    live.up("halfway", "trap '' TERM; echo up; while :; do sleep 0.05; done", kill_grace="1500ms")
-    live.path("running", "halfway").unlink()
-    live.until(lambda: live.record("halfway", "stop"), "the order to stop")
-    live.restart()
-    assert live.wait_outcome("halfway") == "cancelled"
-    live.wait_done("halfway")
-    assert not marked(live.root)
-
-
 def test_limits_hold_for_adopted_runs(live: Served) -> None:
     """A time limit that passes while no dispatcher lives is enforced as soon as one does."""
     live.up("adopted", "echo up; exec sleep 1000", time_limit="1h", kill_grace="1s")
@@ -187,16 +176,6 @@ def test_limits_hold_for_adopted_runs(live: Served) -> None:
     live.shorten("adopted", "1ms")
     assert live.run() == 0
     assert live.outcome("adopted") == "timeout"
-
-
-def test_leftovers_of_adopted_runs_are_ended(live: Served) -> None:
-    """What an adopted job's command leaves behind, in a session of its own, is found and ended."""
-    live.drop("left", "setsid sleep 1000 & echo $!; until [ -e go ]; do sleep 0.02; done", kill_grace="500ms")
-    pid = _pids(live, "left", 1)[0]
-    live.restart()
-    (live.root.parent / "go").touch()
-    assert live.wait_outcome("left") == "finished"
-    assert not alive(pid)
 
 
 _ATTACHES = """

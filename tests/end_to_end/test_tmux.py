@@ -132,20 +132,14 @@ def test_attach_shows_types_and_leaves(shared: Served) -> None:
 
 
 def test_attach_says_why_it_cannot(shared: Served) -> None:
-    """Without a terminal, without a session, for a job that is over, waits, or never was: one line says what is so."""
-    shared.drop("plain", "echo up; exec sleep 1000", executor="process")
+    """Without a terminal, for a job that is over, or a run that never was: one line says what is so."""
     shared.drop("live", "echo up; exec sleep 1000")
     shared.drop("over", "true")
-    shared.drop("waits", "true", place="held")
-    shared.says("plain", "up")
     shared.says("live", "up")
     shared.wait_done("over")
     told = {
         ("live",): (1, "this is not a terminal; `spool log -f live` needs no terminal"),
-        ("plain",): (1, "run 1 has no terminal: it runs as a plain process"),
         ("over",): (1, "run 1 has ended (finished); `spool log over` shows its output"),
-        ("waits",): (1, "it has not run yet"),
-        ("nobody",): (3, "the spool has no job of that name"),
         ("live", "--run", "4"): (3, "its runs are 1"),
     }
     for words, (code, why) in told.items():
@@ -154,8 +148,7 @@ def test_attach_says_why_it_cannot(shared: Served) -> None:
         assert why in said.stderr
     would = shared.spool("attach", "live", "--read-only", "--dry-run")
     assert would.stdout.split()[-4:] == ["attach-session", "-r", "-t", "=live/1"]
-    for name in ("plain", "live"):
-        shared.cancels(name)
+    shared.cancels("live")
 
 
 # The server.

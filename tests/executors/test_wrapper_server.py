@@ -23,8 +23,7 @@ from spool.executors import Launch, base, by_name, compiled, process
 from spool.executors.process import ProcessExecutor, WrapperServer
 from spool.formats import run_records
 from spool.formats.config import Config
-from spool.formats.wrapper import ALREADY_STARTED
-from spool.machine import host, identity
+from spool.machine import identity
 from support import in_child, wait_for
 from wrapper_runs import Shop, become_poor, poor_directory, record_of
 
@@ -184,14 +183,6 @@ def test_a_machine_without_room_refuses_a_start(shop: Shop) -> None:
         assert in_child(child) == 0
         assert re.fullmatch(rf"{compiled.PROGRAM} .*: {os.strerror(errno.EAGAIN)}\n3", said.read_text())
         assert os.listdir(launches[0].metadir) == ["run.sh"]
-
-
-def test_a_run_that_was_settled_meanwhile_is_not_run(either: Shop) -> None:
-    """Where a jid is, it leaves as any wrapper does."""
-    launch = either.launch("echo no")
-    (Path(launch.metadir) / "jid").write_bytes(run_records.VOID_JID)
-    assert either.finish(either.executor.start(launch)) == ALREADY_STARTED
-    assert not (Path(launch.metadir) / "log").exists()
 
 
 def test_any_path_of_a_metadir_will_do(either: Shop) -> None:
@@ -410,19 +401,6 @@ def test_a_wrapper_shows_its_script_and_its_own_marks_alone(either: Shop, monkey
     assert either.finish(started) == 0
     found = record_of(launch, "log").splitlines()
     assert not [entry for entry in found if entry.startswith(b"SPOOL_") or entry == b"BASH_VERSION=5"]
-
-
-def test_a_job_begins_with_the_environment_of_a_login(either: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that this process was started with goes on to a job."""
-    launch = either.launch(("/usr/bin/env",))  # before: what it finds by PATH is remembered for the other tests
-    for name in ("SECRET_TOKEN", "VIRTUAL_ENV", "LC_ALL", "PYTHONPATH", "USER", "LANG", "PATH"):
-        monkeypatch.setenv(name, "of-the-starter")
-    login = host.login_environment()
-    assert either.finish(either.executor.start(launch)) == 0
-    found = dict(line.split("=", 1) for line in record_of(launch, "log").decode().splitlines())
-    assert {key: found.get(key) for key in login} == login
-    assert "of-the-starter" not in found.values()
-    assert found.keys() - login.keys() <= {"PWD", "OLDPWD", "SHLVL", "_", "SPOOL_DIR", "SPOOL_JOB", "SPOOL_RUN"}
 
 
 @pytest.mark.parametrize("call", ["posix_spawn", "memfd_create"])

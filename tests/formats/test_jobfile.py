@@ -286,50 +286,6 @@ def test_what_was_meant_is_told(text: str, meant: str) -> None:
     assert found.endswith(f'did you mean "{meant}"?')
 
 
-def many(line: str, entries: list[str]) -> str:
-    """Return a line whose list, where `…` stands, has these entries."""
-    return line.replace("…", ", ".join(entries))
-
-
-NAMES = [f'"n{at}"' for at in range(1001)]
-
-
-@pytest.mark.parametrize(
-    ("line", "key"),
-    [
-        ("depends_on = […]", "depends_on"),
-        ("depends_on = { all = […] }", "depends_on.all"),
-        ("depends_on = { any = […], ended = ['x'] }", "depends_on.any"),
-        ("tags = […]", "tags"),
-        ("retry = { on = […] }", "retry.on"),
-    ],
-)
-def test_a_list_of_names_has_at_most_a_thousand(line: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A longer one is one mistake, told before any of its names is looked at."""
-    looked_at: list[str] = []
-    monkeypatch.setattr(values, "why_not_name", looked_at.append)
-    monkeypatch.setattr(values, "closest", lambda word, known: looked_at.append(word))
-    (found,) = problems(many(f'command = "x"\n{line}', NAMES))
-    assert f'"{key}" on line 2: ' in found
-    assert not looked_at
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("[env]\n" + "".join(f'V{at} = "x"\n' for at in range(1001)), "has 1,001 entries; at most 1,000 are allowed"),
-        ("[matrix]\n" + "".join(f"V{at} = [1]\n" for at in range(1001)), "has 1,001 keys; at most 1,000 are allowed"),
-        (f"rows = [{{{', '.join(f'V{at} = 1' for at in range(1001))}}}]", "has 1,001 keys in each row"),
-        (f'array = "{",".join(str(2 * at) for at in range(1001))}"', "lists more than 1,000 indices and ranges"),
-    ],
-    ids=["env", "matrix", "rows", "array"],
-)
-def test_tables_and_lists_of_indices_are_bounded_too(text: str, why: str) -> None:
-    """Variables, keys of a matrix or of rows, and the parts of `array`: a thousand of each."""
-    (found,) = problems(f'command = "x"\n{text}')
-    assert why in found
-
-
 def test_overlapping_ranges_end_with_the_first_index_that_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A megabyte of them took minutes: no more indices are made than a file may make tasks."""
     made: list[range] = []

@@ -24,12 +24,11 @@ from spool.cli import render
 from spool.cli.render import code_of, tell
 from spool.client import submit
 from spool.core import layout
-from spool.core.capability import ContributedVerb
 from spool.core.errors import ExitCode, InvalidValue, NoSuchJob, SpoolError, UsageError, cannot
 from spool.core.layout import is_pattern, natural, why_not_name
 from spool.core.model import State
 from spool.core.units import parse_duration
-from spool.formats.capabilities import capabilities, contributed, loaded, search
+from spool.formats.capabilities import ContributedVerb, capabilities, contributed, loaded, search
 from spool.formats.toml import show
 from spool.store.disk import is_yet_to_be_made, remedy_for
 

@@ -21,7 +21,16 @@ from spool.formats.toml import uncollected
 from spool.formats.wire import render_instant
 from spool.query.jobs import list_jobs
 from spool.query.listing import ArrayTasks, ListedJob, folded, foreseen, tasks_of, tree
-from spool.query.rows import ORDERS, JobFilter, JobList, JobRow, by_value, outcomes_by_value, with_metrics
+from spool.query.rows import (
+    ORDERS,
+    JobFilter,
+    JobList,
+    JobRow,
+    by_value,
+    outcomes_by_value,
+    with_metrics,
+    with_progress,
+)
 from spool.store.disk import is_yet_to_be_made
 from spool.store.spool import Spool
 
@@ -102,7 +111,7 @@ FIELDS = {
 _KNOWN = f"{', '.join(FIELDS)}, and param:KEY and metric:KEY for one value"
 COLUMNS = tuple(FIELDS)
 """The columns that `--columns` may name."""
-_FULLY = ("progress", "parameters", "metrics", "left")  # these need a closer look at each job
+_FULLY = ("parameters", "metrics", "left")  # these need a closer look at each job
 _BY_FORM = {"json": COLUMNS, "csv": COLUMNS, "table": ("progress",)}
 _USUAL = ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time", "reason")
 _ALIASES = {"params": "parameters"}
@@ -269,6 +278,8 @@ def _read(spool: Spool, asked: _Asked) -> tuple[JobList, dict[str, ArrayTasks]]:
     columns = {needs.get(word.partition(":")[0], word) for word in _needed(asked)}
     closely = not columns.isdisjoint(_FULLY)
     found = list_jobs(spool, asked.wanted, everything=asked.everything, order=asked.order, in_full=closely)
+    if "progress" in columns and not closely:
+        found = replace(found, rows=tuple(with_progress(spool, row) for row in found.rows))
     names = (name for name in asked.wanted.names if not is_pattern(name))
     arrays = {name: tasks for name in names if (tasks := tasks_of(spool, name)) is not None}
     if "left" in columns:
@@ -333,8 +344,8 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
     on_terminal = sys.stdout.isatty()
     progress = ("progress",) if any(one.row.progress for one in lines) else ()
     left = ("left",) if on_terminal and any(one.row.left or one.row.start for one in lines) else ()
-    known = any(one.row.gpu_percent is not None and one.row.ended_at_ns is None for one in lines)
-    busy = ("busy",) if on_terminal and known else ()
+    is_busy = (one.row.gpu_percent is not None and one.row.ended_at_ns is None for one in lines)
+    busy = ("busy",) if on_terminal and any(is_busy) else ()
     parameters = _of_tasks(lines, asked.wanted.names) if on_terminal else ()
     kept = [
         field_of(name) for name in asked.columns or (*_USUAL[:-1], *left, *busy, *progress, *parameters, _USUAL[-1])
@@ -347,7 +358,7 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
         render.clear()
     shown_lines = lines[:room]
     columns = [[field.text(one, now_ns) for one in shown_lines] for field in kept]
-    styles = [render.style_of_row(one.row) for one in shown_lines]
+    styles = [render.style_of_row(one.row) for one in shown_lines] if on_terminal else []
     render.table([field.column for field in kept], list(zip(*columns, strict=True)), styles)
     if len(lines) > room:
         render.say(f"… and {len(lines) - room} more")

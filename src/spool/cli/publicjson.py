@@ -77,7 +77,7 @@ PUBLIC = {
     "OtherFile": "row path file",
     "PendingReason": "code text",
     "PoolStatus": "total granted free",
-    "PoolUse": "total granted free",
+    "PoolView": "total granted free",
     "Preview": """
         starts waits ends left_out held running submitted paused dispatcher protected protected_until_at_ns
         protected_by_guess config_problem at_ns start_is_earliest

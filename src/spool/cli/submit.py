@@ -39,13 +39,12 @@ from spool.client import submit as submitting
 from spool.client.draft import Draft
 from spool.client.submit import check_submitter, is_spool
 from spool.core import layout
-from spool.core.capability import OtherWay
 from spool.core.errors import ExitCode, InvalidFile, InvalidJob, SpoolError, SpoolUnusable, UsageError, cannot
 from spool.core.layout import DONE, EXPORTED, HELD, QUEUED, RUNNING, why_not_name
 from spool.core.model import JobDefaults, Problem, Spec, in_force
 from spool.core.units import show_duration
 from spool.formats import jobfile
-from spool.formats.capabilities import contributed, engine_offer, loaded
+from spool.formats.capabilities import OtherWay, contributed, engine_offer, loaded
 from spool.formats.jobfile import edited
 from spool.formats.toml import MAX_BYTES
 from spool.query.foresight import doubts

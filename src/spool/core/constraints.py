@@ -10,12 +10,12 @@ over the time that it has waited, minus what it has already held back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from copy import copy
 from heapq import merge
 from math import ceil
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from spool.core.dependencies import Cycles, DependencyResolver, DependencyStatus
 from spool.core.gpus import NEW_RUN
@@ -90,25 +90,6 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
             guessed = guessed or ((over.spec.time_limit_ns is None or over.suspended) and not over.stopping)
             next_end = next(ends, None)
         then.available_bytes = None  # after the first end, the memory that the kernel could give is unknown
-
-
-class Holding(Struct, frozen=True):
-    """Resources held back for jobs whose start rests on a guess, in seconds of the whole pool.
-
-    For the job `name` the amount keeps growing by `rate` per second from `since_ns` on.
-    """
-
-    amounts: Mapping[str, float] = field(default_factory=dict)
-    name: str | None = None
-    rate: float = 0.0
-    since_ns: int = 0
-
-    def at(self, now_ns: int) -> Mapping[str, float]:
-        """Return the amount held back for each job until then."""
-        if self.name is None or not self.rate:
-            return self.amounts
-        more = self.rate * max(now_ns - self.since_ns, 0) / SECOND_NS
-        return {**self.amounts, self.name: self.amounts.get(self.name, 0.0) + more}
 
 
 class StrictOrder:

@@ -325,10 +325,7 @@ class Result(Struct, frozen=True):
 
 
 class RunAccount(Struct, gc=False):
-    """One run as the sums and pictures count it: the part of its records that its history line has.
-
-    The reader of the lines extends this value, because copying millions of runs would dominate the time.
-    """
+    """One run as the sums and pictures count it: the part of its records that its history line has."""
 
     job: str
     run: int
@@ -481,6 +478,25 @@ def granted_request(spec: Spec, grant: Grant) -> Request:
     request = spec.request
     gpu_memory = grant.gpu_memory_bytes if request.gpu_memory_auto else request.gpu_memory_bytes
     return replace(request, memory_bytes=grant.memory_bytes, gpu_memory_bytes=gpu_memory)
+
+
+class Holding(Struct, frozen=True, rename={"name": "job"}):
+    """Resources held back for jobs whose start rests on a guess, in seconds of the whole pool.
+
+    For the job `name` the amount keeps growing by `rate` per second from `since_ns` on.
+    """
+
+    amounts: Mapping[str, float] = field(default_factory=dict)
+    name: str | None = None
+    rate: float = 0.0
+    since_ns: int = 0
+
+    def at(self, now_ns: int) -> Mapping[str, float]:
+        """Return the amount held back for each job until then."""
+        if self.name is None or not self.rate:
+            return self.amounts
+        more = self.rate * max(now_ns - self.since_ns, 0) / SECOND_NS
+        return {**self.amounts, self.name: self.amounts.get(self.name, 0.0) + more}
 
 
 class Sized(Struct, frozen=True):

@@ -22,7 +22,6 @@ from spool.core.constraints import (
     FULL,
     BackfillReservation,
     Constraints,
-    Holding,
     StrictOrder,
     as_run,
     budget_s,
@@ -30,7 +29,7 @@ from spool.core.constraints import (
     exhausted_at_ns,
 )
 from spool.core.dependencies import CANCELLED_BY, Cycles, DependencyResolver, DependencyStatus, resolve
-from spool.core.model import SECOND_NS, Grant, Machine, Policy, Request, Reservation, Running, State, Waiting
+from spool.core.model import SECOND_NS, Grant, Holding, Machine, Policy, Request, Reservation, Running, State, Waiting
 from spool.core.priority import SLOWDOWN, Order, OrderFactors, Past
 from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key
 from spool.core.quotas import SharedLimits

@@ -9,9 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core import layout
-from spool.core.constraints import Holding
 from spool.core.lifecycle import Void
-from spool.core.model import SECOND_NS, Machine, Policy, State
+from spool.core.model import SECOND_NS, Holding, Machine, Policy, State
 from spool.core.priority import Past
 from spool.core.reasons import instant
 from spool.core.scheduler import Plan, Start, View, decide

@@ -11,7 +11,7 @@ from typing import assert_never
 
 from spool.core import layout, lifecycle
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, shown, suspended_words
-from spool.core.model import SECOND_NS, Jid, Machine, Spec, State
+from spool.core.model import SECOND_NS, Holding, Jid, Machine, Spec, State
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.context import Component, Context
@@ -19,7 +19,6 @@ from spool.dispatcher.wakeup import Pace
 from spool.formats.state import (
     GpuUseView,
     GpuView,
-    HoldingView,
     JobView,
     MachineView,
     PoolView,
@@ -170,7 +169,7 @@ class StatusWriter(Component):
             machine=self._machine(machine) if machine is not None else None,
             errors=self.logged.errors,
             jobs=jobs,
-            held_back=_held_back(plan),
+            held_back=plan.holding if plan is not None and plan.holding != Holding() else None,
             executors=self._state.executors.unavailable(),
             refused={
                 job.name: RefusalView(why=job.refused.why, until_ns=job.refused.until_ns)
@@ -311,13 +310,6 @@ class StatusWriter(Component):
             gpus=tuple(GpuView.of(gpu, on.get(gpu.uuid, ())) for gpu in machine.gpus),
             shared=self._gate.leases.view,
         )
-
-
-def _held_back(plan: Plan | None) -> HoldingView | None:
-    if plan is None or (plan.holding.name is None and not plan.holding.amounts):
-        return None
-    holding = plan.holding
-    return HoldingView(amounts=dict(holding.amounts), job=holding.name, rate=holding.rate, since_ns=holding.since_ns)
 
 
 def _beside(job: JobEntry | None, inode: int) -> str:

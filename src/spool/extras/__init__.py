@@ -1,12 +1,12 @@
 """The capabilities that come with spool, each a folder here that nothing else names.
 
 A folder can be deleted: its row in this table then counts for nothing. A row says what the folder contributes
-(`core.capability`).
+(`formats.capabilities`).
 """
 
 from __future__ import annotations
 
-from spool.core.capability import Capability, ContributedVerb, EngineOffer, GpuVendor
+from spool.formats.capabilities import Capability, ContributedVerb, EngineOffer, GpuVendor
 
 TABLE = (
     Capability(

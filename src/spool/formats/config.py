@@ -21,7 +21,7 @@ from spool.formats import jobfile, toml
 from spool.formats.capabilities import REQUIRED, SHORTEST_NS, Key, KeyTable, executors, with_parts
 from spool.formats.keys import DEFAULTS
 from spool.formats.toml import Path
-from spool.formats.validation import MAX_NAMES, Duration, Format, Kind, Kinds, Problems, Reading
+from spool.formats.validation import Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import (
     KINDS,
     Text,
@@ -44,6 +44,15 @@ _INDEX = re.compile(r"0|[1-9][0-9]{0,3}")
 _EXPORT = re.compile(r"[A-Za-z_*?\[][A-Za-z0-9_*?\[\]!-]*")
 _ACCOUNT = re.compile(r"@?[^@\s:,/-][^@\s:,/]*(?:@[^@\s:,/]+)?")  # as in a directory service: alice@lab.example
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+")
+
+_GONE = {
+    "starvation_after": 'jobs no longer starve, with any value; remove it, or set order = "arrival" for first come, '
+    "first served",
+    "time_bonus": 'shorter jobs go first anyway; remove it, or set order = "arrival" for first come, first served',
+    "hq": "spool hands no jobs to HyperQueue any more; remove it",
+    "tariff": "multiply the hours and kWh of `spool stats --json` by your prices; remove it",
+}
+"""The keys that have no effect any more, each with the reason and what to write instead."""
 
 # A row stays a row of a table.
 # fmt: off
@@ -188,10 +197,7 @@ CONFIG = KeyTable(
     Key("on_failure", "word",
         "What to do when a job has finally failed: continue, pause the spool, or cancel all jobs.",
         words=("continue", "pause", "halt"), field="policy.on_failure"),
-    Key("starvation_after", "anything", "No longer has any effect: no job starves.", field="gone.starvation_after"),
-    Key("time_bonus", "flag", "No longer has any effect: shorter jobs go first anyway.", field="gone.time_bonus"),
-    Key("hq", "any table", "No longer has any effect: spool hands no jobs to HyperQueue.", field="gone.hq"),
-    Key("tariff", "any table", "No longer has any effect: spool computes no prices.", field="gone.tariff"),
+    *(Key(name, "anything", f"No longer has any effect: {why}.", field=f"gone.{name}") for name, why in _GONE.items()),
     Key("order", "word", "Which job goes first: the one that has waited longest for its size, or the oldest.",
         words=("slowdown", "arrival"), field="policy.order"),
     Key("learn_run_times", "flag", "Whether to estimate the run time of jobs without a time limit from earlier runs.",
@@ -303,15 +309,6 @@ class Config(Capacity, frozen=True):
         return next((value for name, value in self.parts if name == capability), None)
 
 
-_GONE = {
-    "starvation_after": 'jobs no longer starve, with any value; remove it, or set order = "arrival" for first come, '
-    "first served",
-    "time_bonus": 'shorter jobs go first anyway; remove it, or set order = "arrival" for first come, first served',
-    "hq": "spool hands no jobs to HyperQueue any more; remove it",
-    "tariff": "multiply the hours and kWh of `spool stats --json` by your prices; remove it",
-}
-
-
 def parse(data: bytes) -> Config:
     """Return the configuration in *data*. Raises only InvalidConfig, with every problem."""
     reading = FORMAT.read(data, WHAT)
@@ -361,8 +358,6 @@ def _resources(tables: Mapping[str, dict[str, Any]], problems: Problems) -> tupl
 def _indices(listed: tuple[int, ...]) -> tuple[int, ...]:
     if not listed:
         raise InvalidValue("is an empty list; name the indices, or leave the resource out")
-    if len(listed) > MAX_NAMES:
-        raise InvalidValue(f"has {len(listed):,} entries; at most {MAX_NAMES:,} are allowed")
     different(listed)
     return listed
 
@@ -444,8 +439,7 @@ _KINDS: Kinds = {
     "account": lambda key: Kind(Text, _account),
     "machine": lambda key: Kind(Text, _machine),
     "exports": lambda key: Kind(tuple[str, ...], _exports),
-    "anything": lambda key: Kind(Duration),
-    "any table": lambda key: Kind(dict[str, Any]),
+    "anything": lambda key: Kind(bool | str | int | dict[str, Any]),
 }
 
 FORMAT = Format(CONFIG, {**KINDS, **_KINDS}, InvalidConfig, Config(), "config")

@@ -162,12 +162,10 @@ def comments(said: SetKeys) -> str:
     for hook, each in said:
         for key, value in each.items():
             pairs = {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
-            lines += [f"{SET_BY}{hook}: {name} = {_in_brief(one)}\n" for name, one in pairs.items()]
+            for name, one in pairs.items():
+                brief = ", ".join(map(toml.show, one)).join("[]") if isinstance(one, list) else toml.show(one)
+                lines.append(f"{SET_BY}{hook}: {name} = {brief}\n")
     return shown("".join(lines), "\n")
-
-
-def _in_brief(value: object) -> str:
-    return ", ".join(map(toml.show, value)).join("[]") if isinstance(value, list) else toml.show(value)
 
 
 def check_set(
@@ -235,7 +233,14 @@ def _spec(reading: Reading, defaults: JobDefaults, parts: Parts) -> Spec:
     spec = found[""]
     spec.setdefault("kill_grace_ns", defaults.kill_grace_ns)
     if "request" in found:
-        spec["request"] = _shared(Request(**_sizes(found["request"])))
+        request = found["request"]
+        for part in ("memory", "gpu_memory"):
+            size = request.get(f"{part}_bytes")
+            if isinstance(size, values.AutoSize):  # spool works it out: its first guess, and a mark
+                first = FIRST_BYTES if part == "memory" else None
+                request[f"{part}_bytes"] = first if size.first_bytes is None else size.first_bytes
+                request[f"{part}_auto"] = True
+        spec["request"] = _shared(Request(**request))
     if "retry" in found:
         retry = Retry(**found["retry"])
         if retry.memory_factor is not None:
@@ -252,17 +257,6 @@ def _spec(reading: Reading, defaults: JobDefaults, parts: Parts) -> Spec:
     if parts:
         spec["parts"] = _shared(parts)
     return Spec(**spec, defaults_text=defaults.text)
-
-
-def _sizes(stated: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of a request; a size that spool works out is its first guess and a mark."""
-    for part in ("memory", "gpu_memory"):
-        size = stated.get(f"{part}_bytes")
-        if isinstance(size, values.AutoSize):
-            first = FIRST_BYTES if part == "memory" else None
-            stated[f"{part}_bytes"] = first if size.first_bytes is None else size.first_bytes
-            stated[f"{part}_auto"] = True
-    return stated
 
 
 @lru_cache(maxsize=4096)
@@ -485,7 +479,7 @@ def _output(path: str, at: Path, reading: Reading) -> str:
 
 
 _KINDS: Kinds = {
-    "command": lambda key: Kind(Names, values.command, any_length=True),
+    "command": lambda key: Kind(Names, values.command),
     "program": lambda key: Kind(str, lambda text: intern(values.program(text))),
     "shell": lambda key: Kind(str, lambda path: intern(values.shell(path))),
     "workdir": lambda key: Kind(Text, lambda path: intern(values.workdir(path))),
@@ -501,8 +495,8 @@ _KINDS: Kinds = {
     "paired job": lambda key: Kind(str, read=_paired_job),
     "moment or delay": lambda key: Kind(Any, values.moment_or_delay),
     "indices": lambda key: Kind(str, values.array),
-    "choices": lambda key: Kind(dict[str, list[str | int | float | bool]], values.matrix, any_length=True),
-    "rows": lambda key: Kind(list[dict[str, str | int | float | bool]], values.rows, any_length=True),
+    "choices": lambda key: Kind(dict[str, list[str | int | float | bool]], values.matrix),
+    "rows": lambda key: Kind(list[dict[str, str | int | float | bool]], values.rows),
     "ends": lambda key: Kind(tuple[str | int, ...], values.retry_on, written=tuple),
     "output": lambda key: Kind(Text, read=_output),
     "labels": lambda key: Kind(tuple[Text, ...], read=_tags),
@@ -606,7 +600,13 @@ def edited(data: bytes, changes: Mapping[str, object], unset: Iterable[str] = ()
         else:
             document[key] = values.with_offset(value)
     for key in unset:
-        _unset(document, key, name)
+        *tables, last = key.split(".")
+        inner: Any = document
+        for part in tables:
+            inner = inner.get(part) if isinstance(inner, Mapping) else None
+        if not isinstance(inner, Mapping) or last not in inner:
+            raise InvalidValue(cannot("take", f'"{key}" out of job {name}', "it is not set"))
+        del inner[last]  # type: ignore[attr-defined]
     return tomlkit.dumps(document).encode()
 
 
@@ -621,13 +621,3 @@ def with_offset(data: bytes, before: bytes = b"", *, name: str) -> bytes:
     if stated == values.with_offset(stated) or (before and stated == toml.read(before, "a job").get("start_after")):
         return data
     return edited(data, {"start_after": stated}, name=name)
-
-
-def _unset(document: Any, key: str, name: str) -> None:
-    *tables, last = key.split(".")
-    inner: Any = document
-    for part in tables:
-        inner = inner.get(part) if isinstance(inner, Mapping) else None
-    if not isinstance(inner, Mapping) or last not in inner:
-        raise InvalidValue(cannot("take", f'"{key}" out of job {name}', "it is not set"))
-    del inner[last]  # type: ignore[attr-defined]

@@ -10,18 +10,11 @@ How the records may change from one version to the next, for these and for the h
 * A field is added with a meaning for "absent" that is true of the older writers, and is never made required.
 * A field never changes its meaning or its unit; another meaning gets another name.
 * A word that a reader does not know (an outcome, a kind of stop) is an InvalidRecord, not a guess.
-
-Sums over a million lines read a part of each, a hundred lines at a time, with instants to the microsecond: nanoseconds
-would take three times as long.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from sys import intern
-from typing import Annotated
 
 import msgspec
 from msgspec import Struct
@@ -32,7 +25,6 @@ from spool.core.gpuuse import GpuWatch
 from spool.core.layout import LOCAL_EXECUTORS
 from spool.core.lifecycle import EngineWord, Evidence, Exit, Liveness, Proof, prove
 from spool.core.model import (
-    OUTCOMES,
     SECOND_NS,
     SOMEONE_WHO,
     GpuUse,
@@ -321,15 +313,7 @@ def parse_gpus(data: bytes) -> GpuWatch:
     return _WATCH.made(keys, gpus=tuple(map(USE.made, tables)), counters_mj=known)
 
 
-_OUTCOMES = frozenset(state.value for state in OUTCOMES)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST_DAY = 100_000  # since 1970, in the year 2243: later instants do not fit 64 bits
-_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
 _LATE_NS = 60 * SECOND_NS  # from this long after the end, a line states when it was written
-
-_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
-_Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 
 _REQUEST = Table(
     "a result record",
@@ -406,36 +390,10 @@ def job_of_line(line: bytes) -> str:
 
 
 _MOST_GPUS = 1024  # of one run on a cluster: an edited line may claim any number
-
-
-class _Use(msgspec.Struct, gc=False):
-    mean_percent: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
-    energy_mj: int | None = None
-
-
-class _RunLine(RunAccount, gc=False):
-    """The keys of `HISTORY` that are counted, and the sources of those that are derived from them.
-
-    Here `null` is the same as absent.
-    """
-
-    cpus: _Count = msgspec.field(default=0, name="granted_cpus")
-    gpus: tuple[str, ...] = msgspec.field(default=(), name="gpu_uuids")
-    memory_bytes: int | None = msgspec.field(default=None, name="granted_memory_bytes")
-    resources: dict[str, _Count] | None = msgspec.field(default=None, name="granted_resources")
-    submitted_at: _Moment | None = None
-    started_at: _Moment | None = None
-    ended_at: _Moment | None = None
-    recorded_at: _Moment | None = None
-    granted_gpus: int = 0
-    cpu_time_ms: int | None = None
-    suspended_ms: int = 0
-    gpu_use: tuple[_Use, ...] = ()
-
-
-class _Told(msgspec.Struct, gc=False):
-    ended_at: _Moment | None = None
-    recorded_at: _Moment | None = None
+_COUNTED = (
+    *("user", "project", "group", "tags", "peak_memory_bytes", "requeues", "again", "executor"),
+    *("submitted_at_ns", "started_at_ns", "ended_at_ns", "told_at_ns", "cpu_time_ns", "suspended_ns"),
+)
 
 
 class _JobAlone(msgspec.Struct, gc=False):
@@ -445,73 +403,53 @@ class _JobAlone(msgspec.Struct, gc=False):
 
 
 _job_decoder = msgspec.json.Decoder(_JobAlone)
-_run_decoder = msgspec.json.Decoder(_RunLine)
-_told_decoder = msgspec.json.Decoder(_Told)
 
 
-def read_ended_runs(text: bytes) -> tuple[Sequence[RunAccount], int]:
+def account_of(result: Result) -> RunAccount:
+    """Return what the sums count of a run with that *result*."""
+    grant, uses, gpus = result.grant, result.gpu_use, result.grant.gpu_uuids
+    if grant.gpus_elsewhere:  # Only the engine knows which these were. Each counts as one that no other run had.
+        gpus = tuple(f"{result.job}:{result.run}:{at}" for at in range(min(grant.gpus_elsewhere, _MOST_GPUS)))
+    known = [use.mean_percent for use in uses if use.mean_percent is not None]
+    energies = [use.energy_mj for use in uses if use.energy_mj is not None]
+    return RunAccount(
+        result.job,
+        result.run,
+        result.outcome.value,
+        result.attempt,
+        cpus=grant.cpus,
+        memory_bytes=grant.memory_bytes,
+        gpus=gpus,
+        gpu_indices=grant.gpu_indices,
+        resources=dict(grant.resources) or None,
+        cpu_list=grant.cpu_list,
+        gpu_percent=sum(known) / len(known) if known else None,
+        gpu_energy_mj=sum(energies) if energies else None,
+        **{name: getattr(result, name) for name in _COUNTED},
+    )
+
+
+def read_ended_runs(text: bytes) -> tuple[list[RunAccount], int]:
     """Return the runs in lines of history, and the number of lines that cannot be parsed: torn, or of a later version.
 
-    A last line without its newline may be half written: it is ignored.
+    A last line without its newline may be half written: it is not counted among these.
     """
     *lines, last = text.split(b"\n")
-    try:
-        read = [_run_decoder.decode(line) for line in lines]
-    except _ERRORS:
-        lines = [line for line in lines if line.strip(b"\0 \r")]
-        read = [each for line in lines if (each := decoded(_run_decoder, line)) is not None]
-    known = [line for line in read if line.outcome in _OUTCOMES]
-    unreadable = len(lines) - len(known)
-    half = decoded(_run_decoder, last) if last else None
-    if half is not None and half.outcome in _OUTCOMES:
-        known.append(half)
-    _to_nanoseconds(known)
+    known, unreadable = list[RunAccount](), 0
+    for line in (*lines, last):
+        try:
+            known.append(account_of(parse_history_line(line)))
+        except InvalidRecord:
+            unreadable += line is not last and bool(line.strip(b"\0 \r"))
     return known, unreadable
-
-
-def compacted(run: RunAccount) -> RunAccount:
-    """Return *run* in half the memory: its texts are shared, and the sources of its times are dropped."""
-    if isinstance(run, _RunLine):
-        run.submitted_at = run.started_at = run.ended_at = None
-        for name in ("outcome", "user", "project", "group", "executor"):
-            setattr(run, name, (text := getattr(run, name)) and intern(text))
-    return run
-
-
-def _to_nanoseconds(lines: list[_RunLine]) -> None:
-    submitted = _instants([line.submitted_at for line in lines])
-    started = _instants([line.started_at for line in lines])
-    ended = _instants([line.ended_at for line in lines])
-    for line, submitted_at_ns, started_at_ns, ended_at_ns in zip(lines, submitted, started, ended, strict=True):
-        line.submitted_at_ns, line.started_at_ns, line.ended_at_ns = submitted_at_ns, started_at_ns, ended_at_ns
-        line.told_at_ns = ended_at_ns if line.recorded_at is None else _instants([line.recorded_at])[0]
-        line.peak_memory_bytes = line.peak_memory_bytes or None
-        line.cpu_time_ns = None if line.cpu_time_ms is None else line.cpu_time_ms * 1_000_000
-        if line.granted_gpus > 0:
-            # Only the engine knows which GPUs these were. Each counts as one that no other run had.
-            line.gpus = tuple(f"{line.job}:{line.run}:{at}" for at in range(min(line.granted_gpus, _MOST_GPUS)))
-        if line.suspended_ms > 0:
-            line.suspended_ns = line.suspended_ms * 1_000_000
-        if line.gpu_use:
-            known = [use.mean_percent for use in line.gpu_use if use.mean_percent is not None]
-            line.gpu_percent = sum(known) / len(known) if known else None
-            energies = [use.energy_mj for use in line.gpu_use if use.energy_mj is not None and use.energy_mj >= 0]
-            line.gpu_energy_mj = sum(energies) if energies else None
 
 
 def read_told(line: bytes) -> int | None:
     """Return when a line of history was written, as `Result.told_at_ns`; None if it has no such time or is no line."""
-    told = decoded(_told_decoder, line) or _Told()
-    return _instants([told.recorded_at or told.ended_at])[0]
-
-
-def _instants(moments: list[datetime | None]) -> list[int | None]:
-    return [
-        None
-        if moment is None or not -_LAST_DAY < (days := (since := moment - _EPOCH).days) < _LAST_DAY
-        else (days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000
-        for moment in moments
-    ]
+    try:
+        return parse_history_line(line).told_at_ns
+    except InvalidRecord:
+        return None
 
 
 class RunFiles(Struct, frozen=True):

@@ -13,7 +13,7 @@ from msgspec import Raw, Struct, convert, field, json, to_builtins
 from msgspec.structs import asdict, replace
 
 from spool.core.gpuuse import GpuWatch, RecentUse
-from spool.core.model import NVIDIA, ForeignProcess, Gpu, GpuUse, Pool, Request, Spec, State
+from spool.core.model import NVIDIA, ForeignProcess, Gpu, GpuUse, Holding, Pool, Request, Spec, State
 from spool.formats.capabilities import used_by
 from spool.formats.wire import decoded
 
@@ -150,11 +150,16 @@ class RefusalView(Struct, frozen=True, kw_only=True):
     until_ns: int
 
 
-class PoolView(Struct, frozen=True, kw_only=True):
-    """The dispatcher's view of one named resource."""
+class PoolView(Struct, frozen=True):
+    """A named resource: its total, and the part of it that is granted."""
 
     total: int
     granted: int = 0  # may exceed the total after a change of the configuration
+
+    @property
+    def free(self) -> int:
+        """The part that is not granted."""
+        return max(self.total - self.granted, 0)
 
 
 class SharedView(Struct, frozen=True, kw_only=True):
@@ -190,15 +195,6 @@ class MachineView(Struct, frozen=True, kw_only=True):
         return GpusTold(tuple(each.gpu() for each in self.gpus), self.gpu_problem, self.gpus_at_ns)
 
 
-class HoldingView(Struct, frozen=True, kw_only=True):
-    """Room held back for waiting jobs because of a guess, in seconds of the whole pool that they lack."""
-
-    amounts: dict[str, float] = field(default_factory=dict)
-    job: str | None = None  # the job for which it grows, by `rate` a second
-    rate: float = 0.0
-    since_ns: int = 0
-
-
 class StateView(Struct, frozen=True, kw_only=True):
     """The whole view. It is as old as `at_ns`; the time of the file itself is the dispatcher's last heartbeat."""
 
@@ -214,7 +210,7 @@ class StateView(Struct, frozen=True, kw_only=True):
     machine: MachineView | None = None
     errors: int = 0  # logged by this dispatcher
     jobs: dict[str, JobView] = field(default_factory=dict)
-    held_back: HoldingView | None = None
+    held_back: Holding | None = None  # because of a guess
     refused: dict[str, RefusalView] = field(default_factory=dict)  # jobs whose start the machine refused
     executors: dict[str, str] = field(default_factory=dict)  # executors that cannot start anything now, and why
     recent: RecentUse = RecentUse()

@@ -67,7 +67,7 @@ def read(data: bytes, what: str) -> dict[str, Any]:
         raise InvalidFile(what, [_syntax_problem(text, error)]) from None
     if suspicious and (bad := _find_bad(document)) is not None:
         path, why = bad
-        line = find_line(text, path)
+        line = line_of(key_lines(text, {path}), path)
         on_line = "" if line is None else f" on line {line}"
         key = ".".join(str(part) for part in path)
         raise InvalidFile(what, [Problem(key, line, f'"{key}"{on_line}: {why}')])
@@ -202,24 +202,11 @@ def show(value: object) -> str:
     return "a table" if isinstance(value, dict) else str(value)
 
 
-def find_line(text: str, path: Path) -> int | None:
-    """Return the line, counted from 1, on which *path* is set in *text*, or None if it is not found.
-
-    A path that is only implied (`a` of `[a.b]`) has the line of its first mention; an element that is not found has the
-    line of its list.
-    """
-    lines = key_lines(text, {path})
-    while path:
-        if path in lines:
-            return lines[path]
-        if isinstance(path[-1], str):
-            return None
-        path = path[:-1]
-    return None
-
-
 def line_of(lines: dict[Path, int], path: Path) -> int | None:
-    """Return the line of *path*, or of its nearest parent, from the result of `key_lines`."""
+    """Return the line of *path*, or of its nearest parent, from the result of `key_lines`.
+
+    A path that is only implied (`a` of `[a.b]`) has the line of its first mention.
+    """
     while path:
         if path in lines:
             return lines[path]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
@@ -45,9 +45,6 @@ Duration = Annotated[
 MAX_PROBLEMS = 100
 """The most problems of one file that are listed; the others are counted."""
 
-MAX_NAMES = 1000
-"""The most entries of a list or of a table of names."""
-
 _EXPECTED = re.compile(r"^Expected `(?P<types>[^`]*)`(?P<limit> [^,]*?)?(?:, got `[^`]*`)?(?: - at `.*`)?$")
 _TYPE_WORDS = {
     "int": "a whole number",
@@ -69,26 +66,14 @@ class Problems:
     def __bool__(self) -> bool:
         return bool(self._found)
 
-    @property
-    def full(self) -> bool:
-        """Whether no more problems are listed: others are only counted."""
-        return len(self._found) >= MAX_PROBLEMS
-
-    def count(self, number: int = 1) -> None:
-        """Count *number* problems without listing them; for when it is `full`."""
-        self._more += number
-
     def add(self, path: Path, why: str) -> None:
         """Add a problem with the value at *path*; *why* continues the message after the key: "must be …", "needs …"."""
-        if self.full:
-            self.count()
-        else:
+        if self._is_listed():
             self._found.append((path, f'"{dotted(path)}"', f": {why}"))
 
     def add_unknown(self, path: Path, known: Mapping[str, object]) -> None:
         """Add a problem: the last key of *path* is not among *known*."""
-        if self.full:
-            self.count()
+        if not self._is_listed():
             return
         meant = closest(str(path[-1]), known)
         if meant is not None:
@@ -105,15 +90,11 @@ class Problems:
             self.add(path, str(error))
             return default
 
-    def limited(self, raw: Struct, document: Mapping[str, Any], free: Set[str]) -> bool:
-        """Whether the lists and tables of *raw*, made from *document*, are short enough; if not, add the problem.
-
-        *free* are the keys that may hold as much as fits into the file.
-        """
-        long = [(path, len(value)) for path, value in _collections(raw, document, (), free) if len(value) > MAX_NAMES]
-        for path, length in long:
-            self.add(path, f"has {length:,} entries; at most {MAX_NAMES:,} are allowed")
-        return not long
+    def _is_listed(self) -> bool:
+        """Whether another problem is listed; beyond `MAX_PROBLEMS` it is counted."""
+        is_full = len(self._found) >= MAX_PROBLEMS
+        self._more += is_full
+        return not is_full
 
     def take(self, others: Problems, at: Path) -> None:
         """Add the problems of *others*, whose document is at *at* in this one."""
@@ -133,16 +114,6 @@ class Problems:
         if self._more:
             problems.append(Problem(None, None, f"and {self._more:,} more", self._more))
         return problems
-
-
-def _collections(raw: Struct, document: Mapping[str, Any], path: Path, free: Set[str]) -> Iterator[tuple[Path, Sized]]:
-    for key in document:
-        value = getattr(raw, key)
-        if isinstance(value, (tuple, list, dict)):
-            if value and (path or key not in free):
-                yield (*path, key), value
-        elif isinstance(value, Struct):
-            yield from _collections(value, document[key], (*path, key), free)
 
 
 def dotted(path: Path) -> str:
@@ -181,13 +152,12 @@ class Kind(Struct, frozen=True):
     """A kind of value: its type in the file, and its parser; unchanged by default.
 
     `parse` takes the value and raises InvalidValue. `read` also takes its path and the whole reading, and adds problems
-    itself. A value of `any_length` is bounded otherwise. `written` turns a value back into what a file would say.
+    itself. `written` turns a value back into what a file would say.
     """
 
     type: Any
     parse: Callable[[Any], object] | None = None
     read: Callable[[Any, Path, Reading], object] | None = None
-    any_length: bool = False
     written: Callable[[Any], object] | None = None
 
 
@@ -271,7 +241,6 @@ class Format:
         self.table = table
         self.struct = self._struct(table)
         self._root = self._rows(table, "")
-        self._any_length = {key.name for key in table.keys if (kind := self.kind_of(key)) and kind.any_length}
 
     def read(
         self, data: bytes, what: str, name: str = "", complete: Callable[[dict[str, Any]], dict[str, Any]] | None = None
@@ -296,9 +265,6 @@ class Format:
             document = _salvage(self._root, document, (), problems)
             raw = msgspec.convert(document, self.struct)
         reading = Reading(document, problems, name)
-        # A short file cannot list too much: an entry has at least two characters.
-        if len(data) > 2 * MAX_NAMES and not problems.limited(raw, document, self._any_length):
-            self.judge(reading, data, what)
         reading.read_table(self._root, raw, document, (), reading.found)
         return reading
 
@@ -477,20 +443,17 @@ def _salvage(rows: Mapping[str, _Row], document: Mapping[str, Any], path: Path, 
 def _salvaged(
     entries: Iterable[tuple[K, Any]], row: _Row, path: Path, problems: Problems
 ) -> Iterator[tuple[K, object]]:
-    """Yield the entries that fit, and add problems for the rest; once the list is full, they are only counted."""
+    """Yield the entries that fit, and add problems for the rest."""
     for key, entry in entries:
         where = (*path, key)
-        if isinstance(entry, dict) and not problems.full:
+        if isinstance(entry, dict):
             yield key, _salvage(row.rows, entry, where, problems)
             continue
         try:
             msgspec.convert(entry, row.each)
         except msgspec.ValidationError as error:
-            if problems.full:
-                problems.count()
-            else:
-                at, why = _explain(entry, row.each, error)
-                problems.add((*where, *at), why)
+            at, why = _explain(entry, row.each, error)
+            problems.add((*where, *at), why)
             continue
         yield key, entry
 

@@ -23,7 +23,7 @@ from spool.core.model import ArraySpec, WarningSignal
 from spool.core.units import format_duration, format_size, parse_duration, parse_size
 from spool.formats.capabilities import MAX_INDEX, Key, executors, search
 from spool.formats.toml import show
-from spool.formats.validation import MAX_NAMES, Duration, Kind, Kinds, Size, SizeOrAuto, closest
+from spool.formats.validation import Duration, Kind, Kinds, Size, SizeOrAuto, closest
 
 Names = str | tuple[str, ...]
 Text = Annotated[str, Meta(min_length=1)]
@@ -402,8 +402,6 @@ def array(value: str) -> ArraySpec:
     ranges, percent, at_once = value.partition("%")
     if percent and _AT_ONCE.fullmatch(at_once) is None:
         raise InvalidValue(f'{show(value)}: the number after "%" is how many tasks run at once, at least 1')
-    if ranges.count(",") >= MAX_NAMES:
-        raise InvalidValue(f"{show(value)} lists more than {MAX_NAMES:,} indices and ranges; write a range, or rows")
     indices: set[int] = set()
     for part in ranges.replace(", ", ",").split(","):
         match = _RANGE.fullmatch(part)
@@ -434,8 +432,6 @@ def array(value: str) -> ArraySpec:
 def matrix(value: dict[str, list[str | int | float | bool]]) -> Matrix:
     """Return the lists of a matrix, with values as text."""
     tasks = 1
-    if len(value) > MAX_NAMES:
-        raise InvalidValue(f"has {len(value):,} keys; at most {MAX_NAMES:,} are allowed")
     for key, choices in value.items():
         _variable_key(key)
         if not choices:
@@ -457,8 +453,6 @@ def rows(value: list[dict[str, str | int | float | bool]]) -> Rows:
     keys = tuple(value[0])
     if not keys:
         raise InvalidValue("begins with an empty table; each has the same keys, with this task's values")
-    if len(keys) > MAX_NAMES:
-        raise InvalidValue(f"has {len(keys):,} keys in each row, and it may have {MAX_NAMES:,}")
     for key in keys:
         _variable_key(key)
     known = set(keys)

@@ -51,7 +51,7 @@ def _whole_second(seconds: int) -> str:
 
 
 def parse_instant(text: str) -> int | None:
-    """Return an RFC 3339 date and time as ns since the epoch, exactly; None for any other text."""
+    """Return an RFC 3339 date and time as ns since the epoch, exactly; None for any other text, and for a far one."""
     match = _RFC_3339.fullmatch(text)
     if match is None:
         return None
@@ -60,7 +60,8 @@ def parse_instant(text: str) -> int | None:
         moment = datetime.fromisoformat(f"{date}T{clock}{offset.upper()}")
     except ValueError:
         return None
-    return (moment - _EPOCH) // timedelta(seconds=1) * 1_000_000_000 + int((fraction or "0").ljust(9, "0"))
+    at_ns = (moment - _EPOCH) // timedelta(seconds=1) * 1_000_000_000 + int((fraction or "0").ljust(9, "0"))
+    return at_ns if abs(at_ns) <= _LATEST_NS else None
 
 
 def at_lines(key: str, at_ns: int | None) -> str:
@@ -225,8 +226,9 @@ class Table(Generic[T]):
     @property
     def json(self) -> Any:
         """The type of the record in JSON."""
+        types = {key: kind | None for key, kind in self._types.items()}
         required = {key: Required[self._types[key]] for key in self._required}
-        return _typed_dict("Keys", self._types | required, total=False)
+        return _typed_dict("Keys", types | required, total=False)
 
     def defaults(self) -> Keys:
         """Return each key of JSON with its value where it is missing; None: it is required, or then unknown."""
@@ -281,7 +283,7 @@ class Table(Generic[T]):
         parts[""] = found
         for key, value in keys.items():
             part, field, decode = self._decode[key]
-            if decode is not None:
+            if decode is not None and value is not None:
                 value = decode(value)
             if value is not None:
                 parts[part][field] = value
@@ -437,7 +439,7 @@ def _is_bound(word: str) -> bool:
     return True
 
 
-_NUMBER = Form(str, _typed(int), int)
+_NUMBER = Form(str, _typed(int), Annotated[int, Meta(ge=0, le=_MOST)])
 _TEXT = Form(toml.quote, said, str, _clean)
 
 KINDS = {

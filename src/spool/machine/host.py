@@ -22,11 +22,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from spool.core.capability import GpuVendor
 from spool.core.errors import shown
 from spool.core.model import NVIDIA, Core
 from spool.core.units import cpus_in
-from spool.formats.capabilities import capabilities
+from spool.formats.capabilities import GpuVendor, capabilities
 from spool.machine import cgroups
 
 PCI = "/sys/bus/pci/devices"

@@ -4,7 +4,7 @@ A separate process, because a call into a hanging driver cannot be interrupted. 
 from ending, and the kernel from releasing its lock; a child is killed, or waits for the driver alone. It answers one
 line of JSON for each line that it reads, and exits when it is idle, so that an idle spool keeps no GPU awake. A user
 may be waiting for its start, so this module imports little. Where another vendor's driver is loaded, the helper also
-asks that one's library (`core.capability.GpuVendor`).
+asks that one's library (`formats.capabilities.GpuVendor`).
 
 `python -m spool.machine.nvml IDLE_SECONDS SOURCE…` is the helper; `echo | python -m spool.machine.nvml` shows one
 answer.
@@ -352,7 +352,7 @@ def _bytes(value: int | None) -> int | None:
 def main(idle_seconds: float = IDLE_SECONDS, sources: Sequence[str] = ()) -> int:
     """Answer until *idle_seconds* have passed, the other end is closed, or NVML must be restarted.
 
-    *sources* name what adds the GPUs of other libraries to each answer (`core.capability.GpuVendor`).
+    *sources* name what adds the GPUs of other libraries to each answer (`formats.capabilities.GpuVendor`).
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # output of the library must not mix with the answers

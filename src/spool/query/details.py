@@ -121,7 +121,8 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         has = f"its runs are {', '.join(map(str, runs))}" if runs else "it has not run yet"
         raise NoSuchJob(cannot("show", f"run {run} of job {name}", has))
     lister = JobLister(spool)
-    found = [row for row in lister.listing(only=lambda other: other == name).rows if row.name == name]
+    listed = lister.listing(only=lambda other: other == name)
+    found = [*listed.rows]
     place = found[0].place if found else next(iter(places), None)
     place = place if place in places else None
     text = spool.job_text(place, name) if place is not None else None
@@ -139,7 +140,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     if shown and shown[-1].progress and row.run == shown[-1].record.run:
         row = replace(row, progress=shown[-1].progress)
     (row,) = with_metrics(spool, (row,))
-    (row,) = with_outlook(spool, (row,), lister.at_ns, served=lister.serves)
+    (row,) = with_outlook(spool, (row,), lister.at_ns, served=listed.serves)
     if sized is not None:
         row = replace(row, memory_bytes=sized.request.memory_bytes)
     return JobDetails(

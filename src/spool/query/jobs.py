@@ -121,7 +121,8 @@ def list_jobs(
     if any(not is_pattern(name) and name not in there for name in names):  # or it moved between the reads
         found = JobLister(spool).listing(everything=everything, only=only, recent=wanted.recent)
         there = {row.name for row in found.rows}
-    rows = sorted(filter(wanted.wants, found.rows), key=ORDERS[order] if order is not None else usual_order)
+    selected = found.rows if wanted == ALL_JOBS else filter(wanted.wants, found.rows)  # the common case in a long list
+    rows = sorted(selected, key=ORDERS[order] if order is not None else usual_order)
     if wanted.recent is not None:
         last = sorted((row.ended_at_ns or 0 for row in rows if row.state.ended), reverse=True)[: wanted.recent]
         rows = [row for row in rows if not row.state.ended or (last and (row.ended_at_ns or 0) >= last[-1])]
@@ -148,7 +149,7 @@ class JobLister:
         self._ignored: list[Ignored] = []
         self._without_file: dict[str, int] = {}  # runs of jobs without a file in `running/`
         self._complained = set[tuple[str, str]]()  # jobs with an `.error` file, each with its place
-        self._names, self._names_running = set[str](), set[str]()  # in the active directories, whatever is wanted
+        self._listed: list[tuple[str, list[str]]] = []  # what was read of the active directories
         self._unissued: dict[str, set[str]] = {}  # tasks of arrays
         self._begun_ns = 0  # when reading the directories began
 
@@ -157,11 +158,6 @@ class JobLister:
         from spool.machine.processes import MachineProber
 
         return MachineProber()
-
-    @property
-    def serves(self) -> bool:
-        """Whether a dispatcher that is not silent starts jobs."""
-        return self.dispatcher and self.stale_ns is None and not self._spool.paused
 
     def row(self, name: str) -> JobRow | None:
         """Return job *name*, None if there is none; if several files have that name, the one that comes first."""
@@ -207,9 +203,9 @@ class JobLister:
         Files may move while the directories are read. A file that enters a directory after its reading has left one
         that was read before, or is read next; so `queued/` and `held/` are read again if they have changed.
         """
-        found: dict[str, set[str]] = {}
+        found: dict[str, list[str]] = {}
         marks: dict[str, tuple[int, int]] = {}
-        self._names, self._names_running, self._unissued = set(), set(), {}
+        self._listed, self._unissued = [], {}
         for name, job in self.state.jobs.items() if self.state is not None else ():
             if job.array and job.run is not None:  # read first: a task that is issued meanwhile is listed twice
                 with suppress(OSError):  # reported where its row is made
@@ -221,21 +217,24 @@ class JobLister:
             again = place in marks
             marks[place] = mark
             names, others = self._spool.names_and_others(place)
-            self._names.update(names)
-            if place == RUNNING:
-                self._names_running.update(names)
+            self._listed.append((place, names))
             if place != RUNNING and not again:
                 self._ignored += ignored_by_name(place, others)
                 tail = layout.JOB_SUFFIX + layout.ERROR_SUFFIX
                 self._complained.update((place, file.removesuffix(tail)) for file in others if file.endswith(tail))
-            for name in names:
-                if only is None or only(name):
-                    found.setdefault(name, set()).add(place)
+            for name in names if only is None else filter(only, names):
+                if name not in found:
+                    found[name] = [place]
+                elif place not in found[name]:
+                    found[name].append(place)
         self._without_file = {name: run for name, run in self._begun() if RUNNING not in found.get(name, ())}
         for name, run in self._without_file.items():
             if (only is None or only(name)) and self._goes_on(name, run):
-                found.setdefault(name, set()).add(RUNNING)
-        return {name: sorted(places, key=_ORDER.__getitem__) for name, places in found.items()}
+                found.setdefault(name, []).append(RUNNING)
+        for places in found.values():
+            if len(places) > 1:
+                places.sort(key=_ORDER.__getitem__)
+        return found
 
     def _mark_of(self, place: str) -> tuple[int, int]:
         try:
@@ -245,6 +244,9 @@ class JobLister:
 
     def _of_name(self, name: str, places: list[str]) -> Iterable[JobRow]:
         """Return the rows of a name: most have one file. A second one waits for the run of the first to end."""
+        view = self.state.jobs.get(name) if self.state is not None and len(places) == 1 else None
+        if view is not None and view.state is State.QUEUED and places[0] == QUEUED and not self._may_have_runs(name):
+            return (row_of_view(name, view, self._now_ns, QUEUED),)  # the common case in a long list
         for _ in range(_LOOKS):
             try:
                 return self._rows_of(name, places)
@@ -297,6 +299,9 @@ class JobLister:
         begun = self._spool.grant(name, run) or self._spool.array(name, run) if run is not None else None
         return begun is not None and begun.inode not in inodes and self._goes_on(name, begun.run)
 
+    def _may_have_runs(self, name: str) -> bool:
+        return self._with_runs is None or name in self._with_runs
+
     def _begun(self) -> Iterable[tuple[str, int]]:
         """Return the runs that a dispatcher has in view; without one, those that are not over in its journal."""
         if not self.dispatcher:
@@ -315,7 +320,7 @@ class JobLister:
         """Return an active job; if its records are unreadable, from the other sources."""
         view = self.state.jobs.get(name) if self.state is not None else None
         try:
-            if self._with_runs is None or name in self._with_runs:
+            if self._may_have_runs(name):
                 self._spool.strict.latest_run(name)  # otherwise an unreadable record would count as missing
             return self._active(name, place, view)
         except OSError as error:
@@ -332,7 +337,7 @@ class JobLister:
                 return replace(row_of_view(name, view, self._now_ns, place), state=state, reason=reason)
         if view is not None:
             state = view.state
-            if state is State.QUEUED and place == QUEUED:  # the common case in a long list
+            if state is State.QUEUED and place == QUEUED:
                 return row_of_view(name, view, self._now_ns, place)
             if state in (State.SUBMITTED, State.RUNNING) and not self._spool.merely_goes_on(name, view.run or 0):
                 return self._read(name, place)  # changed since the dispatcher's view
@@ -388,7 +393,7 @@ class JobLister:
         line = self._memory.waits.get(name) if not self.dispatcher and self._memory is not None else None
         if line is None:
             return changed_at_ns, 1
-        if self._with_runs is not None and name not in self._with_runs:
+        if not self._may_have_runs(name):
             return line.arrived_at_ns, 1
         from spool.state.run import attempts_so_far  # few jobs wait for another attempt
 
@@ -396,7 +401,7 @@ class JobLister:
 
     def _held_array(self, name: str) -> ArrayRecord | None:
         """Return the array whose file is that in `held/`: one that was expanded and goes on, not a second job."""
-        if self._with_runs is not None and name not in self._with_runs:
+        if not self._may_have_runs(name):
             return None
         record = self._spool.newest_array(name)
         if record is None or not self._goes_on(name, record.run) or RUNNING in self._spool.places(name):
@@ -483,8 +488,14 @@ class JobLister:
         unissued = self._unissued_of(array.job, array.run) if unissued is None else unissued
         prefix = f"{array.job}_"
         active, running = (
-            {name for name in names if name.startswith(prefix) and name[len(prefix) :].isdecimal()}
-            for names in (self._names, self._names_running)
+            {
+                name
+                for place, names in self._listed
+                if place in among
+                for name in names
+                if name.startswith(prefix) and name[len(prefix) :].isdecimal()
+            }
+            for among in (_ORDER, (RUNNING,))
         )
         taken = sorted(unissued & active, key=natural)
         reason = progress(max(0, array.tasks - len(unissued | active)), array.tasks, len(running), taken)

@@ -12,7 +12,7 @@ from spool.core.reasons import count_of
 from spool.core.units import show_size
 from spool.formats.capabilities import only
 from spool.formats.config import Config
-from spool.formats.state import SharedView
+from spool.formats.state import PoolView, SharedView
 from spool.machine.host import NO_ASKING, NO_ASKING_REMEDY, shared_directory
 
 if TYPE_CHECKING:
@@ -41,18 +41,6 @@ class GpuShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
     problem: str | None = None
 
 
-class PoolUse(Struct, frozen=True):
-    """A named resource of the machine: its total, and the part in leases."""
-
-    total: int
-    granted: int
-
-    @property
-    def free(self) -> int:
-        """The part in no lease."""
-        return max(self.total - self.granted, 0)
-
-
 class MachineUse(Struct, frozen=True):
     """What there is of a shared machine, and the part of each user by lease, over all spools of that user.
 
@@ -69,7 +57,7 @@ class MachineUse(Struct, frozen=True):
     gpus_granted: int
     gpus_free: int
     gpu_problem: str | None
-    resources: dict[str, PoolUse]
+    resources: dict[str, PoolView]
     own: UserShare
     others: tuple[UserShare, ...]
     by_gpu: dict[str, GpuShare]

@@ -18,12 +18,11 @@ from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.arrays import array_of
-from spool.core.constraints import Holding
 from spool.core.errors import InvalidJob, InvalidReservation, SpoolError, cannot
 from spool.core.gpus import NOBODY, conflict, is_active, known_gpus, settle
 from spool.core.layout import HELD, QUEUED, RUNNING, engine_of
 from spool.core.lifecycle import Outlived, Verdict
-from spool.core.model import SECOND_NS, JobDefaults, Machine, Policy, Reservation, Sized, Spec, Waiting
+from spool.core.model import SECOND_NS, Holding, JobDefaults, Machine, Policy, Reservation, Sized, Spec, Waiting
 from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
 from spool.formats import jobfile, journal, reservation
@@ -289,7 +288,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
         arrays=arrays,
         reservations=read_reservations(spool, world.gpu_indices, now_ns).standing,
         paused=spool.paused,
-        holding=_held_back(said),
+        holding=(said.held_back if said is not None else None) or Holding(),
     )
     plan = decide(view, now_ns, policy)
     unpinned = world.why_not_pinned(is_shared=shared is not None)
@@ -437,14 +436,6 @@ def _load_refusals(table: SchedulerState, said: StateView | None) -> str:
         if job is not None:
             table.recall_refusal(job, StartBackoff(1, refused.why, refused.until_ns))
     return said.machine.refusal if said.machine is not None else ""
-
-
-def _held_back(said: StateView | None) -> Holding:
-    """Return the room held back by the dispatcher because of a guess."""
-    if said is None or said.held_back is None:
-        return Holding()
-    held = said.held_back
-    return Holding(held.amounts, held.job, held.rate, held.since_ns)
 
 
 def _file(spool: Spool, place: str, name: str, seen: FileText, defaults: JobDefaults) -> JobFileVersion:

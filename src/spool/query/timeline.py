@@ -20,7 +20,6 @@ from spool.core.errors import UsageError
 from spool.core.layout import RUNNING, engine_of
 from spool.core.model import SECOND_NS, Machine, RunAccount
 from spool.core.units import LARGEST, cpus_in
-from spool.formats.run_records import compacted
 from spool.query.jobs import RECENT_NS, JobLister
 from spool.query.snapshot import machine_now
 from spool.store.history import History
@@ -170,7 +169,7 @@ def _ended(history: Iterable[RunAccount], wanted: RunFilter) -> Collection[RunAc
     for run in history:
         start_ns, end_ns = run.started_at_ns, run.ended_at_ns
         if start_ns is not None and end_ns is not None and 0 <= end_ns - start_ns <= LARGEST and wanted.wants(run):
-            found.setdefault((run.job, run.run, start_ns), compacted(run))
+            found.setdefault((run.job, run.run, start_ns), run)
     return found.values()
 
 

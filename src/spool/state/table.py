@@ -16,10 +16,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from spool.core.arrays import Tasks, array_of, cancelled_by, in_words, outcome_of, progress
-from spool.core.constraints import Holding
 from spool.core.gpuuse import RecentRecorder
 from spool.core.layout import HELD, QUEUED
 from spool.core.model import (
+    Holding,
     Machine,
     Policy,
     Reservation,

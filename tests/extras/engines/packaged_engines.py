@@ -10,7 +10,7 @@ from extras.engines import batch
 from support import ROOT
 
 _ENGINE = """
-from spool.core.capability import Capability, EngineOffer
+from spool.formats.capabilities import Capability, EngineOffer
 from spool.extras.engines import keys_of_all
 from spool.extras.engines.engine import ClusterEngine
 from spool.extras.engines.language import EngineConfig

@@ -15,7 +15,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -198,28 +198,11 @@ class Cluster(Daemons):
 
     def forget_after(self, seconds: int) -> None:
         """Have it forget jobs that many seconds after their end, until :meth:`clear`."""
-        if self.setting("MinJobAge") != str(seconds):
-            self._configure_anew("MinJobAge", str(seconds))
-
-    def setting(self, key: str) -> str:
-        """Return the value of a key of its configuration, "" if that does not have it."""
-        match = re.search(f"^{key}=(.*)$", self._file.read_text(), flags=re.MULTILINE)
-        return match[1] if match else ""
-
-    @contextlib.contextmanager
-    def configured(self, key: str, value: str) -> Iterator[None]:
-        """Configure it anew for the time of a block."""
-        before = self.setting(key)
-        self._configure_anew(key, value)
-        try:
-            yield
-        finally:
-            self._configure_anew(key, before)
-
-    def _configure_anew(self, key: str, value: str) -> None:
-        rest = re.sub(f"^{key}=.*\n", "", self._file.read_text(), flags=re.MULTILINE)
-        self._file.write_text(f"{key}={value}\n{rest}" if value else rest)
-        self.command("scontrol", "reconfigure")
+        before = self._file.read_text()
+        text = re.sub("^MinJobAge=.*$", f"MinJobAge={seconds}", before, flags=re.MULTILINE)
+        if text != before:
+            self._file.write_text(text)
+            self.command("scontrol", "reconfigure")
 
     @property
     def _file(self) -> Path:

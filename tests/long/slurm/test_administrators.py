@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -172,25 +171,6 @@ def test_what_keeps_a_job_waiting_in_slurm_is_told_until_it_is_over(served: Serv
         slurm.command("scontrol", "delete", "reservationname=theirs")
     assert served.outcome("depends") == "cancelled"
     _check_once(served, *(name for name in told if name != "depends"))
-
-
-# Nodes.
-
-
-def test_a_node_whose_prolog_fails_costs_no_job(served: Served, slurm: Cluster, tmp_path: Path) -> None:
-    """Slurm drains the node and cancels the job there, which nobody has cancelled: it runs on another node, once."""
-    fails = tmp_path / "prolog"
-    fails.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" != n1 ]\n')
-    fails.chmod(0o755)
-    with slurm.configured("Prolog", str(fails)):
-        served.drop("job", _noted("true"), executor_options=["--exclude=n3,n4"])
-        served.drop("sweep", _noted("true"), array="0-3", executor_options=["--exclude=n3,n4"])
-        served.wait_done("job", "sweep")
-    tasks = [f"sweep_{index}" for index in range(4)]
-    names = sorted(["job", *tasks])
-    ends = [served.result(name, served.runs(name)[-1]) or {} for name in names]
-    assert [(end["outcome"], end["node"]) for end in ends] == [("finished", "n2")] * 5
-    assert sorted(line.split()[0] for line in _noted_runs(served)) == names
 
 
 # Jobs.

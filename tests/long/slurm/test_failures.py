@@ -411,34 +411,6 @@ def test_two_spools_have_jobs_of_the_same_name(served: Served, slurm: Cluster) -
         shutil.rmtree(home)
 
 
-def test_a_configuration_that_changes_applies_to_what_is_handed_over_next(served: Served, slurm: Cluster) -> None:
-    """`max_in_flight` grows and shrinks, and `[slurm]` goes away: what is in Slurm stays there, and is still ended."""
-    config = served.root / "config.toml"
-    plain = config.read_text()
-    names = [f"job{number}" for number in range(5)]
-
-    def in_slurm() -> int:
-        return sum(job["state"] in ("PENDING", "RUNNING") for job in slurm.jobs())
-
-    config.write_text(f"{plain}max_in_flight = 2\n")
-    for name in names:
-        served.drop(name, _job("until [ -e go ]; do sleep 0.1; done"))
-    served.until(lambda: in_slurm() == 2, "two in Slurm")
-    served.wait_reason("job4", "max_in_flight: 2 of 2")
-    config.write_text(f"{plain}max_in_flight = 4\n")
-    served.until(lambda: in_slurm() == 4, "four in Slurm")
-    config.write_text(f"{plain}max_in_flight = 1\n")
-    served.wait_reason("job4", "of 1")
-    assert in_slurm() == 4
-    config.write_text(plain.partition("[slurm]")[0])
-    served.until(lambda: in_slurm() == 5, "all in Slurm")
-    assert served.spool("cancel", "job0").returncode == 0
-    served.wait_done("job0")
-    (served.root.parent / "go").touch()
-    served.wait_done(*names)
-    assert [served.outcome(name) for name in names] == ["cancelled", *["finished"] * 4]
-
-
 def test_a_spool_that_is_moved_runs_no_job_twice(unserved: Served, slurm: Cluster) -> None:
     """What runs leaves its exit code wherever its directory is; what waits fails at the old place and is sent again."""
     slurm.set_nodes("drain", "n4")

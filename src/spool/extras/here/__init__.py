@@ -8,8 +8,7 @@ and measures a run is as ever.
 
 from __future__ import annotations
 
-from spool.core.capability import OtherWay
-from spool.formats.capabilities import Key, Part
+from spool.formats.capabilities import Key, OtherWay, Part
 
 _ONE_RUN = "such a job has one run, in one terminal"
 _PRINTS = "it prints there; redirect it as in any shell"

@@ -23,7 +23,6 @@ from collections.abc import Iterable
 from msgspec import Struct, json
 from msgspec.structs import replace
 
-from spool.core.constraints import Holding
 from spool.core.errors import LockHeld, cannot
 from spool.core.model import SECOND_NS, Grant, Machine, Policy, Pool, Reservation, Result, Running, Spec, State, Waiting
 from spool.core.priority import Past
@@ -302,10 +301,9 @@ class LeaseLedger:
 
     def decide(self, machine: Machine, now_ns: int) -> list[tuple[Lease, Grant]]:
         """Return which asks get which part of *machine* now; `grant` carries that out."""
-        holding = self._plan.holding if self._plan is not None else Holding()
-        view = View(
-            machine, self._queue, running=self._runs, reservations=self._reservations, past=self._past, holding=holding
-        )
+        view = View(machine, self._queue, running=self._runs, reservations=self._reservations, past=self._past)
+        if self._plan is not None:
+            view = replace(view, holding=self._plan.holding)
         self._plan = plan = decide(view, now_ns, self._policy)
         self.next_at_ns = plan.next_at_ns
         self._holders.clear()

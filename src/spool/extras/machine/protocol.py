@@ -21,8 +21,9 @@ from msgspec import DecodeError, Meta, Struct, json
 from spool.core.model import SECOND_NS, Grant, Pool, Request
 from spool.core.units import show_duration
 from spool.extras.machine import STATUS, served_in
+from spool.formats.state import PoolView
 from spool.formats.wire import decoded
-from spool.query.shared import GpuShare, MachineSharing, MachineUse, PoolUse, UserShare
+from spool.query.shared import GpuShare, MachineSharing, MachineUse, UserShare
 from spool.store.ownership import name_of
 from spool.store.reading import read_with_status
 
@@ -494,7 +495,7 @@ def _use(told: MachineShares, uid: int | None) -> MachineUse:
         gpus_free=sum(not (gpu.users or gpu.without_lease) for gpu in told.gpus),
         gpu_problem=told.gpu_problem,
         resources={
-            name: PoolUse(total, sum(share.resources.get(name, 0) for share in users))
+            name: PoolView(total, sum(share.resources.get(name, 0) for share in users))
             for name, total in told.resources.items()
         },
         own=own,
