@@ -533,12 +533,12 @@ set -e
 
 def test_spool_lines_are_read_from_the_head_of_a_script() -> None:
     """The comments before the first command, and no others; `##SPOOL` switches one off; a program has none."""
-    words = ["--gpus", "1", "--time-limit", "2h", "--group", "night runs"]
-    assert submission.spool_lines(SCRIPT, "train.sh") == words
-    assert submission.spool_lines(SCRIPT.replace(b"\n", b"\r\n"), "train.sh") == words
+    values = {"gpus": ["1"], "time_limit": ["2h"], "group": ["night runs"]}
+    assert submission.own_options(SCRIPT, "train.sh") == values
+    assert submission.own_options(SCRIPT.replace(b"\n", b"\r\n"), "train.sh") == values
     assert submission.late_lines(SCRIPT) == [11]
     for script in (b"", b"\n", b"\x7fELF\x02\x01\x01\0\0\n#SPOOL --gpus 1\n", b"echo\n#SPOOL --gpus 1"):
-        assert submission.spool_lines(script, "x") == []
+        assert submission.own_options(script, "x") == {}
 
 
 @pytest.mark.parametrize(
@@ -547,12 +547,15 @@ def test_spool_lines_are_read_from_the_head_of_a_script() -> None:
         (b'#SPOOL --group "night', "line 2: "),
         (b"#SPOOL gpus 1", "line 2: 'gpus' "),
         (b"#SPOOL --group a\0b", "line 2: it has a NUL"),
+        (b"#SPOOL --gpus 1 x", "line 2: 'x' "),
+        (b"#SPOOL --tiem-limit 2h", "line 2: unknown option --tiem-limit; did you mean --time-limit?"),
+        (b"#SPOOL --gpus", "line 2: --gpus needs a value"),
     ],
 )
 def test_a_wrong_spool_line_is_told_with_its_number(line: bytes, why: str) -> None:
     """The error names the script and the line."""
     with pytest.raises(UsageError) as error:
-        submission.spool_lines(b"#!/bin/sh\n" + line + b"\n", "train.sh")
+        submission.own_options(b"#!/bin/sh\n" + line + b"\n", "train.sh")
     assert f" train.sh: {why}" in str(error.value)
 
 

@@ -418,7 +418,7 @@ class Session:
         if self.looks_at_everything:
             self.look_next()
         happened = now.turn()
-        now.get_ahead()
+        now.gate.leases.line_up(now.planner.plan)
         return happened
 
 

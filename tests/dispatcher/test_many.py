@@ -73,7 +73,6 @@ def test_a_run_that_was_starting_is_looked_at_again(session: Session) -> None:
     text = jid.read_bytes()
     jid.unlink()  # it has not spoken yet
     live.launched(session.world.engine.no_child(*live.key, None))
-    now.status._running.clear()  # what was said of it before
     now.status._spoken.clear()
     write = partial(StatusWriter.write, now.status, None, None, paused=False)
     write(force=True)
@@ -194,27 +193,8 @@ def test_a_look_does_not_look_at_every_run(session: Session, monkeypatch: pytest
     assert sum(calls.values()) < 100
 
 
-def test_state_json_says_again_what_it_said_of_mere_runs(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of thirty runs of which nothing is new only one that is being stopped is looked at closely.
-
-    One that has spoken meanwhile is rendered once.
-    """
-    now = running(session, 30, monkeypatch)
-    now.status.view(None, None, paused=False)
-    live = next(iter(now.state.live.values()))
-    live.stop_ordered(Stop(StopKind.CANCEL, "alice", 0))
-    calls = calls_of(lambda: now.status.view(None, None, paused=False))
-    assert (calls["_view_of"], calls["rendered"]) == (1, 0)
-    for live in now.state.live.values():
-        live.launched(session.world.engine.no_child(*live.key, None))
-    now.status._running.clear()
-    now.status._spoken.clear()
-    calls = [calls_of(lambda: now.status.view(None, None, paused=False))["rendered"] for _ in range(2)]
-    assert calls == [29, 0]
-
-
 def test_state_json_says_of_a_run_what_it_says_at_first(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept of it is the text itself; an edit of its job, a stop, and trouble show at once."""
+    """An edit of its job, a stop, and trouble show at once."""
     now = running(session, 3, monkeypatch)
 
     def told() -> dict[str, JobView]:

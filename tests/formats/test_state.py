@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from spool.core.model import Event, EventName, ForeignProcess, Gpu
 from spool.formats.events import parse_event, render_event
-from spool.formats.state import GpusTold, GpuView, JobView, MachineView, StateView, parse_state, render_state, rendered
+from spool.formats.state import GpusTold, GpuView, JobView, MachineView, StateView, parse_state, render_state
 
 GIB = 1 << 30
 KNOWN = Gpu(
@@ -54,18 +52,6 @@ def test_a_name_that_is_not_utf_8_is_told_escaped() -> None:
     assert seen is not None
     assert seen.problems == ("hooks/failed.d/a\\udcff",)
     assert (seen.jobs["a"].reason, seen.jobs["a"].problem) == ("caf\u00e9 \\udcff", "\\ud800")
-
-
-@pytest.mark.parametrize("odd", ["", "\udcff"])
-def test_a_job_that_was_rendered_before_is_told_as_if_it_were_not(odd: str) -> None:
-    """Whether it, or another thing in the same view, cannot be said in UTF-8."""
-    jobs = {"a" + odd: JobView(state="running", reason="caf\u00e9", run=3), "b": JobView(state="queued", reason=odd)}
-    for problems in ((), (odd,)):
-        view = StateView(version=1, at_ns=1, pid=1, problems=problems, jobs=jobs)
-        kept = StateView(
-            version=1, at_ns=1, pid=1, problems=problems, jobs={name: rendered(job) for name, job in jobs.items()}
-        )
-        assert render_state(kept) == render_state(view)
 
 
 def test_an_event_of_a_name_that_is_not_utf_8_is_told_escaped() -> None:

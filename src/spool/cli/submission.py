@@ -13,6 +13,7 @@ import shlex
 import stat
 import sys
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -333,27 +334,14 @@ def _shell_of(words: Sequence[str]) -> str | None:
 
 def _directives(script: bytes, what: str, asked: Asked) -> joboptions.Values:
     """Return the options in a script's own lines; #SPOOL lines before those for other schedulers."""
-    values = _own_options(script, what)
+    values = own_options(script, what)
     for other in asked.others:
         values = other.values(script, what, asked, values)
     return values
 
 
-def _own_options(script: bytes, what: str) -> joboptions.Values:
-    words = spool_lines(script, what)
-    try:
-        values, rest, _ = fastsubmit.read(words, OPTIONS)
-    except fastsubmit.UnclearError as error:
-        raise UsageError(cannot("read", f"the #SPOOL lines of {what}", str(error))) from None
-    if rest:
-        raise UsageError(cannot("read", f"the #SPOOL lines of {what}", f"{rest[0]!r} is not an option"))
-    for line in late_lines(script):
-        tell(f"{what}: line {line}: this #SPOOL line comes after the first command and is ignored")
-    return values
-
-
-def spool_lines(script: bytes, what: str) -> list[str]:
-    """Return the options in a script's own lines, as words in order; *what* names the script in errors.
+def own_options(script: bytes, what: str) -> joboptions.Values:
+    """Return the options in a script's own lines; *what* names the script in errors.
 
         #!/bin/sh
         # Trains the small model.
@@ -363,21 +351,28 @@ def spool_lines(script: bytes, what: str) -> list[str]:
     Only the head of the script is read: the lines before the first that is neither empty nor a comment. `##SPOOL` is a
     comment like any other. Raises UsageError, which names the line.
     """
-    found: list[str] = []
+    values: joboptions.Values = {}
     for number, line in head_lines(script):
         match = _SPOOL_LINE.fullmatch(line)
         if match is None:
             continue
-        try:
-            options = shlex.split(match.group(1) or "", comments=True)
-        except ValueError as error:
-            raise _wrong_line(what, number, f"{str(error).lower()} in {line!r}") from None
-        if options and not options[0].startswith("-"):
-            raise _wrong_line(what, number, f"{options[0]!r} is not an option; write them as in `#SPOOL --gpus 1`")
         if "\0" in line:
             raise _wrong_line(what, number, "it has a NUL")
-        found += options
-    return found
+        try:
+            found, rest, _ = fastsubmit.read(shlex.split(match.group(1) or "", comments=True), OPTIONS)
+        except ValueError as error:
+            raise _wrong_line(what, number, f"{str(error).lower()} in {line!r}") from None
+        except fastsubmit.UnclearError as error:
+            near = get_close_matches(str(error).rpartition(" ")[2], OPTIONS, n=1)
+            meant = f"; did you mean {near[0]}?" if near and near[0] not in str(error) else ""
+            raise _wrong_line(what, number, f"{error}{meant}") from None
+        if rest:
+            raise _wrong_line(what, number, f"{rest[0]!r} is not an option; write them as in `#SPOOL --gpus 1`")
+        for key, given in found.items():
+            values.setdefault(key, []).extend(given)
+    for late in late_lines(script):
+        tell(f"{what}: line {late}: this #SPOOL line comes after the first command and is ignored")
+    return values
 
 
 def late_lines(script: bytes) -> list[int]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, count, pairwise, repeat
 from operator import attrgetter, mul, sub
 from typing import Protocol
 
@@ -73,64 +73,21 @@ class Intervals:
 
     def peaks(self) -> tuple[Peak, Peak]:
         """Return the peak of the CPUs and that of the GPUs."""
-        starts, ends = self._starts.tolist(), self._ends.tolist()
-        by_start = _order(starts)
-        by_end = _order(ends)
-        cpu_peak = _peak_of(starts, ends, by_start, by_end, self._cpus.tolist())
-        return cpu_peak, _gpu_peak(starts, ends, by_start, by_end, self._gpus)
-
-
-def _order(keys: Sequence[int]) -> Sequence[int]:
-    """Return the positions in ascending order of their key; lines of a history are nearly in order already."""
-    return sorted(range(len(keys)), key=keys.__getitem__)
-
-
-def _peak_of(
-    starts: Sequence[int], ends: Sequence[int], by_start: Sequence[int], by_end: Sequence[int], amounts: Sequence[int]
-) -> Peak:
-    level = highest = over = 0
-    when = None
-    next_end = ends[by_end[0]] if by_end else 0
-    for each in by_start:
-        start = starts[each]
-        # Never past the last end: this run itself ends later than it starts.
-        while next_end <= start:
-            level -= amounts[by_end[over]]
-            over += 1
-            next_end = ends[by_end[over]]
-        level += amounts[each]
-        if level > highest:
-            highest, when = level, start
-    return Peak(highest, when)
-
-
-def _gpu_peak(
-    starts: Sequence[int],
-    ends: Sequence[int],
-    by_start: Sequence[int],
-    by_end: Sequence[int],
-    gpus: Sequence[tuple[str, ...]],
-) -> Peak:
-    users: dict[str, int] = {}
-    there_are = len(set().union(*set(gpus)))  # the number in use cannot exceed this
-    highest = over = 0
-    when = None
-    for each in by_start:
-        if highest == there_are:
-            break
-        start = starts[each]
-        while ends[by_end[over]] <= start:
-            for gpu in gpus[by_end[over]]:
-                if users[gpu] > 1:
-                    users[gpu] -= 1
-                else:
+        cpus, gpus, level, users = Peak(), Peak(), 0, Counter[str]()
+        # At one instant ends come before starts, so that an interval excludes its end.
+        for at_ns, begins, each in sorted(chain(zip(self._ends, repeat(False), count()),
+                                                zip(self._starts, repeat(True), count()))):  # fmt: skip
+            sign = 1 if begins else -1
+            level += sign * self._cpus[each]
+            for gpu in self._gpus[each]:
+                users[gpu] += sign
+                if not users[gpu]:
                     del users[gpu]
-            over += 1
-        for gpu in gpus[each]:
-            users[gpu] = users.get(gpu, 0) + 1
-        if len(users) > highest:
-            highest, when = len(users), start
-    return Peak(highest, when)
+            if level > cpus.count:
+                cpus = Peak(level, at_ns)
+            if len(users) > gpus.count:
+                gpus = Peak(len(users), at_ns)
+        return cpus, gpus
 
 
 class Days:
@@ -255,8 +212,8 @@ class GroupSums:
     def give(self, run: RunAccount, gpus: tuple[str, ...], start_at_ns: int, end_at_ns: int) -> None:
         """Count what a run held within the period; equal *gpus* are one object."""
         self._given.add(start_at_ns, end_at_ns, run.cpus, gpus)
-        for name, count in run.resources.items() if run.resources else ():
-            self._resource_ns[name] = self._resource_ns.get(name, 0) + count * (end_at_ns - start_at_ns)
+        for name, number in run.resources.items() if run.resources else ():
+            self._resource_ns[name] = self._resource_ns.get(name, 0) + number * (end_at_ns - start_at_ns)
 
     def _runs(self, outcome: State | None = None, *, again: str | None = None, any_way: bool = False) -> int:
         """Return the number of runs with this outcome (any, if None) and this `again`; *any_way* ignores `again`."""
@@ -311,6 +268,13 @@ class GroupSums:
 def _quantiles(times: array[int]) -> tuple[int | None, int | None]:
     ordered = sorted(times)
     return nearest_rank(ordered, 50), nearest_rank(ordered, 90)
+
+
+def _length(from_ns: int | None, until_ns: int | None) -> int | None:
+    """Return the time between two instants; None if one is unknown, or the clock was set meanwhile."""
+    if from_ns is None or until_ns is None or not 0 <= until_ns - from_ns <= LARGEST:
+        return None
+    return until_ns - from_ns
 
 
 class By(StrEnum):
@@ -375,29 +339,6 @@ class Statistics(Struct, frozen=True):
     clock_set: int  # runs that ended before they began, or centuries later; they have no run time
 
 
-class ReadyTimes:
-    """When runs became ready. Ask about runs in the order of their ends."""
-
-    __slots__ = ("going_on",)
-
-    def __init__(self) -> None:
-        self.going_on: dict[str, int | None] = {}  # jobs with another run to come, and the end of their last run
-
-    def of(self, run: RunAccount) -> int | None:
-        """Return when a run's wait began: at its submission, or at the end of the run before it.
-
-        None if the previous run is unknown.
-        """
-        ready = run.submitted_at_ns
-        if run.job in self.going_on:
-            ready = self.going_on.pop(run.job)
-        elif run.attempt > 1 or run.requeues:
-            ready = None
-        if run.again is not None:
-            self.going_on[run.job] = run.ended_at_ns
-        return ready
-
-
 class Ledger:
     """Counts runs in the order of their ends.
 
@@ -411,11 +352,12 @@ class Ledger:
         self._days = Days(look)
         self._since = wanted.since_at_ns if wanted.since_at_ns is not None else -LARGEST
         self._until = wanted.until_at_ns if wanted.until_at_ns is not None else LARGEST
+        self._always = wanted.since_at_ns is None and wanted.until_at_ns is None
         self._total = GroupSums()
         self._groups: defaultdict[str | None, GroupSums] = defaultdict(GroupSums)
         self._sums_of = self._counted_in()
         self._seen: set[int] = set()
-        self._ready = ReadyTimes()
+        self._going_on: dict[str, int | None] = {}  # jobs with another run to come, and the end of their last run
         self._gpus: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._first = LARGEST
         self._last = -LARGEST
@@ -423,52 +365,48 @@ class Ledger:
         self._clock_set = 0
 
     def add(self, runs: Iterable[RunAccount]) -> None:
-        """Count those of *runs* that the filter selects. One loop for speed: it may turn a million times."""
-        wanted, since, until = self._wanted, self._since, self._until
-        anyone = wanted.anyone
-        always = wanted.since_at_ns is None and wanted.until_at_ns is None
-        seen, going_on, gpu_sets = self._seen, self._ready.going_on, self._gpus
-        by_day, sums_of = self._by is By.DAY, self._sums_of
+        """Count those of *runs* that the filter selects."""
         for run in runs:
-            if not anyone and not wanted.wants(run):
-                continue
-            start, end, ready = run.started_at_ns, run.ended_at_ns, run.submitted_at_ns
-            mark = hash((run.job, run.run, ready if start is None else start))
-            if mark in seen:
-                self._duplicates += 1
-                continue
-            seen.add(mark)
-            if run.again is not None or run.attempt > 1 or run.requeues or run.job in going_on:
-                ready = self._ready.of(run)
-            counts = always if end is None else since <= end < until
-            waited_ns = ran_ns = None
-            given_from = given_until = 0
-            if start is not None:
-                if ready is not None and 0 <= start - ready <= LARGEST:  # else the clock was set meanwhile
-                    waited_ns = start - ready
-                if end is not None:
-                    if 0 <= end - start <= LARGEST:
-                        ran_ns = end - start - run.suspended_ns if run.suspended_ns else end - start
-                        if ran_ns < 0:  # the clock was set while it was suspended
-                            ran_ns = 0
-                        if run.cpus or run.gpus or run.resources:
-                            given_from, given_until = (start, end) if always else (max(start, since), min(end, until))
-                    elif counts:
-                        self._clock_set += 1
-            if counts:
-                if end is not None:
-                    if end > self._last:
-                        self._last = end
-                    if end < self._first:
-                        self._first = end
-                for sums in sums_of(run):
-                    sums.count(run, waited_ns, ran_ns)
-            if given_from < given_until:
-                gpus = gpu_sets.setdefault(run.gpus, run.gpus)
-                for sums in (self._total,) if by_day else sums_of(run):
-                    sums.give(run, gpus, given_from, given_until)
-                for day, begin, finish in self._days.parts(given_from, given_until) if by_day else ():
-                    self._groups[day].give(run, gpus, begin, finish)
+            if self._wanted.anyone or self._wanted.wants(run):
+                mark = hash((run.job, run.run, run.started_at_ns or run.submitted_at_ns))
+                if mark in self._seen:
+                    self._duplicates += 1
+                else:
+                    self._seen.add(mark)
+                    self._count(run)
+
+    def _count(self, run: RunAccount) -> None:
+        start, end = run.started_at_ns, run.ended_at_ns
+        waited_ns, length_ns = _length(self._ready_ns(run), start), _length(start, end)
+        if self._always if end is None else self._since <= end < self._until:
+            if end is not None:
+                self._first, self._last = min(self._first, end), max(self._last, end)
+                self._clock_set += start is not None and length_ns is None
+            # If the clock was set while it was suspended, it was suspended longer than it ran.
+            ran_ns = None if length_ns is None else max(length_ns - (run.suspended_ns or 0), 0)
+            for sums in self._sums_of(run):
+                sums.count(run, waited_ns, ran_ns)
+        if length_ns is None or start is None or end is None or not (run.cpus or run.gpus or run.resources):
+            return
+        start, end = max(start, self._since), min(end, self._until)
+        if start < end:
+            gpus = self._gpus.setdefault(run.gpus, run.gpus)
+            by_day = self._by is By.DAY
+            for sums in (self._total,) if by_day else self._sums_of(run):
+                sums.give(run, gpus, start, end)
+            for day, begin, finish in self._days.parts(start, end) if by_day else ():
+                self._groups[day].give(run, gpus, begin, finish)
+
+    def _ready_ns(self, run: RunAccount) -> int | None:
+        """Return when a run's wait began: at its submission, or at the end of the run before it; None: unknown."""
+        ready_ns = run.submitted_at_ns
+        if run.job in self._going_on:
+            ready_ns = self._going_on.pop(run.job)
+        elif run.attempt > 1 or run.requeues:
+            ready_ns = None
+        if run.again is not None:
+            self._going_on[run.job] = run.ended_at_ns
+        return ready_ns
 
     def statistics(self) -> Statistics:
         """Return the sums. Groups are ordered by day, by state, or by usage."""

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import copy
 from heapq import merge
+from itertools import chain, groupby
 from math import ceil
+from operator import itemgetter
 
 from msgspec import Struct
 
@@ -28,6 +30,9 @@ from spool.core.units import show_duration, show_size
 
 FULL = frozenset({"memory", "cpus", "resources", "gpus", "reserved"})
 """Reasons that mean a lack of room: only holding other jobs back helps."""
+
+
+_MOMENT = ""  # among the names of ending runs: an instant at which something else than a run changes
 
 
 class EarliestStart(Struct, frozen=True):
@@ -47,49 +52,34 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
     None if it could not start even after every run has ended (it never fits, or processes outside spool are in the
     way).
     """
-    now_ns = room.now_ns
-    run_times = room.runs.run_times
-    ends = room.runs.ends(now_ns)
+    now_ns, run_times, request = room.now_ns, room.runs.run_times, job.request
     new = {run.name: run for run in room.started}
-    if new:
-        ends = merge(ends, sorted((now_ns + run_times.of_run(run).ns, run.name) for run in room.started))
-    next_end = next(ends, None)
-    opens = job.opens_at_ns
-    not_before = now_ns if opens is None else max(opens, now_ns)
-    then = room.then()
-    moments = [not_before] if not_before > now_ns else []
-    if job.request.gpus:
-        moments += [at for each in room.reservations for at in (each.start_at_ns, each.end_at_ns) if at > now_ns]
-    moments.sort()
-    guessed = False
+    new_ends = sorted((now_ns + run_times.of_run(run).ns, run.name) for run in room.started)
+    not_before = max(job.opens_at_ns or now_ns, now_ns)
+    moments = {not_before}
+    if request.gpus:
+        moments |= {at for each in room.reservations for at in (each.start_at_ns, each.end_at_ns)}
+    marks = [(at, _MOMENT) for at in sorted(moments) if at > now_ns]
+    steps = ((max(at, now_ns), name) for at, name in merge(room.runs.ends(now_ns), new_ends, marks))
+    then, guessed = room.then(), False
     waits_for_gpus = False  # from here on only the end of a run with GPUs can change the answer
-    request = job.request
-    at_ns, next_moment = now_ns, 0
-    while True:
+    for at_ns, names in chain([(now_ns, iter(()))], groupby(steps, key=itemgetter(0))):
+        for _, name in names:
+            if name == _MOMENT:
+                waits_for_gpus = False
+                continue
+            over = new.get(name) or room.runs[name]
+            then.release(over)
+            then.available_bytes = None  # after the first end, the memory that the kernel could give is unknown
+            waits_for_gpus = waits_for_gpus and not over.grant.gpu_uuids
+            guessed = guessed or ((over.spec.time_limit_ns is None or over.suspended) and not over.stopping)
         if at_ns >= not_before and not waits_for_gpus and not then.lacks(request):
             then.now_ns = at_ns
             reason = next(then.reasons(job), None)
             if reason is None:
                 return EarliestStart(at_ns, guessed, then)
             waits_for_gpus = reason.code == "gpus"
-        end_ns = max(next_end[0], now_ns) if next_end is not None else None
-        moment = moments[next_moment] if next_moment < len(moments) else None
-        if end_ns is None and moment is None:
-            return None
-        if end_ns is None or (moment is not None and moment <= end_ns):
-            assert moment is not None
-            at_ns, next_moment, waits_for_gpus = moment, next_moment + 1, False
-            if end_ns != moment:
-                continue
-        assert end_ns is not None
-        at_ns = end_ns
-        while next_end is not None and next_end[0] <= end_ns:
-            over = new.get(next_end[1]) or room.runs[next_end[1]]
-            then.release(over)
-            waits_for_gpus = waits_for_gpus and not over.grant.gpu_uuids
-            guessed = guessed or ((over.spec.time_limit_ns is None or over.suspended) and not over.stopping)
-            next_end = next(ends, None)
-        then.available_bytes = None  # after the first end, the memory that the kernel could give is unknown
+    return None
 
 
 class StrictOrder:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from enum import Enum
 from heapq import heappop, heappush
 
@@ -22,7 +22,6 @@ from msgspec import Struct
 from spool.core.model import Dependencies, State, Waiting
 
 _TASK = re.compile(r"(.+)_[0-9]+", re.DOTALL)
-_ARRAY = "/"  # in no name: marks an array among the nodes, which may have a job's name
 
 
 class DependencyStatus(Enum):
@@ -102,7 +101,7 @@ class DependencyResolver:
         running: Set[str],
         ended: Callable[[str], State | None],
         arrays: Mapping[str, tuple[str, ...]],
-        watch: DependencyIndex | None = None,
+        watch: DependencyIndex,
     ) -> None:
         self._queue = queue
         self._held = held
@@ -126,12 +125,6 @@ class DependencyResolver:
             return State.HELD
         return self._ended(name)
 
-    def pending(self, name: str) -> Waiting | None:
-        """Return the job *name* if it waits or is held, and this pass does not end it."""
-        if name in self._running or name in self.ended_now:
-            return None
-        return self._queue.get(name) or self._held.get(name)
-
     def members(self, name: str) -> tuple[str, ...]:
         """Return the tasks of the array *name*, or *name* itself if it is not an array."""
         return self._arrays.get(name) or (name,)
@@ -139,8 +132,7 @@ class DependencyResolver:
     def end(self, name: str, outcome: State) -> None:
         """Record that this pass ends the waiting or held job *name*."""
         self.ended_now[name] = outcome
-        if self._watch is not None:
-            self._watch.touch(name)
+        self._watch.touch(name)
         for unit in aliases(name):
             self._tallies.pop(unit, None)
 
@@ -150,7 +142,7 @@ class DependencyResolver:
 
     def resolution(self, job: Waiting) -> Resolution:
         """Return the resolution of *job*, as found when one of its dependencies last changed."""
-        if self._watch is None or job.name in self.ended_now:  # jobs that end in this pass are not judged again
+        if job.name in self.ended_now:  # jobs that end in this pass are not judged again
             return resolve(job, self)
         return self._watch.resolved.get(job.name) or resolve(job, self)
 
@@ -159,29 +151,10 @@ class DependencyResolver:
         known = self._tallies.get(name)
         if known is None:
             members = self.members(name)
-            if self._watch is not None and not self._settled and len(members) > 1:
-                known = self._watch.progress(name, members).tally(self.doing)
-            else:
-                known = self._count(name, members)
-            self._tallies[name] = known
+            keeps = not self._settled and len(members) > 1
+            progress = self._watch.progress(name, members) if keeps else ArrayProgress(name, members)
+            known = self._tallies[name] = progress.tally(self.doing)
         return known
-
-    def _count(self, name: str, members: tuple[str, ...]) -> NameProgress:
-        finished = bad = 0
-        unseen = False
-        pending: tuple[str, State | None] | None = None
-        worst: tuple[str, State] | None = None
-        for member in members:
-            state = self.doing(member)
-            if state is State.FINISHED:
-                finished += 1
-            elif state is not None and state.ended:
-                bad += 1
-                worst = worst or (member, state)
-            else:
-                pending = pending or (member, state)
-                unseen = unseen or state is None
-        return NameProgress(name, len(members), finished, bad, pending, worst, unseen)
 
 
 def resolve(job: Waiting, names: DependencyResolver) -> Resolution:
@@ -449,13 +422,10 @@ class Cycles:
     def __init__(self, watch: DependencyIndex, names: DependencyResolver) -> None:
         self._watch = watch
         self._names = names
-        self._clear: set[str] = set()  # nodes from which no circle can be reached
         self._stuck: dict[str, Waiting] | None = None
 
     def through(self, job: Waiting) -> tuple[str, ...]:
         """Return a shortest cycle through *job*, from it back to it, or () if it is in none."""
-        if self._is_clear(job.name):
-            return ()
         if self._stuck is None:
             self._stuck = _stuck(self._watch, self._names)
         if job.name not in self._stuck:
@@ -475,39 +445,6 @@ class Cycles:
                     came_from[other] = name
                     todo.append(other)
         return ()
-
-    def _is_clear(self, name: str) -> bool:
-        """Whether every path from *name* ends. All results on the way are kept.
-
-        This ignores which alternatives suffice, so a no does not prove a cycle.
-        """
-        clear = self._clear
-        trail = [] if name in clear else [(name, self._next(name))]
-        on_trail = {name}
-        while trail:
-            node, ways = trail[-1]
-            for other in ways:
-                if other in on_trail:
-                    return False
-                if other not in clear:
-                    trail.append((other, self._next(other)))
-                    on_trail.add(other)
-                    break
-            else:
-                clear.add(node)
-                on_trail.discard(node)
-                trail.pop()
-        return True
-
-    def _next(self, node: str) -> Iterator[str]:
-        """Yield the successors of *node*: for a job its dependencies, for an array (marked) its tasks."""
-        if node.startswith(_ARRAY):
-            yield from self._names.members(node.removeprefix(_ARRAY))
-            return
-        job = self._names.pending(node)
-        for unit in () if job is None else dependencies_of(job):
-            members = self._names.members(unit)
-            yield unit if members == (unit,) else _ARRAY + unit
 
 
 def _stuck(watch: DependencyIndex, names: DependencyResolver) -> dict[str, Waiting]:

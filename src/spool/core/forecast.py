@@ -85,12 +85,6 @@ class Playback:
         yield from (job.arrived_at_ns for job in self.queue.values())
         yield from (run.arrived_at_ns for run in self.running.values() if run.arrived_at_ns is not None)
 
-    @classmethod
-    def of_copy(cls, view: View, policy: Policy) -> Playback:
-        """Continue from a copy of *view*, which stays unchanged."""
-        queue = WaitingQueue(view.queue.values())
-        return cls(replace(view, queue=queue, running=view.running.copy(), past=view.past.copy()), policy)
-
     def ends_at(self, run: Running, at_ns: int) -> None:
         """Let *run* end at *at_ns*. A run without an end goes on for ever."""
         heappush(self._ends, (at_ns, run.name, next(self._number), run))
@@ -205,7 +199,8 @@ class _Forecast:
         self._plan = plan
         self._now_ns = plan.now_ns
         self._view = plan.view
-        self._spool = Playback.of_copy(plan.view, plan.policy)
+        queue, running, past = WaitingQueue(plan.view.queue.values()), plan.view.running.copy(), plan.view.past.copy()
+        self._spool = Playback(replace(plan.view, queue=queue, running=running, past=past), plan.policy)
         self._left = {name for name in (plan.view.queue if names is None else names) if name in plan.view.queue}
         self._at_once = {start.name for start in plan.starts}
         self._enough = enough

@@ -547,28 +547,26 @@ def conflict(new: Reservation, existing: Iterable[Reservation], gpus: Collection
         return "it names no GPUs"
     if new.gpu_count is not None and new.gpu_count < 1:
         return "it must reserve at least one GPU"
-    for index in new.gpu_indices:
-        if gpus is not None and index not in gpus:
-            return f"there is no GPU {index}, {_which(gpus)}"
+    if gpus is not None and (absent := [index for index in new.gpu_indices if index not in gpus]):
+        return f"there is no GPU {absent[0]}, {_which(gpus)}"
     others = [each for each in existing if each.name != new.name and overlap(each, new)]
     moments = {new.start_at_ns, *(each.start_at_ns for each in others if each.start_at_ns > new.start_at_ns)}
-    for moment in sorted(moments):
-        at_once = [each for each in others if is_active(each, moment)]
-        when = instant(moment)
-        wanted = set(new.gpu_indices)
-        for each in at_once:
-            both = sorted(wanted.intersection(each.gpu_indices))
-            if both:
-                return f"at {when} {_gpus(both)} is already reserved for {each.holder} ({each.name})"
-        indices = wanted.union(*(each.gpu_indices for each in at_once))
-        counted = sum(each.gpu_count or 0 for each in at_once) + (new.gpu_count or 0)
-        if gpus is not None and len(indices) + counted > len(gpus):
-            kept = f" beside {', '.join(sorted(each.name for each in at_once))}" if at_once else ""
-            return (
-                f"at {when} {count_of(len(indices) + counted, 'GPU')} would be reserved{kept}, the machine has "
-                f"{len(gpus)}"
-            )
-    return None
+    clashes = (_clash(new, [each for each in others if is_active(each, at)], gpus, at) for at in sorted(moments))
+    return next((why for why in clashes if why is not None), None)
+
+
+def _clash(new: Reservation, at_once: Sequence[Reservation], gpus: Collection[int] | None, moment: int) -> str | None:
+    """Return why *new* cannot hold at that moment, at which the others of *at_once* hold."""
+    when = instant(moment)
+    for each in at_once:
+        if both := sorted({*new.gpu_indices}.intersection(each.gpu_indices)):
+            return f"at {when} {_gpus(both)} is already reserved for {each.holder} ({each.name})"
+    indices = {*new.gpu_indices}.union(*(each.gpu_indices for each in at_once))
+    number = len(indices) + sum(each.gpu_count or 0 for each in (*at_once, new))
+    if gpus is None or number <= len(gpus):
+        return None
+    kept = f" beside {', '.join(sorted(each.name for each in at_once))}" if at_once else ""
+    return f"at {when} {count_of(number, 'GPU')} would be reserved{kept}, the machine has {len(gpus)}"
 
 
 def _which(gpus: Collection[int]) -> str:

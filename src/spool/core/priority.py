@@ -75,11 +75,6 @@ def weigh(grant: Grant, policy: Policy) -> float:
     return grant.gpu_count + grant.cpus * policy.cpu_weight
 
 
-def weigh_whole(machine: Machine, policy: Policy) -> float:
-    """Return the usage per second of the whole machine."""
-    return len(machine.gpus) + machine.cpus * policy.cpu_weight
-
-
 def in_units(rate: float) -> int:
     """Return a usage per second as an integer, for `Served`."""
     return round(rate * _UNITS)
@@ -552,7 +547,7 @@ class Order:
         self._factors: Mapping[str, float] | None = None
         self._levels: Mapping[str, float] | None = None
         self._served = past.served
-        self._whole_units = in_units(weigh_whole(room.machine, policy))
+        self._whole_units = in_units(len(room.machine.gpus) + room.machine.cpus * policy.cpu_weight)
         self._sharing: dict[str, tuple[float, Served | None, int]] = {}  # by key: see `_share`
         self.front: dict[int, tuple[int, str]] = {}  # by priority: the arrival and the name of the promoted job
 
@@ -564,18 +559,14 @@ class Order:
         key = (project or "") if self._by_project else user
         found = self._sharing.get(key)
         if found is None:
+            if self._factors is None:
+                competes = self._policy.fair_share and self._order == SLOWDOWN and len(self._waiting) > 1
+                self._factors = self._shares.factors(self._now_ns, self._active()) if competes else {}
             factors = self._factors
-            if factors is None:
-                factors = self._factors = self._work_out_factors()
             served = self._served.get(key) if factors and self._whole_units else None
             until_now = 0 if served is None else served.until(self._now_ns)
             found = self._sharing[key] = factors.get(key, 1.0), served, until_now
         return found
-
-    def _work_out_factors(self) -> Mapping[str, float]:
-        if not self._policy.fair_share or self._order != SLOWDOWN or len(self._waiting) < 2:
-            return {}  # no other user competes
-        return self._shares.factors(self._now_ns, self._active())
 
     def _active(self) -> set[str]:
         return {key or "" for key in (*self._waiting, *self._running)}
@@ -669,16 +660,12 @@ class Order:
             expected_ns += max(until_now - served.until(arrived_at_ns), 0) // self._whole_units  # the clock may go back
         return ahead, 1, -((waited_ns + expected_ns) / expected_ns * factor), arrived_at_ns, name
 
-    def _lacking(self, request: Request) -> Scarce:
-        known = self._known.get(id(request))
-        if known is None:
-            known = self._known[id(request)] = self._scarce(request)
-        return known
-
     def _is_passed(self, arrived_at_ns: int, request: Request) -> bool:
         if self._passed is None:
             return False
-        pools, named = self._lacking(request)
+        if id(request) not in self._known:
+            self._known[id(request)] = self._scarce(request)
+        pools, named = self._known[id(request)]
         if self._passed.is_passed(arrived_at_ns, self._now_ns, self._whole, pools):
             return True
         totals = [(pool.name, pool.total) for pool in named]

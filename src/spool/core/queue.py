@@ -81,7 +81,6 @@ class Ordered(Generic[Entry]):
 
 
 _NEVER = -(1 << 63)
-_FEW = 64  # shapes, or jobs that depend on others: more of them make a pass long
 _TIME = 1  # stands beside its shape until its instant
 _DEPENDENCY = 2  # … until its dependencies are satisfied
 
@@ -326,11 +325,6 @@ class WaitingQueue(Mapping[str, Waiting]):
         """The number of shapes with members, which is the cost of a pass over them."""
         return len(self._shapes)
 
-    @property
-    def is_simple(self) -> bool:
-        """Whether a pass over the queue is cheap, however many jobs there are."""
-        return len(self._shapes) <= _FEW and len(self.watch) <= _FEW
-
     def mark_eligible(self, now_ns: int) -> None:
         """Move the jobs whose instant has come into their shapes, and the others out if the clock was set back."""
         times = self._times.entries
@@ -371,17 +365,11 @@ class WaitingQueue(Mapping[str, Waiting]):
         deadlines = self._deadlines.entries
         return [name for _, name in deadlines[: bisect_left(deadlines, (now_ns,))]]
 
-    def next_opening_ns(self, now_ns: int) -> int | None:
-        """Return the first instant after *now_ns* for which a job waits, or None."""
-        times = self._times.entries
-        at = bisect_left(times, (now_ns + 1,))
-        return times[at][0] if at < len(times) else None
-
-    def next_overdue_ns(self, now_ns: int) -> int | None:
-        """Return the first instant after *now_ns* at which a scheduling timeout is over, or None."""
-        deadlines = self._deadlines.entries
-        at = bisect_left(deadlines, (now_ns,))
-        return deadlines[at][0] + 1 if at < len(deadlines) else None
+    def next_at_ns(self, now_ns: int) -> list[int]:
+        """Return the first instant after *now_ns* for which a job waits, and that of a scheduling timeout, if any."""
+        times, deadlines = self._times.entries, self._deadlines.entries
+        opens, over = bisect_left(times, (now_ns + 1,)), bisect_left(deadlines, (now_ns,))
+        return [*(at for at, _ in times[opens : opens + 1]), *(at + 1 for at, _ in deadlines[over : over + 1])]
 
     def is_among_first(self, job: Waiting, most: int, *, by_project: bool = False) -> bool:
         """Tell whether *job* is one of the *most* jobs of its user (or project) that arrived first."""

@@ -245,7 +245,8 @@ class Quotas:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.limited = _limits_anybody(policy)
+        defaults = policy.default_user_limits, policy.default_project_limits
+        self.limited = bool(policy.user_limits or policy.project_limits) or defaults != (_UNLIMITED, _UNLIMITED)
         self._limits: dict[tuple[str, str], Limits] = {}
 
     def limits(self, kind: str, name: str) -> Limits:
@@ -288,11 +289,6 @@ class Quotas:
                 return f"{who} may use {show(limit)} {thing} at once, this job needs {show(need)}", True
             return f"{who} uses {show(used)} of {show(limit)} {thing}{wanted}", False
         return None
-
-
-def _limits_anybody(policy: Policy) -> bool:
-    named = policy.user_limits or policy.project_limits
-    return bool(named) or not (policy.default_user_limits == policy.default_project_limits == _UNLIMITED)
 
 
 class SharedLimits(Struct, frozen=True):

@@ -11,9 +11,10 @@ them with sums computed from scratch.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from heapq import merge
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -202,6 +203,20 @@ class Runs(Mapping[str, Running]):
         return now_ns + max(0, end_ns - since_ns)
 
 
+class _Share(NamedTuple):
+    """One pool: its place in `priority.Work`, or what it is if it has a name; and what of it is free."""
+
+    which: int | Pool
+    free: int
+    total: int
+
+
+def _asked_of(which: int | Pool, request: Request) -> int:
+    if isinstance(which, Pool):
+        return dict(request.resources).get(which.name, 0)
+    return (request.cpus, request.memory_bytes or 0, request.gpus)[which]
+
+
 UNLIMITED = SharedLimits()
 
 
@@ -305,72 +320,39 @@ class FreeResources:
 
     def may_have(self, request: Request) -> bool:
         """Tell quickly whether the sums, and the GPUs that have room, leave enough for *request*."""
-        if self.machine.most_runs is not None:
-            return not self.lacks(request)
-        return not self.lacks(request) and (not request.gpus or len(self.cards.open_to(request)) >= request.gpus)
-
-    def _places(self, request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        asked, lacking = [], []
-        memory = request.memory_bytes or 0
-        if request.cpus:
-            asked.append(0)
-            if request.cpus > self.machine.cpus - self.counts.cpus:
-                lacking.append(0)
-        if memory:
-            asked.append(1)
-            if memory > self.machine.memory_bytes - self.counts.memory_bytes:
-                lacking.append(1)
-        if request.gpus:
-            asked.append(2)
-            if len(self.cards.open_to(request)) < request.gpus:
-                lacking.append(2)
-        return tuple(lacking), tuple(asked)
+        has_gpus = not request.gpus or self.machine.most_runs is not None
+        return not self.lacks(request) and (has_gpus or len(self.cards.open_to(request)) >= request.gpus)
 
     def lacking(self, request: Request) -> list[tuple[float, float]]:
         """Return the free and total amounts of each pool that has too little for *request*."""
-        places, named = self.scarce(request)
-        free, counts = self._free(request), self.counts
-        return [
-            *(free[pool] for pool in places if free[pool][1]),
-            *((counts.named.free(pool), pool.total) for pool in named),
-        ]
+        return [(pool.free, pool.total) for pool in self._scarce(request)]
 
     def held_back(self, request: Request, refused: Sequence[tuple[Request, int]]) -> float:
         """Return the largest share of a pool that *request* lacks and that lies idle for it.
 
         *refused* are the requests that would fit, each with its number of jobs.
         """
-        free = self._free(request)
-        wanted = [0, 0, 0]
-        for each, number in refused:
-            wanted[0] += each.cpus * number
-            wanted[1] += (each.memory_bytes or 0) * number
-            wanted[2] += each.gpus * number
-        places, named = self.scarce(request)
-        parts = [min(free[pool][0], wanted[pool]) / free[pool][1] for pool in places if free[pool][1]]
-        for pool in named:
-            asked = sum(dict(each.resources).get(pool.name, 0) * number for each, number in refused)
-            parts.append(min(self.counts.named.free(pool), asked) / pool.total)
+        parts = []
+        for pool in self._scarce(request):
+            wanted = sum(_asked_of(pool.which, each) * number for each, number in refused)
+            parts.append(min(pool.free, wanted) / pool.total)
         return max(parts, default=0.0)
 
     def scarce(self, request: Request) -> tuple[tuple[int, ...], Sequence[Pool]]:
-        """Return which pools *request* lacks, places in `fairness.Work` and named ones; if none, all it asks for."""
-        machine = self.machine
-        named = self.counts.named.lacking(request, machine.resources) if request.resources else ()
-        lacking, asked = self._places(request)
-        if lacking or named:
-            return lacking, named
-        wanted = {name for name, _ in request.resources}
-        return asked, [pool for pool in machine.resources if pool.name in wanted] if wanted else ()
+        """Return which pools *request* lacks, places in `priority.Work` and named ones; if none, all it asks for."""
+        which = [pool.which for pool in self._scarce(request)]
+        return tuple(one for one in which if isinstance(one, int)), [one for one in which if isinstance(one, Pool)]
 
-    def _free(self, request: Request) -> tuple[tuple[float, float], ...]:
+    def _scarce(self, request: Request) -> list[_Share]:
         machine, counts = self.machine, self.counts
         gpus = len(self.cards.open_to(request)) if request.gpus else 0
-        return (
-            (max(machine.cpus - counts.cpus, 0), machine.cpus),
-            (max(machine.memory_bytes - counts.memory_bytes, 0), machine.memory_bytes),
-            (gpus, len(machine.gpus)),
-        )
+        free = (machine.cpus - counts.cpus, machine.memory_bytes - counts.memory_bytes, gpus)
+        totals = (machine.cpus, machine.memory_bytes, len(machine.gpus))
+        pools = [_Share(place, max(free[place], 0), totals[place]) for place in range(len(totals))]
+        if request.resources:
+            pools += [_Share(pool, counts.named.free(pool), pool.total) for pool in machine.resources]
+        asked = [pool for pool in pools if _asked_of(pool.which, request) and pool.total]
+        return [pool for pool in asked if _asked_of(pool.which, request) > pool.free] or asked
 
     # The rules, in order. Each returns its reason, or None.
 
@@ -488,42 +470,37 @@ class FreeResources:
 
     def reasons(self, job: Waiting, *, ever: bool = True) -> Iterator[Reason]:
         """Yield every reason of this room against *job*, in order. Without *ever*, "never fits" is not checked."""
-        spec = job.spec
+        spec, request = job.spec, job.request
         if spec.group is not None or spec.task is not None or self.quotas.limited:
-            for rule in (self.group, self.array, self.quota):
-                reason = rule(job)
-                if reason is not None:
-                    yield reason
-        if self.policy.max_running is not None:
-            reason = self.max_running()
-            if reason is not None:
-                yield reason
+            yield from self._broken(job, self.group, self.array, self.quota)
+        if (reason := self.max_running()) is not None:
+            yield reason
         room = self if job.elsewhere is None else self.of(job.elsewhere)
         if job.elsewhere is not None and room.machine.most_runs is not None:
-            where = room.machine.title or job.elsewhere
-            if room.lacks(job.request):
-                count = f"{room.in_flight} of {room.machine.most_runs}"
-                yield Reason("max_in_flight", f"max_in_flight: {count} are in {where}")
-            elif (most := room.machine.most_pending) is not None and room.pending >= most:
-                count = f"{room.pending} of {most}"
-                yield Reason("max_pending", f"max_pending: {count} wait in {where}")
+            yield from room.full_engine(job.elsewhere, request)
             return
         if ever:
-            reason = room.never_fits(job)
-            if reason is not None:
-                yield reason
-        request = job.request
+            yield from self._broken(job, room.never_fits)
         if not (request.gpus or request.memory_bytes or room.lacks(request)):
             return
-        full = None
-        for rule in (room.memory, room.processors, room.resources, room.gpus):
-            full = rule(job)
-            if full is not None:
-                yield full
-        if full is None:  # the GPUs have room; is it reserved?
-            reason = room.kept(job)
-            if reason is not None:
-                yield reason
+        lacks_gpus = None
+        for lacks_gpus in (rule(job) for rule in (room.memory, room.processors, room.resources, room.gpus)):
+            if lacks_gpus is not None:
+                yield lacks_gpus
+        if lacks_gpus is None:  # the GPUs have room; is it reserved?
+            yield from self._broken(job, room.kept)
+
+    @staticmethod
+    def _broken(job: Waiting, *rules: Callable[[Waiting], Reason | None]) -> Iterator[Reason]:
+        return (reason for rule in rules if (reason := rule(job)) is not None)
+
+    def full_engine(self, engine: str, request: Request) -> Iterator[Reason]:
+        """Yield why *engine*, whose room this is, takes no more jobs."""
+        machine, where = self.machine, self.machine.title or engine
+        if self.lacks(request):
+            yield Reason("max_in_flight", f"max_in_flight: {self.in_flight} of {machine.most_runs} are in {where}")
+        elif machine.most_pending is not None and self.pending >= machine.most_pending:
+            yield Reason("max_pending", f"max_pending: {self.pending} of {machine.most_pending} wait in {where}")
 
     def fits(self, job: Waiting) -> bool:
         """Tell whether *job* could start here and now."""

@@ -295,7 +295,7 @@ def _next_at_ns(view: View, constraints: Constraints, placed: PassResult) -> int
     if view.paused or not view.queue:
         return None
     now_ns, policy = constraints.now_ns, constraints.policy
-    times = [view.queue.next_opening_ns(now_ns), view.queue.next_overdue_ns(now_ns), placed.exhausted_at_ns]
+    times = [*view.queue.next_at_ns(now_ns), placed.exhausted_at_ns]
     for each in view.reservations:
         times += (each.start_at_ns - policy.reservation_horizon_ns, each.start_at_ns, each.end_at_ns)
     return min((at for at in times if at is not None and at > now_ns), default=None)

@@ -172,7 +172,8 @@ def _memory(spec: Spec, kind: _Peaks | None, last: Result | None) -> tuple[int |
     if stated.memory_auto:
         words = "a first guess: no run like it has ended yet"
         if kind is not None and kind.size is not None:
-            base, words = kind.size, _basis(kind)
+            after_kill = kind.killed and kind.size == kind.enough
+            base, words = kind.size, "after a run like it that ran out of memory" if after_kill else _above(kind.peaks)
     factor = spec.retry.memory_factor
     granted = last.grant.memory_bytes if last is not None else None
     if last is None or granted is None or base is None or not (factor or stated.memory_auto):
@@ -184,12 +185,6 @@ def _memory(spec: Spec, kind: _Peaks | None, last: Result | None) -> tuple[int |
     elif granted > base and (last.again is not None or not stated.memory_auto):
         return granted, f"as run {last.run}, after one that ran out of memory"
     return base, words
-
-
-def _basis(kind: _Peaks) -> str:
-    if kind.killed and kind.size == kind.enough:
-        return "after a run like it that ran out of memory"
-    return _above(kind.peaks)
 
 
 def _above(peaks: deque[int]) -> str:

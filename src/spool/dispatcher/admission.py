@@ -69,7 +69,6 @@ class Admission(Component):
         self._starts: dict[str, _StartReview] = {}
         self._cancels: dict[tuple[str, int], _CancelReview] = {}
         self.allowed: set[tuple[str, int]] = set()  # runs whose cancellation was approved
-        self.replies: list[Reply] = []  # answers not applied yet
         self.asked: frozenset[EventName] = frozenset()  # the events that needed a review in the last pass
 
     @property
@@ -96,10 +95,9 @@ class Admission(Component):
             self._review_no_more()
         if self._state.to_review:
             self._ask_about_files()
-        replies = self.replies + self._events.take_replies()
-        if replies:
+        if self._events.replies:
             self._forget_old()
-        self.replies = [reply for reply in replies if not self._take(reply)]
+            self._events.apply_replies(self._take)
         return [(cancel.live, cancel.stop) for key, cancel in self._cancels.items() if key in self.allowed]
 
     def review(self, starts: Sequence[Start], now_ns: int) -> list[tuple[Start, Answer | None]]:
@@ -216,7 +214,7 @@ class Admission(Component):
         if known is not None:
             self._events.client.forget(known.number)
         keys = toml.read(text, f"job {name}")
-        number = self._events.review_file(job, file, keys, self._clock())
+        number = self._events.review_file(EventName.QUEUEING, job, file, self._clock(), keys=keys)
         self._files[name] = _FileReview(number, file.content)
 
     def _take_review(self, name: str, review: _FileReview, answer: Answer) -> None:
@@ -266,7 +264,7 @@ class Admission(Component):
                 return self._starts.pop(job.name).answer
         if review is not None:
             self._events.client.forget(review.number)
-        number = self._events.review_start(job, job.queued, start.grant, now_ns)
+        number = self._events.review_file(EventName.SUBMITTING, job, job.queued, now_ns, grant=start.grant)
         self._starts[job.name] = _StartReview(number, _version(job))
         self._state.await_answer(job, ASKED)
         return None

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.arrays import array_of
@@ -23,7 +24,7 @@ from spool.core.model import SECOND_NS, EventName, Problem, Result, Spec, State,
 from spool.core.units import show_size
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
-from spool.dispatcher.finalizer import Finalizer
+from spool.dispatcher.finalizer import Finalizer, Submission, result_of
 from spool.dispatcher.observer import MISSING_NS
 from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.terminator import StopOrders
@@ -32,7 +33,7 @@ from spool.formats.jobfile import TaskFiles
 from spool.formats.run_records import ArrayRecord, render_array, render_result
 from spool.machine import identity
 from spool.machine.host import why_not_expanded
-from spool.state.run import JobFileVersion
+from spool.state.run import FIRST_ATTEMPT, JobFileVersion, QueueTime
 from spool.state.table import Array, JobEntry, new_array
 from spool.store.arrays import ArrayStore, Issue
 from spool.store.disk import status_of
@@ -403,24 +404,12 @@ class Arrays(Component):
 
 def _result(array: Array, now_ns: int) -> Result:
     """Return the result of an array: it ends with the last of its tasks, whenever that is noticed."""
-    spec, counts = array.spec, array.counts()
+    counts = array.counts()
+    reason = f"{array.cancelled}: {counts}" if array.cancelled is not None else counts
     ended_at_ns = min(array.ended_at_ns, now_ns) if array.ended_at_ns is not None else now_ns
-    return Result(
-        job=array.name,
-        run=array.run,
-        attempt=1,
-        outcome=array.outcome,
-        reason=f"{array.cancelled}: {counts}" if array.cancelled is not None else counts,
-        submitted_at_ns=array.arrived_at_ns,
-        started_at_ns=array.expanded_at_ns,
-        ended_at_ns=max(ended_at_ns, array.expanded_at_ns),
-        user=array.user,
-        project=spec.project,
-        group=spec.group,
-        tags=spec.tags,
-        request=spec.request,
-        host=identity.host(),
-    )
+    submission = Submission(array.name, array.spec, array.user, QueueTime(array.arrived_at_ns), FIRST_ATTEMPT)
+    result = result_of(submission, array.run, array.outcome, reason, max(ended_at_ns, array.expanded_at_ns))
+    return replace(result, started_at_ns=array.expanded_at_ns)
 
 
 class _Staged(Struct):

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from spool import __version__
 from spool.client.autostart import environment
 from spool.core.errors import NO_ROOM
-from spool.core.model import SECOND_NS, Answer, Event, EventName, Grant, Reservation, Result, Spec, Stop
+from spool.core.model import SECOND_NS, Answer, Event, EventName, Reservation, Result, Spec, Stop
 from spool.core.units import show_size
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.wakeup import Timers
@@ -488,22 +488,17 @@ class EventRecorder:
 
     # Reviews.
 
-    def review_start(self, job: JobEntry, file: JobFileVersion, grant: Grant, at_ns: int) -> int:
-        """Request a review of the start of a job; return its number."""
-        return self._review(replace(self._of_file(EventName.SUBMITTING, job, file, at_ns), grant=grant))
-
-    def review_file(self, job: JobEntry, file: JobFileVersion, keys: dict[str, Any], at_ns: int) -> int:
-        """Ask hooks which keys to set in the file of a new job, which has *keys*; return the number of the review."""
-        return self._review(replace(self._of_file(EventName.QUEUEING, job, file, at_ns), keys=keys))
+    def review_file(self, name: EventName, job: JobEntry, file: JobFileVersion, at_ns: int, **facts: Any) -> int:
+        """Request a review of the start of a job, or of its file, with these *facts* too; return its number."""
+        return self._review(replace(self._of_file(name, job, file, at_ns), **facts))
 
     def review_cancel(self, live: ActiveRun, stop: Stop, at_ns: int) -> int:
         """Request a review of the cancellation of a run; return its number."""
         return self._review(self._of_run(EventName.CANCELLING, live, at_ns, _by(stop)))
 
-    def take_replies(self) -> list[Reply]:
-        """Return the replies that came since the last call."""
-        replies, self.replies = self.replies, []
-        return replies
+    def apply_replies(self, apply: Callable[[Reply], bool]) -> None:
+        """Call *apply* with each reply; one for which it returns False comes again."""
+        self.replies = [reply for reply in self.replies if not apply(reply)]
 
     def _review(self, event: Event) -> int:
         """Request a review from the listeners, after all earlier events about the job."""

@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 _FILE = "file"
 
 
-class Unstarted(Struct, frozen=True):
-    """A submission that ends without a run, with its job file."""
+class Submission(Struct, frozen=True):
+    """A submission that ends without a run, or an array."""
 
     name: str
     spec: Spec | None  # None: its file is not valid
@@ -214,7 +214,7 @@ class Finalizer(Component):
         filed = spool.holds(live.inode, name, DONE)
         if result is None:
             why = self._why_taken_back(live, filed=filed)
-            result = _record(live, spool.next_run(name), State.CANCELLED, why, now_ns)
+            result = result_of(live, spool.next_run(name), State.CANCELLED, why, now_ns)
         self._put_unstarted(job, result, text, live.spec)
         if not filed:
             spool.archive(name, RUNNING, text)
@@ -256,7 +256,7 @@ class Finalizer(Component):
     def _result(self, live: ActiveRun, ended: Ended) -> Result:
         outcome, reason, end = ended.outcome, ended.reason, ended.end
         result = replace(
-            _record(live, live.run, outcome, reason, end.at_ns),
+            result_of(live, live.run, outcome, reason, end.at_ns),
             started_at_ns=live.ran_from_ns,
             end_is_bound=end.is_bound,
             exit_code=ended.exit_code,
@@ -328,7 +328,7 @@ class Finalizer(Component):
         found = self.file_in(place, name)
         seen = job.file(place) if place != DONE else None
         moved = place == DONE and found is not None and job.last_inode not in (None, found[0].inode)
-        if found is None or moved or (seen is not None and not seen.is_same(found[0])):
+        if found is None or moved or (seen is not None and seen.content != found[0].content):
             self.revisit(job)
             return
         file, text = found
@@ -385,11 +385,11 @@ class Finalizer(Component):
         return JobFileVersion(*seen, spec_of(text, name, defaults)), text
 
     def _unstarted(self, job: JobEntry, file: JobFileVersion, outcome: State, reason: str, now_ns: int) -> Result:
-        ended = Unstarted(job.name, file.spec, name_of(file.uid), job.wait, job.attempts)
-        return _record(ended, self._spool.next_run(job.name), outcome, reason, now_ns)
+        ended = Submission(job.name, file.spec, name_of(file.uid), job.wait, job.attempts)
+        return result_of(ended, self._spool.next_run(job.name), outcome, reason, now_ns)
 
 
-def _record(ended: Unstarted | ActiveRun, run: int, outcome: State, reason: str, at_ns: int) -> Result:
+def result_of(ended: Submission | ActiveRun, run: int, outcome: State, reason: str, at_ns: int) -> Result:
     """Return what is recorded of each end, of a run and of a submission that never ran."""
     result = Result(
         job=ended.name,

@@ -185,7 +185,7 @@ class Dispatcher:
         self._unfiled: list[ActiveRun] = []  # runs that are over, with unfinished paperwork
         self._first, self._then = self._observing(), self._acting()
         self._passing, self._busy = True, False  # during a pass; whether it has ended or started runs
-        self._ahead_of: tuple[object, ...] = ()  # what the prepared start follows from
+        self._lined_up_for = -1  # the state for which leases were asked for ahead
         self._watches_gpus, self._watched = False, frozenset[int]()  # the descriptors of engines
         self._lock_seen_ns, self._logs_seen_ns, self.busy_at_ns = -_LOCK_EVERY_NS, 0, time.monotonic_ns()
 
@@ -299,7 +299,7 @@ class Dispatcher:
             Step("files", "look at", "the spool", self._observe,
                  lambda: wakeup.reload or executors.unloaded or self.observer.has_work, of_spool=True),
             Step("answers", "take in", "the answers of hooks", self._take_answers,
-                 lambda: (events.replies or admission.replies or admission.allowed or state.to_review
+                 lambda: (events.replies or admission.allowed or state.to_review
                           or events.asked != admission.asked)),
             Step("answers", "take in", "the answers of capabilities", self.steps.work, lambda: self.steps.waiting),
             Step("recovery", "continue", "interrupted work", self._recover, lambda: state.unsettled),
@@ -450,9 +450,9 @@ class Dispatcher:
             for fd in engines - self._watched:
                 self.wakeup.watch_files(fd, lambda: None)  # each pass asks the engines
             self._watched = engines
-        if limit_ns != 0 and self._ahead_of != (now := (self.state.decisive, self.events.asked)):
-            self._ahead_of = now
-            self.get_ahead()
+        if limit_ns != 0 and self._lined_up_for != self.state.decisive:
+            self._lined_up_for = self.state.decisive
+            self.gate.leases.line_up(self.planner.plan)
         self.wakeup.wait(self.due_in_ns(limit_ns))
 
     def due_in_ns(self, limit_ns: int | None = None) -> int | None:
@@ -461,12 +461,6 @@ class Dispatcher:
         engines_ns = self.executors.due_ns() if self.executors.engines else None
         engines = None if engines_ns is None else max(0, engines_ns - time.monotonic_ns())
         return min((wait for wait in (due, engines, limit_ns) if wait is not None), default=None)
-
-    def get_ahead(self) -> None:
-        """Prepare the probable next start, while there is nothing else to do, and ask for what is next in line."""
-        self.gate.leases.line_up(self.planner.plan)
-        start = None if self.admission.reviews_starts else self.planner.foreseen(paused=self.pause.paused)
-        self.launcher.foresee(start, self.clock())
 
     # Observations.
 

@@ -115,7 +115,9 @@ class Monitor(Component):
     def begins(self) -> None:
         """Report that the dispatcher is running, and that the previous one was killed, if so."""
         now = self._clock()
-        self._forget_the_gone()
+        live = {_key(each, name) for each in self._state.live.values() for name in _OF_RUNS}
+        for key in [key for key in self._told if key.endswith(_OF_RUNS) and key not in live]:
+            self._forget(key)  # of a run that is over: a power cut destroyed the lines about that
         for before in conditions(self._told, ConditionKind.DISPATCHER):
             why = "it was killed, or the machine went down"
             self._events.condition(EventName.DISPATCHER_STOPPED, before, now, why)
@@ -126,12 +128,6 @@ class Monitor(Component):
             self._note(this.key)
             self._journal.commit()
         self._events.condition(EventName.DISPATCHER_STARTED, this, now)
-
-    def _forget_the_gone(self) -> None:
-        """Forget conditions of runs that are over, if a power cut destroyed the lines about that."""
-        live = {_key(each, name) for each in self._state.live.values() for name in _OF_RUNS}
-        for key in [key for key in self._told if key.endswith(_OF_RUNS) and key not in live]:
-            self._forget(key)
 
     def leaves(self) -> None:
         """Report that the dispatcher is leaving."""

@@ -125,7 +125,7 @@ class FileMoves(Component):
         try:
             if self._is_over(live):
                 if self._spool.holds(live.inode, live.name, QUEUED, mtime_ns=live.mtime_ns):
-                    live.file_found()
+                    live.file_missing(None)
                 return
             stop = self._spool.stop(live.name, live.run)
         except OSError:
@@ -195,10 +195,8 @@ class FileMoves(Component):
         if self._spool.next_run(name) > 1 or self._spool.account_of(name, 1, None) is not None:
             return
         arrived_ns = min(status.st_mtime_ns, status.st_ctime_ns - 1)  # the move came after it
-        self._state.recall_place(name, journal.Waits(name, arrived_ns, 0, arrived_ns))
-        job = self._state.job(name)
-        self._state.recall_file(job, status.st_ino)
-        self._journal.note_place(job)
+        self._state.recall_place(name, journal.Waits(name, arrived_ns, 0, arrived_ns), status.st_ino)
+        self._journal.note_place(self._state.job(name))
         self._journal.commit()  # the rest is finished by the next dispatcher, like any end
 
     def _call_off(self, job: JobEntry, live: ActiveRun) -> None:
@@ -321,12 +319,6 @@ class Observer(Component):
         if self._watcher.problem is not None:
             log.warning("%s; checking about every %d s instead", self._watcher.problem, POLL_NS // SECOND_NS)
 
-    def keep_room(self) -> None:
-        """Reserve disk space for the stops of all runs."""
-        with self._confinement.service("keep room for", "stops on a full disk"):
-            runs = len(self._state.live)
-            self._spool.keep_spares(min(max(_LEAST_SPARES, runs), _MOST_SPARES))
-
     def listen(self) -> bool:
         """Read the file events; return whether the configuration, the pause or the listeners may have changed."""
         now = time.monotonic_ns()
@@ -400,7 +392,8 @@ class Observer(Component):
 
     def look_at_everything(self, until_ns: int | None = None) -> None:
         """Look as if no event had ever been raised; give way at *until_ns*, monotonic."""
-        self.keep_room()
+        with self._confinement.service("keep room for", "stops on a full disk"):
+            self._spool.keep_spares(min(max(_LEAST_SPARES, len(self._state.live)), _MOST_SPARES))
         self._scanner.everything(until_ns)
         self._timer.set(time.monotonic_ns() + POLL_NS)
 

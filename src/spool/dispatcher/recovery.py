@@ -39,6 +39,7 @@ from spool.store.locked_spool import LockedSpool
 log = logging.getLogger(__name__)
 
 _TAKEN_BACK = "job %s had ended before the power cut; its file goes to done/"
+_WITHOUT_RUN = "job %s was in running/ without a run; moved back to queued/"
 _RECOVER = "read the records of"
 _ADOPT = "use every record of"
 _Known = journal.Started | journal.Waits | None
@@ -159,8 +160,23 @@ class Recovery(Component):
         self._state.unsettle(name, self._confinement.why(name))
 
     def unfinished_array(self, store: ArrayStore, name: str) -> tuple[Array, set[str]] | None:
-        """Return an array that is not over, and its tasks that were not issued yet."""
-        return unfinished(self._spool, store, name, self.arrays[name], self.memory)
+        """Return an array that is not over, and its tasks not issued yet; finish the paperwork of one that is over."""
+        spool, run = self._spool, self.arrays[name]
+        record = spool.array(name, run)
+        if record is None:
+            return None
+        if spool.result(name, run) is not None:
+            if (name, run) in self.memory.open:
+                store.archive(record.inode or 0, name, spool.record(name, run, layout.SPEC_COPY))
+            if spool.requeue_file(name, QUEUED):
+                log.warning(_WITHOUT_RUN, name)
+            return None
+        array = _array(spool, record)
+        if array is None:
+            return None
+        if record.boot_id != identity.boot_id():
+            _mend(spool, store, array)
+        return array, store.unissued(name, run)
 
     def worth_remembering(self) -> list[journal.Line]:
         """Return the journal lines that the next dispatcher needs about unsettled names."""
@@ -320,7 +336,7 @@ class Recovery(Component):
             log.warning(_TAKEN_BACK, name)
             self._spool.archive(name, RUNNING, None)
         elif self._spool.requeue_file(name, QUEUED):
-            log.warning("job %s was in running/ without a run; moved back to queued/", name)
+            log.warning(_WITHOUT_RUN, name)
 
     def _claimed_run(self, name: str) -> int | None:
         """Return the newest run with a grant, if the file in `running/` was claimed for it."""
@@ -496,36 +512,6 @@ def _restore(spool: LockedSpool, result: Result) -> None:
     spool.put_record(result.job, result.run, layout.RESULT, render_result(result))
 
 
-def unfinished(
-    spool: LockedSpool, store: ArrayStore, name: str, run: int, memory: Memory
-) -> tuple[Array, set[str]] | None:
-    """Return the array *name* (*run* is its newest) if it is not over, and its tasks that were not issued yet.
-
-    If it is over, its paperwork is finished.
-    """
-    record = spool.array(name, run)
-    if record is None:
-        return None
-    if spool.result(name, run) is not None:
-        _finish(spool, store, record, remembered=(name, run) in memory.open)
-        return None
-    array = _array(spool, record)
-    if array is None:
-        return None
-    if record.boot_id != identity.boot_id():
-        _mend(spool, store, array)
-    return array, store.unissued(name, run)
-
-
-def _finish(spool: LockedSpool, store: ArrayStore, record: ArrayRecord, *, remembered: bool) -> None:
-    """Move the file of an array that is over: to `done/`, or back to `queued/` if a user put it into `running/`."""
-    name = record.job
-    if remembered:
-        store.archive(record.inode or 0, name, spool.record(name, record.run, layout.SPEC_COPY))
-    if spool.requeue_file(name, QUEUED):
-        log.warning("job %s was in running/ without a run; moved back to queued/", name)
-
-
 def _array(spool: LockedSpool, record: ArrayRecord) -> Array | None:
     name, array = record.job, load_array(spool, record)
     if array is None:
@@ -548,7 +534,7 @@ def _mend(spool: LockedSpool, store: ArrayStore, array: Array) -> None:
         paths = [spool.layout.task_file(name, run, task)]
         paths += [spool.layout.job_file(place, task) for place in (QUEUED, HELD)]
         for path in paths:
-            if not _is_empty(path):
+            if (status := status_of(path)) is None or status.st_size:
                 continue
             if texts is None:
                 data = spool.record(name, run, layout.SPEC_COPY) or spool.job_text(RUNNING, name) or b""
@@ -558,8 +544,3 @@ def _mend(spool: LockedSpool, store: ArrayStore, array: Array) -> None:
                     return
             log.warning("array %s: its task %s was lost to a power cut and is written again", name, task)
             store.rewrite(path, texts.text(position))
-
-
-def _is_empty(path: str) -> bool:
-    status = status_of(path)
-    return status is not None and status.st_size == 0

@@ -304,14 +304,12 @@ class Scanner(Component):
         if mistake:
             problem = self._texts.complain(place, name, mistake, to_others=is_foreign)
         identity = (*seen.version, seen.status.st_ctime_ns, seen.status.st_uid)
-        if spec is not None and reviewed is None and self._is_to_be_reviewed(place, spec):
+        # What hooks set in an array is in the files of its tasks.
+        is_task = spec is not None and spec.task is not None and spec.task.array in self._state.arrays
+        asks = place == QUEUED and EventName.QUEUEING in self._events.asked and not is_task
+        if spec is not None and reviewed is None and asks:
             return JobFileVersion(*identity, None, UNREVIEWED, unreviewed=spec, text=text)
         return JobFileVersion(*identity, spec, problem, bool(mistake), text=text)
-
-    def _is_to_be_reviewed(self, place: str, spec: Spec) -> bool:
-        """Whether hooks review such a file. What they set in an array is in the files of its tasks."""
-        is_task = spec.task is not None and spec.task.array in self._state.arrays
-        return place == QUEUED and EventName.QUEUEING in self._events.asked and not is_task
 
     def _take(self, place: str, name: str, file: JobFileVersion | ReadFailure) -> None:
         if file in (ReadFailure.GONE, ReadFailure.NOT_OURS):
@@ -366,8 +364,6 @@ class Scanner(Component):
         if place == HELD:
             self._see_why_held(job, file)
         self._state.see_file(job, place, file)
-        if file is not None and file.problem == UNREVIEWED:
-            self._state.to_be_reviewed(name)
         # Whatever kept it from being read, it may have been invalid before that.
         good = file is None or file.problem in (None, UNREVIEWED)
         if before is not None and before.problem is not None and good:

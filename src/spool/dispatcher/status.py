@@ -11,7 +11,7 @@ from typing import assert_never
 
 from spool.core import layout, lifecycle
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, shown, suspended_words
-from spool.core.model import SECOND_NS, Holding, Jid, Machine, Spec, State
+from spool.core.model import SECOND_NS, Holding, Jid, Machine, State
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.context import Component, Context
@@ -27,7 +27,6 @@ from spool.formats.state import (
     of_spec,
     parse_parts,
     render_state,
-    rendered,
     running_words,
 )
 from spool.machine import identity
@@ -35,6 +34,7 @@ from spool.state.run import ActiveRun, JobFileVersion
 from spool.state.table import JobEntry, SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.glance import machine_line
+from spool.store.ownership import name_of
 
 _AT_MOST_EVERY_NS = SECOND_NS // 2
 _HEARTBEAT_NS = 10 * SECOND_NS
@@ -62,7 +62,6 @@ class StatusWriter(Component):
         self._problems: tuple[str, ...] = ()
         self._gpus_seen = 0
         self._machine_text = b""  # as it was written last
-        self._running: dict[ActiveRun, tuple[Spec, JobView]] = {}  # the views of runs that merely run
         self._spoken: set[tuple[str, int]] = set()  # runs whose jid was seen, though their handle does not know it
 
     def open(self) -> None:
@@ -138,20 +137,11 @@ class StatusWriter(Component):
     def view(self, plan: Plan | None, machine: Machine | None, *, paused: bool) -> StateView:
         """Return what `state.json` is to say now."""
         jobs: dict[str, JobView] = {}
-        steady = not self._confinement.troubled
-        if not steady or len(self._running) > 2 * len(self._state.live):
-            self._running = {}  # ended runs are in it, too
         if len(self._spoken) > 2 * len(self._state.live):
             self._spoken &= self._state.live.keys()
-        before = self._running
         for job in self._state.jobs.values():
-            if (live := job.live) is not None:
-                said = before.get(live)
-                alone = job.queued is None and job.held is None
-                if said is not None and said[0] is live.spec and alone and live.merely_runs:  # no news of it
-                    jobs[job.name] = said[1]
-                else:
-                    jobs[job.name] = self._live(live, steady=steady and alone)
+            if job.live is not None:
+                jobs[job.name] = self._live(job.live)
             elif (file := job.queued or job.held) is not None:
                 jobs[job.name] = self._waiting(job, file, plan, paused=paused)
         jobs |= array_views(self._state)
@@ -182,7 +172,7 @@ class StatusWriter(Component):
     def _waiting(self, job: JobEntry, file: JobFileVersion, plan: Plan | None, *, paused: bool) -> JobView:
         state = State.QUEUED if job.queued is not None else State.HELD
         since = job.wait.arrived_at_ns if job.wait is not None else None
-        user = self._state.user_of(job)
+        user = name_of(file.uid)
         beside = _beside(job, file.inode) if job.queued is not None and job.held is not None else ""
         if file.spec is None:
             state = State.INVALID if file.invalid else state
@@ -210,15 +200,7 @@ class StatusWriter(Component):
             **of_spec(file.spec, request),
         )
 
-    def _live(self, live: ActiveRun, *, steady: bool) -> JobView:
-        """Return the view of a run; *steady*: that may be reused while it merely runs."""
-        view = self._view_of(live)
-        if steady and live.merely_runs and (live.jid is not None or live.key in self._spoken):
-            view = rendered(view)
-            self._running[live] = live.spec, view
-        return view
-
-    def _view_of(self, live: ActiveRun) -> JobView:
+    def _live(self, live: ActiveRun) -> JobView:
         state, reason = self._state_of(live)
         watch, spec = live.gpu_watch, live.requested
         reason = reason or suspended_words(live.suspension, live.suspended_by) or live.kept

@@ -133,40 +133,44 @@ class Concluder(Component):
         if live.elsewhere is not None and live.handle is not None:
             return self._conclude_elsewhere(live, live.handle)
         evidence = self._spool.evidence(live.name, live.run, self._prober)
-        if evidence.liveness is Liveness.ABSENT and self.lacks_metadir(live):
-            evidence = self._without_metadir(live)
-        if evidence.liveness is Liveness.ABSENT and live.exit_status is not None:
+        if evidence.liveness is Liveness.ABSENT:
+            if self.lacks_metadir(live):
+                evidence = self._without_metadir(live)
+            elif (ended_silently := self._ended_silently(live)) is not None:
+                return ended_silently
+        evidence = replace(
+            evidence,
+            stop=live.stopped_by(evidence.stop),
+            grace=time.monotonic_ns() < live.unregistered_until_ns,
+            leftovers=live.is_outlived,
+            oom_killed=live.usage.oom_killed,
+        )
+        if live.jid is None and evidence.liveness not in (Liveness.ABSENT, Liveness.VOID):
+            self.identify(live)
+        proof = prove(evidence)
+        if proof.verdict is Verdict.SILENT:
+            if self._spool.take_jid(live.name, live.run):
+                proof = Proof(Verdict.VOID)
+            elif isinstance(self._spool.jid(live.name, live.run), Jid):
+                return self._conclude(live)  # the wrapper has registered at this very moment
+            else:
+                # The record was removed, or is truncated and empty of meaning; its writer has had enough time.
+                proof = prove(replace(evidence, liveness=Liveness.GONE, grace=False))
+        if proof.verdict is Verdict.VOID:
+            known = live.phase.refusal if isinstance(live.phase, TakenBack) else None
+            return Void(self._end_of(live), known or self._spool.refusal(live.name, live.run))
+        return self._ended(live, proof, evidence.rc, evidence.rc_at_ns) if proof.verdict is Verdict.ENDED else None
+
+    def _ended_silently(self, live: ActiveRun) -> Ended | Void | None:
+        """Settle a run without a jid whose wrapper this process knows to be gone; None: it is not known."""
+        if live.exit_status is not None:
             # A child of this process, and it is gone without a jid: no other process can create one.
             code = os.waitstatus_to_exitcode(live.exit_status)
             why = f"the wrapper ended with {_words(code)} before it could identify itself"
             return self._never_spoke(live, why, refused=code in (NO_JID, REFUSED))
-        if evidence.liveness is Liveness.ABSENT and not live.adopted and self._known_and_gone(live):
+        if not live.adopted and live.handle is not None and live.handle.liveness() is Liveness.GONE:
             return self._never_spoke(live, "the wrapper ended before it could identify itself")
-        evidence = replace(evidence, stop=live.stopped_by(evidence.stop))
-        if live.jid is None and evidence.liveness not in (Liveness.ABSENT, Liveness.VOID):
-            self.identify(live)
-        proof = prove(
-            replace(
-                evidence,
-                grace=time.monotonic_ns() < live.unregistered_until_ns,
-                leftovers=live.is_outlived,
-                oom_killed=live.usage.oom_killed,
-            )
-        )
-        if proof.verdict is Verdict.SILENT and not self._spool.take_jid(live.name, live.run):
-            if isinstance(self._spool.jid(live.name, live.run), Jid):
-                return self._conclude(live)  # the wrapper has registered at this very moment
-            # The record was removed, or is truncated and empty of meaning; its writer has had enough time.
-            liveness = Liveness.GONE if evidence.liveness is Liveness.ABSENT else evidence.liveness
-            proof = prove(replace(evidence, liveness=liveness, grace=False, leftovers=live.is_outlived))
-        elif proof.verdict is Verdict.SILENT:
-            proof = Proof(Verdict.VOID)
-        if proof.verdict is Verdict.VOID:
-            known = live.phase.refusal if isinstance(live.phase, TakenBack) else None
-            return Void(self._end_of(live), known or self._spool.refusal(live.name, live.run))
-        if proof.verdict is not Verdict.ENDED:
-            return None
-        return self._ended(live, proof, evidence.rc, evidence.rc_at_ns)
+        return None
 
     def _conclude_elsewhere(self, live: ActiveRun, handle: RunHandle) -> Ended | Void | None:
         """Look at the evidence of a run whose processes only its engine sees: the engine's word stands for them."""
@@ -175,6 +179,7 @@ class Concluder(Component):
         if handle.liveness() in (Liveness.ALIVE, Liveness.ELSEWHERE):  # elsewhere: its engine is not there to be asked
             return None
         end, evidence = handle.ending, self._spool.evidence(live.name, live.run, self._prober)
+        word, said = (end.word, end.said) if end is not None else (None, "")
         stop = live.stopped_by(evidence.stop)
         spoke = evidence.liveness not in (Liveness.ABSENT, Liveness.VOID)
         if evidence.liveness is Liveness.ABSENT and evidence.recorded is None:
@@ -183,26 +188,24 @@ class Concluder(Component):
             if spoke and self.jid(live) is not None:  # unseen before, so later records may be too
                 self.identify(live)
                 return self._conclude_elsewhere(live, handle)
-            if spoke and end is None and stop is None:
+            if spoke and word is None and stop is None:
                 raise OSError(errno.ESTALE, "its jid is there and says nothing yet")
         if spoke:
             self.identify(live)
-        if not spoke and evidence.recorded is None and (end is None or handle.refusal is not None) and stop is None:
-            return Void(self._end_of(live), held_because=_refused_for_good(live, handle.refusal))
+        elif evidence.recorded is None and stop is None and (word is None or handle.refusal is not None):
+            edit = f"{handle.refusal}; `spool edit {live.name}`, then `spool release {live.name}`"
+            return Void(self._end_of(live), held_because=edit if handle.refusal else "")
+        liveness = Liveness.GONE if spoke or word is None else Liveness.ABSENT
         proof = prove(
-            replace(
-                evidence,
-                liveness=Liveness.GONE if spoke or end is None else Liveness.ABSENT,
-                stop=stop,
-                oom_killed=live.usage.oom_killed,
-                engine=end.word if end is not None else None,
-                said=end.said if end is not None else "",
-            )
+            replace(evidence, liveness=liveness, stop=stop, oom_killed=live.usage.oom_killed, engine=word, said=said)
         )
         if proof.verdict is Verdict.VOID:
-            failure = end.said if end is not None and end.word in _NOT_BY_CHANCE else ""
-            return Void(self._end_of(live), failure or None, _failed_too_often(live, failure))
-        if proof.outcome is State.OUT_OF_MEMORY and end is not None and (peak := peak_in(end.said)) is not None:
+            failure, held_because = said if word in _NOT_BY_CHANCE else "", ""
+            if failure and live.refused.times + 1 >= _MOST_FAILURES:
+                again = f"`spool release {live.name}` tries again"
+                held_because = f"it has failed {_MOST_FAILURES} times before it began: {failure}; {again}"
+            return Void(self._end_of(live), failure or None, held_because)
+        if proof.outcome is State.OUT_OF_MEMORY and (peak := peak_in(said)) is not None:
             live.used_memory(peak)  # what was measured may be a sample from before
         return self._ended(live, proof, evidence.rc, evidence.rc_at_ns)
 
@@ -252,10 +255,6 @@ class Concluder(Component):
         if jid is not None and live.handle is not None:
             live.handle.identified(jid)
 
-    def _known_and_gone(self, live: ActiveRun) -> bool:
-        """Whether the one process that can be the wrapper, according to its executor, has ended."""
-        return live.handle is not None and live.handle.liveness() is Liveness.GONE
-
     def _has_begun(self, live: ActiveRun) -> bool:
         """Whether a run without a jid has had one: it was seen, or has left traces, or spool's records are gone."""
         seen = live.handle is not None and live.handle.is_child and live.jid is not None
@@ -292,19 +291,6 @@ class Concluder(Component):
             by = f" by {stop.by}" if stop.kind in (StopKind.CANCEL, StopKind.REQUEUE, StopKind.HOLD) else ""
             return f"{proof.reason}{by}{why}"
         return proof.reason
-
-
-def _refused_for_good(live: ActiveRun, refusal: str | None) -> str:
-    """Return why a job must be held that its engine has refused for good; "" if it has not."""
-    return f"{refusal}; `spool edit {live.name}`, then `spool release {live.name}`" if refusal else ""
-
-
-def _failed_too_often(live: ActiveRun, failure: str) -> str:
-    """Return why a job must be held that never began at its engine; *failure* is "" if that was by chance."""
-    if not failure or live.refused.times + 1 < _MOST_FAILURES:
-        return ""
-    again = f"`spool release {live.name}` tries again"
-    return f"it has failed {_MOST_FAILURES} times before it began: {failure}; {again}"
 
 
 def _words(code: int) -> str:
@@ -359,33 +345,11 @@ class Supervisor(Component):
     def collect(self) -> list[ActiveRun]:
         """Return the runs that are over, with known ends. The room of a run is free once no process is left."""
         now = time.monotonic_ns()
-        reap_at_ns = self._executors.local.due_ns()
-        if self._wakeup.children_ended() or (reap_at_ns is not None and now >= reap_at_ns):
-            self.suspects |= {run.key for run in self._executors.local.reap()}
-        self.suspects |= self._wakeup.ended_runs()  # first: nothing else tells of them
-        for name in list(self._changes.leftovers.names):
-            self._changes.leftovers.done(name)
-            job = self._state.jobs.get(name)
-            if job is None or job.live is None:
-                continue
-            self.suspects.add(job.live.key)
-            if isinstance(job.live.phase, Active) and self.concluder.lacks_metadir(job.live):
-                self._confinement.attempt(Thing.of_run(job.live.key), _FIND_OUT, self._outlive, job.live)
-        if self._executors.engines:
-            with self._confinement.service("ask", "the engines of runs elsewhere"):
-                self.suspects |= {run.key for run in self._executors.work()}
+        self._suspect_told(now)
         if now >= self._poll_at_ns:
             self.suspects |= self._polled.keys()
             self._poll_at_ns = now + POLL_NS
-        gone: list[ActiveRun] = []
-        if self._terminator.runs:
-            with self._confinement.service("look at", "the processes of runs that are stopped"):
-                for live in (run.live for run in self._terminator.runs.values()):
-                    if live.jid is None and live.elsewhere is None:
-                        with suppress(OSError):  # a search may miss its children, which get their mark late
-                            self.concluder.identify(live)
-                gone = self._terminator.tick()
-        for live in gone:
+        for live in self._go_on_ending() if self._terminator.runs else ():
             self._terminator.forget(live)
             live.see(GONE)
             self._state.recount(live)  # its grant is free for the next run
@@ -398,6 +362,32 @@ class Supervisor(Component):
             self._timer.advance(reap_at_ns)
         ended, self._ended = self._ended, []
         return ended
+
+    def _suspect_told(self, now: int) -> None:
+        """Suspect the runs that the kernel, a wrapper or an engine has told about."""
+        reap_at_ns = self._executors.local.due_ns()
+        if self._wakeup.children_ended() or (reap_at_ns is not None and now >= reap_at_ns):
+            self.suspects |= {run.key for run in self._executors.local.reap()}
+        self.suspects |= self._wakeup.ended_runs()  # first: nothing else tells of them
+        for name in self._changes.leftovers.take():
+            live = job.live if (job := self._state.jobs.get(name)) is not None else None
+            if live is not None:
+                self.suspects.add(live.key)
+                if isinstance(live.phase, Active) and self.concluder.lacks_metadir(live):
+                    self._confinement.attempt(Thing.of_run(live.key), _FIND_OUT, self._outlive, live)
+        if self._executors.engines:
+            with self._confinement.service("ask", "the engines of runs elsewhere"):
+                self.suspects |= {run.key for run in self._executors.work()}
+
+    def _go_on_ending(self) -> list[ActiveRun]:
+        """Continue to end the runs that must end; return those without processes."""
+        with self._confinement.service("look at", "the processes of runs that are stopped"):
+            for live in (run.live for run in self._terminator.runs.values()):
+                if live.jid is None and live.elsewhere is None:
+                    with suppress(OSError):  # a search may miss its children, which get their mark late
+                        self.concluder.identify(live)
+            return self._terminator.tick()
+        return []
 
     def take_news(self) -> list[tuple[News, ActiveRun]]:
         """Return what engines have told of their runs since the last call."""
@@ -440,25 +430,16 @@ class Supervisor(Component):
             if found is Liveness.ABSENT:
                 self.concluder.identify(live)
                 found = handle.liveness()
-            if found is Liveness.ALIVE and live.elsewhere is None:  # elsewhere it is only presumed
+            if live.elsewhere is not None:
+                found = self._see_elsewhere(live, handle, found)
+                if found is Liveness.ALIVE:
+                    return self.concluder.was_recorded(live)  # however long it waits there before its wrapper registers
+            elif found is Liveness.ALIVE:
                 live.seen_alive()
                 if self._has_leftovers(live):
                     self._outlive(live)
                     return False
-            if live.elsewhere is not None:
-                if live.accepted_as(handle.engine_id):
-                    self._news.append((News.ACCEPTED, live))
-                self._note_begin(live)
-                if handle.halted is not None and handle.halted != (live.suspended_by if live.suspended else ""):
-                    self._changes.suspensions.add(live.name)
-                if found is Liveness.ALIVE and self.concluder.was_given_up(live):
-                    found = Liveness.ABSENT  # its engine may have it, but it never begins
-                if found is Liveness.ALIVE:
-                    return self.concluder.was_recorded(live)  # however long it waits there before its wrapper registers
-                if found is Liveness.ABSENT:
-                    live.see(GONE)  # its engine has answered that it does not know it
-            unknown = live.adopted and live.jid is None and live.elsewhere is None
-            if unknown and (live in self._terminator or handle.left_behind()):
+            elif live.adopted and live.jid is None and (live in self._terminator or handle.left_behind()):
                 return False  # its jid was removed: it is alive while any process of it is
             # The wrapper never registered: any process with the run's mark may be the wrapper.
             silent = found is Liveness.ABSENT and time.monotonic_ns() >= live.unregistered_until_ns
@@ -475,6 +456,19 @@ class Supervisor(Component):
         if is_late and handle is not None and handle.liveness() is Liveness.ALIVE:
             self._terminator.add(live)  # its wrapper has begun after the look that found nothing of it
         return over
+
+    def _see_elsewhere(self, live: ActiveRun, handle: RunHandle, found: Liveness) -> Liveness:
+        """Note what the engine of a run tells of it; return its liveness, which is only presumed there."""
+        if live.accepted_as(handle.engine_id):
+            self._news.append((News.ACCEPTED, live))
+        self._note_begin(live)
+        if handle.halted is not None and handle.halted != (live.suspended_by if live.suspended else ""):
+            self._changes.suspensions.add(live.name)
+        if found is Liveness.ALIVE and self.concluder.was_given_up(live):
+            found = Liveness.ABSENT  # its engine may have it, but it never begins
+        if found is Liveness.ABSENT:
+            live.see(GONE)  # its engine has answered that it does not know it
+        return found
 
     def _has_leftovers(self, live: ActiveRun) -> bool:
         """Whether the command of a run has ended, and its wrapper waits for what that has left behind."""

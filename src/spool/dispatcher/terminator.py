@@ -257,7 +257,9 @@ class Terminator:
             for run in runs:
                 if now >= run.kill_at_ns and not run.kills:  # from now on it may take some looks, but no waiting
                     run.kills, run.pause_ns = True, _FIRST_LOOK_NS
-            gone = engine.terminate({run.handle: run.kills or self._only_lingers(run) for run in runs})
+            # One that lingers waits for what is not the run's, such as a dispatcher.
+            lingers = {run.handle: run.live.is_outlived and run.handle.lingers for run in runs}
+            gone = engine.terminate({run.handle: run.kills or lingers[run.handle] for run in runs})
         except OSError as error:
             self._look_later(runs, now, error)
             return []
@@ -266,11 +268,6 @@ class Terminator:
             run.look_at_ns = now + run.pause_ns
             run.pause_ns = min(2 * run.pause_ns, _LONGEST_LOOK_NS)
         return [run.live for run in runs if run.handle in gone]
-
-    @staticmethod
-    def _only_lingers(run: _Terminating) -> bool:
-        """Whether its command has ended, and its wrapper waits for what is not the run's, such as a dispatcher."""
-        return run.live.is_outlived and run.handle.lingers
 
     def _look_later(self, runs: list[_Terminating], now: int, error: OSError) -> None:
         """Try later: the machine has too few resources left to tell which processes exist."""

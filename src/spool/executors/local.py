@@ -19,7 +19,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import suppress
 
 from spool.core.lifecycle import EndStep, Liveness, Remains, ending
@@ -221,30 +221,8 @@ class LocalRun:
 
         *kill*: the grace is over. *certain*: without a wrapper, the look cannot have missed any.
         """
-        now, still = time.monotonic_ns(), processes.still(others)
-        if wrapper is None and self._searched_since_ns is None:
-            self._searched_since_ns = now
-        if others:
-            self._alone_since_ns = None
-        elif self._alone_since_ns is None:
-            self._alone_since_ns = now
-        if others and kill and self._killing_since_ns is None:
-            self._killing_since_ns = now
-        frozen = bool(others) and others.keys() == still == self._still
-        self.doubtful = wrapper is None and not others and not certain
-        remains = Remains(
-            others=bool(others),
-            wrapper=wrapper is not None,
-            certain=(certain or self._lasts(self._searched_since_ns, SEARCH_NS, now))
-                    and not (self._group is not None and self._group.populated()),
-            grace_over=kill,
-            frozen=frozen or (self._group is not None and self._group.frozen()),
-            tired=self._lasts(self._killing_since_ns, _FREEZE_NS, now),
-            # A wrapper that has another child whenever one was killed would go on for ever.
-            wrapper_grace_over=self._lasts(self._killing_since_ns if others else self._alone_since_ns,
-                                           _WRAPPER_GRACE_NS, now),
-        )  # fmt: skip
-        step = ending(remains)
+        still = processes.still(others)
+        step = ending(self._remains(others, wrapper, still, kill=kill, certain=certain))
         self._found = frozenset(others)
         self._still = still if len(still) == len(others) else frozenset()
         own = Process(wrapper.pid, wrapper.start_ticks) if wrapper is not None else None
@@ -267,6 +245,31 @@ class LocalRun:
         if wrapper is not None and own is not None and wrapper.state in STANDS_STILL and step is not EndStep.KILL_ALL:
             send((own,), signal.SIGCONT)
         return step
+
+    def _remains(
+        self, others: Mapping[Process, Stat], wrapper: Stat | None, still: Set[Process], *, kill: bool, certain: bool
+    ) -> Remains:
+        """Return the findings of a look, and remember since when it has been so."""
+        now, group = time.monotonic_ns(), self._group
+        if wrapper is None:
+            self._searched_since_ns = self._searched_since_ns or now
+        if others and kill:
+            self._killing_since_ns = self._killing_since_ns or now
+        self._alone_since_ns = None if others else self._alone_since_ns or now
+        self.doubtful = wrapper is None and not others and not certain
+        frozen = bool(others) and others.keys() == still == self._still
+        certain = certain or self._lasts(self._searched_since_ns, SEARCH_NS, now)
+        # A wrapper that has another child whenever one was killed would go on for ever.
+        since_ns = self._killing_since_ns if others else self._alone_since_ns
+        return Remains(
+            others=bool(others),
+            wrapper=wrapper is not None,
+            certain=certain and not (group is not None and group.populated()),
+            grace_over=kill,
+            frozen=frozen or (group is not None and group.frozen()),
+            tired=self._lasts(self._killing_since_ns, _FREEZE_NS, now),
+            wrapper_grace_over=self._lasts(since_ns, _WRAPPER_GRACE_NS, now),
+        )
 
     def _ask(self, others: Mapping[Process, Stat], wrapper: Process | None, still: frozenset[Process]) -> None:
         """Send TERM to the processes that must receive it, and continue stopped ones: they do not handle it before."""

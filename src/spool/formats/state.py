@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from msgspec import Raw, Struct, convert, field, json, to_builtins
+from msgspec import Struct, convert, field, json, to_builtins
 from msgspec.structs import asdict, replace
 
 from spool.core.gpuuse import GpuWatch, RecentUse
@@ -229,19 +229,10 @@ _encoder = json.Encoder()
 
 def render_state(view: StateView) -> bytes:
     """Return the text of `state.json`. Names that are not UTF-8 are escaped."""
-    return _encoded(view)
-
-
-def _encoded(view: Struct) -> bytes:
     try:
         return _encoder.encode(view)
     except UnicodeEncodeError:
-        return _encoder.encode(escaped(to_builtins(view, builtin_types=(Raw,))))
-
-
-def rendered(view: JobView) -> JobView:
-    """Return *view* with its text cached, for a :class:`StateView` that is rendered again and again."""
-    return cast(JobView, Raw(_encoded(view)))
+        return _encoder.encode(escaped(to_builtins(view)))
 
 
 def escaped(value: Any) -> Any:

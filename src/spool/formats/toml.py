@@ -12,11 +12,10 @@ it reads a hostile 60 kB in ten seconds, and moves the tables of a list together
 
 from __future__ import annotations
 
-import gc
 import math
 import re
 from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -28,8 +27,6 @@ Path = tuple[str | int, ...]
 
 MAX_BYTES = 1 << 20
 """Larger files are refused unread: 8 times the longest command that the kernel accepts, parsed in half a second."""
-
-_LARGE = 1 << 16  # characters: a longer text may create enough objects to trigger the garbage collector
 
 _BOM = b"\xef\xbb\xbf"
 # Forbidden values are written with an escape, with many digits, with an exponent, or as one of two words. A search for
@@ -59,8 +56,7 @@ def read(data: bytes, what: str) -> dict[str, Any]:
     text = decode(data, what)
     suspicious = "\\" in text or "inf" in text or "nan" in text or "0x" in text or _MAY_BE_BAD.search(text) is not None
     try:
-        with uncollected(wanted=len(text) >= _LARGE):
-            document = _loads(text)
+        document = _loads(text)
     except RecursionError:
         raise InvalidFile(what, [Problem(None, None, "not readable: it is nested too deeply")]) from None
     except ValueError as error:  # TOMLDecodeError is one, and so is int() of 5,000 digits
@@ -79,22 +75,6 @@ def _loads(text: str) -> dict[str, Any]:
     import tomli  # imported here, because a listing from the dispatcher's view parses none
 
     return tomli.loads(text)
-
-
-@contextmanager
-def uncollected(*, wanted: bool = True) -> Iterator[None]:
-    """Disable garbage collection while thousands of values are made, if *wanted*: none of them is garbage.
-
-    Collection takes a quarter of the time of a long list, and five times as long as parsing a large file.
-    """
-    if not wanted or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def decode(data: bytes, what: str) -> str:

@@ -25,7 +25,6 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 from spool.core import layout
@@ -294,7 +293,7 @@ class _ListenerProcess:
         self._is_socket = stat.S_ISSOCK(os.fstat(channel).st_mode)
         if not self._is_socket:
             self._position = math.inf
-        self._reviewer = _Reviewer(hooks.Hooks(root, self._config), self._say, self._catch_up)
+        self._asked, self._workers = hooks.Hooks(root, self._config), Workers(AT_ONCE)
         self._text = b""
 
     def run(self) -> None:
@@ -340,7 +339,7 @@ class _ListenerProcess:
                     self._make()
                 case Review() as review:
                     self._go_on()  # a listener receives the events about a job before it reviews it
-                    self._reviewer.ask(review)
+                    self._workers.put(self._answer, review)
                 case Available(position):
                     self._position = position
                 case _:
@@ -348,6 +347,23 @@ class _ListenerProcess:
         for delivery in self._deliveries.values():
             delivery.more(self._position)
         return True
+
+    def _answer(self, review: Review) -> None:
+        """Ask the hooks about a new job, a start or a cancellation, several at a time."""
+        event = review.event
+
+        def begin(within_ns: int) -> None:
+            self._say(render(StepBegun(within_ns, review.number)))
+
+        try:
+            self._catch_up(event.job, review.after, begin)
+            answer = self._asked.ask(event, begin)
+        except Exception as error:
+            log.exception("cannot ask the hooks about %s", event.id)
+            answer = Answer(no=f"hook {event.name}: {type(error).__name__}: {error}")
+        if answer.no is not None:
+            answer = Answer(no=" ".join(answer.no.split())[:_LONGEST_NO] or "no reason given")
+        self._say(render(Reply(review.number, answer)))
 
     def _catch_up(self, job: str | None, position: int, begin: Begin) -> None:
         """Wait until the hooks have received all about *job* before *position*, no longer than one hook may take."""
@@ -451,38 +467,3 @@ class _ListenerProcess:
                 if time.monotonic() >= deadline:
                     break
         self._orphans.end_all()
-
-
-class _Reviewer:
-    """Reviews new jobs, starts and cancellations: asks the *hooks*, several reviews at a time.
-
-    Each answer is passed to *say*. *catch_up* returns when they have received all events about a job before a position.
-    """
-
-    def __init__(
-        self, asked: hooks.Hooks, say: Callable[[bytes], None], catch_up: Callable[[str | None, int, Begin], None]
-    ) -> None:
-        self._hooks = asked
-        self._catch_up = catch_up
-        self._say = say
-        self._workers = Workers(AT_ONCE)
-
-    def ask(self, review: Review) -> None:
-        """Answer a review in the background."""
-        self._workers.put(self._answer, review)
-
-    def _answer(self, review: Review) -> None:
-        number, event = review.number, review.event
-
-        def begin(within_ns: int) -> None:
-            self._say(render(StepBegun(within_ns, number)))
-
-        try:
-            self._catch_up(event.job, review.after, begin)
-            answer = self._hooks.ask(event, begin)
-        except Exception as error:
-            log.exception("cannot ask the hooks about %s", event.id)
-            answer = Answer(no=f"hook {event.name}: {type(error).__name__}: {error}")
-        if answer.no is not None:
-            answer = Answer(no=" ".join(answer.no.split())[:_LONGEST_NO] or "no reason given")
-        self._say(render(Reply(number, answer)))

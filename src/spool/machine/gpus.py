@@ -352,13 +352,7 @@ class NvmlHelper:
         self._child = ChildProcess(arguments, self._child_environment, answers_on_stdout=True)
         self._where = False  # whether the question is also for the nodes and the links of the GPUs
         self._again = False  # whether the open question may be repeated
-        self._asking = False
         self._done()
-
-    @property
-    def asking(self) -> bool:
-        """Whether a question is open."""
-        return self._asking
 
     def fileno(self) -> int:
         """Return a descriptor for polling, readable when an answer can be received; it never changes."""
@@ -369,7 +363,7 @@ class NvmlHelper:
 
         *where*: also for the NUMA nodes of the GPUs and the links between them.
         """
-        if self._asking:
+        if self.asking:
             return None
         self._again, self._where = True, where
         return self._ask()
@@ -377,7 +371,7 @@ class NvmlHelper:
     def receive(self, wait_ns: int) -> Sample | None:
         """Return the answer to the open question, or None if there is none after *wait_ns*."""
         deadline_ns = time.monotonic_ns() + wait_ns
-        while self._asking:
+        while self.asking:
             if not self._child.wait(max(0, deadline_ns - time.monotonic_ns()) / 1e9):
                 return None
             alive, lines = self._child.is_alive, self._child.read()
@@ -413,7 +407,7 @@ class NvmlHelper:
                 return f"cannot start the process that queries NVML: {error.strerror}"
         child.send(WHERE if self._where else b"\n")  # if it is just leaving, the end of its answers will show that
         child.watch()
-        self._asking = True
+        self.asking = True
         return None
 
     def _child_environment(self) -> Mapping[str, str]:
@@ -444,7 +438,7 @@ class NvmlHelper:
         return f"the process that queries NVML ended, {'signal' if (code or 0) < 0 else 'code'} {abs(code or 0)}"
 
     def _done(self) -> None:
-        self._asking = False
+        self.asking = False  # whether a question is open
         self._child.watch(False)  # its exit when idle does not matter
 
 

@@ -263,7 +263,8 @@ def read_cores(allowed: Iterable[int], root: Path = Path("/")) -> tuple[Core, ..
     """
     usable = set(allowed)
     system = root / "sys/devices/system"
-    nodes = {cpu: node for node, cpus in _numa_nodes(system) for cpu in cpus}
+    online = _cpus_of(system / "node/online")
+    nodes = {cpu: node for node in online for cpu in _cpus_of(system / f"node/node{node}/cpulist")}
     cores, seen = list[Core](), set[int]()
     for cpu in sorted(usable):
         if cpu not in seen:
@@ -272,11 +273,6 @@ def read_cores(allowed: Iterable[int], root: Path = Path("/")) -> tuple[Core, ..
             seen |= core
             cores.append(Core(tuple(sorted(core)), nodes.get(cpu, 0)))
     return tuple(cores)
-
-
-def _numa_nodes(system: Path) -> Iterator[tuple[int, tuple[int, ...]]]:
-    for node in _cpus_of(system / "node/online"):
-        yield node, _cpus_of(system / f"node/node{node}/cpulist")
 
 
 def _cpus_of(path: Path) -> tuple[int, ...]:

@@ -344,19 +344,42 @@ def search(sought: Iterable[Sought], *, below: int | None = None, proc: str = PR
     return Found(found.members, calm >= _WALKS_WITHOUT_LOSS)
 
 
+class _Signs:
+    """By what the processes of some runs show themselves."""
+
+    def __init__(self, runs: Iterable[Sought]) -> None:
+        self._real = RealPaths({run.spool_dir: run.spool_dir for run in runs})
+        self._spools = frozenset(self._real)
+        self._keys = {run.mark: run.key for run in runs}
+        self._known = {process: run.key for run in runs for process in run.known}
+        self._grouped = {pid: run.key for run in runs for pid in run.grouped}
+        self._sessions = {run.jid.pid: (run.jid.start_ticks, run.key) for run in runs if run.jid is not None}
+        self._places = {Layout(run.spool_dir).metadir(*run.key): run.key for run in runs}
+
+    def owner(self, stat: Stat, said: bytes, proc: str) -> Iterator[tuple[str, int] | None]:
+        """Yield the run of a process with the environment *said*, None if it is of none; nothing if it does not show.
+
+        Its ancestors may show it then.
+        """
+        mark = mark_in(said, self._real) if said else None
+        if SERVES in said or (mark is not None and mark[0] in self._spools):
+            yield self._keys.get(mark) if mark is not None else None
+            return
+        key = self._known.get(Process(stat.pid, stat.start_ticks)) or self._grouped.get(stat.pid)
+        begun_ticks, of_session = self._sessions.get(stat.session, (0, None))
+        if key is None and stat.start_ticks >= begun_ticks:
+            key = of_session
+        if key is None:
+            key = _by_output(stat.pid, self._places, proc)
+        if key is not None:
+            yield key
+
+
 def _walk(runs: list[Sought], pids: list[int], proc: str, known_before: tuple[int, set[Process]]) -> Found:
     """Walk over *pids* once; certain if none had ended before it was read. Known before: this process, and zombies."""
     me, dead = known_before
-    real = RealPaths({run.spool_dir: run.spool_dir for run in runs})
-    spools = frozenset(real)
-    keys = {run.mark: run.key for run in runs}
-    known = {process: run.key for run in runs for process in run.known}
-    grouped = {pid: run.key for run in runs for pid in run.grouped}
-    sessions = {run.jid.pid: (run.jid.start_ticks, run.key) for run in runs if run.jid is not None}
-    places = {Layout(run.spool_dir).metadir(*run.key): run.key for run in runs}
-    alive: dict[int, Stat] = {}
+    signs, alive, whole = _Signs(runs), dict[int, Stat](), True
     owners: dict[int, tuple[str, int] | None] = {me: None, _INIT: None, 0: None}
-    whole = True
     for pid in reversed(pids):  # youngest first, because these end first
         stat = read_stat(pid, proc=proc)
         if stat is None:
@@ -367,18 +390,11 @@ def _walk(runs: list[Sought], pids: list[int], proc: str, known_before: tuple[in
         elif pid not in owners:
             alive[pid] = stat
             said = _said(pid, proc)
-            begun_ticks, of_session = sessions.get(stat.session, (0, None))
-            mark = mark_in(said, real) if said else None
             if said is None or (not said and _is_passing(stat, proc)):
                 whole = False
-            elif SERVES in said or (mark is not None and mark[0] in spools):
-                owners[pid] = keys.get(mark) if mark is not None else None
-            elif (key := known.get(Process(pid, stat.start_ticks)) or grouped.get(pid)) is not None:
-                owners[pid] = key
-            elif of_session is not None and stat.start_ticks >= begun_ticks:
-                owners[pid] = of_session
-            elif (key := _by_output(pid, places, proc)) is not None:
-                owners[pid] = key
+            else:
+                for owner in signs.owner(stat, said, proc):
+                    owners[pid] = owner
     members: dict[tuple[str, int], dict[Process, Stat]] = {run.key: {} for run in runs}
     for pid in alive:
         line = [pid]  # upwards to one whose run is known

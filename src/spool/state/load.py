@@ -232,8 +232,9 @@ class Loader:
             inode=inode,
         )
         if spec.preemptible and record.submitted_at_ns is not None:
-            live.tried_before(self._attempts(key[0], record.submitted_at_ns, before=key[1]))
-        live.began_before_copy(self._spool.why_copied(granted))
+            before = self._attempts(key[0], record.submitted_at_ns, before=key[1])
+            live.attempts = replace(live.attempts, preempted=before.preempted)  # its own records do not have that
+        live.copied = self._spool.why_copied(granted)
         live.stop_answered(self._spool.cancel_denial(*key))
         live.suspends(files.suspension, self._spool.suspend_order(files.name) or "")
         return live

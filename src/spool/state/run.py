@@ -66,10 +66,6 @@ class JobFileVersion(Struct):
         """The identity of its content, which a move of the file leaves as it is."""
         return self.inode, self.mtime_ns, self.size
 
-    def is_same(self, other: JobFileVersion) -> bool:
-        """Whether both are the same version of the same file."""
-        return self.content == other.content
-
 
 class QueueTime(Struct, frozen=True):
     """A job's place in the queue and its waiting clock; on disk in the journal."""
@@ -95,11 +91,6 @@ class QueueTime(Struct, frozen=True):
     def line(self, name: str) -> journal.Waits:
         """Return the journal's line for it, of the job *name*."""
         return journal.Waits(name, self.arrived_at_ns, self.waited_ns_before, self.clock_at_ns)
-
-    @classmethod
-    def of_line(cls, line: journal.Waits) -> QueueTime:
-        """Return the value of a line of the journal."""
-        return cls(line.arrived_at_ns, line.waited_ns_before, line.clock_at_ns)
 
     def without(self, since_ns: int, now_ns: int) -> QueueTime:
         """Return it with the running time since *since_ns* excluded, because the job could not start."""
@@ -370,19 +361,6 @@ class ActiveRun(Struct, eq=False):
         return self.handle.jid if self.handle is not None else None
 
     @property
-    def merely_runs(self) -> bool:
-        """Whether it runs on this machine, and there is no other news of it."""
-        return (
-            self.phase is lifecycle.ACTIVE
-            and self.executor in LOCAL_EXECUTORS
-            and not isinstance(self.order, StopOrdered)
-            and self.gpu_watch is None
-            and not (self.kept or self.suspended_by)
-            and self.suspension.since_ns is None
-            and not self.suspension.before_ns
-        )
-
-    @property
     def exit_status(self) -> int | None:
         """Return the exit status of its wrapper, a child of this process, as wait() returns it."""
         return self.handle.exit_status if self.handle is not None else None
@@ -427,18 +405,10 @@ class ActiveRun(Struct, eq=False):
         self.begun_at_ns = at_ns
         self.began(boot_ns)
 
-    def began_before_copy(self, why: str) -> None:
-        """Record why it is not this spool's; "" if it is."""
-        self.copied = why
-
     def command_began(self, at_ns: int, late_ns: int) -> None:
         """Let its time limit count from the begin of its command, *late_ns* after its start."""
         self.begun_at_ns = at_ns
         self.began(self.started_boot_ns + late_ns)
-
-    def tried_before(self, attempts: Attempts) -> None:
-        """Set how the run before it was stopped, which its own records do not have."""
-        self.attempts = replace(self.attempts, preempted=attempts.preempted)
 
     def may_be_silent(self, until_ns: int) -> None:
         """Let a missing jid prove nothing until then, monotonic."""
@@ -468,13 +438,9 @@ class ActiveRun(Struct, eq=False):
         before, self.spec = self.spec, in_force(self.spec, spec)
         return self.spec != before
 
-    def file_missing(self, at_ns: int) -> None:
-        """Mark its job file as missing in `running/` since *at_ns*, monotonic."""
+    def file_missing(self, at_ns: int | None) -> None:
+        """Mark its job file as missing in `running/` since *at_ns*, monotonic; None: it is in the place for a retry."""
         self.file_missing_ns = at_ns
-
-    def file_found(self) -> None:
-        """Mark its job file as found: it is in the place for a retry."""
-        self.file_missing_ns = None
 
     def launched(self, handle: RunHandle) -> None:
         """Set *handle*: its wrapper is on its way."""

@@ -87,11 +87,6 @@ class Array(Struct, eq=False):
         return self.held_since_ns is not None and self.cancelled is None
 
     @property
-    def limit_edited(self) -> bool:
-        """Whether `max_running` in its file differs from that in its tasks."""
-        return self.max_running != self.tasks.max_running
-
-    @property
     def over(self) -> bool:
         """Whether every task has ended, with a known outcome."""
         return not (self.unissued or self.open or self.unknown or self.to_issue)
@@ -261,7 +256,6 @@ class SchedulerState(Struct):
     doubted: set[str] = field(default_factory=set)  # names whose next start checks for conflicting files first
     version: int = 0  # changes with every fact
     decisive: int = 0  # changes with every fact that may alter a decision
-    departure: tuple[int, str] = (0, "")  # the last time a run left its room: `decisive` after it, and its job
     over: list[int] = field(default_factory=list)  # the leases of runs that left their room, until they are taken
     runs: Runs = field(default_factory=Runs)  # those that hold grants
     past: Past = field(default_factory=lambda: Past(Policy()))
@@ -308,7 +302,6 @@ class SchedulerState(Struct):
             self.runs.put(run)
         elif counted is not None:
             self.runs.remove(live.name)
-            self.departure = self.decisive, live.name
             if live.lease is not None:
                 self.over.append(live.lease)
         if used and not uses and counted is not None:
@@ -378,7 +371,11 @@ class SchedulerState(Struct):
             ended=ended,
             arrays=arrays,
             held_arrays=self.held_arrays,
-            array_limits={array.name: array.max_running for array in self.arrays.values() if array.limit_edited},
+            array_limits={
+                array.name: array.max_running
+                for array in self.arrays.values()
+                if array.max_running != array.tasks.max_running  # it was edited
+            },
             reservations=reservations,
             past=self.past,
             paused=paused,
@@ -417,6 +414,8 @@ class SchedulerState(Struct):
             job.held = file
         self._note_files(job)
         job.blocked = None  # the file may have been the reason
+        if file is not None and file.problem == UNREVIEWED:
+            self.to_review[job.name] = None
         if (seen := job.queued or job.held) is not None:
             job.last_inode = seen.inode
 
@@ -443,10 +442,6 @@ class SchedulerState(Struct):
         """Record what hooks set in a job file."""
         self.reviewed[line.job] = line
 
-    def to_be_reviewed(self, name: str) -> None:
-        """Let hooks be asked about the file of a job."""
-        self.to_review[name] = None
-
     def asked_to_review(self, name: str) -> None:
         """Record that hooks were asked about the file of a job, or need not be."""
         self.to_review.pop(name, None)
@@ -464,14 +459,11 @@ class SchedulerState(Struct):
 
     # The place of a job in the queue, and its clock.
 
-    def recall_place(self, name: str, line: journal.Waits) -> None:
-        """Restore the place of a job from the journal."""
+    def recall_place(self, name: str, line: journal.Waits, inode: int | None = None) -> None:
+        """Restore the place of a job from the journal, and the *inode* of the file that waited, if known."""
         job = self.job(name)
-        job.wait, job.parked = QueueTime.of_line(line), line.clock_at_ns is None
-
-    def recall_file(self, job: JobEntry, inode: int) -> None:
-        """Set the inode of the file that waited, though it is elsewhere by now."""
-        job.last_inode = inode
+        job.wait = QueueTime(line.arrived_at_ns, line.waited_ns_before, line.clock_at_ns)
+        job.parked, job.last_inode = line.clock_at_ns is None, inode or job.last_inode
 
     def recall_series(self, job: JobEntry, attempts: Attempts) -> None:
         """Restore the attempts of a job's submission."""
@@ -706,11 +698,6 @@ class SchedulerState(Struct):
         """
         found = {name: State.HELD for name, array in self.arrays.items() if array.held}
         return found | {name: State.CANCELLED for name, array in self.arrays.items() if array.cancelled is not None}
-
-    def user_of(self, job: JobEntry) -> str:
-        """Return the owner of a job, which is the owner of its file."""
-        file = job.queued or job.held
-        return name_of(file.uid) if file is not None else this_user()
 
     def _waiting(self, job: JobEntry, file: JobFileVersion | None) -> Waiting | None:
         if file is None or file.spec is None or job.wait is None:

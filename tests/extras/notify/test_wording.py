@@ -179,6 +179,15 @@ def test_the_key_of_a_job_file() -> None:
     assert wish("", 'notify = "me"') == Notify(("me",))
 
 
+@pytest.mark.parametrize("tasks", ["", ", tasks = false", ", tasks = true"])
+def test_an_array_can_send_its_messages_alone(tasks: str) -> None:
+    """Of a thousand tasks one mail may be meant; a job that is no task says what it says."""
+    key = f'notify = {{ to = "me"{tasks} }}\n'
+    assert wish(f"{key}array = '0-9'") == wish(key) == Notify(("me",))
+    of_task = wish(f'{key}[task]\narray = "sweep"\nindex = 3\n')
+    assert addressees(event(wishes={"notify": of_task}), ()) == ({} if "false" in tasks else {"me": 0})
+
+
 @pytest.mark.parametrize(
     "stated",
     [

@@ -20,6 +20,8 @@ _NOTIFY = KeyTable(
         '"retrying" or "held".', default=("ended",), option="--notify-on EVENT,…"),
     Key("log_lines", "count", "Number of lines to include from the end of the job's log.",
         default=0, most=_MOST_LOG_LINES, option="--notify-log-lines N"),
+    Key("tasks", "flag", "Whether each task of an array sends messages of its own, besides those of the array.",
+        default=True, option="--notify-tasks --no-notify-tasks"),
     short=addresses,
 )
 

@@ -138,7 +138,10 @@ def _contacts(tables: dict[str, Names], path: Path, reading: Reading) -> dict[st
 def _wish(reading: Reading) -> Notify:
     if "to" not in reading.found[NAME]:
         reading.problems.add((NAME,), _NO_ADDRESS)
-    return Notify(**{"to": (), **reading.found[NAME]})
+    found = {"to": (), **reading.found[NAME]}
+    if not found.pop("tasks", True) and "task" in reading.document:
+        found["on"] = ()  # the array sends the messages
+    return Notify(**found)
 
 
 def _settings(reading: Reading) -> Notifications:
