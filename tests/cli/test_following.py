@@ -63,6 +63,26 @@ def test_a_job_that_is_seen_between_its_result_and_the_move_of_its_file_has_ende
     assert waiter.poll() == [End("a", State.FINISHED, 0, "finished", 1)]
 
 
+def test_a_job_that_runs_and_ends_while_it_is_first_looked_at_has_ended_as_it_did(
+    spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine its whole life may pass between two reads: its end is never that of an older run."""
+    file = put_job(spool_root, "a")
+    places = Spool.places
+
+    def life_after(spool: Spool, name: str) -> list[str]:
+        found = places(spool, name)
+        if found == ["queued"]:
+            ended(spool_root, "a", 1, State.FINISHED, code=0)
+            file.rename(spool_root / "done" / "a.toml")
+        return found
+
+    monkeypatch.setattr(waiting, "GRACE_NS", 0)
+    waiter = Waiter(Spool(str(spool_root)), ("a",))
+    monkeypatch.setattr(Spool, "places", life_after)
+    assert [waiter.poll(), waiter.poll()] == [[], [End("a", State.FINISHED, 0, "finished", 1)]]
+
+
 def test_a_job_that_is_being_stopped_has_not_ended(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where an older record of its name lies in `done/`: what counts is the run that was ordered to stop."""
     monkeypatch.setattr(waiting, "GRACE_NS", 0)
