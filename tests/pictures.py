@@ -28,7 +28,7 @@ from unittest import mock
 from rich.segment import Segment
 from rich.style import Style
 
-from long.browser import Browser
+from long.test_browser import Browser
 from prepared import JOBS, NOW_NS, prepared
 from spool.cli import main
 from spool.extras.page.document import render
