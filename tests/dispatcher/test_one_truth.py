@@ -26,7 +26,6 @@ from spool.dispatcher.loop import Dispatcher
 from spool.dispatcher.wakeup import DirectoryWatcher
 from spool.doctor import Level
 from spool.formats.journal import recall
-from spool.formats.state import parse_state, render_state
 from spool.machine.host import is_shared_between_hosts
 from spool.query import snapshot
 from spool.query.explain import why
@@ -179,21 +178,6 @@ def test_each_view_names_the_mistake_in_a_file(session: Session) -> None:
     session.end()
     assert [(row.state, row.reason) for row in JobLister(spool).listing().rows] == [(State.INVALID, mistake)]
     assert [reason.text for reason in why(spool, "wrong").reasons] == [mistake]
-
-
-def test_a_list_without_a_dispatcher_has_what_the_jobs_ask_for_and_were_given(session: Session) -> None:
-    """`[defaults]` count for a job that waits and for one that runs, as in the dispatcher's view."""
-    (session.world.root / layout.CONFIG).write_text('disk_floor = "0M"\n[defaults]\ncpus = 2\nmemory = "1M"\n')
-    session.users.submit("first", "hang")
-    session.turns(2)
-    session.users.submit("next", "ok")
-    session.turns(1)
-    now, spool = session.now, Spool(str(session.world.root))
-    told = parse_state(render_state(now.status.view(now.planner.plan, None, paused=False)))
-    session.end()
-    rows = {row.name: (row.cpus, row.memory_bytes) for row in JobLister(spool).listing().rows}
-    assert rows == dict.fromkeys(("first", "next"), (2, 1 << 20))
-    assert rows == {name: (said.cpus, said.memory_bytes) for name, said in told.jobs.items()}
 
 
 def test_an_adopted_run_has_the_configured_grace(session: Session) -> None:

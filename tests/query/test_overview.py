@@ -8,20 +8,13 @@ from pathlib import Path
 import pytest
 
 from calling import put_job
-from cli.records import serve
 from cli.test_outlook import MINUTE, first_and_next
-from crash.test_one_answer import Compared, live, same
-from query.test_counts import COUNTED, an_array_with_tasks
 from spool.core.errors import SpoolUnusable
-from spool.core.layout import DONE
-from spool.core.model import SECOND_NS, Machine, State
+from spool.core.model import SECOND_NS, State
 from spool.formats.state import MachineView, StateView, render_state
-from spool.query import overview
-from spool.query.jobs import list_jobs
 from spool.query.overview import OverviewReader
 from spool.query.shared import UserShare
 from spool.store.lock import Lock
-from spool.store.tolerant import TolerantSpool
 from views import BOB, Arbiter
 
 
@@ -87,36 +80,6 @@ def test_what_other_users_have_is_news_and_the_time_is_none(spool_root: Path, mo
     assert reader.look(now + 2 * SECOND_NS).problems == ()
     arbiter.says(problem="the arbiter has not answered for 6s")
     assert " 6s;" in reader.look(now + 3 * SECOND_NS).problems[0]
-
-
-class OnScreen(Compared):
-    """A life after every event of which the screen is compared with the list."""
-
-    def compare(self, *, fresh: bool) -> None:
-        """Assert that the screen has the jobs of the list."""
-        root = str(self.world.root)
-        seen = OverviewReader(root).look(time.time_ns())
-        assert seen is not None
-        rows = list_jobs(TolerantSpool(root), everything=True).rows
-        active = {(row.name, row.place): row for row in rows if not row.state.ended and row.place != DONE}
-        assert {(row.name, row.place) for row in seen.active if row.place != DONE} == set(active), "top"
-        for row in seen.active:
-            if row.place != DONE:
-                same(f"top {row.name}", row, active[row.name, row.place])
-
-
-def test_the_screen_has_the_jobs_of_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After every event of a random life it shows the rows of `ls`."""
-    monkeypatch.setattr(overview, "machine_now", lambda *_: Machine(2, 1 << 30))  # NVML is a process of its own
-    live(tmp_path, monkeypatch, OnScreen)
-
-
-def test_an_array_is_counted_as_its_tasks(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The screen counts two tasks that run and one that waits, and no job for their array."""
-    now = time.time_ns()
-    serve(monkeypatch, spool_root, an_array_with_tasks(spool_root, "running"), at_ns=now)
-    seen = OverviewReader(str(spool_root)).look(now)
-    assert {state: seen.count(state) for state in State if seen.count(state)} == COUNTED
 
 
 @pytest.mark.usefixtures("own_process_stands_for_wrappers")

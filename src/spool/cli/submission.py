@@ -150,6 +150,8 @@ def read(words: Sequence[str], asked: Asked) -> Script:
         if "/" not in first and which(first) is not None:
             return Script(list(words))
         remedy = f"to run a command, write `spool submit -- {first} …`"
+        if not {*first}.isdisjoint(" ;&|<>$*?()`"):
+            remedy = f"for a text that a shell runs, write `spool submit -c {shlex.quote(first)}`"
         raise UsageError(cannot("submit", f"script {first}", why, remedy=remedy))
     try:
         with open(first, "rb") as script:
@@ -573,7 +575,7 @@ def tell_doubts(root: str, jobs: Sequence[Draft], *, strict: bool) -> None:
 
     Raises SpoolError if *strict*.
     """
-    from spool.query.foresight import doubts
+    from spool.query.foresight import doubts, same_in_all
 
     if not submitting.is_spool(root) or not submitting.is_ours(root):  # another user's tells nothing of the machine
         return
@@ -582,6 +584,9 @@ def tell_doubts(root: str, jobs: Sequence[Draft], *, strict: bool) -> None:
     sized = ((job, spec) for job, (_, spec) in zip(jobs, specs, strict=True) if spec.is_sized)
     if (first := next(sized, None)) is not None:
         _tell_size(root, *first)  # others of these are most likely like it
+    for job, (_, spec) in zip(jobs, specs, strict=True):
+        if job.keys and (why := same_in_all(spec)):  # a file was written with more thought than a command line
+            tell(f"job {job.name} {why}")
     found = doubts(root, specs)
     for name, why in found:
         tell(f"{'' if strict else 'warning: '}job {name} {why}")

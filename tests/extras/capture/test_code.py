@@ -126,12 +126,8 @@ def test_a_tree_without_a_commit_and_no_tree_at_all(tmp_path: Path) -> None:
             asked(tmp_path / name)
 
 
-def test_a_repository_runs_no_program_of_its_own(tree: Path, tmp_path: Path) -> None:
+def test_a_repository_runs_no_program_of_its_own(tree: Path, program: Path, tmp_path: Path) -> None:
     """No monitor, hook, text conversion or external diff, and nothing of a repository inside the tree."""
-    ran = tmp_path / "ran"
-    program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\necho $0 $* >> {ran}\ncat $1 2>/dev/null\n")
-    program.chmod(0o755)
     for key in ("core.fsmonitor", "diff.external", "diff.evil.textconv", "diff.evil.command", "core.pager"):
         git(tree, "config", key, str(program))
     (tree / ".gitattributes").write_text("* diff=evil\n")
@@ -147,7 +143,7 @@ def test_a_repository_runs_no_program_of_its_own(tree: Path, tmp_path: Path) -> 
     git(inner, "config", "core.bare", "false")
     with pytest.raises(GitError):
         asked(inner)
-    assert not ran.exists()
+    assert not program.with_name("ran").exists()
 
 
 @pytest.fixture

@@ -384,17 +384,31 @@ def test_what_slurm_cannot_be_asked_for_is_refused_without_asking(
 
 
 @pytest.mark.parametrize(
-    ("status", "err"), [(1, "slurm_load_jobs error: Unable to contact slurm controller"), (None, ""), (-15, "")]
+    ("status", "err", "out"),
+    [
+        (1, "slurm_load_jobs error: Unable to contact slurm controller", None),
+        (None, "", None),
+        (-15, "", None),
+        (0, "", ""),
+        (0, "", "slurm_load_jobs error: Unable to contact slurm controller\n"),
+        (0, "", "\ufffd\ufffd\x00\n" * 3),
+        (0, "", "JOBID\n"),
+        (0, "", TITLES),
+    ],
 )
-def test_nothing_is_concluded_from_silence(bench: Bench, status: int | None, err: str) -> None:
-    """However long it lasts, runs live, nothing is handed over, and the engine is asked twice a minute."""
+def test_nothing_is_concluded_from_silence(bench: Bench, status: int | None, err: str, out: str | None) -> None:
+    """However long it lasts, runs live, nothing is handed over, and the engine is asked twice a minute.
+
+    A squeue that succeeds and says something else, or nothing, has not said that there are no jobs.
+    """
     run, doubtful = bench.submitted("a"), bench.handed(None, name="b")
     bench.look(line("7", "RUNNING"))
     bench.work()
-    assert bench.look(status=status, err=err) == {"b"}  # whose reason is the silence now
+    assert bench.look(status=status, err=err, out=out) == {"b"}  # whose reason is the silence now
     for _ in range(20):
-        assert bench.look(status=status, err=err) == set()
-    assert (is_alive(run), is_alive(doubtful)) == (True, True)
+        assert bench.look(status=status, err=err, out=out) == set()
+    assert (is_alive(run), is_alive(doubtful), run.ending, bench.engine.silent) == (True, True, None, True)
+    assert bench.engine.away.endswith(": it printed nothing") is (out == "")
     assert bench.engine.unavailable()
     asked = len(bench.commands.asked("scontrol"))
     for seconds, more in ((29, 0), (1, 1)):
@@ -685,25 +699,6 @@ def test_inherited_variables_do_not_change_what_slurm_is_asked_for(
 
 
 # Answers that are none.
-
-
-@pytest.mark.parametrize(
-    "out",
-    [
-        "",
-        "slurm_load_jobs error: Unable to contact slurm controller\n",
-        "\ufffd\ufffd\x00\n" * 3,
-        "JOBID\n",
-        f"{TITLES}",
-    ],
-)
-def test_an_answer_without_its_titles_is_silence(bench: Bench, out: str) -> None:
-    """A squeue that succeeds and says something else, or nothing, has not said that there are no jobs."""
-    run = bench.submitted()
-    for _ in range(4):
-        bench.look(out=out)
-    assert (is_alive(run), run.ending, bench.engine.silent) == (True, None, True)
-    assert bench.engine.away.endswith(": it printed nothing") is (out == "")
 
 
 def test_a_line_that_breaks_off_is_not_another_job(bench: Bench) -> None:

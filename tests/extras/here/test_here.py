@@ -549,17 +549,6 @@ def _commands(served: Served, name: str) -> list[str]:
 # What it is not for.
 
 
-@pytest.mark.parametrize("executor", [None], indirect=True)
-def test_the_key_says_what_it_does_not_go_with(served: Served) -> None:
-    """A job file by hand with `terminal` and more than one run is refused."""
-    served.drop("many", "true", terminal="spool-here", array="1-2")
-    served.drop("away", "true", terminal="spool-here", executor="slurm")
-    served.start()
-    for name, text in (("many", 'does not go with "terminal"'), ("away", "is one of this machine")):
-        error = served.root / "queued" / f"{name}.toml.error"
-        assert text in served.until(lambda error=error: error.exists() and error.read_text(), name)  # type: ignore[misc]
-
-
 def test_a_hook_sets_nothing_that_gives_it_another_run() -> None:
     """As from `[defaults]`, what does not go with the key is left out; the key itself is refused."""
     said = (("p", {"project": "p", "retry": {"max": 1}, "preemptible": True, "stdout": "out"}),)

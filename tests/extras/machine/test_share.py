@@ -541,60 +541,43 @@ def test_a_machine_that_is_shared_no_more_needs_no_lease(session: Session, arbit
     assert lease_of(session, "a") is None
 
 
+@pytest.mark.parametrize("cut", ["before a change of the disk", "before a datagram", "after a datagram"])
 def test_no_cut_loses_a_run_or_leaves_a_lease(
-    tmp_path: Path, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch, cut: str
 ) -> None:
-    """A dispatcher that dies before any of its changes: each job runs once, and no lease is left."""
-    for cut_at in range(1, 60):
-        with shared_world(tmp_path / f"spool{cut_at}", monkeypatch) as world:
-            disk = FaultyDisk(world.staging, cut_at=cut_at)
-            session = Session(world, iter([disk]))
-            for name in ("a", "b"):
-                session.users.submit(name, "ok")
-            session.settle()
-            assert sorted(name for name, _ in world.begun) == ["a", "b"]
-            session.now.gate.leases.work()
-            assert not arbiter.held
-            session.end()
-        if not session.cuts:
-            return
-    raise AssertionError("it was cut at every change, and has still more of them")
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_no_message_is_the_last_that_may_be_said(
-    tmp_path: Path, arbiter: FakeArbiter, monkeypatch: pytest.MonkeyPatch, *, before: bool
-) -> None:
-    """A dispatcher that dies before or after any of its datagrams: each job runs once, and no lease is left."""
-    monkeypatch.setattr(asking, "_BEGUN_NS", 0)
-    flush = asking.ArbiterLeases._flush
+    """A dispatcher that dies there, at any of them: each job runs once, and no lease is left."""
+    flush, by_disk = asking.ArbiterLeases._flush, "disk" in cut
     cut_at = said = 0
 
     def cuts(self: asking.ArbiterLeases) -> bool:
         nonlocal said
         speaks = bool(self._out)
         said += speaks
-        if speaks and before and said == cut_at:
+        if speaks and "before" in cut and said == cut_at:
             raise PowerCut
         sent = flush(self)
         if speaks and said == cut_at:
             raise PowerCut
         return sent
 
-    monkeypatch.setattr(asking.ArbiterLeases, "_flush", cuts)
+    if not by_disk:
+        monkeypatch.setattr(asking, "_BEGUN_NS", 0)
+        monkeypatch.setattr(asking.ArbiterLeases, "_flush", cuts)
     for cut_at in range(1, 60):
         said = 0
         with shared_world(tmp_path / f"spool{cut_at}", monkeypatch) as world:
-            session = Session(world)
+            session = Session(world, iter([FaultyDisk(world.staging, cut_at=cut_at)] if by_disk else []))
             for name in ("a", "b"):
                 submits(session, name, command="ok")
             assert sorted(name for name, _ in world.begun) == ["a", "b"]
+            if by_disk:
+                session.now.gate.leases.work()
             assert not arbiter.held
             session.end()
         if not session.cuts:
             assert cut_at > 6
             return
-    raise AssertionError("it was cut at every datagram, and has still more of them")
+    raise AssertionError("it was cut at every one, and has still more of them")
 
 
 # --- values ---------------------------------------------------------------------------------------------------

@@ -140,11 +140,11 @@ def command(root: str, /, trace: str | None, as_json: bool, policy: str, **size:
 def _disciplines(text: str) -> list[SimulatedPolicy]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     known = {each.value: each for each in SimulatedPolicy}
-    for word in words:
-        if word not in known:
-            raise UsageError(cannot("simulate", f"policy {word!r}", f"the policies are {', '.join(known)}"))
+    there_are = f"the policies are {', '.join(known)}"
+    if wrong := [word for word in words if word not in known]:
+        raise UsageError(cannot("simulate", f"policy {wrong[0]!r}", there_are))
     if not words:
-        raise UsageError(f"cannot simulate: --policy is empty; the policies are {', '.join(known)}")
+        raise UsageError(f"cannot simulate: --policy is empty; {there_are}")
     return list(dict.fromkeys(known[word] for word in words))
 
 
