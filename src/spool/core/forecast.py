@@ -17,7 +17,6 @@ states a short limit. A guess stops nothing. Its own job waits again at its plac
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -464,37 +463,33 @@ def preempt(plan: Plan) -> Preemption | None:
     if not victims:
         return None
     leaving = [run for name in view.running.preemptible if (run := view.running[name]).preempted_for is not None]
-    with ExitStack() as imagined:
-        if leaving:
-            view = _without(view, leaving, imagined)
-            plan = decide(view, now_ns, policy)
-        plans = 0
-        for job in plan.short_in_line(policy.preempt_short_ns, _JOBS):
-            for run in victims:
-                if run.spec.priority > job.spec.priority or not is_of_size(run, job):
-                    continue
-                if not plan.fits_without(run, job):
-                    continue
-                with ExitStack() as trial:
-                    then = decide(_without(view, [run], trial), now_ns, policy)
-                if any(start.name == job.name for start in then.starts):
-                    return Preemption(run.name, job.name)
-                plans += 1
-                if plans == _PLANS:
-                    return None
+    if leaving:
+        view = _without(view, leaving)
+        plan = decide(view, now_ns, policy)
+    plans = 0
+    for job in plan.short_in_line(policy.preempt_short_ns, _JOBS):
+        for run in victims:
+            if run.spec.priority > job.spec.priority or not is_of_size(run, job) or not plan.fits_without(run, job):
+                continue
+            then = decide(_without(view, [run]), now_ns, policy)
+            if any(start.name == job.name for start in then.starts):
+                return Preemption(run.name, job.name)
+            plans += 1
+            if plans == _PLANS:
+                return None
     return None
 
 
-def _without(view: View, runs: list[Running], imagined: ExitStack) -> View:
-    """Return *view* as if these runs had left; until *imagined* ends, they are not in its index of runs.
+def _without(view: View, runs: list[Running]) -> View:
+    """Return *view* as if these runs had left.
 
     Their jobs count as held: the outcome of a run that is preempted decides nothing, and its job waits again behind the
     one that it was preempted for.
     """
-    machine, held = view.machine, dict(view.held)
+    machine, held, running = view.machine, dict(view.held), view.running.copy()
     for run in runs:
-        imagined.enter_context(view.running.without(run.name))
+        running.remove(run.name)
         machine = machine_left_by(machine, run)
         arrived_at_ns = run.arrived_at_ns or run.started_at_ns
         held[run.name] = Waiting(run.name, run.spec, run.user, arrived_at_ns, sized=run.sized)
-    return replace(view, machine=machine, held=held)
+    return replace(view, machine=machine, held=held, running=running)

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from spool.core.errors import InvalidConfig, InvalidJob
-from spool.core.model import SECOND_NS, Event, EventName, Grant, Result, State
+from spool.core.model import SECOND_NS, Event, EventName, Grant, Reservation, Result, State
 from spool.extras.notify.sending import body, headline
 from spool.extras.notify.settings import Notifications, Notify, NotifyRule, addressees, settings_of
 from spool.formats import config, jobfile
@@ -43,6 +43,14 @@ BOOKED = {"name": EventName.RESERVATION_STARTED, "job": None, "reservation": "de
 def test_a_rule_fits_where_every_filter_does(rule: NotifyRule, facts: dict[str, Any], fits: bool) -> None:
     """One pattern of each filter has to fit; what has no user, as a GPU that is free, fits no filter by user."""
     assert rule.fits(event(**facts)) is fits
+
+
+def test_a_message_about_a_reservation_says_what_is_reserved_for_whom_and_when() -> None:
+    """Also when it is cancelled, and its file is gone."""
+    one = Reservation("demo", "alice", None, 0, 3600 * SECOND_NS, gpu_indices=(0, 2))
+    about = event(EventName.RESERVATION_CANCELLED, job=None, reservation="demo", reserved=one, reason="by alice")
+    assert headline(about) == "reservation demo was cancelled: by alice"
+    assert "reserved: GPU 0, 2 for alice, 1970-01-01" in body(about)
 
 
 def test_each_address_is_told_once() -> None:

@@ -36,7 +36,7 @@ from spool.core.errors import InvalidValue
 from spool.core.gpuuse import mean_part
 from spool.core.layout import Layout, engine_of
 from spool.core.model import ENDS, SECOND_NS, Event, EventName, Grant, Result, Spec
-from spool.core.reasons import pools_in_words
+from spool.core.reasons import count_of, pools_in_words
 from spool.core.units import show_duration, show_percent, show_size
 from spool.extras.notify.settings import NAME, Notifications, addressees, expanded, settings_of
 from spool.formats.capabilities import engine_title
@@ -534,6 +534,9 @@ def body(event: Event, log: str = "") -> str:
         attempt = f" (attempt {event.attempt})" if event.attempt is not None and event.attempt > 1 else ""
         who = ", ".join(filter(None, [event.user, event.project and f"project {event.project}"]))
         lines = [("run", f"{event.run}{attempt}" if event.run is not None else ""), ("user", who)]
+    if (one := event.reserved) is not None:
+        gpus = f"GPU {', '.join(map(str, one.gpu_indices))}" if one.gpu_indices else count_of(one.gpu_count or 0, "GPU")
+        lines = [("reserved", f"{gpus} for {one.holder}, {_moment(one.start_at_ns)} to {_moment(one.end_at_ns)}")]
     lines += [("host", event.host), ("time", _moment(event.at_ns))]
     if result is not None:
         lines += _result(result)
