@@ -113,7 +113,7 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7250,
+    "cli": 7300,
     "client": 2750,
     "core": 8350,
     "dispatcher": 8050,
@@ -138,7 +138,7 @@ BUDGET = {
     "listeners": 1050,
     "machine": 3200,
     "python": 950,
-    "query": 4300,
+    "query": 4350,
     "state": 2050,
     "store": 3800,
     "testing": 950,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,37 @@ def test_a_thousand_dependencies_that_are_not_there_are_told_in_a_few_lines(
     assert said.code == 0
     assert len(said.err.splitlines()) == 21
     assert "depends on 980 more jobs" in said.err
+
+
+_SAME = "does the same in all its 3 tasks"
+VARIED = [
+    ("--matrix lr=1,2 -- echo {lr}", ""),
+    ("--matrix lr=1,2 -- echo {rl}", "does not use lr: its value is where the command has {lr}, not {rl}"),
+    ("--matrix lr=1,2 --matrix seed=1,2 -- echo {lr}", "does not use seed: "),
+    ("--matrix lr=1,2 -c 'echo ${lr} {{lr}}'", "does not use lr: "),
+    ("--matrix lr=1,2 --env RATE={lr} -- env", ""),
+    ("--matrix lr=[1,2] -- echo {lr}", "has [1 as a value of lr; a list has no brackets"),
+    ("--matrix seed=1..9 -- echo {seed}", "has only one value of seed, 1..9"),
+    ("--param-file t.csv -- echo {b}", ""),
+    ("--param-file t.csv -- echo {c}", "does not use a: "),
+    ("--array 0-2 -- echo hi", _SAME),
+    ("--array 0-2 -- echo {index}", ""),
+    ("--array 0-2 -c 'echo $SPOOL_ARRAY_INDEX'", ""),
+    ("--array 0-2 -- python3 t.csv", ""),
+    ("--array 0-2 -- python3 -m package", ""),
+    ("--array 5 -- echo hi", ""),
+]
+
+
+@pytest.mark.parametrize(("line", "why"), VARIED)
+def test_a_sweep_that_varies_nothing_is_told(
+    spool: Command, spool_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, why: str
+) -> None:
+    """A misspelled key, an unused one, a list in brackets; not what a program may read from its environment."""
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n3,4\n")
+    monkeypatch.chdir(tmp_path)
+    said = spool("submit", "--name", "a", *shlex.split(line))
+    assert (said.code, bool(said.err), why in said.err) == (0, bool(why), True), said.err
 
 
 def test_a_plain_job_asks_for_nothing(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,26 @@ def test_a_job_that_is_seen_between_its_result_and_the_move_of_its_file_has_ende
     assert waiter.poll() == []
     file.rename(spool_root / "done" / "a.toml")
     assert waiter.poll() == [End("a", State.FINISHED, 0, "finished", 1)]
+
+
+def test_a_job_that_runs_and_ends_while_it_is_first_looked_at_has_ended_as_it_did(
+    spool_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine its whole life may pass between two reads: its end is never that of an older run."""
+    file = put_job(spool_root, "a")
+    places = Spool.places
+
+    def life_after(spool: Spool, name: str) -> list[str]:
+        found = places(spool, name)
+        if found == ["queued"]:
+            ended(spool_root, "a", 1, State.FINISHED, code=0)
+            file.rename(spool_root / "done" / "a.toml")
+        return found
+
+    monkeypatch.setattr(waiting, "GRACE_NS", 0)
+    waiter = Waiter(Spool(str(spool_root)), ("a",))
+    monkeypatch.setattr(Spool, "places", life_after)
+    assert [waiter.poll(), waiter.poll()] == [[], [End("a", State.FINISHED, 0, "finished", 1)]]
 
 
 def test_a_job_that_is_being_stopped_has_not_ended(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,3 +371,26 @@ def test_submit_wait_is_submit_and_wait(dispatcher: object, spool_root: Path) ->
     process: subprocess.Popen[str] = start("submit", "--wait", "--name", "a", "-c", "exit 9")
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert (out, process.returncode) == ("a\n", 9)
+
+
+_SILENT = (60, "", "running")  # for how many seconds, what it has said, where its file is
+
+
+@pytest.mark.parametrize("found", [_SILENT, (-3600, "", "running"), (60, "a", "running"), (60, "", "done")])
+def test_a_person_is_told_why_a_job_may_have_no_output_yet(spool_root: Path, found: tuple[int, str, str]) -> None:
+    """Only on a terminal, only of a run that has been silent for a while: Python holds its output back in a file."""
+    age, text, place = found
+    put_job(spool_root, "a", place=place)
+    log = metadir_of(spool_root, "a", 1) / "log"
+    log.write_text(text)
+    os.utime(log, (time.time() - age,) * 2)
+    ours, theirs = pty.openpty()
+    for stderr, told in ((theirs, found == _SILENT), (subprocess.DEVNULL, False)):
+        assert spawned("log", "a", stdout=subprocess.PIPE, stderr=stderr).stdout == text
+        os.write(theirs, b"end\n")
+        said = b""
+        while not said.endswith(b"end\r\n"):
+            said += os.read(ours, 1024)
+        assert (b"python -u" in said) is told
+    os.close(ours)
+    os.close(theirs)

@@ -236,7 +236,7 @@ def _answered(error: click.NoSuchOption, words: Sequence[str]) -> Exception:
         elif word == name and at + 1 < len(words) and not words[at + 1].startswith("-"):
             value = words[at + 1]
     for _, answer in contributed("answers"):
-        if (told := answer(name, value)) is not None:
+        if (told := answer(name, value, words)) is not None:
             return UsageError(f"unknown option {name}; {told}")
     return error
 
@@ -384,6 +384,10 @@ def _of_an_unknown_option(name: str, near: Sequence[str], ctx: click.Context | N
     known = {word for each in options for word in (*each.opts, *each.secondary_opts, *getattr(each, "also", ()))}
     begun = sorted(word for word in known if name.startswith("--") and word.startswith(name))
     meant = [f"{name}s"] if f"{name}s" in known else begun[:_MOST_MEANT] or sorted(near)
+    if "--state" in known and name.startswith("--") and name[2:] in {*layout.PLACES, *State}:
+        meant = [f"--state {name[2:]}"]
+    elif name in ("--me", "--mine") and "--user" in known:
+        meant = ["--user $USER"]
     return f"unknown option {name}" + (f"; did you mean {' or '.join(meant)}?" if meant else "")
 
 

@@ -150,6 +150,8 @@ def read(words: Sequence[str], asked: Asked) -> Script:
         if "/" not in first and which(first) is not None:
             return Script(list(words))
         remedy = f"to run a command, write `spool submit -- {first} …`"
+        if not {*first}.isdisjoint(" ;&|<>$*?()`"):
+            remedy = f"for a text that a shell runs, write `spool submit -c {shlex.quote(first)}`"
         raise UsageError(cannot("submit", f"script {first}", why, remedy=remedy))
     try:
         with open(first, "rb") as script:
@@ -410,10 +412,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     what = _what_to_run(asked, root, others)
     own = dict(what.values)
     held = own.pop("hold", []) != []
-    foreign_name = own.pop("job_name", [None])[-1]
-    own_name = own.pop("name", [foreign_name])[-1]
-    if foreign_name is not None and "name" not in what.values and asked.name is None and not asked.replaces:
-        own_name = _free_name(root, foreign_name)
+    own_name = _own_name(own, asked, root)
     name = own_name if asked.name is None else asked.name
     export = own.pop("export", [])
     exported = exports(root, asked.export or export)
@@ -455,6 +454,21 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     return draft
 
 
+def _own_name(own: joboptions.Values, asked: Asked, root: str) -> str | None:
+    """Take the name that a script states out of its *own* options.
+
+    One for another scheduler, where jobs can share a name, is changed if it is not free.
+    """
+    foreign = own.pop("job_name", [None])[-1]
+    if "name" in own:
+        return own.pop("name")[-1]
+    if foreign is None or asked.name is not None or asked.replaces or submitting.where_taken(root, foreign) is None:
+        return foreign
+    free = fresh_name(root, foreign)
+    tell(f"job {foreign} has not ended, so this one is {free}")
+    return free
+
+
 def _take_script(keys: dict[str, object], what: Script) -> None:
     """Add the captured text of a script to *keys*, and where its modules are."""
     if what.text is not None:
@@ -482,15 +496,6 @@ def _what_to_run(asked: Asked, root: str, others: Sequence[OtherScripts]) -> Scr
         limited = "time_limit" in asked.values or "time_limit" in defaults_of(root).keys
         return read(words, replace(asked, limited=limited, others=others))
     raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
-
-
-def _free_name(root: str, name: str) -> str:
-    """Return *name*, of a script for another scheduler, or one that is free: there, jobs can share a name."""
-    if submitting.where_taken(root, name) is None:
-        return name
-    free = fresh_name(root, name)
-    tell(f"job {name} has not ended, so this one is {free}")
-    return free
 
 
 def _has_script_on_stdin() -> bool:
@@ -570,7 +575,7 @@ def tell_doubts(root: str, jobs: Sequence[Draft], *, strict: bool) -> None:
 
     Raises SpoolError if *strict*.
     """
-    from spool.query.foresight import doubts
+    from spool.query.foresight import doubts, same_in_all
 
     if not submitting.is_spool(root) or not submitting.is_ours(root):  # another user's tells nothing of the machine
         return
@@ -579,6 +584,9 @@ def tell_doubts(root: str, jobs: Sequence[Draft], *, strict: bool) -> None:
     sized = ((job, spec) for job, (_, spec) in zip(jobs, specs, strict=True) if spec.is_sized)
     if (first := next(sized, None)) is not None:
         _tell_size(root, *first)  # others of these are most likely like it
+    for job, (_, spec) in zip(jobs, specs, strict=True):
+        if job.keys and (why := same_in_all(spec)):  # a file was written with more thought than a command line
+            tell(f"job {job.name} {why}")
     found = doubts(root, specs)
     for name, why in found:
         tell(f"{'' if strict else 'warning: '}job {name} {why}")

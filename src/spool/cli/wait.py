@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING
 import click
 
 from spool.cli import render
-from spool.cli.group import JobArgument, Verb, name_argument, named, names_argument, one_job, opened, own, value_of
+from spool.cli.group import (
+    JobArgument,
+    SpelledOption,
+    Verb,
+    name_argument,
+    named,
+    names_argument,
+    one_job,
+    opened,
+    own,
+    value_of,
+)
 from spool.cli.render import tell
 from spool.client.output import Stream, output_paths, outputs, read_output, run_of
 from spool.client.requests import Requests
@@ -270,7 +281,15 @@ _LONGEST = 1 << 16  # a longer line is cut: a progress bar is one line as long a
 @click.option("-f", "--follow", is_flag=True, help="Follow the output until the jobs have ended, retries included.")
 @click.option("--run", "run", type=int, metavar="N", help="The run to show. Default: the newest.")
 @click.option("--stderr", "errors", is_flag=True, help="Show the error output, if it has a separate file.")
-@click.option("-n", "--lines", type=click.IntRange(0), metavar="N", help="Only the last N lines of each job.")
+@click.option(
+    "-n",
+    "--lines",
+    cls=SpelledOption,
+    also=("--tail",),
+    type=click.IntRange(0),
+    metavar="N",
+    help="Only the last N lines of each job.",
+)
 @click.option("--path", "only_path", is_flag=True, help="Print the path of the output instead.")
 @click.pass_obj
 def log(
@@ -297,7 +316,7 @@ def log(
     if follow and not only_path:
         for name in jobs:
             if run is not None or spool.latest_run(name) is not None:
-                _run_of(spool, name, run)
+                _tell_if_silent(spool, name, _run_of(spool, name, run))
         _follow(Follower(spool, jobs, only=run, lines=lines), jobs, stream)
         for name in jobs if not errors else ():
             _tell_of_errors(spool, name, run)
@@ -314,6 +333,7 @@ def log(
                 _show(_output(spool, name, its_run, stream, lines), head)
                 if not errors:
                     _tell_of_errors(spool, name, run)
+                _tell_if_silent(spool, name, its_run)
         except SpoolError as error:  # the others have output
             if len(jobs) == 1:
                 raise
@@ -321,6 +341,9 @@ def log(
             tell(str(error))
             code = int(error.exit_code)
     return code
+
+
+_SILENT_S = 5.0  # after which a running job without output is told of
 
 
 def _once(spool: Spool, names: Sequence[str]) -> list[str]:
@@ -368,6 +391,19 @@ def _tell_of_errors(spool: Spool, name: str, run: int | None) -> None:
         sys.stdout.flush()
         what = "the error output of its tasks is in files such as" if is_array else "its error output is in"
         tell(f"{what} {path}; `spool log --stderr {name}` shows it")
+
+
+def _tell_if_silent(spool: Spool, name: str, run: int) -> None:
+    """Tell a person what may keep the output of a running job back, if there is none after a while."""
+    with suppress(OSError):
+        log = os.stat(outputs(spool, name, run).stdout or "")
+        if log.st_size or time.time() < log.st_mtime + _SILENT_S or RUNNING not in spool.places(name):
+            return
+        if sys.stderr.isatty() and run == spool.latest_run(name):
+            tell(
+                f"{name} has written nothing yet; Python and others hold output back where none is a terminal: use "
+                "`python -u`, PYTHONUNBUFFERED=1 or `stdbuf -oL`"
+            )
 
 
 def _has_text(path: str | None) -> bool:

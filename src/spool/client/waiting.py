@@ -260,12 +260,13 @@ class _Awaited:
     def poll(self) -> End | None:
         """Return the end of the job, None if it has not ended."""
         spool, name = self._spool, self.name
+        before = None if self._seen else self._newest()  # ahead of its places: between two reads it may run and end
         places = spool.places(name)
         if places == [DONE] or not places:
             places = spool.places(name)  # it may have moved back while the places were checked one by one
         self.held = HELD in places and QUEUED not in places and RUNNING not in places
         if any(place != DONE for place in places):
-            return self._goes_on(places)
+            return self._goes_on(places, before)
         result = self._newest()
         if isinstance(result, InvalidRecord):
             return End(name, State.INVALID, reason=f"job {name}: {result}") if self._patience_is_over() else None
@@ -329,13 +330,12 @@ class _Awaited:
             outcome, reason = now.outcome, now.reason
         return End(self.name, outcome, result.exit_code, reason, result.run)
 
-    def _goes_on(self, places: list[str]) -> End | None:
+    def _goes_on(self, places: list[str], before: Result | InvalidRecord | None) -> End | None:
         self._absent_since_ns = None
         self._place = next(place for place in places if place != DONE)
         if not self._seen:
             # The newest run of a running job is this one, even if it has ended and only its file was not moved yet.
-            result = self._newest() if RUNNING not in places else None
-            self._before = result.run if isinstance(result, Result) else None
+            self._before = before.run if isinstance(before, Result) and RUNNING not in places else None
             self._seen = True
         if QUEUED in places or HELD in places:
             problem = self._spool.problem_text(self.name)

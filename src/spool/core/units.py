@@ -174,7 +174,9 @@ def _why_no_duration(text: str) -> str:
         return f'"{_shorten(bare)}" could be minutes and seconds or hours and minutes; write HH:MM:SS, as in "01:30:00"'
     if re.fullmatch(r"[0-9]+-[0-9:]+", bare):
         return f'"{_shorten(bare)}" is not D-HH:MM:SS, as in "1-12:00:00"'
-    return f'"{_shorten(text)}" is not a duration; write "90s", "30m", "2h", "1d", "1h30m", HH:MM:SS or D-HH:MM:SS'
+    word = re.fullmatch(r"([0-9.]+) ?([smhdw])(?:ecs?|econds?|ins?|inutes?|rs?|ours?|ays?|eeks?)", bare)
+    forms = f'"{word[1]}{word[2]}"' if word else '"90s", "30m", "2h", "1d", "1h30m", HH:MM:SS or D-HH:MM:SS'
+    return f'"{_shorten(text)}" is not a duration; write {forms}'
 
 
 def format_size(size_bytes: int) -> str:

@@ -342,10 +342,11 @@ def preview(spool: Spool) -> Preview:
     seen = snapshot(spool, with_tasks=True)
     view, plan = seen.view, seen.plan
     would_start = {start.name for start in plan.starts}
-    asked = {
+    said = {name: seen.last_word(name) for name in (seen.said.jobs if seen.said is not None else ())}
+    asked = {  # hooks about their start, or the arbiter for a lease
         name: reason
-        for name, reason in _asked_about(seen).items()
-        if name in would_start or not reason.startswith(_MACHINE)
+        for name, reason in said.items()
+        if reason.startswith(tuple(_ANSWERS)) or (reason.startswith(_MACHINE) and name in would_start)
     }
     grants = {start.name: start.grant for start in plan.starts if start.name not in asked}
     ending = {each.name for each in plan.endings}
@@ -385,9 +386,3 @@ def preview(spool: Spool) -> Preview:
         at_ns=seen.now_ns,
         start_is_earliest=True if seen.shared is not None else None,
     )
-
-
-def _asked_about(seen: Snapshot) -> dict[str, str]:
-    """Return the dispatcher's last words about the jobs whose start waits for hooks, or for a lease."""
-    said = {name: seen.last_word(name) for name in (seen.said.jobs if seen.said is not None else ())}
-    return {name: why for name, why in said.items() if why.startswith((*_ANSWERS, _MACHINE))}

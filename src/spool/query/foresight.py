@@ -79,6 +79,8 @@ class _Seer:
             yield from self._not_executed(spec)
         yield from self._one_output(name, spec)
         yield from self._not_expanded(spec)
+        if spec.is_array:
+            yield from _not_varied(spec)
         if spec.parts:  # else the configuration need not be read
             yield from doubts_of_parts(spec, self._config)
         yield from self._unknown(name, spec)
@@ -216,6 +218,45 @@ class _Seer:
             return True
         word = f'"{name}"'.encode()  # of an array, whose tasks alone have lines, `spool gc` keeps the number
         return word in (self._spool.file(LAST_RUNS) or b"") or any(word in line for line in self._spool.history())
+
+
+def _not_varied(spec: Spec) -> Iterator[str]:
+    """Yield what an array varies without effect, and values that were probably meant as several."""
+    written = set(re.findall(r"(?<![${])\{(\w+)\}(?!\})", _written(spec)))
+    tasks = Tasks("", spec)
+    varied = [key for key, _ in spec.matrix]
+    if spec.rows and written.isdisjoint(tasks.keys):  # else other columns of the table may be notes
+        varied += [key for key, _ in spec.rows[0]]
+    for key in varied:
+        if key not in written:
+            from difflib import get_close_matches
+
+            near = get_close_matches(key, written.difference(tasks.keys), 1, cutoff=0.5)
+            instead = f", not {{{near[0]}}}" if near else ""
+            yield f"does not use {key}: its value is where the command has {{{key}}}{instead}"
+    for key, choices in spec.matrix:
+        if choices[0].startswith("[") and choices[-1].endswith("]") and len(choices) > 1:
+            yield f"has {choices[0]} as a value of {key}; a list has no brackets: --matrix {key}=1,2"
+        elif len(choices) == 1 and re.fullmatch(r"-?\d+(\.\.|-|:)\d+", choices[0]):
+            yield f"has only one value of {key}, {choices[0]}; a list names each: --matrix {key}=1,2"
+
+
+def same_in_all(spec: Spec) -> str:
+    """Return what to tell of an array whose tasks may all do the same, "" if they do not."""
+    count, text = Tasks("", spec).count, _written(spec)
+    if spec.matrix or spec.rows or spec.script or count < 2 or re.search(r"\{index\}|ARRAY|TASK|-m", text):
+        return ""
+    place = os.path.expanduser(spec.workdir or "~")
+    if any(os.path.isfile(os.path.join(place, word)) for word in text.split()):  # a program that may read its index
+        return ""
+    return f"does the same in all its {count} tasks, unless the command reads $SPOOL_ARRAY_INDEX: it has no {{index}}"
+
+
+def _written(spec: Spec) -> str:
+    """Return all that may have the `{key}` of an array."""
+    words = [spec.command] if isinstance(spec.command, str) else spec.command
+    paths = (spec.script, spec.workdir, spec.stdout, spec.stderr)
+    return "\n".join((*words, *filter(None, paths), *(value for _, value in spec.env)))
 
 
 def doubts_of_parts(spec: Spec, config: Config) -> Iterator[str]:

@@ -143,7 +143,7 @@ class JobLister:
         self.at_ns = self._now_ns = time.time_ns() if now_ns is None else now_ns
         self.service = spool.service()
         self.dispatcher = self.service is not Service.NONE
-        self.state, self.stale_ns = last_view(spool, self._now_ns) if self.dispatcher else (None, None)
+        self.state, self.stale_ns = self._last_view if self.dispatcher else (None, None)
         self._starting = not self.dispatcher and is_starting(spool.root)
         self._with_runs: Set[str] | None = None  # the jobs that may have runs; None: any
         self._ignored: list[Ignored] = []
@@ -152,6 +152,10 @@ class JobLister:
         self._listed: list[tuple[str, list[str]]] = []  # what was read of the active directories
         self._unissued: dict[str, set[str]] = {}  # tasks of arrays
         self._begun_ns = 0  # when reading the directories began
+
+    @cached_property
+    def _last_view(self) -> tuple[ListedState | None, int | None]:
+        return last_view(self._spool, self._now_ns)
 
     @cached_property
     def _prober(self) -> MachineProber:
@@ -570,7 +574,7 @@ class JobLister:
     def _elsewhere(self, record: GrantRecord) -> str:
         """Return the known state of a run on an engine, with its time if no dispatcher is asking the engine now."""
         name, run, title = record.job, record.run, engine_title(record.executor)
-        view, at_ns = (self.state, self._now_ns) if self.dispatcher else self._left_behind
+        view = self._last_view[0]  # without a dispatcher, that of one now gone
         said = view.jobs.get(name) if view is not None else None
         begun_ns = self._spool.spoke_at_ns(name, run)
         if said is not None and (said.run != run or (begun_ns is not None and said.state == State.SUBMITTED)):
@@ -579,21 +583,12 @@ class JobLister:
         words = f"in {title} as job {known[2]}" if known is not None else handed_to(title)
         if self.dispatcher:
             return words if said is None else in_words(said.reason, self._now_ns)
-        if said is not None:
+        if said is not None and view is not None:
             what = said.reason.removeprefix(f"{title}: ") or said.state
-            words += f", last seen at {instant(at_ns)}: {what}"
+            words += f", last seen at {instant(view.heartbeat_ns)}: {what}"
         elif begun_ns is not None:
             words += f", begun at {instant(begun_ns)}"
         return in_words(f"{words}; {NOBODY[self._starting]}", self._now_ns)
-
-    @cached_property
-    def _left_behind(self) -> tuple[ListedState | None, int]:
-        """The last view of a dispatcher now gone, and when that was last alive."""
-        view, _ = last_view(self._spool, self._now_ns)
-        try:
-            return view, os.stat(self._spool.layout.at(layout.STATE)).st_mtime_ns
-        except OSError:
-            return view, view.heartbeat_ns if view is not None else 0
 
     def _ended(self, names: Collection[str], most: int | None, since_ns: int) -> Iterable[JobRow]:
         """Return the ended jobs among *names*, last ended first; with *most*, at most that many since *since_ns*."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -11,7 +10,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.client.autostart import outlook
-from spool.core import layout
 from spool.core.gpus import GpuSlot, is_active, unknown_gpus, why_closed
 from spool.core.layout import DONE
 from spool.core.model import Gpu, Request, Reservation, Running, State
@@ -233,7 +231,7 @@ def machine_status(spool: Spool) -> MachineStatus:
         seen=seen,
         cpus_granted=running.counts.cpus,
         memory_granted_bytes=running.counts.memory_bytes,
-        dispatcher=_dispatcher(spool, lister),
+        dispatcher=_dispatcher(lister),
         next_dispatcher="" if lister.dispatcher else outlook(spool.root),
         gpus=_gpus(seen),
         resources=_resources(seen),
@@ -267,18 +265,14 @@ def _resources(seen: Snapshot) -> dict[str, PoolStatus]:
     return found
 
 
-def _dispatcher(spool: Spool, lister: JobLister) -> DispatcherStatus | None:
+def _dispatcher(lister: JobLister) -> DispatcherStatus | None:
     if not lister.dispatcher:
         return None
-    astray = lister.service is Service.ASTRAY
-    state = lister.state
+    state, astray = lister.state, lister.service is Service.ASTRAY
     if state is None:
         return DispatcherStatus(None, None, None, None, lister.stale_ns, astray)
-    try:
-        heartbeat = os.stat(spool.layout.at(layout.STATE)).st_mtime_ns
-    except OSError:
-        heartbeat = state.heartbeat_ns
-    return DispatcherStatus(state.pid, state.host or None, state.started_at_ns, heartbeat, lister.stale_ns, astray)
+    host, since_ns, beat_ns = state.host or None, state.started_at_ns, state.heartbeat_ns
+    return DispatcherStatus(state.pid, host, since_ns, beat_ns, lister.stale_ns, astray)
 
 
 def _ended(spool: Spool, active: Iterable[JobRow], now_ns: int) -> dict[str, int]:

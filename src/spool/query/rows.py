@@ -19,7 +19,7 @@ from spool.core.model import SECOND_NS, Result, State
 from spool.core.reasons import INSTANT
 from spool.core.runtimes import ExpectedStart, TimeLeft
 from spool.core.units import show_duration, show_size
-from spool.formats.state import GpusTold, JobView, MachineView, StateView, parse_parts, parse_state_as
+from spool.formats.state import JobView, MachineView, StateView, parse_parts, parse_state_as
 from spool.store.spool import Spool
 
 STALE_NS = 35 * SECOND_NS  # three heartbeats and a little
@@ -29,32 +29,28 @@ _HEADS = ("name", "state", "parameters", "CPUs", "memory", "GPUs", "time", "reas
 
 
 def last_view(spool: Spool, now_ns: int) -> tuple[ListedState | None, int | None]:
-    """Return the view of a running dispatcher, and how long it has been silent, if too long."""
-    data, silent_ns = _last_words(spool, now_ns)
-    return (parse_state_as(ListedState, data) if data else None), silent_ns
+    """Return the last view of a dispatcher, with its last heartbeat, and how long it has been silent, if too long."""
+    data, beat_ns = _last_words(spool)
+    view = parse_state_as(ListedState, data) if data else None
+    silent_ns = now_ns - beat_ns if beat_ns is not None and now_ns - beat_ns > STALE_NS else None
+    return (view if view is None or beat_ns is None else replace(view, heartbeat_ns=beat_ns)), silent_ns
 
 
 def machine_told(spool: Spool, now_ns: int) -> MachineView | None:
-    """Return the machine in the running dispatcher's view; None without a dispatcher, or if it is silent."""
-    data, silent_ns = _last_words(spool, now_ns) if spool.dispatcher_lives() else (None, None)
-    return parse_parts(data).machine if data and silent_ns is None else None
+    """Return the machine in the running dispatcher's view; None without a dispatcher, or if it is silent.
 
-
-def gpus_told(spool: Spool, now_ns: int) -> GpusTold | None:
-    """Return the GPUs in the running dispatcher's view, so that all answers agree; None if it has none.
-
-    It has watched them, and may know facts that one look cannot show: that a GPU has fallen off, or the earlier users.
+    It has watched the GPUs, and may know what one look cannot show: that one has fallen off, or its earlier users.
     """
-    machine = machine_told(spool, now_ns)
-    return machine.told() if machine is not None else None
+    data, beat_ns = _last_words(spool) if spool.dispatcher_lives() else (None, None)
+    return parse_parts(data).machine if data and beat_ns is not None and now_ns - beat_ns <= STALE_NS else None
 
 
-def _last_words(spool: Spool, now_ns: int) -> tuple[bytes | None, int | None]:
+def _last_words(spool: Spool) -> tuple[bytes | None, int | None]:
     try:
-        silent_ns = now_ns - os.stat(spool.layout.at(layout.STATE)).st_mtime_ns
+        beat_ns = os.stat(spool.layout.at(layout.STATE)).st_mtime_ns
     except OSError:
         return None, None
-    return spool.file(layout.STATE, _MAX_STATE), (silent_ns if silent_ns > STALE_NS else None)
+    return spool.file(layout.STATE, _MAX_STATE), beat_ns
 
 
 class JobRow(JobView, kw_only=True, repr_omit_defaults=True):

@@ -10,7 +10,7 @@ import os
 import pwd
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from enum import StrEnum
 
 from msgspec import Struct, field
@@ -27,11 +27,11 @@ from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
 from spool.formats import jobfile, journal, reservation
 from spool.formats.journal import recall
-from spool.formats.state import StateView
+from spool.formats.state import MachineView, StateView
 from spool.machine.gpus import LIMIT_NS
 from spool.machine.host import why_not_expanded
 from spool.machine.processes import MachineProber
-from spool.query.rows import gpus_told, in_words, last_view
+from spool.query.rows import in_words, last_view, machine_told
 from spool.query.shared import MachineSharing, MachineUse, arbiter_view, shared_machine
 from spool.state.load import ArrayNames, Loader, OutcomeIndex, load_array
 from spool.state.past import Sizing, past_of
@@ -264,16 +264,11 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     left_out = look.files() | table.unsettled
     refusal = _load_refusals(table, said)
     left_out |= dict.fromkeys((*table.arrays, *table.array_files), "it is an array; its tasks are planned one by one")
-    world = MachineMonitor(spool, table, settings, with_gpus=with_gpus, told=lambda: gpus_told(spool, now_ns))
-    try:
-        machine = world.machine(now_ns, patience_ns=_LONG_PATIENCE_NS if with_gpus else _GPU_PATIENCE_NS)
-    finally:
-        world.close()
-    shared = shared_machine(spool, now_ns, settings.config)
+    told = said.machine.told() if said is not None and said.machine is not None else None
+    world = MachineMonitor(spool, table, settings, with_gpus=with_gpus, told=lambda: told)
+    patience_ns = _LONG_PATIENCE_NS if with_gpus else _GPU_PATIENCE_NS
+    machine, shared = _seen_by(world, spool, now_ns, patience_ns, said.machine if said is not None else None)
     machine = replace(machine, refusal=refusal)
-    if shared is not None:
-        told = said.machine.shared if said is not None and said.machine is not None else None
-        machine = on_shared(machine, settings.config, told or arbiter_view(shared))
     policy = settings.config.policy
     alone = machine if shared is None else as_if_alone(machine)
     table.fit(alone, policy)
@@ -471,16 +466,24 @@ def machine_now(spool: Spool, now_ns: int, *, with_gpus: bool = True, patience_n
 
     The wait for NVML is limited to *patience_ns*.
     """
-    settings = Settings(spool.root)
-    world = MachineMonitor(
-        spool, SchedulerState(), settings, with_gpus=with_gpus, told=lambda: gpus_told(spool, now_ns)
-    )
-    try:
+    told, settings = machine_told(spool, now_ns), Settings(spool.root)
+    gpus = told.told() if told is not None else None
+    world = MachineMonitor(spool, SchedulerState(), settings, with_gpus=with_gpus, told=lambda: gpus)
+    return _seen_by(world, spool, now_ns, patience_ns, told)[0]
+
+
+def _seen_by(
+    world: MachineMonitor, spool: Spool, now_ns: int, patience_ns: int, told: MachineView | None
+) -> tuple[Machine, MachineSharing | None]:
+    """Return the machine, and its other users. What the dispatcher has *told* of these is what it goes by."""
+    with closing(world):
         machine = world.machine(now_ns, patience_ns=patience_ns)
-    finally:
-        world.close()
-    shared = shared_machine(spool, now_ns, settings.config)
-    return machine if shared is None else on_shared(machine, settings.config, arbiter_view(shared))
+    config = Settings(spool.root).config
+    shared = shared_machine(spool, now_ns, config)
+    if shared is None:
+        return machine, None
+    said = told.shared if told is not None else None
+    return on_shared(machine, config, said or arbiter_view(shared)), shared
 
 
 def next_request(spool: Spool, name: str, user: str, spec: Spec) -> Sized | None:

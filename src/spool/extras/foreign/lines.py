@@ -676,8 +676,8 @@ def _is_number(text: str | None) -> bool:
     return text is not None and re.fullmatch("[0-9]{1,9}", text) is not None
 
 
-def answer(option: str, value: str | None) -> str | None:
-    """Return the equivalent of an *option* of sbatch or gbatch here; None if neither has it."""
+def answer(option: str, value: str | None, words: Sequence[str] = ()) -> str | None:
+    """Return the equivalent of an *option* of sbatch or gbatch among *words* here; None if neither has it."""
     option = _SYNONYMS.get(option, option)
     for system in ("#SBATCH", "# GFLOW"):
         values, flags = SYSTEMS[system]
@@ -687,7 +687,11 @@ def answer(option: str, value: str | None) -> str | None:
             continue
         elif value is None:
             value = "gpu:1" if option == "--gres" else "1"
-        found = convert([Directive(0, system, option, value)])[0]
+        # The memory for each CPU or GPU is more for several.
+        counts = [("--cpus-per-task", "--cpus"), ("--gpus", "--gpus")] if system == "#SBATCH" else []
+        each = [word for given in words for word in given.split("=", 1)]
+        beside = [Directive(1, system, name, each[each.index(ours) + 1]) for name, ours in counts if ours in each[:-1]]
+        found = convert([Directive(0, system, option, value), *beside])[0]
         if found.words:
             return f"write {shlex.join(found.words)}"
         return str(found.lost) if found.lost is not None else "leave it out"
