@@ -10,11 +10,13 @@ import pytest
 
 from crash.cuts import Alike
 from crash.scripts import JOBS, STARTS, play
-from crash.world import Ends, Session, World, check, ends_of, world_at
+from crash.world import Ends, Session, World, check, ends_of, history, world_at
 from spool.core.layout import DONE, QUEUED, RUNNING
 from spool.core.lifecycle import Exit
-from spool.dispatcher import launcher, recovery, scanner
+from spool.core.model import State
+from spool.dispatcher import launcher, scanner
 from spool.state.run import ActiveRun
+from spool.store.spool import Spool
 from spool.testing.fakes import FaultyDisk
 
 # What the script comes to when nothing is cut off.
@@ -44,13 +46,6 @@ EXPECTED = Ends(
 def _check(world: World) -> None:
     check(world)
     assert ends_of(world) == EXPECTED
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for no wrapper that was prepared and never launched, for want of room."""
-    monkeypatch.setattr(launcher, "SILENT_NS", 0)
-    monkeypatch.setattr(recovery, "SILENT_NS", 0)
 
 
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
@@ -108,6 +103,7 @@ def test_a_start_that_is_taken_back_is_ended_although_the_disk_was_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a job that never began, and whose file was deleted, the end is written down as soon as there is room."""
+    monkeypatch.setattr(launcher, "SILENT_NS", 0)
 
     def played(number: int | None) -> FaultyDisk:
         with world_at(tmp_path / f"{number}", monkeypatch) as world:
@@ -153,3 +149,57 @@ def test_a_cancel_of_what_waits_is_filed_however_long_the_disk_is_full(
         assert len(session.errors) == 5
         check(world)
         assert ends_of(world) == Ends({"huge": ("done",)}, {}, {"huge": ("cancelled 1.0",)})
+
+
+JOB = "long"
+
+
+def _alive_run(world: World) -> tuple[str, int]:
+    """Return the run that lives; a cut before it was committed costs a number."""
+    (process,) = world.alive.values()
+    return process.name, process.run
+
+
+def _suspend_twice(world: World, disk: FaultyDisk) -> Session:
+    """Suspend a run, let it go on, suspend it again, and end it while it stands still; then let the next one run."""
+    session = Session(world, iter([disk]))
+    users = session.users
+    try:
+        users.submit(JOB, "hang", "requeue = true")
+        session.settle()
+        key = _alive_run(world)
+        for _ in range(2):
+            users.suspend(JOB)
+            session.settle()
+            assert key in world.halted
+            assert Spool(str(world.root)).suspension(*key).since_ns is not None
+            users.go_on(JOB)
+            session.settle()
+            assert key not in world.halted
+            assert Spool(str(world.root)).suspension(*key).since_ns is None
+        users.suspend(JOB)
+        session.settle()
+        world.kill(JOB)  # lost, so that it is run again
+        session.settle()
+        assert _alive_run(world) > key
+        assert _alive_run(world) not in world.halted
+        assert not Path(users.layout.suspend_file(JOB)).exists()
+        world.exit(world.pids(JOB)[0], 0)
+        session.settle()
+    finally:
+        session.end()
+    return session
+
+
+def test_a_cut_before_any_change_suspends_no_other_run_and_none_for_ever(alike: Alike) -> None:
+    """Wherever the dispatcher is killed, the file alone says whether the run stands still; the next run moves."""
+
+    def played(world: World, number: int | None) -> FaultyDisk:
+        disk = FaultyDisk(world.staging, cut_at=number)
+        assert _suspend_twice(world, disk).cuts == (number is not None)
+        first, last = history(world.root)
+        assert (first.outcome, last.outcome) == (State.LOST, State.FINISHED)
+        assert number is not None or first.suspended_ns > last.suspended_ns == 0
+        return disk
+
+    alike(played)

@@ -94,18 +94,6 @@ def test_an_array_runs_again_from_done(shared: Served) -> None:
     assert shared.result("again", 2)["reason"] == "2 of 2 finished"  # type: ignore[index]
 
 
-def test_a_task_waits_for_its_name(shared: Served) -> None:
-    """A job that has the name of a task is not overwritten: the task is issued when that one has ended."""
-    shared.drop("clash_1", "echo mine", cpus=0, place="held")
-    shared.looked()
-    shared.drop("clash", "echo task", cpus=0, array="0-2")
-    shared.wait_reason("clash", "clash_1 not issued: another job of that name is there")
-    shared.wait_done("clash_2")
-    shared.move("clash_1", "held", "queued")
-    shared.wait_done("clash")
-    assert (shared.log("clash_1", 1), shared.log("clash_1", 2)) == ("mine\n", "task\n")
-
-
 def test_the_commands_treat_an_array_as_a_whole(served: Served) -> None:
     """`hold`, `release`, `wait`, `cancel` and `ls` take an array's name for all of it."""
     (served.root / "config.toml").write_text("cpus = 1\n")

@@ -1,4 +1,4 @@
-"""Jobs with GPUs, through the real dispatcher and a real library in the place of NVIDIA's."""
+"""Jobs with GPUs, through a real library in the place of NVIDIA's, and with named resources: kept over dispatchers."""
 
 from __future__ import annotations
 
@@ -165,3 +165,44 @@ def test_adopted_runs_keep_their_gpus(gpus: Served) -> None:
     by_name = {line["job"]: line for line in gpus.history()}
     assert not _given(by_name["small"]) & _given(by_name["keeper"])
     assert by_name["wide"]["started_at"] >= by_name["keeper"]["ended_at"]
+
+
+@_BOTH
+def test_indices_are_kept_over_a_dead_dispatcher(served: Served) -> None:
+    """A run finds its indices in its environment, and the dispatcher that adopts it grants the others only."""
+    (served.root / "config.toml").write_text("cpus = 8\nresources = { tpu = { indices = [0, 1, 2] } }\n")
+    gate = served.root.parent / "gate"
+    text = f'echo "<$SPOOL_RESOURCE_TPU>"; until [ -e {gate} ]; do sleep 0.02; done'
+    served.start()
+    served.drop("one", text, resources={"tpu": 1})
+    assert "<0>" in served.says("one", ">")
+    served.drop("two", text, resources={"tpu": 1})
+    assert "<1>" in served.says("two", ">")
+    served.kill()
+    served.drop("third", text, resources={"tpu": 1})
+    served.start()
+    assert "<2>" in served.says("third", ">")
+    served.drop("wide", 'echo "<$SPOOL_RESOURCE_TPU>"', resources={"tpu": 3})
+    assert "3, 0 of 3 " in served.wait_reason("wide", "tpu")
+    gate.touch()
+    served.wait_done("one", "two", "third", "wide")
+    assert served.log("wide") == "<0,1,2>\n"
+    assert (served.result("two") or {})["grant"]["resource_indices"] == {"tpu": [1]}
+
+
+@_BOTH
+def test_a_lost_grant_keeps_its_resources(served: Served) -> None:
+    """Of a run whose `grant.toml` a power cut has emptied its job file counts; which indices it has nobody knows."""
+    (served.root / "config.toml").write_text("cpus = 8\nresources = { licence = 2, tpu = { indices = [0, 1] } }\n")
+    gate = served.root.parent / "gate"
+    served.start()
+    served.up("one", f"echo up; until [ -e {gate} ]; do sleep 0.02; done", resources={"licence": 1, "tpu": 1})
+    served.kill()
+    (served.root / "jobs/one/1/grant.toml").write_bytes(b"")
+    served.drop("two", "true", resources={"licence": 2})
+    served.drop("three", "true", resources={"tpu": 1})
+    served.start()
+    assert "2, 1 of 2 " in served.wait_reason("two", "licence")
+    assert "unknown" in served.wait_reason("three", "tpu")
+    gate.touch()
+    served.wait_done("one", "two", "three")

@@ -49,7 +49,7 @@ def has(served: Served, name: str) -> tuple[list[int], str]:
 
 
 def test_no_two_runs_have_a_cpu_also_after_the_dispatcher_was_killed(served: Served, gate: Path) -> None:
-    """Each has its own, in its affinity, its environment and its record; the next dispatcher gives out only others."""
+    """Each has its own, in its affinity, its environment, its record and the views; the next gives out only others."""
     served.start()
     served.drop("one", until(gate))
     first, told = has(served, "one")
@@ -70,6 +70,11 @@ def test_no_two_runs_have_a_cpu_also_after_the_dispatcher_was_killed(served: Ser
     assert {line["job"]: line["cpu_list"] for line in served.history()} == {
         "one": ranges_of(first), "two": told, "wide": ranges_of(OURS),
     }  # fmt: skip
+    listed = command(served, "ls", "--columns", "name,cpu_list").splitlines()
+    assert {tuple(line.split()) for line in listed[1:]} == {
+        (each["job"], each["cpu_list"]) for each in served.history()
+    }
+    assert f"1 CPU ({first[0]})" in command(served, "show", "one")
 
 
 def test_it_is_switched_on_and_off_while_jobs_run(served: Served, gate: Path) -> None:
@@ -120,24 +125,6 @@ def test_a_dispatcher_gives_out_only_cpus_that_it_may_use(served: Served, gate: 
     served.wait_done("one")
     assert has(served, "one") == ([OURS[-1]], str(OURS[-1]))
     served.wait_reason("two", "never fits: needs 2 CPUs, the machine has 1")
-
-
-@pytest.mark.executors("process")
-def test_the_commands_show_the_cpus(served: Served, gate: Path) -> None:
-    """`ls` and `show` tell which CPUs a run has or had."""
-    served.start()
-    served.drop("first", until(gate))
-    cpu = has(served, "first")[1]
-    served.completes("other", HAS)
-    gate.touch()
-    served.wait_done("first")
-    own = {name: has(served, name)[1] for name in ("first", "other")}
-    assert len({cpu, *own.values()}) == 2
-    listed = command(served, "ls", "--columns", "name,cpu_list").splitlines()
-    assert {tuple(line.split()) for line in listed[1:]} == set(own.items())
-    assert f"1 CPU ({cpu})" in command(served, "show", "first")
-    (run,) = json.loads(command(served, "show", "first", "--json"))["runs"]
-    assert run["grant"]["cpu_list"] == cpu
 
 
 @pytest.mark.executors("process")

@@ -1,10 +1,11 @@
-"""When things happened: ends that no dispatcher saw are dated by what the run left, in every record and view."""
+"""When things happened, and what was used: ends that no dispatcher saw, in every record, view and sum."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import sys
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -58,36 +59,28 @@ def _row(served: Served, name: str) -> dict[str, Any]:
 
 @_ALL
 def test_an_end_that_nobody_saw_is_that_of_the_exit_code(served: Served) -> None:
-    """A run that ended between two passes has ended when it left its exit code, and has its CPU time."""
-    left_at = _left(served, "short", ["sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"])
+    """A run that ended between two passes has ended when it left its exit code, and has its CPU time.
+
+    While no dispatcher runs, ls and show say how and when it ended; the next one records the same.
+    """
+    command = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; exit 7"
+    left_at = _left(served, "short", ["sh", "-c", command])
     _age(served, "short", _HOUR_S)
+    row = _row(served, "short")
+    run = json.loads(served.spool("show", "short", "--json").stdout)["runs"][-1]
+    assert [(each["state"], each["exit_code"]) for each in (row, run)] == [("failed", 7)] * 2
+    assert [_at(each["ended_at"]) for each in (row, run)] == [pytest.approx(left_at - _HOUR_S, abs=0.001)] * 2
+    assert "not recorded yet" in served.spool("show", "short").stdout
     assert served.run("--once") == 0
+    after = _row(served, "short")
+    assert (after["state"], after["exit_code"], after["ended_at"]) == ("failed", 7, row["ended_at"])
     result, (line,) = served.result("short"), served.history()
-    assert (result["outcome"], result["ended_at_ns"] / 1e9) == ("finished", pytest.approx(left_at - _HOUR_S, abs=0.001))
+    assert (result["outcome"], result["ended_at_ns"] / 1e9) == ("failed", pytest.approx(left_at - _HOUR_S, abs=0.001))
     assert "ended_at_is" not in result
     assert result["cpu_time_ns"] > 0
     assert _at(line["ended_at"]) == pytest.approx(left_at - _HOUR_S, abs=0.001)
     assert _at(line["recorded_at"]) > left_at
-    if served.record("short", "usage") is not None and "peak_process" in (served.record("short", "usage") or ""):
-        assert result["peak_memory_bytes"] > 0
-
-
-@_ALL
-def test_an_end_is_shown_before_a_dispatcher_records_it(served: Served) -> None:
-    """While no dispatcher runs, ls and show say how and when a run ended, and for how long it ran."""
-    left_at = _left(served, "early", "exit 7")
-    _age(served, "early", _HOUR_S)
-    row = _row(served, "early")
-    assert (row["state"], row["exit_code"]) == ("failed", 7)
-    assert _at(row["ended_at"]) == pytest.approx(left_at - _HOUR_S, abs=0.001)
-    shown = json.loads(served.spool("show", "early", "--json").stdout)
-    run = shown["runs"][-1]
-    assert (run["state"], run["exit_code"]) == ("failed", 7)
-    assert _at(run["ended_at"]) == pytest.approx(left_at - _HOUR_S, abs=0.001)
-    assert "not recorded yet" in served.spool("show", "early").stdout
-    assert served.run("--once") == 0
-    after = _row(served, "early")
-    assert (after["state"], after["exit_code"], after["ended_at"]) == ("failed", 7, row["ended_at"])
+    assert "peak_process" not in (served.record("short", "usage") or "") or result["peak_memory_bytes"] > 0
 
 
 def test_a_retry_waits_from_the_end_and_not_from_the_look(served: Served) -> None:
@@ -161,3 +154,52 @@ def test_an_array_ends_with_the_last_of_its_tasks(live: Served) -> None:
     result = live.wait_done("many")
     ends = [live.result(f"many_{index}") for index in range(2)]
     assert result["ended_at_ns"] == max(end["ended_at_ns"] for end in ends if end is not None)
+
+
+def said(served: Served, *words: str) -> dict[str, Any]:
+    """Return the JSON that a command prints."""
+    done = served.spool(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_what_real_jobs_used_is_known_also_of_one_that_outlived_its_dispatcher(served: Served) -> None:
+    """Peak memory and CPU time are known of runs under one dispatcher, and of one that outlived its dispatcher."""
+    (served.root / "config.toml").write_text("cpus = 4\n")
+    # Started by a program that is larger than the job, as a notebook may be.
+    large = "import os, sys; x = b'x' * (400 << 20); os.execv(sys.argv[1], sys.argv[1:])"
+    served.start(prefix=[sys.executable, "-c", large])
+    served.drop("eats", [sys.executable, "-c", "b = bytearray(150 << 20); sum(range(3_000_000))"], cpus=2)
+    served.drop("fails", "exit 3", retry={"max": 1})
+    served.wait_done("eats", "fails")
+    found = said(served, "seff", "eats")
+    assert found["peak_memory_bytes"] >= 150 << 20
+    assert found["cpu_time_ns"] > 0
+    assert found["cpu_efficiency"] > 0
+    assert found["advice"]["memory_bytes"] >= 180 << 20
+
+    gate = served.root.parent / "gate"
+    works = "n=0; until [ $n -eq 100000 ]; do n=$((n + 1)); done"  # for more than a tick of the kernel's count
+    waits = f"until [ -e {gate} ]; do sleep 0.05; done"
+    served.up("outlives", f"{works}; echo up; {waits}", memory="1G", time_limit="1h")
+    served.kill()
+    now = said(served, "seff", "outlives")
+    assert (now["state"], now["so_far"], now["time_limit_ns"]) == ("running", True, 3600 * 10**9)
+    assert now["memory_now_bytes"] > 0
+    assert now["run_time_ns"] > 0
+    assert now["cpu_time_ns"] is not None
+    served.start()
+    gate.touch()
+    served.wait_done("outlives")
+    after = said(served, "seff", "outlives")
+    assert after["state"] == "finished"
+    assert after["cpu_time_ns"] > 0
+    assert after["cpu_efficiency"] is not None
+
+    whole = said(served, "stats", "--since", "1d", "--by", "state")
+    assert (whole["total"]["runs"], whole["total"]["jobs"], whole["total"]["retries"]) == (4, 3, 1)
+    assert whole["total"]["success_rate"] == 2 / 3
+    assert (whole["total"]["cpu_used_runs"], whole["unreadable_lines"]) == (4, 0)
+    assert {each["state"]: each["runs"] for each in whole["groups"]} == {"finished": 2, "failed": 2}
+    assert 2 <= whole["total"]["peak_cpus"] <= 4

@@ -1,7 +1,8 @@
-"""What a dispatcher remembers does not grow with the number of jobs that it has run."""
+"""A dispatcher's memory does not grow with the jobs that it has run, and nothing is lost through random lives."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from crash.lives import SEED, Life, live_each
 from crash.world import Session, World, world_at
 from spool.core import layout, priority, runtimes
 from spool.dispatcher import observer, scanner
@@ -106,3 +108,13 @@ def test_a_leak_would_be_found(session: Session) -> None:
     session.now.outcomes._known.update((f"leak{number}", None) for number in range(1000))  # type: ignore[misc]
     after = sizes(session.now)
     assert {path for path in after if after[path] > before[path] + 900} == {"OutcomeIndex._known"}
+
+
+LIVES = int(os.environ.get("LIVES", "12"))
+# A life in which the end of a submission, cancelled beside another of its name, once lost its line of history.
+KNOWN = (461140811,)
+
+
+def test_nothing_is_lost_and_nothing_runs_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever people do and whatever ends the dispatcher, each submission runs, and each run once."""
+    live_each(tmp_path, monkeypatch, Life, (*KNOWN, *range(SEED, SEED + LIVES)), 30)

@@ -24,6 +24,12 @@ def served(tmp_path: Path, executor: str | None) -> Iterator[Served]:
         yield spool
 
 
+@pytest.fixture
+def live(served: Served) -> Served:
+    """Give a spool of the test's own, which is served."""
+    return served.start()
+
+
 @pytest.fixture(scope="module")
 def shared_spool(tmp_path_factory: pytest.TempPathFactory, executor: str | None) -> Iterator[Served]:
     """Give the spool of a whole module, for tests that do not disturb each other, with 8 CPUs to give."""

@@ -1,5 +1,1 @@
-"""Fixtures of the modules that are collected again."""
-
-from end_to_end.conftest import live
-
-__all__ = ["live"]
+"""The claims of other folders again, under the executors and shells that are not the first."""
