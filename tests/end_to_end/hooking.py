@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from served import Served, alive
+from spool.machine.identity import read_stat
 
 LEDGER = "ledger"
 RECORD = f'echo "$SPOOL_EVENT|$SPOOL_JOB|$SPOOL_RUN|$SPOOL_OUTCOME|$SPOOL_REASON|$SPOOL_EVENT_ID" >> {LEDGER}'
@@ -53,12 +54,15 @@ def wait_told(spool: Served, event: str, job: str = "") -> list[str]:
 def listeners(spool: Served) -> int | None:
     """Return the pid of the process of the listeners: the dispatcher's child of that name."""
     assert spool.process is not None
+    parents: dict[int, int] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
                 words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+                stat = read_stat(int(entry))
             except OSError:
                 continue
-            if b"spool.listeners" in words and os.fsencode(spool.root) in words and alive(int(entry)):
-                return int(entry)
-    return None
+            if b"spool.listeners" in words and os.fsencode(spool.root) in words and stat and alive(int(entry)):
+                parents[int(entry)] = stat.parent
+    # A hook that is just being started is a copy of that process for a moment, and its child.
+    return next((pid for pid, parent in parents.items() if parent not in parents), None)
