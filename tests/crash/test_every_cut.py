@@ -14,7 +14,7 @@ from crash.world import Ends, Session, World, check, ends_of, history, world_at
 from spool.core.layout import DONE, QUEUED, RUNNING
 from spool.core.lifecycle import Exit
 from spool.core.model import State
-from spool.dispatcher import launcher, recovery, scanner
+from spool.dispatcher import launcher, scanner
 from spool.state.run import ActiveRun
 from spool.store.spool import Spool
 from spool.testing.fakes import FaultyDisk
@@ -46,13 +46,6 @@ EXPECTED = Ends(
 def _check(world: World) -> None:
     check(world)
     assert ends_of(world) == EXPECTED
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for no wrapper that was prepared and never launched, for want of room."""
-    monkeypatch.setattr(launcher, "SILENT_NS", 0)
-    monkeypatch.setattr(recovery, "SILENT_NS", 0)
 
 
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
@@ -110,6 +103,7 @@ def test_a_start_that_is_taken_back_is_ended_although_the_disk_was_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a job that never began, and whose file was deleted, the end is written down as soon as there is room."""
+    monkeypatch.setattr(launcher, "SILENT_NS", 0)
 
     def played(number: int | None) -> FaultyDisk:
         with world_at(tmp_path / f"{number}", monkeypatch) as world:

@@ -14,7 +14,6 @@ from spool.client.requests import Requests
 from spool.core.errors import SpoolError
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.core.model import Result, State
-from spool.dispatcher import launcher, recovery
 from spool.formats.config import RetentionPolicy
 from spool.store.spool import Spool
 from spool.testing.fakes import FaultyDisk
@@ -172,12 +171,8 @@ def _play(world: World, life: str, deed: str, disk: FaultyDisk) -> None:
 
 @pytest.mark.parametrize("deed", DEEDS)
 @pytest.mark.parametrize("life", LIVES)
-def test_a_job_that_is_taken_away_after_any_cut_ends_once_and_as_itself(
-    alike: Alike, monkeypatch: pytest.MonkeyPatch, life: str, deed: str
-) -> None:
+def test_a_job_that_is_taken_away_after_any_cut_ends_once_and_as_itself(alike: Alike, life: str, deed: str) -> None:
     """Whatever a kill has left half done when a job is cancelled, deleted or held, it has one end, with its request."""
-    monkeypatch.setattr(launcher, "SILENT_NS", 0)
-    monkeypatch.setattr(recovery, "SILENT_NS", 0)
 
     def played(world: World, number: int | None) -> FaultyDisk:
         disk = FaultyDisk(world.staging, cut_at=number)

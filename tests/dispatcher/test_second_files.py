@@ -10,6 +10,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Machine, State
 from spool.formats.state import StateView, parse_state, render_state
 from spool.query.jobs import counts, list_jobs
+from spool.query.machine import machine_status
 from spool.query.rows import JobRow
 from spool.store.spool import Spool
 
@@ -58,7 +59,7 @@ MAIN = {
 @pytest.mark.parametrize("more", [(QUEUED,), (HELD,), (QUEUED, HELD)], ids="+".join)
 @pytest.mark.parametrize("first", MAIN)
 def test_each_file_of_a_name_is_counted_once_in_every_view(session: Session, first: str, more: tuple[str, ...]) -> None:
-    """`ls` and state.json count what lies beside a run, an array or a job, with a dispatcher and without."""
+    """`ls`, `info` and state.json count what lies beside a run, an array or a job, with a dispatcher and without."""
     place, state = MAIN[first]
     _begin(session, first)
     more = tuple(each for each in more if each != place)
@@ -69,7 +70,8 @@ def test_each_file_of_a_name_is_counted_once_in_every_view(session: Session, fir
     rows = _rows(session)
     assert view.jobs["a"].state == state
     assert view.jobs["a"].beside == " ".join(more)
-    assert {str(each): number for each, number in counts(rows).items()} == view.counts()
+    told = {str(each): number for each, number in counts(rows).items()}
+    assert told == view.counts() == machine_status(Spool(str(session.world.root))).states
     others = [row for row in rows if row.name == "a" and row.place in more]
     assert sorted((row.place, row.state, row.array) for row in others) == sorted(
         (each, State(each), False) for each in more

@@ -247,8 +247,8 @@ def test_the_first_failure_pauses_where_that_is_asked_for(served: Served) -> Non
     served.drop("next", "true", start_after="1s")
     served.start()
     served.wait_done("bad")
-    text = served.until(lambda: _read(served.root / "paused"), "the pause")
-    assert "bad" in text
+    paused = served.root / "paused"
+    served.until(lambda: paused.exists() and "bad" in paused.read_text(), "the pause")
     served.wait_reason("next", "paused")
 
 
@@ -382,13 +382,6 @@ def test_a_spool_through_a_link_is_the_same_spool(served: Served, first: str) ->
         assert [pid for pid in escaped if alive(pid)] == []
         other.wait_done("left")
         assert not marked(served.root) | marked(link)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except FileNotFoundError:
-        return ""
 
 
 def test_a_deleted_lock_starts_no_second_dispatcher_and_a_moved_spool_is_left(tmp_path: Path) -> None:

@@ -418,20 +418,6 @@ def _accept(shared: Shared, *names: str) -> None:
     shared.own(path)
 
 
-def test_a_file_of_an_accepted_user_runs_as_the_owner(shared: Shared) -> None:
-    """`accept_from` names whose files run too; the run is the owner's, and its accounting the file's owner's."""
-    shared.share()
-    _accept(shared, str(MALLORY))
-    shared.put(MALLORY, "queued/guest.toml", "guest")
-    shared.put(MALLORY + 1, "queued/other.toml", "other")
-    shared.serve()
-    wait_for(lambda: (shared.root / "done/guest.toml").exists(), what="the guest's job")
-    assert "belongs to" in shared.told("other")
-    assert shared.ran() == {"guest": str(ALICE)}
-    line = json.loads((shared.root / "history.jsonl").read_text().splitlines()[-1])
-    assert (line["job"], line["user"]) == ("guest", str(MALLORY))
-
-
 def test_a_change_of_accept_from_counts_at_once(shared: Shared) -> None:
     """A file that waits is accepted, or is no longer, as soon as the configuration says so."""
     shared.share()
@@ -450,7 +436,10 @@ def test_a_change_of_accept_from_counts_at_once(shared: Shared) -> None:
 
 
 def test_an_accepted_user_submits_and_starts_nothing(shared: Shared) -> None:
-    """`spool submit` of an accepted user writes a file that the owner can read, and leaves the dispatcher to them."""
+    """`spool submit` of an accepted user writes a file that the owner can read, and leaves the dispatcher to them.
+
+    `accept_from` names whose files run too; the run is the owner's, and its accounting the file's owner's.
+    """
     shared.share()
     _accept(shared, str(MALLORY))
     done = shared.by(MALLORY, "submit", "--name", "guest", "--workdir", "/", "-c", f"id -u > {shared.proof}/guest")
@@ -458,9 +447,12 @@ def test_an_accepted_user_submits_and_starts_nothing(shared: Shared) -> None:
     assert str(ALICE) in done.stderr  # who can start a dispatcher
     assert not (shared.root / ".lock").exists()
     assert sorted(path.name for path in (shared.root / "queued").iterdir()) == ["guest.toml"]
+    shared.put(MALLORY + 1, "queued/other.toml", "other")
     shared.serve()
     wait_for(lambda: (shared.root / "done/guest.toml").exists(), what="the guest's job")
+    assert "belongs to" in shared.told("other")
     assert shared.ran() == {"guest": str(ALICE)}
+    assert [(line["job"], line["user"]) for line in shared.history()] == [("guest", str(MALLORY))]
     # What is theirs to put there is all that is theirs.
     assert shared.by(MALLORY, "cancel", "guest").returncode == 5
     shared.put(ALICE, "queued/hers.toml", "hers", "depends_on = ['never']\n")

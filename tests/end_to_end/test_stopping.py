@@ -72,13 +72,6 @@ def test_a_killed_wrapper_leaves_nothing_behind(shared: Served, escape: str) -> 
     assert [pid for pid in pids if alive(pid)] == []
 
 
-def test_term_comes_first_and_the_command_may_tidy_up(shared: Served) -> None:
-    """A command that handles TERM has its grace to do so; its exit code does not make it finished."""
-    shared.up("tidy", "trap 'sleep 0.2; echo tidied; exit 0' TERM; echo up; while :; do sleep 0.05; done")
-    shared.cancels("tidy")
-    assert shared.log("tidy").endswith("tidied\n")
-
-
 def test_what_ignores_term_is_killed_after_its_grace(shared: Served) -> None:
     """KILL comes after `kill_grace`, not before."""
     shared.up("stubborn", "trap '' TERM INT HUP; echo up; while :; do sleep 0.05; done", kill_grace="700ms")

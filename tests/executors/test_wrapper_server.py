@@ -361,11 +361,6 @@ def test_an_executor_is_found_by_its_name() -> None:
         by_name("proces")
 
 
-def test_it_is_available_here() -> None:
-    """On a machine with a shell and /proc nothing is in the way."""
-    assert ProcessExecutor().unavailable() is None
-
-
 def test_what_the_dispatcher_ignores_or_blocks_is_not_inherited(either: Shop) -> None:
     """A dispatcher started in the background ignores INT; its jobs can be interrupted, and block no signal."""
     launch = either.launch("grep -E 'Sig(Ign|Blk)' /proc/self/status; kill -INT $$; echo survived")

@@ -12,7 +12,7 @@ from cli.records import metadir_of, serve
 from spool.client import autostart
 from spool.client.autostart import outlook
 from spool.core.model import State
-from spool.formats.state import JobView, StateView
+from spool.formats.state import JobView
 from spool.query.jobs import counts, list_jobs
 from spool.query.machine import machine_status
 from spool.store.spool import Spool
@@ -38,14 +38,6 @@ def an_array_with_tasks(root: Path, place: str) -> dict[str, JobView]:
     return jobs
 
 
-def a_second_job(root: Path) -> dict[str, JobView]:
-    """Lay a job beside the run of its name; return what a dispatcher says of them."""
-    for where in ("running", "queued"):
-        put_job(root, "twice", place=where)
-    metadir_of(root, "twice")
-    return {"twice": JobView(state="running", run=1, user="me", beside="queued")}
-
-
 @pytest.mark.parametrize("place", ["running", "held"])
 def test_an_array_is_counted_as_its_tasks(spool_root: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """`ls` and `info` count two tasks that run and one that waits, and no job for their array."""
@@ -68,12 +60,3 @@ def test_info_says_what_starts_the_next_dispatcher(spool_root: Path, monkeypatch
     monkeypatch.undo()
     (spool_root / "config.toml").write_text("autostart = false\n")
     assert "autostart is off" in outlook(root)
-
-
-def test_a_second_job_of_a_name_is_counted(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ls`, `info` and `state.json` count a job that waits for the run of its name to end."""
-    jobs = a_second_job(spool_root)
-    serve(monkeypatch, spool_root, jobs)
-    spool, wanted = Spool(str(spool_root)), {State.RUNNING: 1, State.QUEUED: 1}
-    assert dict(counts(list_jobs(spool).rows)) == machine_status(spool).states == wanted
-    assert StateView(version=1, at_ns=1, pid=1, jobs=jobs).counts() == wanted

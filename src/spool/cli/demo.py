@@ -93,15 +93,13 @@ class Demonstration:
         os.mkdir(workdir, 0o700)
         make_spool(self.root)
         self.spool = Spool(self.root)
-        disk = Disk(self.spool.layout.at(layout.STAGING))
-        disk.put(self.spool.layout.at(layout.CONFIG), _CONFIGURATION)
+        Disk(self.spool.layout.at(layout.STAGING)).put(self.spool.layout.at(layout.CONFIG), _CONFIGURATION)
         self._begun_at_ns = time.time_ns()
         jobs = job_files(workdir)
         self.names = list(jobs)
         submit(self.root, jobs.items())
-        disk.put(self.spool.layout.at(layout.LOG), b"")
         with open(self.spool.layout.at(layout.LOG), "ab") as log:
-            self._dispatcher = subprocess.Popen(
+            self.dispatcher = subprocess.Popen(
                 autostart.command(self.root, "--until-idle"),
                 env=autostart.environment(),
                 stdin=subprocess.DEVNULL,
@@ -112,20 +110,18 @@ class Demonstration:
     def told(self) -> Iterator[str]:
         """Yield a line for each run that begins or ends, as it happens, until the dispatcher has left."""
         began: set[tuple[str, int]] = set()
-        ended = 0
-        while True:
-            over = self._dispatcher.poll() is not None
-            for name in self.spool.names(RUNNING):
-                run = self.spool.latest_run(name)
-                if run is not None and (name, run) not in began:
-                    began.add((name, run))
-                    yield self._line(time.time_ns(), name, "starts")
+        ended, over = 0, False
+        while not over:
+            over = self.dispatcher.poll() is not None
+            runs = ((name, self.spool.latest_run(name)) for name in self.spool.names(RUNNING))
+            running = {(name, run) for name, run in runs if run is not None}
+            for name, _ in sorted(running - began):
+                yield self._line(time.time_ns(), name, "starts")
+            began |= running
             results = self.results()
             for result in results[ended:]:
                 yield self._line(result.ended_at_ns or time.time_ns(), result.job, _how(result))
             ended = len(results)
-            if over:
-                return
             time.sleep(_POLL_S)
 
     def _line(self, at_ns: int, name: str, words: str) -> str:
@@ -135,26 +131,18 @@ class Demonstration:
         """Return the results of all ended runs, in the order of the history."""
         return [*self.spool.accounts_since(None)][::-1]
 
-    @property
-    def failed(self) -> str | None:
-        """Return the dispatcher's message, if it has failed."""
-        if self._dispatcher.returncode in (None, ExitCode.DONE, ExitCode.JOBS_FAILED):
-            return None
-        with open(self.spool.layout.at(layout.LOG), encoding="utf-8", errors="replace") as log:
-            return log.read()
-
     def end(self) -> None:
         """End the remaining runs, and the dispatcher."""
-        if self._dispatcher.poll() is not None:
+        if self.dispatcher.poll() is not None:
             return
         requests = Requests(self.spool, this_user())
         for name in {*self.spool.names(QUEUED), *self.spool.names(RUNNING)}:
             requests.cancel(name, "the demo has ended")
         try:
-            self._dispatcher.wait(timeout=15)
+            self.dispatcher.wait(timeout=15)
         except subprocess.TimeoutExpired:
-            self._dispatcher.kill()
-            self._dispatcher.wait()
+            self.dispatcher.kill()
+            self.dispatcher.wait()
 
 
 def _how(result: Result) -> str:
@@ -200,8 +188,9 @@ def command(keep: bool, quiet: bool) -> int:
         for line in study.told():
             if not quiet:
                 render.say(line, at_once=True)
-        if study.failed is not None:
-            for line in ("the dispatcher failed:", *study.failed.splitlines()):
+        if study.dispatcher.returncode not in (ExitCode.DONE, ExitCode.JOBS_FAILED):
+            said = study.spool.file(layout.LOG) or b""
+            for line in ("the dispatcher failed:", *said.decode("utf-8", "replace").splitlines()):
                 tell(line)
             return 1
         _picture(study)

@@ -412,10 +412,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     what = _what_to_run(asked, root, others)
     own = dict(what.values)
     held = own.pop("hold", []) != []
-    foreign_name = own.pop("job_name", [None])[-1]
-    own_name = own.pop("name", [foreign_name])[-1]
-    if foreign_name is not None and "name" not in what.values and asked.name is None and not asked.replaces:
-        own_name = _free_name(root, foreign_name)
+    own_name = _own_name(own, asked, root)
     name = own_name if asked.name is None else asked.name
     export = own.pop("export", [])
     exported = exports(root, asked.export or export)
@@ -457,6 +454,21 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     return draft
 
 
+def _own_name(own: joboptions.Values, asked: Asked, root: str) -> str | None:
+    """Take the name that a script states out of its *own* options.
+
+    One for another scheduler, where jobs can share a name, is changed if it is not free.
+    """
+    foreign = own.pop("job_name", [None])[-1]
+    if "name" in own:
+        return own.pop("name")[-1]
+    if foreign is None or asked.name is not None or asked.replaces or submitting.where_taken(root, foreign) is None:
+        return foreign
+    free = fresh_name(root, foreign)
+    tell(f"job {foreign} has not ended, so this one is {free}")
+    return free
+
+
 def _take_script(keys: dict[str, object], what: Script) -> None:
     """Add the captured text of a script to *keys*, and where its modules are."""
     if what.text is not None:
@@ -484,15 +496,6 @@ def _what_to_run(asked: Asked, root: str, others: Sequence[OtherScripts]) -> Scr
         limited = "time_limit" in asked.values or "time_limit" in defaults_of(root).keys
         return read(words, replace(asked, limited=limited, others=others))
     raise UsageError("cannot submit a job: no command; write it after `--`, as in `spool submit -- sleep 5`")
-
-
-def _free_name(root: str, name: str) -> str:
-    """Return *name*, of a script for another scheduler, or one that is free: there, jobs can share a name."""
-    if submitting.where_taken(root, name) is None:
-        return name
-    free = fresh_name(root, name)
-    tell(f"job {name} has not ended, so this one is {free}")
-    return free
 
 
 def _has_script_on_stdin() -> bool:

@@ -8,12 +8,11 @@ use comes from a sweep over the intervals in which runs held their grants.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from itertools import accumulate, chain, count, pairwise, repeat
+from itertools import chain, count, repeat
 from operator import attrgetter, mul, sub
 from typing import Protocol
 
@@ -446,23 +445,3 @@ GROUP_KEYS: dict[By, Callable[[object], str | None]] = {
     By.EXECUTOR: attrgetter("executor"),
 }
 """The group name of a run, for keys that put a run in one group; None means that it has none."""
-
-
-class StepFunction:
-    """A step function over time; changes that cancel out at the same instant leave no step."""
-
-    def __init__(self, changes: Mapping[int, int]) -> None:
-        self._at = sorted(changes)
-        self._level = list(accumulate(map(changes.__getitem__, self._at)))
-        # The sum times ns up to each of the instants.
-        self._area = list(accumulate(map(mul, self._level, map(sub, self._at[1:], self._at)), initial=0))
-        self.highest = max(self._level, default=0)
-
-    def areas(self, edges: Sequence[int]) -> list[int]:
-        """Return the integral of the sum between neighbouring *edges*, which ascend."""
-        upto = [self._upto(edge) for edge in edges]
-        return [after - before for before, after in pairwise(upto)]
-
-    def _upto(self, at: int) -> int:
-        place = bisect_right(self._at, at) - 1
-        return 0 if place < 0 else self._area[place] + self._level[place] * (at - self._at[place])

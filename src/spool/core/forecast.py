@@ -16,6 +16,7 @@ states a short limit. A guess stops nothing. Its own job waits again at its plac
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -32,24 +33,6 @@ from spool.core.queue import ShapeKey, WaitingQueue, shape_key
 from spool.core.reasons import some_of
 from spool.core.resources import FreeResources, Runs
 from spool.core.scheduler import Plan, View, decide, room_in
-
-
-class Outcomes(Mapping[str, State]):
-    """The outcomes of jobs: simulated ones first, then those of *known*. The rules only call `get`."""
-
-    def __init__(self, known: Mapping[str, State]) -> None:
-        self._known = known
-        self.imagined: dict[str, State] = {}
-
-    def __getitem__(self, name: str) -> State:
-        state = self.imagined.get(name)
-        return self._known[name] if state is None else state
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.imagined)
-
-    def __len__(self) -> int:
-        return len(self.imagined)
 
 
 def machine_left_by(machine: Machine, run: Running) -> Machine:
@@ -72,8 +55,9 @@ class Playback:
         self.queue: WaitingQueue = view.queue
         self.running: Runs = view.running
         self.past: Past = view.past
-        self.outcomes = Outcomes(view.ended)
-        self.view = replace(view, ended=self.outcomes)
+        self._outcomes: dict[str, State] = {}  # simulated ones, which come before those that are known
+        known = ChainMap(self._outcomes, view.ended)  # type: ignore[arg-type]  # it is only read
+        self.view = replace(view, ended=known)
         self._policy = policy
         self._ends: list[tuple[int, str, int, Running]] = []
         self._number = count()
@@ -110,7 +94,7 @@ class Playback:
 
     def conclude(self, name: str, outcome: State) -> None:
         """Record the outcome of a job, for the jobs that depend on it."""
-        self.outcomes.imagined[name] = outcome
+        self._outcomes[name] = outcome
 
     def decide(self, now_ns: int) -> Plan:
         """Return the plan for that instant."""

@@ -11,11 +11,12 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.core.accounting import GROUP_KEYS, By, RunFilter, StepFunction
+from spool.core.accounting import GROUP_KEYS, By, RunFilter
 from spool.core.errors import UsageError
 from spool.core.layout import RUNNING, engine_of
 from spool.core.model import SECOND_NS, Machine, RunAccount
@@ -237,13 +238,14 @@ class _Axis:
     def usage(self, amounts: Iterable[tuple[int, int, int]]) -> TimelineUse:
         """Return the sum of *amounts*, each present from one instant to another."""
         changes: Counter[int] = Counter()
+        within = 0
         for start_ns, end_ns, amount in amounts:
             if amount and start_ns < end_ns:
                 changes[start_ns] += amount
                 changes[end_ns] -= amount
-        steps = StepFunction(changes)
-        whole_ns = self.end_ns - self.begin_ns
-        return TimelineUse(sum(steps.areas([self.begin_ns, self.end_ns])) / whole_ns, steps.highest)
+                within += amount * max(min(end_ns, self.end_ns) - max(start_ns, self.begin_ns), 0)
+        highest = max(accumulate(changes[at_ns] for at_ns in sorted(changes)), default=0)
+        return TimelineUse(within / (self.end_ns - self.begin_ns), highest)
 
 
 def _group(run: RunAccount, by: By) -> str:

@@ -276,29 +276,6 @@ def test_a_warning_needs_a_limit(spool: Command, spool_root: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "line",
-    ["#BSUB -J a[1-10] -n 4", "#HQ --cpus=4", "#flux: -N4"],
-)
-def test_lines_that_are_not_read_are_refused_as_a_whole(
-    spool: Command, spool_root: Path, tmp_path: Path, line: str
-) -> None:
-    """A job without the CPUs and the array that such lines ask for would surprise; own lines take their place."""
-    script = tmp_path / "job.sh"
-    for first in ("#!/bin/bash\n", ""):
-        script.write_text(f"{first}{line}\n# more\ntrue\n")
-        for verb in ("submit", "import", "run"):
-            said = spool(verb, script)
-            assert (said.code, said.out, os.listdir(spool_root / "queued")) == (2, "", [])
-            assert f"`{line}` for " in said.err
-            assert "#SPOOL --cpus" in said.err
-        assert spool("submit", "--dry-run", "--ignore-directives", script).code == 0
-    for others, keys in (("#SPOOL --cpus 3", {"cpus": 3}), ("#SBATCH -c 4", {"cpus": 4})):
-        found, said_of = converted(spool, tmp_path, f"{others}\n{line}")
-        assert found == keys
-        assert f"line 3: `{line}` for " in said_of
-
-
-@pytest.mark.parametrize(
-    "line",
     [
         "#$HOME is a directory", "#$ 5 dollars", "# @param x = 3", "#BSUBs", "#HQ", "#@title a",
         "#SBATCH", "##SBATCH -c 4", "# SBATCH -c 4", " #SBATCH -c 4", "#SBATCHED -c 4",
@@ -359,23 +336,6 @@ def test_own_lines_and_the_command_line_win(spool: Command, tmp_path: Path) -> N
     assert "time-limit" not in told
 
 
-@pytest.mark.parametrize(
-    ("lines", "told"),
-    [
-        ("#SBATCH --mail-user=a@lab --mail-type=END,FAIL", 1),
-        ("#SBATCH --mail-type=NONE", 0),
-        ("#PBS -m n", 0),
-        ("#$ -M a@lab -m a", 1),
-        ("# GFLOW --notify-email a@lab --notify-on job_completed", 1),
-    ],
-)
-def test_lines_about_mails_are_answered_once(spool: Command, tmp_path: Path, lines: str, told: int) -> None:
-    """With the option to give, unless it is given."""
-    found, said = converted(spool, tmp_path, lines)
-    assert (found, said.count(f"give --notify {'a@lab' if 'a@lab' in lines else 'ADDRESS'}")) == ({}, told)
-    assert "ignored" not in converted(spool, tmp_path, lines, "--notify", "you")[1]
-
-
 def test_a_script_of_grid_engine_finds_its_variables(spool: Command, tmp_path: Path) -> None:
     """Names that others use too mean that only in a script with lines for Grid Engine."""
     reads = "echo $SGE_TASK_ID $NSLOTS ${JOB_NAME}\ncd $SGE_O_WORKDIR\ncp x $TMPDIR\nqsub next.sh"
@@ -402,21 +362,6 @@ def test_a_quote_without_an_end_is_told(spool: Command, tmp_path: Path, lines: s
         assert said.code == 2
         assert f"line {2 + bool(before)}: " in said.err
     assert spool("submit", "--ignore-directives", script).code == 0
-
-
-def test_import_prints_what_submit_would_write(spool: Command, spool_root: Path, tmp_path: Path) -> None:
-    """One file as it is, several with their names; nothing is submitted."""
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.sh").write_text("#!/bin/sh\n#SBATCH -c 4 -H\n")
-    said = spool("import", tmp_path / "a.sh")
-    assert tomllib.loads(said.out)["cpus"] == 4
-    assert "--hold" in said.err
-    said = spool("import", "--no-capture", tmp_path / "a.sh", tmp_path / "b.sh")
-    assert "# a.toml, made of 'a.sh'\n" in said.out
-    assert "\n\n# b.toml" in said.out
-    assert "script" not in said.out
-    assert spool("import", tmp_path / "none.sh").code == 2
-    assert os.listdir(spool_root / "queued") == []
 
 
 def test_every_converter_survives_nonsense() -> None:
@@ -452,16 +397,3 @@ def test_the_words_of_other_tools_are_taken(spool: Command, spool_root: Path) ->
     assert spool("submit", "-H", "-J", "y", "--mem=1G", "--", "true").code == 0
     assert os.listdir(spool_root / "held") == ["y.toml"]
     assert "--mem " not in spool("submit", "--help").out
-
-
-def test_a_submission_tells_in_full_what_is_lost_and_counts_the_rest(spool: Command, tmp_path: Path) -> None:
-    """A script of twenty lines is one line on stderr; -v, a dry run and `import` tell of each."""
-    script = tmp_path / "job.sh"
-    lines = "#SBATCH -J a -c 2 -N 1\n#SBATCH -p gpu --mem 1G\n#SBATCH --nice=5\n"
-    script.write_text(f"#!/bin/sh\n{lines}true\n")
-    said = spool("submit", "--hold", script)
-    assert re.findall(r"line 4|5 more notes", said.err) == ["line 4", "5 more notes"]
-    for words in (["submit", "--hold", "--replace", "-v"], ["submit", "--dry-run"], ["import"]):
-        told = spool(*words, script).err
-        assert "becomes --cpus 2" in told
-        assert "more note" not in told
