@@ -83,15 +83,6 @@ def installed_wrapper() -> str:
     return found.path
 
 
-def use_compiled(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Have the compiled wrapper of this source be the one that is installed; skip the test if it cannot be built."""
-    program = compiled_wrapper()
-    if program is None:
-        pytest.skip("no C compiler on this machine")
-    monkeypatch.setattr(compiled, "PROGRAM", program)
-    return program
-
-
 def words_of(wrapper: str) -> list[str]:
     """Return how to start a script with one of `WRAPPERS`; skip the test if it is not here."""
     if wrapper == COMPILED and (program := compiled_wrapper()) is not None:
