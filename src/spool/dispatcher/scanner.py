@@ -413,7 +413,7 @@ class Scanner(Component):
             self._confinement.done(Thing.of_job(job.name), _WITHDRAW)
         elif job.hold_reason or not another:
             with self._confinement.of(Thing.of_job(job.name), _WITHDRAW):
-                # There may be one that nobody has read: the job was edited before the first look at it in held/.
+                # One may be unread: the job was edited before the first look at it in held/.
                 if job.hold_reason or status_of(self._spool.layout.reason_file(job.name)) is not None:
                     self._spool.withdraw_hold_reason(job.name)
         self._state.see_why_held(job, why)
