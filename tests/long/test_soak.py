@@ -95,7 +95,8 @@ def test_nothing_in_a_dispatcher_grows_with_the_jobs_that_it_has_run(session: Se
     life(session, 2000)
     life(session, 3000)
     twice = sizes(session.now)
-    more = {"PassedWork._sums": 3 * 3 * KEPT}  # one list for each pool: CPUs, memory and GPUs
+    # One list for each pool: CPUs, memory and GPUs; and on a slow machine fewer points are near enough to be one.
+    more = dict.fromkeys(("PassedWork._sums", "Served._times", "Served._amounts"), 3 * 3 * KEPT)
     grown = {path: (once[path], size) for path, size in twice.items() if size > once[path] + more.get(path, 3 * KEPT)}
     assert grown == {}
     assert len(once) > 100

@@ -581,7 +581,8 @@ class Dispatcher:
             return None
         # The findings of a look go to the journal before a start that follows from them.
         self.journal.commit()
-        runs, blocked, trouble = self.launcher.start(starts, now)
+        # They start now: an arbiter, and NVML, may have taken their time to answer, in which others' runs have ended.
+        runs, blocked, trouble = self.launcher.start(starts, self.clock())
         for live in runs:
             self._watch(live)
             self.outcomes.forget(live.name)

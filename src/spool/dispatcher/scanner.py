@@ -409,16 +409,14 @@ class Scanner(Component):
         """Read whether spool itself holds the job; after an edit, a removal or a release it no longer does."""
         another = file is not None and job.held is not None and file.inode != job.held.inode
         why = self._spool.hold_reason(job.name, file.mtime_ns) if file is not None and not another else ""
-        unread = not (job.hold_reason or another) and status_of(self._spool.layout.reason_file(job.name)) is not None
-        if not why and (job.hold_reason or unread):  # unread: it was edited before the first look at it in held/
-            self._withdraw_reason(job.name)
-        elif why:
+        if why:
             self._confinement.done(Thing.of_job(job.name), _WITHDRAW)
+        elif job.hold_reason or not another:
+            with self._confinement.of(Thing.of_job(job.name), _WITHDRAW):
+                # One may be unread: the job was edited before the first look at it in held/.
+                if job.hold_reason or status_of(self._spool.layout.reason_file(job.name)) is not None:
+                    self._spool.withdraw_hold_reason(job.name)
         self._state.see_why_held(job, why)
-
-    def _withdraw_reason(self, name: str) -> None:
-        with self._confinement.of(Thing.of_job(name), _WITHDRAW):
-            self._spool.withdraw_hold_reason(name)
 
     # The disk.
 
@@ -438,7 +436,8 @@ class Scanner(Component):
             elif (name := layout.job_beside(filename, layout.REASON_SUFFIX)) is not None:
                 reasons.add(name)
         for name in reasons - found.keys():
-            self._withdraw_reason(name)
+            with self._confinement.of(Thing.of_job(name), _WITHDRAW):
+                self._spool.withdraw_hold_reason(name)
         for name in complaints:
             file = self._known(place, name)
             if name not in found or (file is not None and not file.invalid):

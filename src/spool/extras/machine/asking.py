@@ -505,9 +505,10 @@ class ArbiterLeases(Leases):
         return True
 
     def _await(self, limit_ns: int, missing: Callable[[], bool]) -> None:
-        """Read answers while some are *missing*, at most for that time."""
-        until_ns = time.monotonic_ns() + limit_ns
-        while self._sock is not None and missing() and (left_ns := until_ns - time.monotonic_ns()) > 0:
+        """Read answers while some are *missing*, at most for that time, and those that are there in any case."""
+        until_ns, left_ns = time.monotonic_ns() + limit_ns, 1
+        while self._sock is not None and missing() and left_ns:
+            left_ns = max(0, until_ns - time.monotonic_ns())
             if self._poll.poll(left_ns / _MS):
                 self.read()
 
