@@ -15,6 +15,7 @@ How the records may change from one version to the next, for these and for the h
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 
 import msgspec
 from msgspec import Struct
@@ -394,6 +395,7 @@ _COUNTED = (
     *("user", "project", "group", "tags", "peak_memory_bytes", "requeues", "again", "executor"),
     *("submitted_at_ns", "started_at_ns", "ended_at_ns", "told_at_ns", "cpu_time_ns", "suspended_ns"),
 )
+_counted = attrgetter(*_COUNTED)
 
 
 class _JobAlone(msgspec.Struct, gc=False):
@@ -425,7 +427,7 @@ def account_of(result: Result) -> RunAccount:
         cpu_list=grant.cpu_list,
         gpu_percent=sum(known) / len(known) if known else None,
         gpu_energy_mj=sum(energies) if energies else None,
-        **{name: getattr(result, name) for name in _COUNTED},
+        **dict(zip(_COUNTED, _counted(result), strict=True)),
     )
 
 

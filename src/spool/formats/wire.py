@@ -34,7 +34,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _LATEST_NS = (1 << 63) - 1  # in the year 2262
 _RFC_3339 = re.compile(
-    r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt ]([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?([Zz]|[+-][0-9]{2}:[0-9]{2})"
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt ]([0-9]{2}:[0-9]{2}):([0-5][0-9])(?:\.([0-9]{1,9}))?([Zz]|[+-][0-9]{2}:[0-9]{2})"
 )
 
 
@@ -55,13 +55,20 @@ def parse_instant(text: str) -> int | None:
     match = _RFC_3339.fullmatch(text)
     if match is None:
         return None
-    date, clock, fraction, offset = match.groups()
+    date, minute, second, fraction, offset = match.groups()
+    begun = _minute(f"{date}T{minute}{offset.upper()}")
+    if begun is None:
+        return None
+    at_ns = (begun + int(second)) * 1_000_000_000 + int((fraction or "0").ljust(9, "0"))
+    return at_ns if abs(at_ns) <= _LATEST_NS else None
+
+
+@lru_cache(maxsize=1024)  # the lines of a history are in the order of time
+def _minute(text: str) -> int | None:
     try:
-        moment = datetime.fromisoformat(f"{date}T{clock}{offset.upper()}")
+        return (datetime.fromisoformat(text) - _EPOCH) // timedelta(seconds=1)
     except ValueError:
         return None
-    at_ns = (moment - _EPOCH) // timedelta(seconds=1) * 1_000_000_000 + int((fraction or "0").ljust(9, "0"))
-    return at_ns if abs(at_ns) <= _LATEST_NS else None
 
 
 def at_lines(key: str, at_ns: int | None) -> str:
