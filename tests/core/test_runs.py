@@ -74,11 +74,10 @@ def test_the_sums_are_those_made_anew(steps):
         assert dict(kept) == there
         for name in list(there)[:1]:
             rest = [run for run in runs if run.name != name]
-            without = kept.copy()
-            without.remove(name)
-            assert {each: getattr(without.counts, each) for each in vars(counts) if each != "named"} == sums(rest)
-            assert dict(without) == {run.name: run for run in rest}
-            assert list(without.ends(NOW)) == list(Runs(rest).ends(NOW))
+            with kept.without(name):
+                assert {each: getattr(counts, each) for each in vars(counts) if each != "named"} == sums(rest)
+                assert dict(kept) == {run.name: run for run in rest}
+                assert list(kept.ends(NOW)) == list(Runs(rest).ends(NOW))
             assert list(kept) == list(there)
         assert kept.with_gpus == {name: run for name, run in there.items() if run.grant.gpu_uuids}
         in_groups = [(run.spec.group, run.spec.group_limit) for run in runs]

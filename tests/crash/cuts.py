@@ -52,7 +52,7 @@ def cuts(whole: Recorder, thin: int, *, torn: bool = False, chance: random.Rando
     numbers = range(1, len(whole.recorded) + 1)
     if torn:
         thin = min(thin, 1)  # there are few, and each kind has its own reader
-        numbers = [number for number in numbers if whole.recorded[number - 1].name in ("create", "append")]
+        numbers = [number for number in numbers if whole.recorded[number - 1].name in ("create", "fill", "append")]
     return sorted(chosen(numbers, kind, thin, chance or random.Random()))
 
 

@@ -307,7 +307,7 @@ def test_what_is_no_record_costs_the_run_that_it_belongs_to_alone(
     assert not failures, "\n".join(failures)
 
 
-_NEEDS_ROOM = frozenset({"create", "append", "mkdir"})  # names in a directory that has room for them need none
+_NEEDS_ROOM = frozenset({"create", "fill", "append", "mkdir"})  # names in a directory that has room for them need none
 
 
 # A full disk: what concerns the spool as a whole.

@@ -258,6 +258,10 @@ class LossyDisk(Disk):
         super().create(path, data, mode)
         self.unsynced.written(path)
 
+    def fill(self, path: str, data: bytes) -> None:
+        self._record("fill", path)
+        super().fill(path, data)  # nothing of the file was synced
+
     def append(self, fd: int, data: bytes) -> None:
         self._record("append", os.readlink(f"/proc/self/fd/{fd}"))
         status = os.fstat(fd)

@@ -17,8 +17,9 @@ from spool.core.forecast import forecast
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
 from spool.core.model import Holding, Machine
 from spool.core.resources import Runs
-from spool.core.scheduler import View, decide
+from spool.core.scheduler import Plan, Start, View, decide
 from spool.dispatcher.loop import Dispatcher
+from spool.dispatcher.planner import ForeseenPlan, Planner
 from spool.query import snapshot
 from spool.store.spool import Spool
 
@@ -115,6 +116,36 @@ def compare_told(now: Dispatcher) -> None:
         assert now.state.with_file[place] == {job.name for job in now.state.jobs.values() if job.file(place)}
 
 
+def compare_foreseen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Start, ...]]:
+    """Have every plan that was foreseen compared with the one that is made where it is used; return their starts."""
+    used: list[tuple[Start, ...]] = []
+    renew, has_come = Planner.renew, ForeseenPlan.has_come
+    asked: list[ForeseenPlan] = []
+
+    def note(foreseen: ForeseenPlan, *about: Any) -> bool:
+        asked[:] = [foreseen] if has_come(foreseen, *about) else []
+        return bool(asked)
+
+    def compared(planner: Planner, now_ns: int, *, paused: bool) -> Plan | None:
+        asked.clear()
+        holding = planner.plan.holding if planner.plan is not None else Holding()
+        made = renew(planner, now_ns, paused=paused)
+        if asked:
+            assert made is asked[0].plan
+            assert planner.machine is not None
+            view = planner.view(planner.machine, now_ns, paused=paused, holding=holding)
+            anew = decide(view, now_ns, planner._settings.config.policy)
+            names = [*view.queue, *view.held]
+            assert (made.starts, made.endings, made.protected) == (anew.starts, anew.endings, anew.protected)
+            assert [made.all_reasons(name) for name in names] == [anew.all_reasons(name) for name in names]
+            used.append(made.starts)
+        return made
+
+    monkeypatch.setattr(ForeseenPlan, "has_come", note)
+    monkeypatch.setattr(Planner, "renew", compared)
+    return used
+
+
 class Watched(Life):
     """A life with arrays, leftovers, dependencies, reservations and pauses, in which all views are compared."""
 
@@ -190,5 +221,10 @@ class Watched(Life):
 
 
 def test_a_look_at_the_files_sees_what_the_dispatcher_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After each pass of a random life the files say the same runs, queue, arrays, reservations and plan."""
+    """After each pass of a random life the files say the same runs, queue, arrays, reservations and plan.
+
+    A plan that was foreseen is the one that would be made.
+    """
+    foreseen = compare_foreseen(monkeypatch)
     live_each(tmp_path, monkeypatch, Watched, (*KNOWN, *range(SEED, SEED + LIVES)), 30)
+    assert any(foreseen)

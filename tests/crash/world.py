@@ -418,7 +418,7 @@ class Session:
         if self.looks_at_everything:
             self.look_next()
         happened = now.turn()
-        now.gate.leases.line_up(now.planner.plan)
+        now.get_ahead()
         return happened
 
 

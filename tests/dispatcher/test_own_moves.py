@@ -183,6 +183,7 @@ def test_a_start_and_an_end_take_a_plan(session: Session, monkeypatch: pytest.Mo
         return really(*about)
 
     monkeypatch.setattr(planner, "decide", decide)
+    monkeypatch.setattr(planner.Planner, "foreseen", lambda self, *, paused: None)
     monkeypatch.setattr(loop, "is_on_its_way", lambda _: True)  # as a child is
     session.users.submit("x", "ok")
     if another:

@@ -23,18 +23,22 @@ from support import wait_for
 JOBS = 200
 SLACK = 0.15  # of a call a job: what comes once in a while, such as the writing of state.json
 
-# How often, at most and at least, and why. J is a job, START and NEW are names in the staging directory.
+# How often, at most and at least, and why. J is a job, START and NEW are names in the staging directory. A start may
+# have been made ready while there was nothing else to do: then some of its files were written earlier.
 EXPECTED = {
     # A start.
-    "openat jobs/J": (1, 1, "the runs of the job"),
+    "openat jobs/J": (2, 1, "the runs of the job; and when it is foreseen"),
     "newfstatat jobs/.last-runs.json": (2, 1, "`spool gc` may have removed runs of a new name: their numbers are gone"),
-    "mkdir .tmp/START": (1, 1, "a metadir appears whole"),
-    "mkdir jobs/J": (1, 1, "the directory of its job"),
+    "mkdir .tmp/START": (2, 1, "a metadir appears whole; what was foreseen, with the directory of its job"),
+    "mkdir jobs/J": (1, 0, "that directory, where nothing was foreseen"),
+    "newfstatat .tmp/START": (2, 0, "what was made ready is still there: when that was, and whether it is so"),
     **{
         f"{call} .tmp/START/{record}": (1, 1, "a record of the run")
         for call in ("openat", "write", "close")
-        for record in ("job.toml", "run.sh", "grant.toml")
+        for record in ("job.toml", "run.sh")
     },
+    **{f"{call} .tmp/START/grant.toml": (2, 1, "a record of the run, created ahead") for call in ("openat", "close")},
+    "write .tmp/START/grant.toml": (1, 1, "a record of the run"),
     "rename .tmp/START": (1, 1, "the metadir is published"),
     "renameat2 queued/J.toml": (1, 1, "the claim"),
     "newfstatat running/J.toml": (2, 2, "what was claimed is what was parsed; what is filed is a file"),

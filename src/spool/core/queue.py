@@ -81,6 +81,7 @@ class Ordered(Generic[Entry]):
 
 
 _NEVER = -(1 << 63)
+_FEW = 64  # shapes, or jobs that depend on others: more of them make a pass long
 _TIME = 1  # stands beside its shape until its instant
 _DEPENDENCY = 2  # … until its dependencies are satisfied
 
@@ -324,6 +325,11 @@ class WaitingQueue(Mapping[str, Waiting]):
     def shape_count(self) -> int:
         """The number of shapes with members, which is the cost of a pass over them."""
         return len(self._shapes)
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether a pass over the queue is cheap, however many jobs there are."""
+        return len(self._shapes) <= _FEW and len(self.watch) <= _FEW
 
     def mark_eligible(self, now_ns: int) -> None:
         """Move the jobs whose instant has come into their shapes, and the others out if the clock was set back."""

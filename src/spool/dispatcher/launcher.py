@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -32,6 +33,7 @@ from spool.state.run import ActiveRun, JobFileVersion
 from spool.state.table import JobEntry
 from spool.store.disk import SpoolTrouble, status_of
 from spool.store.edited import Settings
+from spool.store.locked_spool import Staged
 from spool.store.ownership import name_of
 from spool.store.spool import Spool
 
@@ -61,9 +63,11 @@ class Launcher(Component):
         self._shortage = shortage
         self._load_timer = context.timers.timer("files")
         self._scripts = WrapperWriter(context.spool, context.settings)
+        self._ahead = Preparation(context, self._scripts)
 
     def close(self) -> None:
-        """Release the shared resources of the starts."""
+        """Release everything prepared."""
+        self._ahead.drop()
         self._executors.close()
 
     def load_executors_again(self) -> bool:
@@ -169,6 +173,24 @@ class Launcher(Component):
             return IN_THE_WAY
         return "its file is in held/ too: remove one of the two" if self._spool.is_between(name) else ""
 
+    def foresee(self, start: Start | None, now_ns: int) -> None:
+        """Prepare *start*, which is probably the next, so that it takes less time."""
+        is_ready = False
+        with suppress(OSError, SpoolError, ImportError):  # the start itself will report the error
+            if start is not None and (job := self._startable(start.name)) is not None and job.queued is not None:
+                live = self._imagined(job, job.queued, start, now_ns)
+                if live is not None:
+                    is_ready = self._ahead.prepare(live, job.queued, self._executors[live.executor])
+        if not is_ready:
+            self._ahead.drop()
+
+    def _imagined(self, job: JobEntry, file: JobFileVersion, start: Start, now_ns: int) -> ActiveRun | None:
+        """Return the future run; None if its script names a control group, which is created together with the run."""
+        grant = start.grant
+        if self._executors.local.groups is not None and (grant.memory_bytes is not None or grant.cpu_list):
+            return None
+        return self._live(job, file, self._spool.next_run(job.name), start, now_ns)
+
     def _startable(self, name: str) -> JobEntry | None:
         job = self._state.jobs.get(name)
         if job is None or job.queued is None or job.queued.spec is None or job.live is not None:
@@ -182,6 +204,7 @@ class Launcher(Component):
         spool, name = self._spool, job.name
         run = spool.next_run(name)
         live = self._live(job, file, run, start, now_ns)
+        ready = self._ahead.take(live, file) if answer is None else None
         record = run_records.GrantRecord(
             job=name,
             run=run,
@@ -199,17 +222,15 @@ class Launcher(Component):
             place=spool.place,
             waited_ns=live.wait.waited_ns(now_ns) if live.elsewhere is not None else 0,
         )
-        # The claim ensures that this is still the file's content, and the text that was found to be an order.
-        text = file.text if file.text is not None else spool.waiting_text(name, file.version)
-        if text is None:
-            return {}
-        script, group = self._write(live, answer)
-        files = {layout.SPEC_COPY: text, layout.WRAPPER: script, layout.GRANT: run_records.render_grant(record)}
-        if live.spec.defaults_text:
-            files[layout.DEFAULTS] = live.spec.defaults_text.encode()
-        if live.spec.script is not None:
-            files[layout.SCRIPT] = live.spec.script.encode()
-        spool.publish_metadir(name, run, files)
+        files, group = {layout.GRANT: run_records.render_grant(record)}, None
+        if ready is None:
+            # The claim ensures that this is still the file's content, and the text that was found to be an order.
+            text = file.text if file.text is not None else spool.waiting_text(name, file.version)
+            if text is None:
+                return {}
+            script, group = self._write(live, answer)
+            files |= _texts(live, text, script)
+        spool.publish_metadir(name, run, files, ready)
         try:
             claimed = spool.claim(name, *file.version)
         except OSError:
@@ -311,6 +332,73 @@ def is_unstartable(live: ActiveRun) -> bool:
 def is_on_its_way(live: ActiveRun) -> bool:
     """Whether something was started for it, as far as its executor can tell."""
     return live.handle is not None and live.handle.liveness() is not Liveness.ABSENT
+
+
+class PreparedStart(Struct, frozen=True):
+    """The prepared part of a metadir, and what it was made of."""
+
+    made_of: tuple[object, ...]
+    staged: Staged
+    changed_ns: int  # when a record came or went last
+
+
+class Preparation(Component):
+    """Keeps at most one start ready."""
+
+    def __init__(self, context: Context, scripts: WrapperWriter) -> None:
+        super().__init__(context)
+        self._scripts = scripts
+        self._ready: PreparedStart | None = None
+
+    def prepare(self, live: ActiveRun, file: JobFileVersion, executor: Executor) -> bool:
+        """Prepare the start of *live*, which is not a run yet; return False if its file has changed.
+
+        Raises OSError, and SpoolError for arguments that no process can have.
+        """
+        if self._ready is not None and self._ready.made_of != self._essence(live, file):
+            self.drop()
+        if self._ready is None:
+            text = file.text if file.text is not None else self._spool.waiting_text(live.name, file.version)
+            if text is None:
+                return False
+            script = self._scripts.render(live, executor)
+            staged = self._spool.stage(_texts(live, text, script), blank=(layout.GRANT,), with_job=live.run == 1)
+            changed_ns = os.lstat(staged.metadir).st_mtime_ns
+            self._ready = PreparedStart(self._essence(live, file), staged, changed_ns)
+        return True
+
+    def take(self, live: ActiveRun, file: JobFileVersion) -> Staged | None:
+        """Return the preparation for the start of *live*; the caller owns it from now on."""
+        ready = self._ready
+        if ready is None or ready.made_of != self._essence(live, file):
+            return None
+        metadir = status_of(ready.staged.metadir)
+        if metadir is None or metadir.st_mtime_ns != ready.changed_ns:  # the staging directory was swept
+            self.drop()
+            return None
+        self._ready = None
+        return ready.staged
+
+    def drop(self) -> None:
+        """Discard the preparation."""
+        if self._ready is not None:
+            self._spool.unstage(self._ready.staged)
+            self._ready = None
+
+    def _essence(self, live: ActiveRun, file: JobFileVersion) -> tuple[object, ...]:
+        """Return everything that a start's records depend on, except the moment."""
+        of_run = live.name, live.run, live.spec, live.grant, live.attempts, live.executor
+        return (*of_run, file.version, self._settings.config)
+
+
+def _texts(live: ActiveRun, spec_copy: bytes, wrapper_text: bytes) -> dict[str, bytes]:
+    """Return the records of a run that can be written before its number is known to be free."""
+    files = {layout.SPEC_COPY: spec_copy, layout.WRAPPER: wrapper_text}
+    if live.spec.defaults_text:
+        files[layout.DEFAULTS] = live.spec.defaults_text.encode()
+    if live.spec.script is not None:
+        files[layout.SCRIPT] = live.spec.script.encode()
+    return files
 
 
 class WrapperWriter:

@@ -185,7 +185,7 @@ class Dispatcher:
         self._unfiled: list[ActiveRun] = []  # runs that are over, with unfinished paperwork
         self._first, self._then = self._observing(), self._acting()
         self._passing, self._busy = True, False  # during a pass; whether it has ended or started runs
-        self._lined_up_for = -1  # the state for which leases were asked for ahead
+        self._ahead_of: tuple[object, ...] = ()  # what the prepared start follows from
         self._watches_gpus, self._watched = False, frozenset[int]()  # the descriptors of engines
         self._lock_seen_ns, self._logs_seen_ns, self.busy_at_ns = -_LOCK_EVERY_NS, 0, time.monotonic_ns()
 
@@ -450,9 +450,9 @@ class Dispatcher:
             for fd in engines - self._watched:
                 self.wakeup.watch_files(fd, lambda: None)  # each pass asks the engines
             self._watched = engines
-        if limit_ns != 0 and self._lined_up_for != self.state.decisive:
-            self._lined_up_for = self.state.decisive
-            self.gate.leases.line_up(self.planner.plan)
+        if limit_ns != 0 and self._ahead_of != (now := (self.state.decisive, self.events.asked)):
+            self._ahead_of = now
+            self.get_ahead()
         self.wakeup.wait(self.due_in_ns(limit_ns))
 
     def due_in_ns(self, limit_ns: int | None = None) -> int | None:
@@ -461,6 +461,12 @@ class Dispatcher:
         engines_ns = self.executors.due_ns() if self.executors.engines else None
         engines = None if engines_ns is None else max(0, engines_ns - time.monotonic_ns())
         return min((wait for wait in (due, engines, limit_ns) if wait is not None), default=None)
+
+    def get_ahead(self) -> None:
+        """Prepare the probable next start, while there is nothing else to do, and ask for what is next in line."""
+        self.gate.leases.line_up(self.planner.plan)
+        start = None if self.admission.reviews_starts else self.planner.foreseen(paused=self.pause.paused)
+        self.launcher.foresee(start, self.clock())
 
     # Observations.
 

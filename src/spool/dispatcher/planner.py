@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core import layout
@@ -31,6 +32,28 @@ _BEGUN_AFTER_NS = 2_000_000_000  # regardless of its records: the job may have r
 _MACHINE_EVERY_NS = SECOND_NS // 4  # how often a pass looks at the machine though nothing else has changed
 _FIRST_LOOK_NS, _LATER_LOOK_NS = 2_000_000, 250_000_000
 _FORESEEN_FOR_NS = SECOND_NS  # the order of the jobs changes so slowly as they wait that this time makes no difference
+
+
+class ForeseenPlan(Struct, frozen=True):
+    """The plan for the moment at which a run has left its room, if nothing else changes before."""
+
+    plan: Plan
+    leaves: str  # the job of that run
+    decisive: int  # of the state, before it leaves
+    others: tuple[object, ...]  # the other inputs of the plan
+    instead_of: Plan
+    at_ns: int
+
+    def has_come(self, state: SchedulerState, others: tuple[object, ...], plan: Plan | None, now_ns: int) -> bool:
+        """Whether that run has left since, and nothing else has changed."""
+        next_at_ns = self.plan.next_at_ns
+        return (
+            state.departure == (state.decisive, self.leaves) == (self.decisive + 1, self.leaves)
+            and self.others == others
+            and self.instead_of is plan
+            and 0 <= now_ns - self.at_ns < _FORESEEN_FOR_NS
+            and (next_at_ns is None or now_ns < next_at_ns)
+        )
 
 
 class Remembered:
@@ -88,6 +111,8 @@ class Planner(Component):
         self._planned_ns = 0  # monotonic: the last time that the inputs were compared
         self._made_of: tuple[object, ...] = ()
         self._waits_for_gpus: list[Start] = []
+        self._foreseen: ForeseenPlan | None = None
+        self._foreseen_of = -1  # the version of the state
 
     @property
     def is_old(self) -> bool:
@@ -107,8 +132,8 @@ class Planner(Component):
         self.machine = machine
         self._reservations.machine_has(self._world.gpu_indices)
         machine = self._planned_on = self._gate.leases.planned(machine)
-        counts = self._world.what_counts(machine)
-        self._made_of = (self._state.decisive, counts, self._state.executors.machines())
+        others = self._others(machine)
+        self._made_of = (self._state.decisive, *others)
         plan = self.plan
         if (
             plan is not None
@@ -124,7 +149,11 @@ class Planner(Component):
             self._decided, self._waits_for_gpus = self._made_of, []
             self._timer.set(None)
             return None  # nothing waits, so there is nothing to decide
-        self.plan = self._decide(machine, now_ns, paused=paused)
+        foreseen = self._foreseen
+        if foreseen is not None and foreseen.has_come(self._state, others, plan, now_ns):
+            self.plan = foreseen.plan
+        else:
+            self.plan = self._decide(machine, now_ns, paused=paused)
         self._timer.set(self.plan.next_at_ns)
         self._decided = None  # until all of it is done: after an error it is made again
         return self.plan
@@ -169,9 +198,33 @@ class Planner(Component):
         """Whether a start waits for NVML to show the users of its GPUs, or any start for NVML's first answer."""
         return bool(self._waits_for_gpus) or self._world.gpus_are_asked
 
+    def foreseen(self, *, paused: bool) -> Start | None:
+        """Return the start that would follow if the oldest run left its room now; None if that is unknown."""
+        if self._state.decisive != self._foreseen_of:
+            self._foreseen_of = self._state.decisive
+            self._foreseen = self._imagined(paused=paused)
+        return next(iter(self._foreseen.plan.starts), None) if self._foreseen is not None else None
+
     def again(self, now_ns: int, *, paused: bool) -> Plan | None:
         """Return a plan for that instant, which is not carried out; None before the first plan."""
         return None if self._planned_on is None else self._decide(self._planned_on, now_ns, paused=paused)
+
+    def _imagined(self, *, paused: bool) -> ForeseenPlan | None:
+        state, now_ns = self._state, self._clock()
+        oldest = next((run for run in state.runs.values() if run.elsewhere is None), None)
+        if oldest is None or self.plan is None or self._planned_on is None or not state.queue:
+            return None
+        if not state.queue.is_simple or len(state.held) > _FEW_HELD:
+            return None  # it would cost more than it saves
+        if state.queue.watch.dependents(oldest.name):
+            return None  # its outcome decides
+        with state.runs.without(oldest.name):
+            plan = self._decide(self._planned_on, now_ns, paused=paused)
+        return ForeseenPlan(plan, oldest.name, state.decisive, self._others(self._planned_on), self.plan, now_ns)
+
+    def _others(self, machine: Machine) -> tuple[object, ...]:
+        """Return the inputs of a plan for *machine* beside the state."""
+        return self._world.what_counts(machine), self._state.executors.machines()
 
     def _decide(self, machine: Machine, now_ns: int, *, paused: bool) -> Plan:
         holding = self.plan.holding if self.plan is not None else Holding()

@@ -256,6 +256,7 @@ class SchedulerState(Struct):
     doubted: set[str] = field(default_factory=set)  # names whose next start checks for conflicting files first
     version: int = 0  # changes with every fact
     decisive: int = 0  # changes with every fact that may alter a decision
+    departure: tuple[int, str] = (0, "")  # the last time a run left its room: `decisive` after it, and its job
     over: list[int] = field(default_factory=list)  # the leases of runs that left their room, until they are taken
     runs: Runs = field(default_factory=Runs)  # those that hold grants
     past: Past = field(default_factory=lambda: Past(Policy()))
@@ -302,6 +303,7 @@ class SchedulerState(Struct):
             self.runs.put(run)
         elif counted is not None:
             self.runs.remove(live.name)
+            self.departure = self.decisive, live.name
             if live.lease is not None:
                 self.over.append(live.lease)
         if used and not uses and counted is not None:

@@ -75,6 +75,14 @@ class Disk:
         finally:
             os.close(fd)
 
+    def fill(self, path: str, data: bytes) -> None:
+        """Write *data* into the file *path*, which is empty. A crash may leave it short."""
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            _write_all(fd, data)
+        finally:
+            os.close(fd)
+
     def append(self, fd: int, data: bytes) -> None:
         """Append *data* to an open log: all of it, or nothing if the disk is full.
 

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec.json
 
@@ -43,6 +43,19 @@ CUT_OFF_NS = 1_000_000_000  # a link and an unlink take some microseconds, and m
 _STAGED = re.compile(  # staged by a process of that pid, or moved aside by `spool gc`
     rf"([1-9][0-9]*)\.(?:(?:[a-z]+|gc\.{layout.NAME_PATTERN})\.)?[0-9]+"
 )
+
+
+class Staged(NamedTuple):
+    """A metadir that is not visible yet."""
+
+    top: str  # its root in the staging directory
+    metadir: str
+    blank: tuple[str, ...]  # records that exist, but are empty
+
+    @property
+    def holds_job(self) -> bool:
+        """Whether it is inside the future directory of its job."""
+        return self.top != self.metadir
 
 
 class LockedSpool(Spool):
@@ -155,25 +168,54 @@ class LockedSpool(Spool):
         runs = self.runs(name)
         return (runs[-1] if runs else self.last_removed_run(name)) + 1
 
-    def publish_metadir(self, name: str, run: int, files: dict[str, bytes]) -> None:
-        """Step 1: make the metadir of a run, with these records, visible by one rename."""
+    def stage(self, files: dict[str, bytes], *, blank: tuple[str, ...] = (), with_job: bool = False) -> Staged:
+        """Write the first records of a metadir in the staging directory.
+
+        The records *blank* are empty until it is published. *with_job*: it is for run 1, and the directory of its job,
+        which may not exist yet, is staged with it.
+        """
         self._staged += 1
-        staged = f"{self.disk.staging}/{self._pid}.run.{self._staged}"
+        top = f"{self.disk.staging}/{self._pid}.run.{self._staged}"
+        staged = Staged(top, f"{top}/1" if with_job else top, blank)
         try:
-            self.disk.mkdir(staged)
+            self.disk.mkdir(top)
         except OSError as error:
             if disk_is_full(error):  # every other start would fail as well
-                raise SpoolTrouble(error.errno, error.strerror, staged) from error
+                raise SpoolTrouble(error.errno, error.strerror, top) from error
             raise
         try:
-            for record, data in files.items():
-                self.disk.create(f"{staged}/{record}", data, 0o700 if record in _EXECUTED else 0o600)
-            self.ensure_runs(name)
-            self.disk.rename(staged, self.layout.metadir(name, run))
+            if staged.holds_job:
+                self.disk.mkdir(staged.metadir)
+            self._fill(staged.metadir, files | dict.fromkeys(blank, b""))
         except OSError:
-            with contextlib.suppress(OSError):  # the next dispatcher sweeps the rest
-                self.disk.remove_tree(staged)
+            self.unstage(staged)
             raise
+        return staged
+
+    def publish_metadir(self, name: str, run: int, files: dict[str, bytes], staged: Staged | None = None) -> None:
+        """Step 1: make the metadir of a run visible, by one rename. *staged* holds the files given to `stage`."""
+        if staged is None:
+            staged = self.stage({})
+        try:
+            self._fill(staged.metadir, files, staged.blank)
+            if staged.holds_job and self._is_published_with_job(staged, name):
+                return
+            self.ensure_runs(name)
+            self.disk.rename(staged.metadir, self.layout.metadir(name, run))
+            if staged.holds_job:
+                self.disk.rmdir(staged.top)
+        except OSError:
+            self.unstage(staged)
+            raise
+
+    def _is_published_with_job(self, staged: Staged, name: str) -> bool:
+        try:
+            self.disk.rename(staged.top, self.layout.runs(name))
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+            return False  # another process has put something there meanwhile
+        return True
 
     def ensure_runs(self, name: str) -> None:
         """Create the directory for the runs of a job, if it is missing. Raises OSError if a link has its name."""
@@ -185,6 +227,19 @@ class LockedSpool(Spool):
         self.ensure_runs(name)
         if not self.disk.ensure_directory(self.layout.metadir(name, run)):
             self.check_own(name, run)
+
+    def _fill(self, directory: str, files: dict[str, bytes], blank: tuple[str, ...] = ()) -> None:
+        for record, data in files.items():
+            path = f"{directory}/{record}"
+            if record in blank:
+                self.disk.fill(path, data)
+            else:
+                self.disk.create(path, data, 0o700 if record in _EXECUTED else 0o600)
+
+    def unstage(self, staged: Staged) -> None:
+        """Remove a staged metadir; the next dispatcher sweeps the rest."""
+        with contextlib.suppress(OSError):
+            self.disk.remove_tree(staged.top)
 
     def is_between(self, name: str) -> bool:
         """Whether the file in `queued/` is in `held/` as well: a hold or release is under way.

@@ -356,7 +356,7 @@ def _faulty(primitive: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _name in (
-    *("create", "append", "overwrite", "rename", "rename_new", "exchange", "link", "unlink", "mkdir", "rmdir"),
+    *("create", "fill", "append", "overwrite", "rename", "rename_new", "exchange", "link", "unlink", "mkdir", "rmdir"),
     *("chmod", "sync_file", "sync_directory", "sync_log"),
 ):
     setattr(FaultyDisk, _name, _faulty(getattr(Disk, _name)))
