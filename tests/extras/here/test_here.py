@@ -537,11 +537,11 @@ def test_what_ran_in_a_terminal_is_not_run_without_it(desk: Desk) -> None:
 
 
 def _commands(served: Served, name: str) -> list[str]:
-    """Return the names of the processes of a job."""
-    found = []
+    """Return the names of the processes of a job; another spool's may have its name."""
+    found, marks = [], {f"SPOOL_JOB={name}".encode(), f"SPOOL_DIR={served.root}".encode()}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if entry.name.isdecimal() and f"SPOOL_JOB={name}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+            if entry.name.isdecimal() and marks <= {*(entry / "environ").read_bytes().split(b"\0")}:
                 found.append((entry / "comm").read_text().strip())
     return found
 
