@@ -380,7 +380,7 @@ def parse_history_line(data: bytes) -> Result:
     """Return the result in one line of `history.jsonl`. Raises InvalidRecord, also for a torn line."""
     try:
         return HISTORY.of_json(_decode(data))
-    except (ValueError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # no ValueError in older versions of msgspec
         raise InvalidRecord(cannot("understand", "a line of the history", str(error))) from None
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from msgspec import Struct, json
+from msgspec import DecodeError, Struct, json
 from msgspec.structs import replace
 
 from spool.formats.capabilities import loaded
@@ -81,7 +81,10 @@ class Sample(Struct, frozen=True):
     @staticmethod
     def from_json(line: bytes | str) -> Sample:
         """Return the sample in *line*. Raises ValueError if there is none."""
-        return json.decode(line, type=Sample)
+        try:
+            return json.decode(line, type=Sample)
+        except DecodeError as error:  # no ValueError in older versions of msgspec
+            raise ValueError(str(error)) from None
 
 
 class _Nvml:
