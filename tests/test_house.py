@@ -136,7 +136,7 @@ BUDGET = {
     "extras/top": 1150,
     "formats": 5600,
     "listeners": 1050,
-    "machine": 3200,
+    "machine": 3250,
     "python": 950,
     "query": 4350,
     "state": 2050,
