@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from random import Random
+from typing import Any
+
+from msgspec.structs import replace
 
 from spoolbench.figures import Samples, Size
 
@@ -22,16 +25,17 @@ def planner(size: Size) -> Samples:
 
 
 def _passes(count: int, times: int) -> Samples:
-    from spool.core.model import Policy, Running
+    from spool.core.model import Gpu, Machine, Policy, Running
     from spool.core.queue import WaitingQueue
     from spool.core.resources import Runs
     from spool.core.scheduler import View, decide
-    from spool.testing.fakes import NOW_NS, a_machine
+    from spool.testing.fakes import NOW_NS
 
     random = Random(count)
     jobs = [_job(random, number) for number in range(count)]
     running = Runs(_run(random, number) for number in range(RUNNING))
-    machine = a_machine(CPUS, GPUS, memory="8T")
+    gpus = tuple(Gpu(_uuid(index), index, "NVIDIA H100 80GB HBM3", 80 << 30, 80 << 30) for index in range(GPUS))
+    machine = Machine(CPUS, 8 << 40, 8 << 40, gpus=gpus)
     begun = time.perf_counter()
     queue = WaitingQueue(jobs)
     found: Samples = {"plan_index": [_ms_since(begun)], "pass": [], "plan_again": [], "plan_reasons": []}
@@ -61,34 +65,50 @@ def _ms_since(begun: float) -> float:
     return (time.perf_counter() - begun) * 1e3
 
 
+def _uuid(index: int) -> str:
+    return f"GPU-{index:08}"
+
+
+def _spec(time_limit: str | None, **request: Any):  # type: ignore[no-untyped-def]
+    from spool.core.model import Spec
+    from spool.core.units import parse_duration
+    from spool.testing.fakes import a_request
+
+    limit_ns = None if time_limit is None else parse_duration(time_limit)
+    return Spec("true", request=a_request(**request), time_limit_ns=limit_ns)
+
+
 def _job(random: Random, number: int):  # type: ignore[no-untyped-def]
-    from spool.testing.fakes import NOW_NS, a_job
+    from spool.core.model import Waiting
+    from spool.testing.fakes import NOW_NS
 
     gpus = random.choice((0, 0, 0, 1, 1, 2, 4, 8))
-    return a_job(
-        f"job{number}",
+    spec = _spec(
         cpus=random.choice((1, 1, 2, 4, 8, 16)),
         memory=random.choice((None, "1G", "4G", "16G", "64G")),
         gpus=gpus,
         gpu_memory=random.choice((None, "10G", "20G", "40G")) if gpus else None,
-        priority=random.choice((10, 10, 10, 50, 100)),
         time_limit=random.choice((None, "10m", "1h", "8h", "1d")),
-        user=random.choice(("alice", "bob", "carol", "dave")),
-        arrived_at_ns=NOW_NS - random.randrange(3600) * 10**9,
     )
+    spec = replace(spec, priority=random.choice((10, 10, 10, 50, 100)))
+    user = random.choice(("alice", "bob", "carol", "dave"))
+    arrived_at_ns = NOW_NS - random.randrange(3600) * 10**9
+    return Waiting(f"job{number}", spec, user, arrived_at_ns, clock_at_ns=arrived_at_ns)
 
 
 def _run(random: Random, number: int):  # type: ignore[no-untyped-def]
-    from spool.testing.fakes import NOW_NS, a_run
+    from spool.core.model import Grant, Running
+    from spool.testing.fakes import NOW_NS
 
-    shared = number < GPUS  # every GPU has one run that shares it, the others want processors only
-    return a_run(
-        f"run{number}",
+    on = (number % GPUS,) if number < GPUS else ()  # each has one run that shares it, the others want processors only
+    spec = _spec(
         cpus=random.choice((1, 2, 4)),
         memory="2G",
-        gpu_memory="30G" if shared else None,
-        on=(number % GPUS,) if shared else None,
+        gpus=len(on),
+        gpu_memory="30G" if on else None,
         time_limit=random.choice((None, "1h", "1d")),
-        user=random.choice(("alice", "bob", "carol", "dave")),
-        started_at_ns=NOW_NS - random.randrange(3600) * 10**9,
     )
+    user = random.choice(("alice", "bob", "carol", "dave"))
+    has = spec.request
+    grant = Grant(has.cpus, has.memory_bytes, tuple(map(_uuid, on)), on, gpu_memory_bytes=has.gpu_memory_bytes)
+    return Running(f"run{number}", 1, user, spec, grant, NOW_NS - random.randrange(3600) * 10**9)
