@@ -7,10 +7,11 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from end_to_end.hooking import hook
@@ -269,16 +270,18 @@ def _elsewhere(spool: Served) -> Path:
 
 
 def _mend(spool: Served) -> None:
-    """Put the directories that links stand for back."""
-    for aside in [*spool.root.glob("jobs/*.aside"), *spool.root.glob("jobs/forger*/*.aside")]:
-        link = aside.with_suffix("")
-        assert link.is_symlink()
-        link.unlink()
-        while aside.exists():
-            with suppress(OSError):  # the dispatcher has made the directory again to write a record
-                aside.rename(link)
-                break
-            shutil.rmtree(link, ignore_errors=True)
+    """Put the directories that links stand for back, at once: the dispatcher sees nothing in between."""
+    dispatcher = psutil.Process(spool.process.pid)
+    dispatcher.suspend()
+    try:
+        wait_for(lambda: dispatcher.status() == psutil.STATUS_STOPPED, what="the dispatcher stands still")
+        for aside in [*spool.root.glob("jobs/*.aside"), *spool.root.glob("jobs/forger*/*.aside")]:
+            link = aside.with_suffix("")
+            assert link.is_symlink()
+            link.unlink()
+            aside.rename(link)
+    finally:
+        dispatcher.resume()
 
 
 def _forge(spool: Served, stranger: int) -> dict[str, str]:
