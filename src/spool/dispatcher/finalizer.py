@@ -276,9 +276,9 @@ class Finalizer(Component):
                 return replace(result, reason=f"{reason}, and cancelled")
         elif self._superseded(self._state.job(live.name), live):
             return result
-        unstarted, most = reason.startswith(COULD_NOT_START), self._settings.config.max_requeues
+        unstarted = reason.startswith(COULD_NOT_START)
         spec = self._state.may_grow(live, result)
-        result = continued(spec, result, kind, could_not_start=unstarted, max_requeues=most)
+        result = continued(spec, result, kind, could_not_start=unstarted)
         if live.copied and (outcome is State.LOST or result.again is not None):
             return replace(result, reason=live.copied, again="hold", again_at_ns=None)
         return result

@@ -160,7 +160,6 @@ def _open(spool: LockedSpool, *, patient: bool) -> Dispatcher | None:
             if patient:
                 make_spool(spool.root)
             dispatcher = Dispatcher(spool)
-            logging.getLogger("spool").setLevel(dispatcher.settings.config.log_level.upper())
             logging.getLogger("spool").addHandler(dispatcher.status.logged)
             dispatcher.open()
         except BaseException as error:

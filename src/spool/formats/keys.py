@@ -202,7 +202,7 @@ _MANY = with_parts("job", (
         help="Submit one job for each row of a table; its first line has the keys. {key} in the command is replaced."),
     Key("max_running", "count", "Maximum number of the array's tasks that run at once.", least=1, array_only=True,
         option="--max-running N"),
-    Key("task", TASK, "Written by spool: which array task this is."),
+    Key("task", TASK, "Written by spool: which array task this is.", internal=True),
 ))
 
 _AGAIN = with_parts("job", (
@@ -240,7 +240,7 @@ _RUNNING = with_parts("job", (
             *((f"--{name}", name, offer.shortcut) for name, offer in engines().items() if offer.shortcut),
         )),
     Key("keep_session", "flag",
-        "Whether to keep the job's tmux session open after it ends. Default: from the configuration.",
+        "Whether to keep the job's tmux session open after it ends.",
         option="--keep-session --no-keep-session"),
 ))
 

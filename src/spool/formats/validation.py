@@ -212,7 +212,8 @@ class Format:
     """One kind of file: its table of keys, the kinds of its values, and the error that it raises.
 
     *model* has the default of each field; its lists of tables have one entry, for the defaults in it. *parts_of* is the
-    column of what capabilities contribute to such files, "job" or "config"; "" for none.
+    column of what capabilities contribute to such files, "job" or "config"; "" for none. *gone*: keys without effect,
+    each with what to do, as those of `Part.gone`.
     """
 
     def __init__(
@@ -222,8 +223,10 @@ class Format:
         error: type[InvalidFile],
         model: Struct | None = None,
         parts_of: str = "",
+        gone: Mapping[str, str] | None = None,
     ) -> None:
         self.parts_of = parts_of
+        self.gone = gone or {}
         self.model = model
         self.error = error
         self.kinds = dict(kinds)
@@ -256,6 +259,7 @@ class Format:
             raise self.error(what, error.problems) from None
         if complete is not None:
             document = complete(document)
+        advice = tuple(self._without_gone(document))
         if self.parts_of and not self._root.keys() >= document.keys() and search():
             self._prepare(KeyTable(self.table.name, self.table.about, *with_parts(self.parts_of, self.table.keys)))
         problems = Problems()
@@ -264,9 +268,21 @@ class Format:
         except msgspec.ValidationError:
             document = _salvage(self._root, document, (), problems)
             raw = msgspec.convert(document, self.struct)
-        reading = Reading(document, problems, name)
+        reading = Reading(document, problems, name, advice)
         reading.read_table(self._root, raw, document, (), reading.found)
         return reading
+
+    def _without_gone(self, document: dict[str, Any]) -> Iterator[str]:
+        """Remove the keys that have gone from *document*; yield what to do about each."""
+        for gone in (self.gone, *(part.gone for part in self.parts.values())):
+            for key, why in gone.items():
+                place, _, name = key.rpartition(".")
+                table = document.get(place) if place else document
+                if isinstance(table, dict) and name in table:
+                    del table[name]
+                    yield f"{key} has no effect: {why}"
+                    if place and not table:
+                        del document[place]
 
     def judge(self, reading: Reading, data: bytes, what: str) -> None:
         """Raise `error` with every problem, if there is any."""
@@ -349,14 +365,15 @@ Found = defaultdict[str, dict[str, Any]]
 
 
 class Reading:
-    """One file being read: its content, its problems, and the resulting fields."""
+    """One file being read: its content, its problems, advice about keys without effect, and the resulting fields."""
 
-    __slots__ = ("document", "found", "name", "problems")
+    __slots__ = ("advice", "document", "found", "name", "problems")
 
-    def __init__(self, document: Mapping[str, Any], problems: Problems, name: str) -> None:
+    def __init__(self, document: Mapping[str, Any], problems: Problems, name: str, advice: tuple[str, ...]) -> None:
         self.document = document
         self.problems = problems
         self.name = name
+        self.advice = advice
         self.found: Found = defaultdict(dict)
 
     def read_table(

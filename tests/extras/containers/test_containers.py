@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from served import Served, alive
+from served import LOOKS, Served, alive
 from support import ROOT
 
 EXECUTORS = ("process", "tmux")
@@ -59,7 +59,8 @@ def machine(tmp_path: Path, executor: str | None) -> Iterator[Machine]:
                 (programs / name).symlink_to(Path(folder, name))
                 break
     with Served(tmp_path / "spool", {"PATH": str(programs)}, executor) as spool:
-        (spool.root / "config.toml").write_text('cpus = 4\nlook_every = "200ms"\n')
+        (spool.root / "config.toml").write_text("cpus = 4\n")
+        spool.changes[LOOKS] = 200_000_000
         made = Machine(spool, state, programs / "docker")
         yield made
 

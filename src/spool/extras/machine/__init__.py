@@ -108,8 +108,7 @@ MACHINE = KeyTable(
         'Whose jobs may run: users, groups with an `@`, and user ids as numbers, as in `["alice", "@lab", 1005]`. '
         "An account with an id below 1000 counts only if it is named itself. Default: every user with an id from 1000.",
         default=()),
-    *_rows(CONFIG, "cpus", "memory", "memory_reserve", "resources", "order", "learn_run_times",
-           "fair_share", "half_life", "cpu_weight", "reservation_horizon", "reservation_allows_unlimited", "gpu"),
+    *_rows(CONFIG, "cpus", "memory", "memory_reserve", "resources", "order", "fair_share", "gpu"),
     Key("quotas", _QUOTAS, "Limits on what users use at once.", default={}),
     Key("reservations", _RESERVATION, "GPU reservations: `[[reservations]]`.", many="list", default=()),
 )
@@ -168,7 +167,8 @@ def _users(listed: tuple[str | int, ...]) -> tuple[str | int, ...]:
 
 _KINDS: Kinds = {"served users": lambda key: Kind(tuple[int | str, ...], _users)}
 
-FORMAT = Format(MACHINE, {**config.FORMAT.kinds, **reservation.FORMAT.kinds, **_KINDS}, InvalidConfig, MachineConfig())
+_ALL_KINDS = {**config.FORMAT.kinds, **reservation.FORMAT.kinds, **_KINDS}
+FORMAT = Format(MACHINE, _ALL_KINDS, InvalidConfig, MachineConfig(), gone=config.GONE)
 """The reader of the configuration of a shared machine."""
 
 FILES = (FileKind("machine", "the configuration of a machine that users share", FORMAT, parse, MACHINE_FILE),)
