@@ -37,7 +37,7 @@ from spool.dispatcher.planner import Planner
 from spool.dispatcher.recovery import Recovery
 from spool.dispatcher.scanner import Reservations, Scanner
 from spool.dispatcher.status import StatusWriter
-from spool.dispatcher.supervisor import News, Supervisor
+from spool.dispatcher.supervisor import Supervisor
 from spool.dispatcher.terminator import Halt, Preempter, StopOrders, Suspender, Terminator
 from spool.dispatcher.wakeup import DirectoryWatcher, Part, Timers, Wakeup
 from spool.executors import Executors
@@ -150,6 +150,7 @@ class Dispatcher:
             settings=self.settings,
             state=self.state,
             executors=self.executors,
+            prober=self.prober,
             changes=Changes(),
             journal=self.journal,
             events=self.events,
@@ -170,7 +171,7 @@ class Dispatcher:
         self.limits = LimitEnforcer(context, self.stops.order)
         self.suspender = Suspender(context, self.limits.add)
         self.gpu_use = GpuUseRecorder(context, self.world, self.stops.order)
-        self.supervisor = Supervisor(context, self.prober, self.terminator, self.wakeup)
+        self.supervisor = Supervisor(context, self.terminator, self.wakeup, self.monitor, self.limits)
         self.filemoves = FileMoves(context, self.scanner, self.finalizer, self.stops, self.limits)
         self.arrays = Arrays(context, self.scanner, self.finalizer, self.stops, self.world.why_no_room)
         self.observer = Observer(context, self.watcher, self.scanner, self.filemoves, self.reservations)
@@ -180,7 +181,7 @@ class Dispatcher:
         self.preempter = Preempter(context, self.stops, self._plan_again)
         self.steps = ContributedSteps(context, self.wakeup)
         self.launcher = Launcher(context, self.planner.shortage, self.steps.put)
-        self.recovery = Recovery(context, self.prober)
+        self.recovery = Recovery(context)
         self.status = StatusWriter(context, self.arrays, self.world)
         self._unfiled: list[ActiveRun] = []  # runs that are over, with unfinished paperwork
         self._first, self._then = self._observing(), self._acting()
@@ -297,7 +298,7 @@ class Dispatcher:
         changes, ends, terminator = self.context.changes, self.supervisor, self.terminator
         return (
             Step("files", "look at", "the spool", self._observe,
-                 lambda: wakeup.reload or executors.unloaded or self.observer.has_work, of_spool=True),
+                 lambda: wakeup.reload or self.observer.has_work, of_spool=True),
             Step("answers", "take in", "the answers of hooks", self._take_answers,
                  lambda: (events.replies or admission.allowed or state.to_review
                           or events.asked != admission.asked)),
@@ -481,8 +482,6 @@ class Dispatcher:
             self.executors.local.wake_wrappers()
             self.supervisor.look_for_leftovers()
             self.launcher.ask_executors_again()
-        if self.launcher.load_executors_again():
-            self._reload()  # which reports it
         return self.observer.unfinished
 
     def _reload(self) -> None:
@@ -588,15 +587,11 @@ class Dispatcher:
         # The findings of a look go to the journal before a start that follows from them.
         self.journal.commit()
         # They start now: an arbiter, and NVML, may have taken their time to answer, in which others' runs have ended.
-        runs, blocked, trouble = self.launcher.start(starts, self.clock())
+        runs, trouble = self.launcher.start(starts, self.clock())
         for live in runs:
             self._watch(live)
             self.outcomes.forget(live.name)
             self.state.began(live.name)
-        for one in blocked:
-            # It does not keep others waiting, and is tried again after the next complete look.
-            if self.state.block(self.state.job(one.name), one.why) and not one.told:
-                log.error("cannot start job %s: %s", one.name, one.why)
         if trouble is not None:
             raise trouble
         return sum(is_on_its_way(live) for live in runs)
@@ -624,25 +619,13 @@ class Dispatcher:
     def _collect_ended(self) -> bool:
         """Collect the runs that are over; return whether any are."""
         ended = self.supervisor.collect()
-        if self.executors.engines:
-            self._hear_of_engines()
+        if self.executors.engines and self.executors.turned():
+            self.launcher.ask_executors_again()
         if ended:
             self.planner.shortage.ended(ended, self.clock())
             self._unfiled += ended
             self._busy = True
         return bool(ended)
-
-    def _hear_of_engines(self) -> None:
-        """Ask again the executors that have changed; report runs that were accepted elsewhere, and time those begun."""
-        if self.executors.turned():
-            self.launcher.ask_executors_again()
-        for news, live in self.supervisor.take_news():
-            if news is News.ACCEPTED:
-                self.monitor.handed_over(live)
-            elif news is News.BEGUN:
-                self.limits.add(live)
-            else:
-                self.status.changed()
 
     def _file(self) -> None:
         """Do the paperwork of ended runs; work that an error leaves unfinished is done by a later call."""

@@ -19,7 +19,7 @@ from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.errors import InvalidFile, InvalidRecord, SpoolUnusable, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import Liveness, Prober, Verdict
+from spool.core.lifecycle import Liveness, Verdict
 from spool.core.model import OUTCOMES, SECOND_NS, Jid, Result, Spec, State
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.context import Component, Context
@@ -54,9 +54,8 @@ class Recovery(Component):
     run that the journal knows is watched and limited, according to its job file.
     """
 
-    def __init__(self, context: Context, prober: Prober) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._prober = prober
         self.memory = Memory()
         self._loader = self._with(self.memory)
         self._served_until_ns: int | None = None  # the last sign of work of the previous dispatcher

@@ -503,13 +503,11 @@ class SchedulerState(Struct):
 
     # Obstacles to a start.
 
-    def block(self, job: JobEntry, why: str) -> bool:
-        """Take a job that could not be started out of the order; return whether the reason is new."""
-        new = self.told_blocked.get(job.name) != why
+    def block(self, job: JobEntry, why: str) -> None:
+        """Take a job that could not be started out of the order."""
         job.blocked = self.told_blocked[job.name] = why
         self.doubt(job.name)
         self.settle(job)
-        return new
 
     def doubt(self, name: str) -> None:
         """Let the next start of *name* check for conflicting files first, before it uses up a number."""
