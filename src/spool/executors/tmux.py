@@ -30,7 +30,7 @@ from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.layout import SERVICE
 from spool.core.model import Jid
 from spool.core.units import cpus_in
-from spool.executors.base import Launch, refused, sounds_refused
+from spool.executors.base import Executor, Launch, refused, sounds_refused
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.executors.process import FIRST_PROGRAM, ProcessExecutor
 from spool.formats.config import Config
@@ -65,10 +65,11 @@ _ELSEWHERE = "/tmp"  # noqa: S108  # for a directory whose owner is checked
 _LONGEST_SOCKET = 107  # bytes: sun_path of unix(7), less its NUL
 
 
-class TmuxExecutor:
+class TmuxExecutor(Executor):
     """Start wrappers in sessions of a tmux server of the spool's own."""
 
     name = "tmux"
+    engine: LocalProcesses
 
     def __init__(self, engine: LocalProcesses | None = None, config: Callable[[], Config] = Config) -> None:
         """Start runs that *engine* manages."""
@@ -162,9 +163,6 @@ class TmuxExecutor:
             if answer.stdout or not _LEFT.search(answer.stderr) or time.monotonic() > until:
                 return answer
             time.sleep(0.005)
-
-    def close(self) -> None:
-        """Do nothing: the server lives as long as its sessions."""
 
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
         """Return the command that attaches to the run's session. Raises SpoolError if there is none."""
