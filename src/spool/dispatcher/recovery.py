@@ -394,9 +394,9 @@ class Recovery(Component):
         if files.stop is not None:
             live.stop_on_record(files.stop)
         # An empty jid may be in the middle of being written.
-        live.may_be_silent(time.monotonic_ns() + (SILENT_NS if files.jid is Liveness.ABSENT and not live.copied else 0))
-        if isinstance(known, journal.Started) and self._served_until_ns is not None:
-            live.was_alive(self._served_until_ns)
+        silent_ns = SILENT_NS if files.jid is Liveness.ABSENT and not live.copied else 0
+        served_until_ns = self._served_until_ns if isinstance(known, journal.Started) else None
+        live.may_be_silent(time.monotonic_ns() + silent_ns, served_until_ns)
         self._tell_damaged(live)
         return live
 

@@ -474,7 +474,7 @@ class Supervisor(Component):
         if (spoke_ns := self._spool.spoke_at_ns(*live.key, live.started_at_ns)) is not None:
             now_ns = time.time_ns()
             at_ns = min(max(spoke_ns, live.started_at_ns), now_ns)
-            live.began_elsewhere(at_ns, boot_clock() - (now_ns - at_ns))
+            live.began(boot_clock() - (now_ns - at_ns), at_ns)
             self._state.recount(live)
             self._limits.add(live)  # its time limit counts from now on
         if live.heard():
