@@ -241,7 +241,7 @@ class Scanner(Component):
             self._look_again(place, name)
 
     def _look_again(self, place: str, name: str) -> None:
-        """Have the file looked at again after a pause, which grows."""
+        """Repeat the look after a pause, which grows."""
         _, last = self._recheck.get((place, name), (0, 0))
         wait = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
         self._recheck[place, name] = (time.monotonic_ns() + wait, wait)
