@@ -127,6 +127,8 @@ class Dispatcher:
 
     _unpinned: str | None = None  # what of the configuration has no effect on which CPUs runs get, as logged
     _shown_version = 0  # the version of the state that the status shows
+    _passing, _busy = True, False  # during a pass; whether it has ended or started runs
+    _ahead_of: tuple[object, ...] = ()  # what the prepared start follows from
 
     def __init__(self, spool: LockedSpool, *, clock: Callable[[], int] = time.time_ns) -> None:
         self.spool = spool
@@ -159,7 +161,8 @@ class Dispatcher:
             gate=self.gate,
             clock=clock,
         )
-        self.outcomes = OutcomeIndex(spool, self.state, self._reading_outcome, self._matters)
+        reading, matters = self._reading_outcome, lambda name: bool(self.state.queue.watch.dependents(name))
+        self.outcomes = OutcomeIndex(spool, self.state, reading, matters)
         self.world = MachineMonitor(spool, self.state, self.settings)
         self.reservations = Reservations(context)
         self.scanner = Scanner(context)
@@ -185,8 +188,6 @@ class Dispatcher:
         self.status = StatusWriter(context, self.arrays, self.world)
         self._unfiled: list[ActiveRun] = []  # runs that are over, with unfinished paperwork
         self._first, self._then = self._observing(), self._acting()
-        self._passing, self._busy = True, False  # during a pass; whether it has ended or started runs
-        self._ahead_of: tuple[object, ...] = ()  # what the prepared start follows from
         self._watches_gpus, self._watched = False, frozenset[int]()  # the descriptors of engines
         self._lock_seen_ns, self._logs_seen_ns, self.busy_at_ns = -_LOCK_EVERY_NS, 0, time.monotonic_ns()
 
@@ -202,10 +203,6 @@ class Dispatcher:
 
     def _reading_outcome(self, name: str) -> Piece:
         return self.confinement.of(Thing.of_job(name), "read the outcome of")
-
-    def _matters(self, name: str) -> bool:
-        """Whether a waiting job depends on the end of the job *name*."""
-        return bool(self.state.queue.watch.dependents(name))
 
     # Life.
 
@@ -283,11 +280,6 @@ class Dispatcher:
     def asking(self) -> bool:
         """Whether a review of a start or a cancellation, or a question to NVML or for a lease, is open."""
         return self.admission.waiting or self.planner.awaits_gpus or self.gate.leases.asking or self.steps.waiting
-
-    @property
-    def searching(self) -> bool:
-        """Whether it is open if a run that is being ended, or whose wrapper has ended, is over."""
-        return self.terminator.searching
 
     # A pass.
 

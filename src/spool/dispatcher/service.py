@@ -208,7 +208,7 @@ def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: 
         if more:
             dispatcher.sleep(0)
             continue
-        searches = dispatcher.searching and time.monotonic_ns() < search_until_ns
+        searches = dispatcher.terminator.searching and time.monotonic_ns() < search_until_ns
         if (once and not dispatcher.asking and not searches) or (until_idle and (dispatcher.idle or dispatcher.stuck)):
             return
         limit = None
