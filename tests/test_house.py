@@ -115,7 +115,7 @@ BUDGET = {
     "": 100,
     "cli": 7250,
     "client": 2750,
-    "core": 8350,
+    "core": 8300,
     "dispatcher": 8200,
     "doctor": 650,
     "executors": 2200,
