@@ -39,7 +39,7 @@ from spool.core.resources import FreeResources, Runs
 _Entry = tuple[int, int, float, int, str, int]  # an order key, and the number of the shape
 
 _UNFORESEEN = 3
-"""How many jobs that do not fit, and of which no start can be foretold, are looked at for one to protect."""
+"""How many jobs that do not fit, and have no foreseeable start, are passed over for one to protect."""
 
 
 class View(Struct, frozen=True):
