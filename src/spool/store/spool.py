@@ -146,12 +146,28 @@ class Spool:
 
     def no_such_job(self, verb: str, thing: str, name: str) -> NoSuchJob:
         """Return the error for an unknown job *name*: cannot *verb* *thing*, with a suggestion."""
+        if self.is_to_come(name):
+            why = f"{name.rpartition('_')[0]} has not issued that task yet"
+            return NoSuchJob(cannot(verb, thing, why, remedy=f"`spool why {name}` says when it may start"))
         from difflib import get_close_matches
 
         known = {*self.jobs_with_runs(), *(each for place in layout.PLACES for each in self.names(place))}
         near = get_close_matches(name, known - {name}, n=1, cutoff=0.75)  # a run of it may have been taken back
         remedy = f"did you mean {near[0]}?" if near else "`spool ls --all` lists the jobs"
         return NoSuchJob(cannot(verb, thing, "the spool has no job of that name", remedy=remedy))
+
+    def is_to_come(self, name: str) -> bool:
+        """Whether *name* is a task that its array, in progress or not expanded yet, has still to issue."""
+        from spool.core.arrays import Tasks, array_of  # few names are in doubt
+
+        array = array_of(name)
+        if not array or self.places(name):
+            return False
+        record = self.newest_array(array)
+        if record is not None and self.result(array, record.run) is None:
+            return status_of(self.layout.task_file(array, record.run, name)) is not None
+        spec = self.job_spec(layout.QUEUED, array) or self.job_spec(layout.HELD, array)
+        return spec is not None and name in Tasks(array, spec).names()
 
     def holds(self, inode: int, name: str, *places: str, mtime_ns: int | None = None) -> bool:
         """Whether the file of that inode is that of job *name* in one of *places*.
