@@ -553,33 +553,27 @@ class Spool:
 
     def damaged(self, name: str, run: int) -> list[str]:
         """Return the records of a run that exist and cannot be true, sorted."""
-        found = []
-        for record, read in (
-            (layout.ARRAY, self.array),
-            (layout.GRANT, self.grant),
-            (layout.RESULT, self.result),
-            (layout.STOP, self.stop),
-            (layout.RC, self.exit),
-        ):
-            if self.record(name, run, record) is not None and read(name, run) is None:
-                found.append(record)
-        return sorted(found)
+        read: dict[str, Callable[[str, int], object]] = {
+            layout.ARRAY: self.array,
+            layout.GRANT: self.grant,
+            layout.RESULT: self.result,
+            layout.STOP: self.stop,
+            layout.RC: self.exit,
+        }
+        return sorted(each for each in read if self.record(name, run, each) is not None and not read[each](name, run))
 
     def jid(self, name: str, run: int) -> Jid | Liveness:
         """Return the wrapper's identity, or that there is none (ABSENT) or never will be (VOID)."""
         data = self.record(name, run, layout.JID)
-        if data == run_records.VOID_JID and not self._denies_a_start(name, run):
-            return Liveness.VOID
+        if data == run_records.VOID_JID:
+            refused = any(self.record(name, run, each) is not None for each in (layout.REFUSED, layout.ENGINE))
+            if refused or not self.has_begun(name, run):  # otherwise it is damage
+                return Liveness.VOID
         try:
             jid = run_records.parse_jid(data) if data else None
         except InvalidRecord:
             jid = None
         return Liveness.ABSENT if jid is None else jid
-
-    def _denies_a_start(self, name: str, run: int) -> bool:
-        """Whether a void jid is damage: the run has begun, and neither the machine nor an engine refused it."""
-        settled = (layout.REFUSED, layout.ENGINE)
-        return self.has_begun(name, run) and all(self.record(name, run, each) is None for each in settled)
 
     def spoke_at_ns(self, name: str, run: int, granted_at_ns: int | None = None) -> int | None:
         """Return when the wrapper of a run wrote its identity; None if it has not.
@@ -758,10 +752,8 @@ class Spool:
     @property
     def paused_at_ns(self) -> int | None:
         """When starts were paused; None if they are not."""
-        try:
-            return os.lstat(self.layout.at(layout.PAUSED)).st_ctime_ns
-        except OSError:
-            return None
+        status = status_of(self.layout.at(layout.PAUSED))
+        return status.st_ctime_ns if status is not None else None
 
 
 def spec_of(text: bytes | None, name: str, defaults: JobDefaults | None = None) -> Spec | None:
