@@ -39,7 +39,7 @@ from spool.core.resources import FreeResources, Runs
 _Entry = tuple[int, int, float, int, str, int]  # an order key, and the number of the shape
 
 _UNFORESEEN = 3
-"""How many jobs that do not fit, and have no foreseeable start, are passed over for one to protect."""
+"""How many jobs without a foreseeable start are skipped in the search for one to protect."""
 
 
 class View(Struct, frozen=True):
