@@ -113,9 +113,9 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7300,
+    "cli": 7250,
     "client": 2750,
-    "core": 8350,
+    "core": 8300,
     "dispatcher": 8200,
     "doctor": 650,
     "executors": 2200,
@@ -124,7 +124,7 @@ BUDGET = {
     "extras/capture": 950,
     "extras/containers": 300,
     "extras/engines": 1700,
-    "extras/foreign": 1200,
+    "extras/foreign": 1150,
     "extras/functions": 1100,
     "extras/here": 500,
     "extras/machine": 2850,

@@ -528,16 +528,11 @@ class Expander(Component):
         if data is None:
             return None  # the next look sees that it is gone
         try:
-            texts = TaskFiles(name, data, spec, self._set_in(name, file))
+            texts = TaskFiles(name, data, spec)
         except InvalidFile:
             return None  # it is being changed
         staged = self._staged[name] = _Staged(file, data, texts, self._store.begin())
         return staged
-
-    def _set_in(self, name: str, file: JobFileVersion) -> bytes:
-        """Return, as TOML, what hooks set in the file of an array."""
-        reviewed = self._state.review_of(name, file.content)
-        return jobfile.with_set(jobfile.NO_DEFAULTS, reviewed.keys).text.encode() if reviewed and reviewed.keys else b""
 
     def _refuse(self, job: JobEntry, problems: list[Problem]) -> None:
         """Refuse the whole file, as for any other mistake: it makes an impossible task, or too many."""
@@ -561,8 +556,8 @@ class Expander(Component):
             expanded_at_ns=now_ns,
         )
         files = {layout.SPEC_COPY: staged.data, layout.ARRAY: render_array(record)}
-        if said := self._set_in(name, file):
-            files[layout.DEFAULTS] = said
+        if spec.defaults_text:
+            files[layout.DEFAULTS] = spec.defaults_text.encode()
         try:
             self._store.publish(staged.path, name, run, files)
         except OSError:

@@ -538,7 +538,7 @@ def _mend(spool: LockedSpool, store: ArrayStore, array: Array) -> None:
             if texts is None:
                 data = spool.record(name, run, layout.SPEC_COPY) or spool.job_text(RUNNING, name) or b""
                 try:
-                    texts = TaskFiles(name, data, array.spec, spool.record(name, run, layout.DEFAULTS) or b"")
+                    texts = TaskFiles(name, data, array.spec)
                 except InvalidFile:
                     return
             log.warning("array %s: its task %s was lost to a power cut and is written again", name, task)
