@@ -116,7 +116,7 @@ BUDGET = {
     "cli": 7250,
     "client": 2750,
     "core": 8300,
-    "dispatcher": 8200,
+    "dispatcher": 8100,
     "doctor": 650,
     "executors": 2200,
     "extras": 200,
@@ -139,9 +139,9 @@ BUDGET = {
     "machine": 3250,
     "python": 950,
     "query": 4350,
-    "state": 2050,
+    "state": 2000,
     "store": 3850,
-    "testing": 950,
+    "testing": 900,
 }
 SLACK = 200  # a folder that has shrunk by more keeps that: its number goes down
 
