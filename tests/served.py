@@ -32,6 +32,9 @@ LOOKS = "spool.dispatcher.observer.LOOK_NS"
 GPU_LOOKS = "spool.machine.gpus.GpuWatcher.every_ns"
 """How long after a look at the GPUs the next is due."""
 
+ENGINE_LOOKS = "spool.extras.engines.language.Language.look_ns"
+"""The longest interval of questions to an engine."""
+
 HOUR_NS = 3600 * 10**9
 SHELL_ONLY = {"spool.executors.compiled.PROGRAM": "/nowhere"}
 """Without the compiled wrapper."""

@@ -112,13 +112,19 @@ class Key(Row):
 
 
 class KeyTable:
-    """The keys of a file, or of a table in it. A value that is not a table stands for the key *short*."""
+    """The keys of a file, or of a table in it. A value that is not a table stands for the key *short*.
 
-    def __init__(self, name: str, about: str, *keys: Key, short: Key | None = None) -> None:
+    *gone*: keys of the file that have no effect any more, `NAME` or `TABLE.NAME`, each with what to do.
+    """
+
+    def __init__(
+        self, name: str, about: str, *keys: Key, short: Key | None = None, gone: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self.about = about
         self.keys = keys
         self.short = short
+        self.gone = gone or {}
 
 
 _UNITS = {"size": "_bytes", "duration": "_ns", "timeout": "_ns"}
@@ -132,7 +138,7 @@ class Part:
 
     *excludes* are keys of the file that one with its keys cannot have, each with the reason. Defaults do not add them.
     *once*: why only one run can have its keys; such a job is not queued again, and copies of it are without.
-    *gone*: keys of config.toml that have no effect any more, each with what to do.
+    *gone*: as in a `KeyTable`.
     """
 
     def __init__(

@@ -206,7 +206,7 @@ CONFIG = KeyTable(
     Key("gpu", _GPU, "Which GPUs jobs may use, and how they are chosen.", default={}),
     Key("gc", _GC, "Which ended runs the dispatcher (every hour) and `spool gc` remove.", default={}),
     Key("quotas", _QUOTAS, "Limits on what users and projects use at once.", default={}),
-)))
+)), gone=GONE)
 
 # fmt: on
 
@@ -413,5 +413,5 @@ _KINDS: Kinds = {
     "exports": lambda key: Kind(tuple[str, ...], _exports),
 }
 
-FORMAT = Format(CONFIG, {**KINDS, **_KINDS}, InvalidConfig, Config(), "config", GONE)
+FORMAT = Format(CONFIG, {**KINDS, **_KINDS}, InvalidConfig, Config(), "config")
 """The reader of the configuration."""

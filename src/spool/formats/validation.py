@@ -212,8 +212,7 @@ class Format:
     """One kind of file: its table of keys, the kinds of its values, and the error that it raises.
 
     *model* has the default of each field; its lists of tables have one entry, for the defaults in it. *parts_of* is the
-    column of what capabilities contribute to such files, "job" or "config"; "" for none. *gone*: keys without effect,
-    each with what to do, as those of `Part.gone`.
+    column of what capabilities contribute to such files, "job" or "config"; "" for none.
     """
 
     def __init__(
@@ -223,10 +222,8 @@ class Format:
         error: type[InvalidFile],
         model: Struct | None = None,
         parts_of: str = "",
-        gone: Mapping[str, str] | None = None,
     ) -> None:
         self.parts_of = parts_of
-        self.gone = gone or {}
         self.model = model
         self.error = error
         self.kinds = dict(kinds)
@@ -261,7 +258,8 @@ class Format:
             document = complete(document)
         advice = tuple(self._without_gone(document))
         if self.parts_of and not self._root.keys() >= document.keys() and search():
-            self._prepare(KeyTable(self.table.name, self.table.about, *with_parts(self.parts_of, self.table.keys)))
+            keys = with_parts(self.parts_of, self.table.keys)
+            self._prepare(KeyTable(self.table.name, self.table.about, *keys, gone=self.table.gone))
         problems = Problems()
         try:
             raw = msgspec.convert(document, self.struct)
@@ -274,7 +272,7 @@ class Format:
 
     def _without_gone(self, document: dict[str, Any]) -> Iterator[str]:
         """Remove the keys that have gone from *document*; yield what to do about each."""
-        for gone in (self.gone, *(part.gone for part in self.parts.values())):
+        for gone in (self.table.gone, *(part.gone for part in self.parts.values())):
             for key, why in gone.items():
                 place, _, name = key.rpartition(".")
                 table = document.get(place) if place else document

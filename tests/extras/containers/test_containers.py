@@ -217,7 +217,7 @@ def test_the_example_runs(machine: Machine) -> None:
 def test_a_run_in_a_container_has_no_python_of_the_machine_in_its_record(machine: Machine) -> None:
     """Its commit is captured; the packages of the host, which it does not see, are not."""
     machine.install()
-    machine.spool.root.joinpath("config.toml").write_text("[capture]\npackages = true\n")
+    machine.spool.root.joinpath("config.toml").write_text("capture = true\n")
     machine.spool.start()
     machine.spool.completes("inside", ["python3", "-c", "0"], container="ml/image")
     record = machine.spool.record("inside", "capture.toml") or ""

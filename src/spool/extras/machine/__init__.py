@@ -111,6 +111,7 @@ MACHINE = KeyTable(
     *_rows(CONFIG, "cpus", "memory", "memory_reserve", "resources", "order", "fair_share", "gpu"),
     Key("quotas", _QUOTAS, "Limits on what users use at once.", default={}),
     Key("reservations", _RESERVATION, "GPU reservations: `[[reservations]]`.", many="list", default=()),
+    gone=CONFIG.gone,
 )
 
 # fmt: on
@@ -167,8 +168,7 @@ def _users(listed: tuple[str | int, ...]) -> tuple[str | int, ...]:
 
 _KINDS: Kinds = {"served users": lambda key: Kind(tuple[int | str, ...], _users)}
 
-_ALL_KINDS = {**config.FORMAT.kinds, **reservation.FORMAT.kinds, **_KINDS}
-FORMAT = Format(MACHINE, _ALL_KINDS, InvalidConfig, MachineConfig(), gone=config.GONE)
+FORMAT = Format(MACHINE, {**config.FORMAT.kinds, **reservation.FORMAT.kinds, **_KINDS}, InvalidConfig, MachineConfig())
 """The reader of the configuration of a shared machine."""
 
 FILES = (FileKind("machine", "the configuration of a machine that users share", FORMAT, parse, MACHINE_FILE),)
