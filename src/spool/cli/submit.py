@@ -152,7 +152,7 @@ def command(
       spool submit < job.sh       a script on stdin, also as `spool submit <<EOF`
       spool submit -f train.toml  a job file, copied byte for byte
 
-    By hand: cp train.toml ~/.spool/.tmp/ && mv ~/.spool/.tmp/train.toml ~/.spool/queued/
+    By hand: cd ~/.spool; cp ~/train.toml .tmp/; mv .tmp/train.toml queued/
     """
     root, request = ctx.obj, asked(ctx)
     jobs = _of_files(files, request, root) if files else [draft_of(request, root)]
