@@ -266,6 +266,7 @@ def test_what_a_user_was_served_beyond_that_passes_his_jobs_later(pool, hours, l
         past = served(passing("w", LONG, later), "alice", 1, began=10 * 3600, lasted=hours * 3600, pool=pool)
         found = plan(LONG, keen, past=past, policy=policy, running=runs, on=ONE)
         assert found.in_order()[0][0].name == first_of_all
+        assert standing(found, "long").served_more == (first_of_all == "keen")
     past = served(passing("w", LONG, later), "alice", 1, began=10 * 3600, lasted=hours * 3600, pool=pool)
     assert plan(LONG, KEEN, past=past, running=runs, on=ONE).in_order()[0][0].name == "long"
 

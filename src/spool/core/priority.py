@@ -27,17 +27,16 @@ everything becomes old, and the order becomes that of arrival.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate, pairwise
-from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
 from spool.core.layout import LOCAL_EXECUTORS
 from spool.core.model import SECOND_NS, Grant, Policy, Result, Waiting
-from spool.core.queue import Place, Shape, ShapeKey, WaitingQueue, place
+from spool.core.queue import Place, Shape, ShapeKey, WaitingQueue, place, shape_key
 from spool.core.resources import CPUS, GPUS, MEMORY, RUNS, FreeResources, PoolName
 from spool.core.runtimes import TEACHES, Expected, RunTimes
 from spool.core.units import show_duration
@@ -188,37 +187,43 @@ class Served:
 class PassedWork:
     """The work of ended runs in one pool, by when their jobs arrived."""
 
-    __slots__ = ("_sums", "_works")
+    __slots__ = ("_arrivals", "_sums", "_works")
 
     def __init__(self) -> None:
-        self._works: list[tuple[int, int]] = []  # in order of arrival
-        self._sums: list[int] | None = None  # of the works until each of them, while nothing is added
+        self._arrivals: list[int] = []  # in order
+        self._works: list[int] = []
+        self._sums = [0]  # of the works before each position, as far as they were asked for
 
     def __len__(self) -> int:
         """Return how many entries are kept apart."""
-        return len(self._works)
+        return len(self._arrivals)
 
     def copy(self) -> PassedWork:
         """Return an independent copy."""
         other = PassedWork()
-        other._works = self._works.copy()
+        other._arrivals, other._works, other._sums = self._arrivals.copy(), self._works.copy(), self._sums.copy()
         return other
 
     def add(self, arrived_at_ns: int, work: int) -> None:
         """Count the work of a run whose job arrived then."""
-        insort(self._works, (arrived_at_ns, work))
-        self._sums = None
+        at = bisect_right(self._arrivals, arrived_at_ns)
+        self._arrivals.insert(at, arrived_at_ns)
+        self._works.insert(at, work)
+        del self._sums[at + 1 :]
         if len(self._works) > 2 * _POINTS:
-            kept = _apart([arrival for arrival, _ in self._works])
-            borders = pairwise([*kept, len(self._works)])
+            kept = _apart(self._arrivals)
             # Of those that are merged the first arrival stays, so that no job counts more than what came later.
-            self._works = [(self._works[at][0], sum(work for _, work in self._works[at:end])) for at, end in borders]
+            self._works = [sum(self._works[at:end]) for at, end in pairwise([*kept, len(self._works)])]
+            self._arrivals = [self._arrivals[at] for at in kept]
+            self._sums = [0]
 
     def later(self, arrived_at_ns: int) -> int:
         """Return the work of all jobs that arrived after that instant."""
-        if self._sums is None:
-            self._sums = list(accumulate((work for _, work in self._works), initial=0))
-        return self._sums[-1] - self._sums[bisect_right(self._works, arrived_at_ns, key=itemgetter(0))]
+        sums = self._sums
+        missing = self._works[len(sums) - 1 :]
+        if missing:
+            sums += accumulate(missing, initial=sums.pop())
+        return sums[-1] - sums[bisect_right(self._arrivals, arrived_at_ns)]
 
 
 def _apart(times: Sequence[int]) -> list[int]:
@@ -326,6 +331,7 @@ class OrderFactors(Struct, frozen=True):
     own_ns: int  # what its user was served since it arrived, in time of the whole machine; 0 if no other competes
     score: float | None
     was_passed: bool  # overtaken by enough later work to go first
+    served_more: bool = False  # … by enough, but its own user was served more
 
     def words(self, other: float | None = None) -> str:
         """Return the numbers that determine the job's place; the score with the digits that tell it from *other*."""
@@ -340,7 +346,8 @@ class OrderFactors(Struct, frozen=True):
             terms = f"{terms}, own service {show_duration(self.own_ns)}"
         if abs(self.factor - 1) >= 0.005:
             terms = f"{terms}, fair share \N{MULTIPLICATION SIGN}{self.factor:.2f}"
-        return f"score {show_score(self.score, other)} ({terms})"
+        why_not = "; later arrivals have passed it by much work, but its own user got more" if self.served_more else ""
+        return f"score {show_score(self.score, other)} ({terms}){why_not}"
 
     def words_behind(self, first: OrderFactors) -> str:
         """Return why a job comes after one of the same priority, whose factors are *first*; "" if the order says it."""
@@ -482,9 +489,14 @@ class Order:
             key: OrderKey = (where[0], 1, stands_for_it, where[1], where[2])
             return key, OrderFactors(waited_ns, expected, factor, 0, None, was_passed=False)
         key = self.placed(self._score(where, expected.ns, job.user, spec.project))
-        return key, OrderFactors(
-            waited_ns, expected, factor, own_ns, -key[2] if key[1] else None, was_passed=not key[1]
-        )
+        was_passed = not key[1]
+        served_more = bool(own_ns) and not was_passed and self._promotes and waited_ns > LEAST_PASSED_NS
+        if served_more and job.elsewhere is None:
+            shape = shape_key(job)
+            served_more = self._is_passed(job.arrived_at_ns, shape, own_counts=False)
+            served_more = served_more and not self._is_passed(job.arrived_at_ns, shape)
+        score = None if was_passed else -key[2]
+        return key, OrderFactors(waited_ns, expected, factor, own_ns, score, was_passed, served_more)
 
     def placed(self, key: OrderKey) -> OrderKey:
         """Return *key*, moved to the front if its job is the promoted one."""
@@ -505,10 +517,10 @@ class Order:
             expected_ns += self._own_ns(sharing, arrived_at_ns)
         return ahead, 1, -((waited_ns + expected_ns) / expected_ns * sharing.factor), arrived_at_ns, name
 
-    def _is_passed(self, arrived_at_ns: int, key: ShapeKey) -> bool:
+    def _is_passed(self, arrived_at_ns: int, key: ShapeKey, *, own_counts: bool = True) -> bool:
         """Whether a job goes first: later arrivals have used too much of a pool that it lacks.
 
-        What its user was served of that pool beyond the threshold, they must have used twice more.
+        If *own_counts*, what its user was served of that pool beyond the threshold, they must have used twice more.
         """
         request, sharing = key.request, self._share(key.user, key.project)
         if id(request) not in self._scarce:
@@ -517,7 +529,8 @@ class Order:
             passed = self._past.passed.get(pool)
             enough = max(LEAST_PASSED_NS, int(PART * (self._now_ns - arrived_at_ns))) * total
             later = 0 if passed is None else passed.later(arrived_at_ns)
-            if later > enough and later > enough + _OWN * max(self._served(sharing, pool, arrived_at_ns) - enough, 0):
+            own = self._served(sharing, pool, arrived_at_ns) if own_counts and later > enough else 0
+            if later > enough + _OWN * max(own - enough, 0):
                 return True
         return False
 
