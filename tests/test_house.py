@@ -113,10 +113,10 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7300,
+    "cli": 7250,
     "client": 2750,
-    "core": 8350,
-    "dispatcher": 8200,
+    "core": 8300,
+    "dispatcher": 8100,
     "doctor": 650,
     "executors": 2200,
     "extras": 200,
@@ -124,7 +124,7 @@ BUDGET = {
     "extras/capture": 950,
     "extras/containers": 300,
     "extras/engines": 1700,
-    "extras/foreign": 1200,
+    "extras/foreign": 1150,
     "extras/functions": 1100,
     "extras/here": 500,
     "extras/machine": 2850,
@@ -139,9 +139,9 @@ BUDGET = {
     "machine": 3250,
     "python": 950,
     "query": 4350,
-    "state": 2050,
+    "state": 2000,
     "store": 3850,
-    "testing": 950,
+    "testing": 900,
 }
 SLACK = 200  # a folder that has shrunk by more keeps that: its number goes down
 

@@ -37,10 +37,10 @@ def test_every_verb_that_takes_a_job_is_asked_below() -> None:
         for verb, command in verbs.items()
         if command is not None and any(isinstance(each, JobArgument) for each in command.params)
     }
-    assert takes - {*NAMES_A_JOB, "move", "signal", "diff"} == set()
+    assert takes - {*NAMES_A_JOB, "signal", "diff"} == set()
 
 
-@pytest.mark.parametrize("verb", [*NAMES_A_JOB, "move --first", "signal USR1"])
+@pytest.mark.parametrize("verb", [*NAMES_A_JOB, "edit --first", "signal USR1"])
 def test_an_unknown_job_is_answered_with_the_likely_one(spool: Command, spool_root: Path, verb: str) -> None:
     """Every command that takes a job says which one was probably meant, else how to list the jobs."""
     put_job(spool_root, "train-model", place="held")

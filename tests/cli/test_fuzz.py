@@ -53,7 +53,7 @@ RECORDS: tuple[Words, ...] = (
 VERBS: Mapping[str, tuple[Words, ...]] = {
     "job": (
         *LISTS, ("check", "FILE"), ("check", "--strict", "queued"), ("submit", "--hold", "--name", "new", "-f", "FILE"),
-        ("edit", "waits", "--priority", "7"), ("hold", "waits"), ("move", "--first", "waits"), ("cancel", "waits"),
+        ("edit", "waits", "--priority", "7"), ("hold", "waits"), ("edit", "waits", "--first"), ("cancel", "waits"),
         ("wait", "waits", "--timeout", "1ms"), ("doctor", "-q"), ("diff", "waits", "ended"), ("release", "waits"),
     ),
     "config": (
@@ -71,10 +71,10 @@ VERBS: Mapping[str, tuple[Words, ...]] = {
         ("wait", "gone", "--timeout", "1ms"), ("stats", "--by", "user"), ("why", "gone"), ("doctor", "-q"),
     ),
     "state": (*LISTS, ("machine", "status"), ("doctor", "-q"), ("wait", "waits", "--timeout", "1ms")),
-    "journal": (*LISTS, ("doctor", "-q"), ("move", "--first", "waits")),
+    "journal": (*LISTS, ("doctor", "-q"), ("edit", "waits", "--first")),
     "events": (*LISTS, ("doctor", "-q"), ("gc", "--dry-run", "--older-than", "1s")),
     "script": (
-        ("submit", "--hold", "--name", "new", "FILE"), ("import", "FILE"), ("check", "FILE"),
+        ("submit", "--hold", "--name", "new", "FILE"), ("check", "FILE"),
         ("submit", "--dry-run", "FILE"), ("run", "--dry-run", "FILE"),
     ),
     "parameters": (
@@ -349,7 +349,6 @@ def test_an_output_without_an_end_is_none(lived: Path, tmp_path: Path, monkeypat
 NAMED: tuple[Words, ...] = (
     ("check", "FILE"), ("submit", "--dry-run", "-f", "FILE", "--name", "j"), ("submit", "--dry-run", "--lines", "FILE"),
     ("submit", "--dry-run", "--param-file", "FILE", "--", "true"), ("simulate", "FILE"), ("submit", "FILE"),
-    ("import", "FILE"),
 )  # fmt: skip
 
 

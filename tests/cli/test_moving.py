@@ -1,16 +1,13 @@
-"""`spool move`: which priority a job gets, and what it is told that cannot be moved."""
+"""`spool edit --first`, `--last` and `--before`: which priority a job gets."""
 
 from __future__ import annotations
 
-import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from calling import Command, put_job
-from spool.query.selection import priorities_to_move
-from spool.store.spool import Spool
 
 
 def _jobs(root: Path, **priorities: int | None) -> None:
@@ -23,27 +20,27 @@ def _priority(root: Path, name: str) -> object:
 
 
 @pytest.mark.parametrize(
-    ("names", "where", "said"),
+    ("name", "where", "priority"),
     [
-        (("low",), "first", "low goes first: priority 41\n"),
-        (("low", "none"), "first", "low goes first: priority 42\nnone goes first: priority 41\n"),
-        (("high",), "first", "high is already first: priority 40\n"),
-        (("high",), "last", "high goes last: priority 4\n"),
-        (("high", "low"), "last", "high goes last: priority 9\nlow goes last: priority 8\n"),
-        (("low",), "last", "low is already last: priority 5\n"),
+        ("low", ("--first",), 41),
+        ("none", ("--first",), 41),
+        ("high", ("--first",), 40),
+        ("high", ("--last",), 4),
+        ("low", ("--last",), 5),
+        ("low", ("--before", "none"), 11),
+        ("high", ("--before", "none"), 40),
+        ("high", ("--before", "high"), None),
     ],
 )
-def test_a_job_goes_before_or_after_all_others_of_its_user(
-    spool: Command, spool_root: Path, names: tuple[str, ...], where: str, said: str
+def test_a_job_goes_before_or_after_others(
+    spool: Command, spool_root: Path, name: str, where: tuple[str, ...], priority: int | None
 ) -> None:
-    """By one step of priority, in the order in which they are named; `--dry-run` says so and changes nothing."""
+    """By one step of priority, of which one that stands there already has enough; never before itself."""
     _jobs(spool_root, high=40, none=None, low=5)
-    before = {name: _priority(spool_root, name) for name in names}
-    assert spool("move", *names, f"--{where}", "--dry-run").out == said.replace(" goes ", " would go ")
-    assert {name: _priority(spool_root, name) for name in names} == before
-    assert spool("move", *names, f"--{where}").out == said
-    again = re.sub(" (goes|is already) ", " is already ", said)
-    assert spool("move", *names, f"--{where}").out == again
+    for _ in range(2):
+        said = spool("edit", name, *where)
+        assert said.code == (0 if priority is not None else 1), said.err
+        assert _priority(spool_root, name) == priority or priority is None
 
 
 def test_what_is_held_or_runs_is_no_rival_and_comments_stay(spool: Command, spool_root: Path) -> None:
@@ -51,14 +48,14 @@ def test_what_is_held_or_runs_is_no_rival_and_comments_stay(spool: Command, spoo
     _jobs(spool_root, a=None)
     put_job(spool_root, "parked", 'command = "true"\npriority = 200\n', "held")
     put_job(spool_root, "b", '# why\ncommand = "true"  # what\n')
-    assert spool("move", "b", "--first").out == "b goes first: priority 11\n"
+    assert spool("edit", "b", "--first").code == 0
     text = (spool_root / "queued" / "b.toml").read_text()
     assert text.startswith('# why\ncommand = "true"  # what\n')
-    assert _priority(spool_root, "a") is None
+    assert (_priority(spool_root, "b"), _priority(spool_root, "a")) == (11, None)
 
 
-def test_a_job_that_is_alone_is_first_and_last(spool_root: Path) -> None:
+@pytest.mark.parametrize("where", ["--first", "--last"])
+def test_a_job_that_is_alone_is_first_and_last(spool: Command, spool_root: Path, where: str) -> None:
     """It keeps its priority."""
     _jobs(spool_root, a=7)
-    for first in (True, False):
-        assert priorities_to_move(Spool(str(spool_root)), ["a"], first=first) == {"a": 7}
+    assert (spool("edit", "a", where).code, _priority(spool_root, "a")) == (0, 7)

@@ -366,7 +366,7 @@ def test_no_file_of_a_stranger_runs(shared: Shared, uid: int) -> None:
     assert shared.by(ALICE, "wait", "dropped").returncode == 4
     assert f"belongs to {whose}" in shared.by(ALICE, "show", "dropped").stdout
     # What the owner does with it makes it no order either: only a copy of hers is one.
-    for words in (("edit", "dropped", "--priority", "9"), ("move", "--first", "dropped"), ("release", "held")):
+    for words in (("edit", "dropped", "--priority", "9"), ("edit", "dropped", "--first"), ("release", "held")):
         shared.by(ALICE, *words)
     shared.settled()
     assert shared.ran() == {}

@@ -232,7 +232,6 @@ _PLACES = {
     "continue": (RUNNING,),
     "edit": (QUEUED, HELD, RUNNING),
     "hold": (QUEUED, RUNNING),
-    "move": (QUEUED,),
     "release": (HELD,),
     "requeue": (DONE, RUNNING),
     "signal": (RUNNING,),

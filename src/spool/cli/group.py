@@ -53,7 +53,6 @@ _SECTIONS = (
             "hold": "Hold jobs until they are released.",
             "release": "Release held jobs.",
             "requeue": "Run ended or running jobs again.",
-            "move": "Put a waiting job before your other jobs, or after them.",
             "suspend": "Pause running jobs where they are.",
             "continue": "Continue suspended jobs.",
             "signal": "Send a signal to the processes of running jobs.",
@@ -111,7 +110,7 @@ _COMMANDS = {  # where a verb is the `command` of no module of its own
     verb: f"{module}:{verb}"
     for module, verbs in {
         "control": "cancel hold release requeue suspend pause resume",
-        "dispatch": "gc init", "info": "gpus reserve", "show": "seff", "submit": "check edit move run",
+        "dispatch": "gc init", "info": "gpus reserve", "show": "seff", "submit": "check edit run",
         "wait": "attach log", "why": "plan",
     }.items()
     for verb in verbs.split()
@@ -126,14 +125,15 @@ _ELSEWHERE = {
         "cancel": "scancel gcancel kill rm remove delete stop abort terminate end del qdel atrm bkill",
         "log": "logs tail cat output", "log -f": "follow follow-log", "dispatch": "start daemon",
         "show": "view describe inspect", "ls --watch": "watch", "top": "monitor htop dashboard",
-        "release": "unhold qrls", "resume": "unpause", "hold": "stash park qhold", "move": "prioritize",
-        "move --first": "up urgent", "requeue": "retry resubmit again qrerun restart redo",
+        "release": "unhold qrls", "resume": "unpause", "hold": "stash park qhold",
+        "edit --first": "move prioritize up urgent", "requeue": "retry resubmit again qrerun restart redo",
         "gc": "clear purge prune cleanup clean", "check": "validate lint", "doctor": "config", "--version": "version",
         "completion": "completions", "attach": "sattach", "edit": "qalter update modify change set scontrol",
         "continue": "cont thaw unsuspend", "suspend": "freeze", "info": "sinfo ginfo", "reserve": "gctl",
         "gpus": "nvidia-smi gpu", "reserve list": "reservations", "plan": "predict",
         "stats": "gstats sreport history", "plot": "gantt chart timeline", "ls -a": "sacct",
-        "edit --priority": "nice renice", "submit --start-after": "at", "import": "convert",
+        "edit --priority": "nice renice", "submit --start-after": "at",
+        "submit --dry-run": "convert import",
     }.items()
     for word in words.split()
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""From the command line to a job in the spool: shared by `submit`, `run` and `import`.
+"""From the command line to a job in the spool: shared by `submit` and `run`.
 
 A script is captured: the job file holds its current text, and the script's file is no longer needed. The kernel runs
 the copy by its `#!` line. A script without one is refused, as `sbatch` does; one for PBS or Grid Engine, which take it,

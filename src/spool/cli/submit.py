@@ -1,4 +1,4 @@
-"""The verbs that write job files: `spool submit`, `run`, `check`, `edit` and `move`."""
+"""The verbs that write job files: `spool submit`, `run`, `check` and `edit`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,9 @@ from spool.cli import joboptions, render
 from spool.cli.group import (
     Verb,
     WordsVerb,
-    for_each,
     json_option,
     made,
     name_argument,
-    named,
-    names_argument,
     one_job,
     opened,
     option_in,
@@ -48,6 +45,7 @@ from spool.formats.capabilities import OtherWay, contributed, engine_offer, load
 from spool.formats.jobfile import edited
 from spool.formats.toml import MAX_BYTES
 from spool.query.foresight import doubts
+from spool.query.selection import priority_for
 from spool.store.glance import defaults_of
 from spool.store.ownership import this_user
 from spool.store.reading import is_too_long, read_named
@@ -170,7 +168,7 @@ def command(
     tell_doubts(root, jobs, strict=strict)
     if dry_run:
         for job in jobs:
-            say_text(job.text().decode("utf-8", "replace"))
+            say_text(job.text().decode("utf-8-sig", "replace").replace("\r\n", "\n"))
         return 0
     publish(root, jobs, held=hold or jobs[0].held, replace=replace)
     for job in jobs:
@@ -401,7 +399,7 @@ def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, S
             spec = jobfile.parse(data, name=name, defaults=defaults)
     except InvalidFile as error:
         if data.startswith(b"#!"):
-            remedy = f"`spool import {shlex.quote(path)}` prints the job file that it becomes"
+            remedy = f"`spool submit --dry-run {shlex.quote(path)}` prints the job file that it becomes"
             return [Problem(None, None, f"it is a script, not a job file; {remedy}")], None
         return list(error.problems), None
     why = why_not_name(name)
@@ -416,9 +414,22 @@ def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, S
 @option_in(COMMON_TITLE)(
     "--unset", multiple=True, metavar="KEY", help="Remove a key: memory, env.DEBUG. May be repeated."
 )
+@option_in(COMMON_TITLE)("--first", is_flag=True, help="Give it a priority above your other waiting jobs.")
+@option_in(COMMON_TITLE)("--last", is_flag=True, help="Give it a priority below them.")
+@option_in(COMMON_TITLE)("--before", metavar="JOB", help="Give it a priority above that of this waiting job.")
 @key_options
 @click.pass_context
-def edit(ctx: click.Context, /, name: str, shell_command: str | None, unset: tuple[str, ...], **_: Any) -> int:
+def edit(
+    ctx: click.Context,
+    /,
+    name: str,
+    shell_command: str | None,
+    unset: tuple[str, ...],
+    first: bool,
+    last: bool,
+    before: str | None,
+    **_: Any,
+) -> int:
     """Change a waiting or held job, or the time limit, priority and gpu_idle of a running one.
 
     For an array in progress, only `max_running` can be changed.
@@ -430,6 +441,7 @@ def edit(ctx: click.Context, /, name: str, shell_command: str | None, unset: tup
       spool edit train
       spool edit train --priority 50 --memory 8G --unset time_limit
       spool edit train --time-limit 12h  # also while it is running
+      spool edit train --first           # priority counts across users
 
     By hand: vim queued/train.toml
     """
@@ -438,6 +450,13 @@ def edit(ctx: click.Context, /, name: str, shell_command: str | None, unset: tup
     changes = joboptions.keys_of(values_of(ctx.params))
     if shell_command is not None:
         changes["command"] = shell_command
+    if first + last + (before is not None) + ("priority" in changes) > 1:
+        raise UsageError("--first, --last, --before and --priority cannot be combined; give one of them")
+    if first or last or before is not None:
+        rival = one_job(spool, before) if before is not None else None
+        changes["priority"] = priority_for(spool, _file(spool, name)[0], name, first=first, before=rival)
+        render.say(f"{change_keys(spool, name, changes, unset)}: priority {changes['priority']}")
+        return 0
     if changes or unset:
         render.say(change_keys(spool, name, changes, unset))
         return 0
@@ -569,52 +588,3 @@ def _keep(name: str, text: bytes) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(text)
     tell(f"your text is saved in {path}")
-
-
-@click.command("move", cls=Verb)
-@names_argument
-@click.option("--first", is_flag=True, help="Move it before the user's other waiting jobs.")
-@click.option("--last", is_flag=True, help="Move it after them.")
-@click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
-@click.pass_obj
-def move(root: str, /, names: tuple[str, ...], first: bool, last: bool, dry_run: bool) -> int:
-    """Put a waiting job before your other jobs, or after them.
-
-    This changes the job's priority: to one above the highest of its user's other waiting jobs, or one below the lowest.
-    Priority counts across users, so the job also passes other users' jobs of a lower priority. Several jobs keep the
-    order in which you name them. A job that goes first still waits for room, and smaller jobs can start before it.
-
-      spool move train --first
-      spool move 'sweep_*' --last
-
-    By hand: set priority = 11 in queued/train.toml
-    """
-    from spool.client.requests import Requests
-    from spool.query.selection import priorities_to_move
-
-    if first == last or not names:
-        raise click.UsageError("name jobs, and give either --first or --last")
-    where = "first" if first else "last"
-    spool = opened(root)
-    requests = Requests(spool, this_user())
-    chosen = named(spool, names, (QUEUED,))
-    moved = priorities_to_move(spool, chosen, first=first)
-
-    def act(name: str) -> str:
-        what, text = ("move", f"job {name}"), spool.job_text(QUEUED, name)
-        if text is None:
-            if not spool.places(name) and not spool.runs(name):
-                raise spool.no_such_job(*what, name)
-            raise SpoolError(cannot(*what, "it is not waiting", remedy=f"`spool show {name}` says more"))
-        priority = moved.get(name)
-        if priority is None:
-            raise SpoolError(cannot(*what, "its file is not valid", remedy=f"`spool edit {name}`"))
-        new = edited(text, {"priority": priority}, name=name)
-        if new == text:
-            return f"{name} is already {where}: priority {priority}"
-        if dry_run:
-            return f"{name} would go {where}: priority {priority}"
-        requests.replace(name, QUEUED, text, new)
-        return f"{name} goes {where}: priority {priority}"
-
-    return for_each(chosen, act)

@@ -1,6 +1,6 @@
 """A job before it is in the spool: its keys, its name, its variables from the caller's environment, its file.
 
-Every way to submit fills a `Draft`: `spool submit`, fast or not, `spool run`, `spool import` and `Client`. Variables
+Every way to submit fills a `Draft`: `spool submit`, fast or not, `spool run` and `Client`. Variables
 that it copies, so that the job finds the same programs as the caller, go into the file's `env`, where they can be seen
 and edited. Imports almost nothing, because every submission uses it.
 """

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from spool.core import gpus
 from spool.core import gpus as reserved
-from spool.core.gpus import NONE_NAMED, GpuSlot, GpuSlots, Kind
+from spool.core.gpus import GpuSlot, GpuSlots
 from spool.core.model import Grant, Machine, Policy, Pool, Request, Reservation, Running, Waiting
 from spool.core.queue import Ordered
 from spool.core.quotas import Counts, Lowest, Quotas, SharedLimits, why_never
@@ -235,7 +235,6 @@ class FreeResources:
         runs: Runs,
         limits: SharedLimits = UNLIMITED,
         reservations: Sequence[Reservation] = (),
-        named_gpus: Mapping[Kind, int] = NONE_NAMED,
     ) -> None:
         self.machine = machine
         self.policy = policy
@@ -247,7 +246,7 @@ class FreeResources:
         self.quotas = Quotas(policy)
         self.available_bytes = machine.memory_available_bytes
         self.with_gpus = runs.with_gpus.copy()
-        self.cards = self._claimed_cards(named_gpus)
+        self.cards = self._claimed_cards()
         self.started: list[Running] = []
         self.pending = runs.pending
         self.elsewhere: dict[str, FreeResources] = {}
@@ -266,13 +265,21 @@ class FreeResources:
         room = FreeResources.__new__(FreeResources)
         room.__dict__.update(self.__dict__)
         room.counts, room.with_gpus = self.counts.copy(), self.with_gpus.copy()
-        room.cards = room._claimed_cards(self.cards.named)
+        room.cards = room._claimed_cards()
         room.started = self.started.copy()
         room.elsewhere = {}  # other machines do not matter here
         return room
 
-    def _claimed_cards(self, named_gpus: Mapping[Kind, int]) -> GpuSlots:
-        slots = GpuSlots(self.machine, self.policy, named_gpus)
+    def without(self, runs: Iterable[Running]) -> FreeResources:
+        """Return a copy as if these runs had left: what the kernel could give then is unknown."""
+        room = self.then()
+        for run in runs:
+            room.release(run)
+            room.available_bytes = None
+        return room
+
+    def _claimed_cards(self) -> GpuSlots:
+        slots = GpuSlots(self.machine, self.policy)
         for run in self.with_gpus.values() if slots.cards else ():
             slots.claim(run)
         return slots
@@ -557,18 +564,12 @@ class FreeResources:
         return {cpu for text in lists for cpu in cpus_in(text)}
 
     def _linked_first(self, cards: list[GpuSlot], request: Request) -> list[GpuSlot]:
-        """Return *cards* in order, those first that suit each other and the free CPUs, among equally wanted ones."""
+        """Return *cards* in order, those first that suit each other and the free CPUs, among equally large ones."""
         pinned, free = self._pinned(), dict[int | None, int]()
         for core in self.machine.cores:
             free[core.node] = free.get(core.node, 0) + sum(cpu not in pinned for cpu in core.cpus)
         slots = {card.gpu.uuid: card for card in cards}
-        ordered = gpus.linked_first(
-            [card.gpu for card in cards],
-            request.gpus,
-            self.cards.rank,
-            free,
-            request.cpus,
-        )
+        ordered = gpus.linked_first([card.gpu for card in cards], request.gpus, free, request.cpus)
         return [slots[gpu.uuid] for gpu in ordered]
 
     def _end_ns(self, job: Waiting) -> int | None:

@@ -165,17 +165,9 @@ TABLE = (
     ),
     Capability(
         "foreign",
-        "Submits and converts scripts for other schedulers.",
+        "Submits scripts for other schedulers.",
         scripts="spool.extras.foreign.scripts:ForeignScripts",
         dependencies="spool.extras.foreign.scripts:in_our_words",
         answers="spool.extras.foreign.lines:answer",
-        verbs={
-            "import": ContributedVerb(
-                "Jobs",
-                "spool.extras.foreign.scripts:command",
-                "Convert a Slurm, gflow or PBS script to a job file.",
-                after="check",
-            )
-        },
     ),
 )

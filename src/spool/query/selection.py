@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
-from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -13,7 +14,6 @@ from spool.core.dependencies import CANCELLED_BY
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, QUEUED, RUNNING, natural
 from spool.core.model import OUTCOMES, State
-from spool.core.queue import HIGHEST_PRIORITY
 from spool.query.jobs import JobLister, list_jobs
 from spool.query.rows import JobFilter, JobRow
 from spool.store.arrays import task_names
@@ -52,7 +52,8 @@ def picked(spool: Spool, wanted: JobFilter, places: Sequence[str]) -> tuple[list
     if by_task and wanted.names:
         rows = _named(spool, rows, wanted)
     rows = [row for row in rows if row.state is not State.STOPPING or State.STOPPING in wanted.states]
-    return sorted({row.name for row in _once(spool, rows, by_task=by_task)}, key=natural), found.unknown
+    unknown = (*found.unknown, *(row.name for row in found.rows if row.place is None))  # or not issued yet
+    return sorted({row.name for row in _once(spool, rows, by_task=by_task)}, key=natural), unknown
 
 
 def unknown_ends(spool: Spool) -> list[JobRow]:
@@ -92,41 +93,29 @@ def _once(spool: Spool, rows: Iterable[JobRow], *, by_task: bool) -> list[JobRow
     return [row for row in rows if array_of(row.name) not in going_on]
 
 
-def priorities_to_move(spool: Spool, names: Sequence[str], *, first: bool) -> dict[str, int]:
-    """Return the priorities that put *names*, in that order, ahead of all other waiting jobs of their users.
+def priority_for(spool: Spool, place: str, name: str, *, first: bool = False, before: str | None = None) -> int:
+    """Return the priority that puts the job in *place* ahead of job *before*, or of all waiting jobs of its user.
 
-    Or behind them, unless *first*. Jobs that are in place already keep theirs; jobs that do not wait are left out.
-    Raises SpoolError if there is no such priority.
+    Or behind those, unless *first*. A job that stands there keeps its own. Raises SpoolError if *before* does not wait.
     """
-    users = {row.name: row.user for row in list_jobs(spool, JobFilter(states=frozenset({State.QUEUED}))).rows}
-    wanted = {users[name] for name in names if name in users}
-    # From the files, since the dispatcher's view may be older than the last move.
-    specs = ((name, spool.job_spec(QUEUED, name)) for name, user in users.items() if user in wanted)
-    priorities = {name: spec.priority for name, spec in specs if spec is not None}
-    found: dict[str, int] = {}
-    for user in wanted:
-        queue = [name for name in names if name in priorities and users[name] == user]
-        others = [priority for name, priority in priorities.items() if users[name] == user and name not in queue]
-        bound = (max if first else min)(others, default=None)
-        now = [priorities[name] for name in queue]
-        if not now:
-            continue
-        stands = bound is None or (now[-1] > bound if first else now[0] < bound)
-        if stands and all(one > other for one, other in pairwise(now)):
-            found |= dict(zip(queue, now, strict=True))
-            continue
-        if bound is None:
-            bound = min(now) - 1 if first else max(now) + 1
-        for at, name in enumerate(queue, 1):
-            found[name] = priority = bound + len(queue) + 1 - at if first else bound - at
-            if not 0 <= priority <= HIGHEST_PRIORITY:
-                side, edge = ("above", HIGHEST_PRIORITY) if first else ("below", 0)
-                why = f"it would need a priority {side} {edge}"
-                remedy = (
-                    "`spool edit NAME --priority` changes the others; `spool ls -s queued --sort priority` lists them"
-                )
-                raise SpoolError(cannot("move", f"job {name}", why, remedy=remedy))
-    return found
+
+    def owner(place: str, name: str) -> int | None:
+        with suppress(FileNotFoundError):
+            return os.lstat(spool.layout.job_file(place, name)).st_uid
+        return None
+
+    user, first = owner(place, name), first or before is not None
+    rivals = [before] if before is not None else [each for each in spool.names(QUEUED) if owner(QUEUED, each) == user]
+    # From the files, since the dispatcher's view may be older than the last change.
+    specs = [spool.job_spec(QUEUED, rival) for rival in rivals if rival != name]
+    bound = (max if first else min)((spec.priority for spec in specs if spec is not None), default=None)
+    if bound is None and before is not None:
+        remedy = "`spool ls -s queued` lists the jobs that wait"
+        raise SpoolError(cannot("put", f"job {name} before {before}", "that job does not wait", remedy=remedy))
+    own = spool.job_spec(place, name)
+    if own is not None and (bound is None or (own.priority > bound if first else own.priority < bound)):
+        return own.priority
+    return (bound or 0) + (1 if first else -1)
 
 
 def running_tasks(spool: Spool, names: Iterable[str]) -> list[str]:

@@ -213,10 +213,10 @@ def test_the_number_in_a_path_is_the_one_that_the_script_reads(
 def test_what_changes_results_and_is_lost_is_an_error(
     spool: Command, spool_root: Path, tmp_path: Path, lines: str, why: str, instead: tuple[str, str] | None
 ) -> None:
-    """`submit` and `import` refuse it, unless the command line says it or the lines are ignored."""
+    """`submit` refuses it, as its dry run does, unless the command line says it or the lines are ignored."""
     script = written(tmp_path, lines)
-    for verb in ("submit", "import"):
-        said = spool(verb, script)
+    for words in (("submit",), ("submit", "--dry-run")):
+        said = spool(*words, script)
         assert (said.code in (2, 4), said.out, os.listdir(spool_root / "queued")) == (True, "", []), said.err
         assert why in said.err
         assert said.code == 4 or ("line 2" in said.err and "--ignore-directives" in said.err)
@@ -305,12 +305,12 @@ def test_a_script_runs_by_the_shell_that_its_scheduler_would_take(
     """By that of `-S`, else by its own, else by the login shell; every line of the script is in the copy."""
     script = tmp_path / "job.sh"
     script.write_text(text)
-    said = spool("import", script)
+    said = spool("submit", "--dry-run", script)
     assert said.code == 0, said.err
     first, _, rest = tomllib.loads(said.out)["script"].partition("\n")
     assert first == line if line is not None else os.path.basename(first) in submission.SHELLS
     assert rest == (text.partition("\n")[2] if text.startswith("#!") else text)
-    keys = tomllib.loads(spool("import", "--no-capture", script).out)
+    keys = tomllib.loads(spool("submit", "--dry-run", "--no-capture", script).out)
     assert keys["command"] == [*first[2:].split(None, 1), str(script)]
     said = spool("submit", "--hold", script, "an argument")
     assert said.code == 0, said.err

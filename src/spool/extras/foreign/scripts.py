@@ -13,14 +13,11 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-import click
-
-from spool.cli import fastsubmit, joboptions, render
-from spool.cli.group import Verb, job_name
+from spool.cli import fastsubmit, joboptions
 from spool.cli.render import tell
-from spool.cli.submission import MAX_HEAD_BYTES, OPTIONS, SHELLS, Asked, ScriptText, draft_of, head_lines
+from spool.cli.submission import MAX_HEAD_BYTES, OPTIONS, SHELLS, Asked, ScriptText, head_lines
 from spool.client import submit as submitting
-from spool.client.draft import Exports, escaped, matching, placeholders, stem_of
+from spool.client.draft import Exports, escaped, matching, placeholders
 from spool.core.errors import InvalidValue, UsageError, cannot
 from spool.core.reasons import count_of
 from spool.extras.foreign import lines
@@ -445,38 +442,3 @@ class ScriptNeeds:
                     why = "needs a shell function that the job does not have"
                     before = definition.format("bash" if is_bash else "posix").replace("init/posix", "init/sh")
                     self.told.append(f"line {number}: `{name}` {why}; write `{before}` before it")
-
-
-# The verb.
-
-
-@click.command(cls=Verb)
-@click.option("--no-capture", is_flag=True, help="Run the script by its path instead of a copy of its current text.")
-@click.option("--ignore-directives", is_flag=True, help="Ignore the script's directives for other schedulers.")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path())
-@click.pass_obj
-def command(root: str, no_capture: bool, ignore_directives: bool, files: tuple[str, ...]) -> int:
-    """Convert a Slurm, gflow, PBS or Grid Engine script to a job file, and print it.
-
-    Stderr reports what each `#SBATCH`, `# GFLOW`, `#PBS` and `#$` line becomes, and what has no equivalent. A GPU,
-    array or dependency that cannot be converted is an error. `spool submit FILE` submits the same job.
-
-      spool import train.sbatch > train.toml
-      spool submit -f train.toml
-    """
-    for number, path in enumerate(files):
-        if path == "-":
-            raise UsageError(cannot("import", path, "give a file; /dev/stdin reads a pipe"))
-        if not os.path.isfile(path) and path != "/dev/stdin":
-            raise UsageError(cannot("import", path, "not a file" if os.path.exists(path) else "no such file"))
-        name = job_name(stem_of([path]))
-        capture = False if no_capture else None
-        asked = Asked(name=name, loose=[path], capture=capture, ignore_directives=ignore_directives, verbose=True)
-        draft = draft_of(asked, root)
-        head = "\n" * (number > 0) + f"# {draft.name}.toml, made of {os.path.basename(path)!a}\n"
-        render.say_text(
-            (head if len(files) > 1 else "") + draft.text().decode("utf-8-sig", "replace").replace("\r\n", "\n")
-        )
-        if draft.held:
-            tell(f"{path}: the script asks to be held; submit the file with --hold")
-    return 0
