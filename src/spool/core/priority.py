@@ -10,7 +10,7 @@ machine.
 
 Fair share: jobs of users with more usage than others wait somewhat longer. The score of a waiting job (see `order`) is
 multiplied by `2^(0.5 * (1 - level))`, but by at least 1/1.5; `level` is 1 for average usage, 2 for twice the average, 0
-for none. Usage halves with every half-life. An absolute rank by usage would starve heavy users, so the factor is
+for none. DecayedUse halves with every half-life. An absolute rank by usage would starve heavy users, so the factor is
 bounded.
 
 Own service: what a user has been served since a job arrived counts as size of that job. A user's thousand short jobs
@@ -72,7 +72,7 @@ def weigh(grant: Grant, policy: Policy) -> float:
     return grant.gpu_count + grant.cpus * policy.cpu_weight
 
 
-class Usage(NamedTuple):
+class DecayedUse(NamedTuple):
     """The decayed usage of one key until an instant, and what it uses per second from then on."""
 
     until: float = 0.0
@@ -85,7 +85,7 @@ class Shares:
 
     def __init__(self, half_life_ns: int) -> None:
         self._half_life_s = max(half_life_ns, SECOND_NS) / SECOND_NS
-        self._usage: dict[str, Usage] = {}
+        self._usage: dict[str, DecayedUse] = {}
 
     def copy(self) -> Shares:
         """Return an independent copy."""
@@ -95,11 +95,11 @@ class Shares:
 
     def change(self, key: str, rate: float, at_ns: int) -> None:
         """Count *rate* more for *key* per second from then on, or less."""
-        before = self._usage.get(key, Usage(at_ns=at_ns))
+        before = self._usage.get(key, DecayedUse(at_ns=at_ns))
         later_ns = max(before.at_ns, at_ns)
         until = self._used(before, later_ns) + rate * self._integral_s(later_ns - at_ns)
         now = before.rate + rate
-        self._usage[key] = Usage(until, 0.0 if now < abs(rate) * _NOISE else now, later_ns)  # no rest of rounding
+        self._usage[key] = DecayedUse(until, 0.0 if now < abs(rate) * _NOISE else now, later_ns)  # no rest of rounding
 
     def recall(self, key: str, used: float, at_ns: int) -> None:
         """Add usage that `used` has returned at that instant."""
@@ -127,7 +127,7 @@ class Shares:
         keys = len(active) + sum(amount > total / _NEGLIGIBLE for key, amount in used.items() if key not in active)
         return {key: used.get(key, 0.0) / total * keys for key in active}
 
-    def _used(self, usage: Usage, at_ns: int) -> float:
+    def _used(self, usage: DecayedUse, at_ns: int) -> float:
         past_ns = max(at_ns - usage.at_ns, 0)
         return usage.until * self._left(past_ns) + usage.rate * self._integral_s(past_ns)
 
