@@ -115,6 +115,7 @@ VARIED = [
     ("--matrix lr=1,2 --matrix seed=1,2 -- echo {lr}", "does not use seed: "),
     ("--matrix lr=1,2 -c 'echo ${lr} {{lr}}'", "does not use lr: "),
     ("--matrix lr=1,2 --env RATE={lr} -- env", ""),
+    ("--matrix lr=1,2 -c 'awk {{lr}} {lr}}'", ""),
     ("--matrix lr=[1,2] -- echo {lr}", "has [1 as a value of lr; a list has no brackets"),
     ("--matrix seed=1..9 -- echo {seed}", "has only one value of seed, 1..9"),
     ("--param-file t.csv -- echo {b}", ""),

@@ -197,7 +197,7 @@ def test_the_type_is_part_of_the_name(name, fits, does_not):
 
 
 def test_a_list_of_types_takes_any_of_them():
-    """A job that names one type or several gets a GPU of those, the least wanted, and no other; `auto` is any."""
+    """A job that names one type or several gets a GPU of those, the smallest, and no other; `auto` is any."""
     box = machine(cpus=64, gpus=mixed("RTX 4090", "H100", "A100-40GB"))
     types = ("H100", "A100")
     found = plan(*(job(f"j{n}", gpus=1, gpu_type=types, waited=9 - n) for n in range(3)), on=box)
@@ -232,15 +232,6 @@ def test_a_gpu_is_as_large_as_its_name_says(asked_gib, has_mib, fits):
         job("j", gpus=1, gpu_min_memory_bytes=asked_gib * GIB), on=machine(gpus=(Gpu("G", 0, "X", size, size),))
     )
     assert (started(found) == ["j"]) is fits
-
-
-def test_a_waiting_job_for_a_large_gpu_keeps_others_off_it():
-    """A job for any GPU leaves the large ones to those that ask for them, though the others are named by type."""
-    box = machine(gpus=mixed("H100", "RTX 4090"))
-    large = [job(f"n{n}", gpus=1, gpu_min_memory_bytes=40 * GIB, group="g", group_limit=0) for n in range(2)]
-    named = job("named", gpus=1, gpu_type="4090", group="g", group_limit=0)
-    assert given(plan(job("j", gpus=1, waited=9), *large, named, on=box)) == {"j": (1,)}
-    assert given(plan(job("j", gpus=1, waited=9), large[0], named, replace(named, name="too"), on=box)) == {"j": (0,)}
 
 
 def of_amd(*indices: int) -> tuple[Gpu, ...]:
@@ -292,35 +283,14 @@ def mixed(*kinds: str) -> tuple[Gpu, ...]:
     return tuple(replace(card, uuid=f"GPU-{index}", index=index) for index, card in enumerate(cards))
 
 
-@pytest.mark.parametrize(
-    ("others", "index"),
-    [((), 2), (("4090",), 1), (("4090", "A100"), 0), (("4090", "A100", "H100"), 2), (("4090", "A100-40GB"), 0)],
-)
-def test_a_job_for_any_gpu_takes_the_least_wanted(others, index):
-    """The type that the fewest waiting jobs name, and of those the smallest."""
-    box = machine(gpus=mixed("H100", "A100-40GB", "RTX 4090", "A100-80GB"))
-    named = [job(name, gpus=1, gpu_type=name, group="g", group_limit=0) for name in others]
-    assert given(plan(job("j", gpus=1, waited=9), *named, on=box)) == {"j": (index,)}
-
-
-@given_by(
-    st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=6),
-    st.lists(st.sampled_from(["4090", "A100", "A100-80", "h100", "auto", None]), max_size=6),
-    st.integers(1, 3),
-    st.sets(st.integers(0, 5)),
-)
-def test_no_gpu_that_is_wanted_less_is_left_idle(kinds, names, number, busy):
-    """Each GPU that a job gets is named by as few waiting jobs as any that it leaves, then as small, then as early."""
-    box, asked = machine(cpus=64, gpus=mixed(*kinds)), job("j", gpus=number, waited=99)
-    waiting = [job(f"n{at}", gpus=1, gpu_type=name, group="g", group_limit=0) for at, name in enumerate(names)]
+@given_by(st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=6), st.integers(1, 3), st.sets(st.integers(0, 5)))
+def test_a_job_for_any_gpu_takes_the_smallest(kinds, number, busy):
+    """Each GPU that a job gets is as small as any that it leaves, then as early."""
+    box = machine(cpus=64, gpus=mixed(*kinds))
     runs = [run(f"r{index}", on=(index,)) for index in busy if index < len(kinds)]
-    idle = [gpu for gpu in box.gpus if gpu.index not in busy]
-    order = sorted(
-        (sum(name is not None and is_of_type(gpu.name, name) for name in names), gpu.memory_total_bytes, gpu.index)
-        for gpu in idle
-    )
-    found = given(plan(asked, *waiting, on=box, running=runs))
-    assert found == ({} if len(idle) < number else {"j": tuple(sorted(index for *_, index in order[:number]))})
+    order = sorted((gpu.memory_total_bytes, gpu.index) for gpu in box.gpus if gpu.index not in busy)
+    found = given(plan(job("j", gpus=number), on=box, running=runs))
+    assert found == ({} if len(order) < number else {"j": tuple(sorted(index for _, index in order[:number]))})
 
 
 def test_random_is_seeded_by_the_pass():

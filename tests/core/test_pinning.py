@@ -220,7 +220,7 @@ def test_a_gpu_with_free_cpus_near_it_comes_first() -> None:
 
 
 def test_what_the_configuration_asks_for_stays_first() -> None:
-    """A strategy decides alone, a GPU that fewer jobs want comes before a linked one, and shares are packed."""
+    """A strategy decides alone, a smaller GPU comes before a linked one, and shares are packed."""
     cards = linked((2, 3))
     assert grants(job("j", gpus=2), cards=cards, policy=Policy(gpu_strategy="sequential"))["j"][0] == (0, 1)
     large = (*cards[:2], *(replace(gpu, memory_total_bytes=90 * GIB, memory_free_bytes=90 * GIB) for gpu in cards[2:]))
@@ -230,18 +230,18 @@ def test_what_the_configuration_asks_for_stays_first() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=7), st.integers(0, 8), st.data())
-def test_only_gpus_of_equal_rank_change_places(kinds: list[tuple[int, int]], count: int, data: st.DataObject) -> None:
-    """Whatever is linked, the result has the same GPUs, and the first *count* have the ranks that they had."""
+def test_only_gpus_of_equal_memory_change_places(kinds: list[tuple[int, int]], count: int, data: st.DataObject) -> None:
+    """Whatever is linked, the result has the same GPUs, and the first *count* have the sizes that they had."""
     kinds.sort()
     edges = data.draw(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=9))
     cards = [
         Gpu(
-            f"GPU-{at}", at, str(kind), GIB, GIB, node=node,
+            f"GPU-{at}", at, str(kind), kind * GIB, GIB, node=node,
             links=tuple({f"GPU-{b if a == at else a}": 1 for a, b in edges if at in (a, b) and a != b}.items()),
         )
         for at, (kind, node) in enumerate(kinds)
     ]  # fmt: skip
-    found = linked_first(cards, count, lambda gpu: gpu.name, {0: 2, 1: 1}, 2)
+    found = linked_first(cards, count, {0: 2, 1: 1}, 2)
     assert sorted(gpu.index for gpu in found) == list(range(len(cards)))
     assert [gpu.name for gpu in found[:count]] == [gpu.name for gpu in cards[:count]]
     rest = [gpu.index for gpu in found[count:]]

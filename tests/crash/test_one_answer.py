@@ -35,7 +35,6 @@ from spool.store.tolerant import TolerantSpool
 
 LIVES = int(os.environ.get("LIVES", "1"))
 RUNS = frozenset({State.STARTING, State.RUNNING, State.STOPPING})
-_BY_DEFAULT = {"memory_bytes", "time_limit_ns"}
 _OF_THE_VIEW = {"gpu_uuids", "gpu_use", "gpu_idle_ns", "beside", "problem", "engine", "place"}
 
 
@@ -198,7 +197,6 @@ def _told(world: World) -> None:
         for name, said in view.jobs.items():
             want, row = row_of_view(name, said, now_ns), rows[name]
             left_out = {*_OF_THE_VIEW, *(("reason",) if service is Service.NONE and row.state is State.QUEUED else ())}
-            left_out |= _BY_DEFAULT if row.array else set()  # each task gets these, and no record of the array has them
             for key in (field for field in want.__struct_fields__ if field not in left_out):
                 assert getattr(want, key) == getattr(row, key), f"{key}: state.json {want}, and {service}: {row}"
 

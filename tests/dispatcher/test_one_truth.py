@@ -180,6 +180,24 @@ def test_each_view_names_the_mistake_in_a_file(session: Session) -> None:
     assert [reason.text for reason in why(spool, "wrong").reasons] == [mistake]
 
 
+def test_an_array_has_the_configured_defaults_in_each_view(session: Session) -> None:
+    """Its dispatcher, the next one, and a list without any say the memory and the limit that its tasks get."""
+    (session.world.root / layout.CONFIG).write_text('disk_floor = "0M"\n[defaults]\nmemory = "1M"\ntime_limit = "9h"\n')
+    session.users.submit("many", "hang", 'array = "0-9%1"')
+    for _ in range(2):
+        session.turns(2)
+        now = session.now
+        told = now.status.view(now.planner.plan, None, paused=False).jobs["many"]
+        session.end()
+        row = JobLister(Spool(str(session.world.root))).row("many")
+        assert row is not None
+        assert (
+            (told.memory_bytes, told.time_limit_ns)
+            == (row.memory_bytes, row.time_limit_ns)
+            == (1 << 20, 9 * 3600 * 10**9)
+        )
+
+
 def test_an_adopted_run_has_the_configured_grace(session: Session) -> None:
     """A job that says none gets the kill_grace of the configuration, from whichever dispatcher looks after it."""
     (session.world.root / layout.CONFIG).write_text('disk_floor = "0M"\nkill_grace = "3s"\n')

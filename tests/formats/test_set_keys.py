@@ -73,7 +73,7 @@ def test_a_task_that_is_made_again_has_the_same_bytes() -> None:
     data = b'command = "echo {i}"\nmatrix = { i = [1, 2] }\n'
     text = jobfile.with_set(jobfile.NO_DEFAULTS, (("p", {"comment": "c", "env": {"N": "{i}"}}),)).text.encode()
     spec = jobfile.parse(data, name="many", defaults=jobfile.recorded_defaults(text, 1))
-    task = jobfile.TaskFiles("many", data, spec, text).text(1)
+    task = jobfile.TaskFiles("many", data, spec).text(1)
     assert task.startswith(b'# set by p: comment = "c"\n')
     assert jobfile.parse(task, name="many_1").env == (("N", "2"),)
 

@@ -132,19 +132,23 @@ def cancelled_by(stop: Stop) -> str:
 class Substitution:
     """Replaces `{key}` for known keys. `{{key}}` is a literal `{key}`, and `${key}` is the shell's; both stay.
 
-    All other braces stay: awk's, JSON's, `${HOME}`.
+    All other braces stay: awk's, JSON's, `${HOME}`. Without *keys* every word is one.
     """
 
     __slots__ = ("_find",)
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        known = "|".join(sorted(map(re.escape, keys), key=len, reverse=True))
+    def __init__(self, keys: Sequence[str] | None) -> None:
+        known = r"\w+" if keys is None else "|".join(sorted(map(re.escape, keys), key=len, reverse=True))
         pattern = rf"\$\{{(?:{known})\}}|\{{\{{(?P<literal>{known})\}}\}}|\{{(?P<key>{known})\}}"
         self._find = re.compile(pattern)
 
     def touches(self, text: str) -> bool:
         """Whether *text* has anything to replace."""
         return self._find.search(text) is not None
+
+    def keys_in(self, text: str) -> set[str]:
+        """Return the keys of *text* that are replaced."""
+        return {match["key"] for match in self._find.finditer(text) if match["key"] is not None}
 
     def apply(self, text: str, values: Mapping[str, str]) -> str:
         """Return *text* with every known key replaced. Inserted text is not searched again."""

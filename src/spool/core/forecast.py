@@ -10,8 +10,8 @@ one that waits on an engine, has no expected end: a job that needs its room gets
 There is no second set of rules: a job starts here when `decide` starts it. So every rule that can keep a job from
 starting also applies here.
 
-A preemptible run is stopped only if it is long, has run for a while, and the plan without it starts a waiting job that
-states a short limit. A guess stops nothing. Its own job waits again at its place, and the short job goes ahead of it.
+A preemptible run is stopped only if it is long, has run for a while, and a waiting job that states a short limit fits
+without it. A guess stops nothing. Its own job waits again at its place, and the short job goes ahead of it.
 """
 
 from __future__ import annotations
@@ -61,12 +61,6 @@ class Playback:
         self._policy = policy
         self._ends: list[tuple[int, str, int, Running]] = []
         self._number = count()
-        self.past.asked_by(self._arrivals)
-
-    def _arrivals(self) -> Iterator[int]:
-        """Yield the arrivals of the jobs that other work can have passed."""
-        yield from (job.arrived_at_ns for job in self.queue.values())
-        yield from (run.arrived_at_ns for run in self.running.values() if run.arrived_at_ns is not None)
 
     def ends_at(self, run: Running, at_ns: int) -> None:
         """Let *run* end at *at_ns*. A run without an end goes on for ever."""
@@ -387,8 +381,6 @@ def _without_end(runs: list[Running], titles: Mapping[str, Machine]) -> str:
 
 
 _JOBS = 16  # short jobs that are looked at, the first in the order
-_PLANS = 8  # plans that are made to find a run
-_TIMES = 2  # a run that holds more than this many times what the job asks for leaves too much idle until it is back
 
 
 class Preemption(Struct, frozen=True):
@@ -429,51 +421,25 @@ def may_yield(view: View, now_ns: int, policy: Policy) -> list[Running]:
     return found
 
 
-def is_of_size(run: Running, job: Waiting) -> bool:
-    """Whether *run* holds little enough to be preempted for *job*: in GPUs, and for a job without GPUs in CPUs."""
-    request = job.request
-    if request.gpus or run.grant.gpu_uuids:
-        return len(run.grant.gpu_uuids) <= _TIMES * request.gpus
-    return run.grant.cpus <= _TIMES * max(request.cpus, 1)
-
-
 def preempt(plan: Plan) -> Preemption | None:
     """Return the run to stop now, None if there is none.
 
-    Runs that are being preempted already count as gone, so nothing is stopped twice for the same job.
+    Runs that are being preempted already count as gone, and the jobs that they make room for as started.
     """
-    view, now_ns, policy = plan.view, plan.now_ns, plan.policy
-    victims = [] if view.paused else may_yield(view, now_ns, policy)
+    view, policy = plan.view, plan.policy
+    victims = [] if view.paused else may_yield(view, plan.now_ns, policy)
     if not victims:
         return None
     leaving = [run for name in view.running.preemptible if (run := view.running[name]).preempted_for is not None]
-    if leaving:
-        view = _without(view, leaving)
-        plan = decide(view, now_ns, policy)
-    plans = 0
-    for job in plan.short_in_line(policy.preempt_short_ns, _JOBS):
+    room = plan.room_without(leaving)
+    served = {run.preempted_for or "" for run in leaving}
+    for name in sorted(served):
+        if (job := view.queue.get(name)) is not None and room.fits(job):
+            room.start(as_run(job, room.grant(job), plan.now_ns))
+    for job in plan.short_in_line(policy.preempt_short_ns, _JOBS, served):
+        if room.fits(job):
+            continue
         for run in victims:
-            if run.spec.priority > job.spec.priority or not is_of_size(run, job) or not plan.fits_without(run, job):
-                continue
-            then = decide(_without(view, [run]), now_ns, policy)
-            if any(start.name == job.name for start in then.starts):
+            if run.spec.priority <= job.spec.priority and room.without([run]).fits(job):
                 return Preemption(run.name, job.name)
-            plans += 1
-            if plans == _PLANS:
-                return None
     return None
-
-
-def _without(view: View, runs: list[Running]) -> View:
-    """Return *view* as if these runs had left.
-
-    Their jobs count as held: the outcome of a run that is preempted decides nothing, and its job waits again behind the
-    one that it was preempted for.
-    """
-    machine, held, running = view.machine, dict(view.held), view.running.copy()
-    for run in runs:
-        running.remove(run.name)
-        machine = machine_left_by(machine, run)
-        arrived_at_ns = run.arrived_at_ns or run.started_at_ns
-        held[run.name] = Waiting(run.name, run.spec, run.user, arrived_at_ns, sized=run.sized)
-    return replace(view, machine=machine, held=held, running=running)

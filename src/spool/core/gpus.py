@@ -77,15 +77,10 @@ class GpuSlot(Struct):
         return free is not None and need <= free
 
 
-NONE_NAMED: Mapping[Kind, int] = {}
-
-
 class GpuSlots:
     """The GPUs of a machine with the grants of its runs; `claim` and `release` update them, in any order."""
 
-    def __init__(self, machine: Machine, policy: Policy, named: Mapping[Kind, int] = NONE_NAMED) -> None:
-        """*named*: how many waiting jobs name each kind of GPU."""
-        self.named = named
+    def __init__(self, machine: Machine, policy: Policy) -> None:
         self.problem = machine.gpu_problem
         self.strategy = policy.gpu_strategy
         self.cards = [GpuSlot(gpu, given=chosen(gpu, policy.gpu_use)) for gpu in machine.gpus]
@@ -186,16 +181,12 @@ class GpuSlots:
         if strategy == "random":
             found.sort(key=lambda card: _mix(seed ^ _mix(card.gpu.index)))
         elif strategy != "sequential":
-            found.sort(key=lambda card: self.rank(card.gpu))
+            found.sort(key=lambda card: _size(card.gpu))
         if shared and strategy == "packed":
             found.sort(key=lambda card: -card.shared_bytes)
         elif shared and strategy == "spread":
             found.sort(key=lambda card: card.shared_bytes)
         return found
-
-    def rank(self, gpu: Gpu) -> tuple[int, float]:
-        """Return the place of *gpu* without a strategy; GPUs of the same place are ordered by index."""
-        return wanted(gpu, self.named)
 
     def never(self, request: Request) -> str | None:
         """Return why the machine can never serve *request*, or None if it could (or if that is unknown)."""
@@ -281,9 +272,6 @@ def kind_of(request: Request) -> Kind:
     return request.gpu_types, request.gpu_min_memory_bytes
 
 
-ANY_KIND: Kind = ((), None)
-
-
 def is_of_kind(gpu: Gpu, kind: Kind) -> bool:
     """Tell whether *gpu* is of one of the types, and as large as the least memory. An unknown memory may be."""
     types, least = kind
@@ -298,14 +286,9 @@ def type_in_words(types: tuple[str, ...]) -> str:
     return f" of type {' or '.join(types)}" if types and types != (ANY_GPU_TYPE,) else ""
 
 
-def wanted(gpu: Gpu, named: Mapping[Kind, int]) -> tuple[int, float]:
-    """Return how much *gpu* is wanted: by how many of the jobs that name a kind of GPU, then for its memory.
-
-    So a job that may have any GPU leaves the others to the jobs that need them. *named* has the number of waiting jobs
-    that name each kind.
-    """
-    jobs = sum(number for kind, number in named.items() if is_of_kind(gpu, kind))
-    return jobs, math.inf if gpu.memory_total_bytes is None else gpu.memory_total_bytes
+def _size(gpu: Gpu) -> float:
+    """Return the memory of *gpu*: a job that may have any GPU leaves the larger ones to the jobs that need them."""
+    return math.inf if gpu.memory_total_bytes is None else gpu.memory_total_bytes
 
 
 def _taken(gpu: Gpu, run: Running) -> int:
@@ -439,19 +422,17 @@ def _cost(part: _Free, need: int) -> tuple[int, int]:
     return (1, len(free)) if len(free) >= need else (2, -len(free))
 
 
-def linked_first(
-    gpus: Sequence[Gpu], count: int, rank: Callable[[Gpu], object], free: Mapping[int | None, int], cpus: int
-) -> list[Gpu]:
-    """Return *gpus*, which are in order, with the best *count* first among those of equal *rank*.
+def linked_first(gpus: Sequence[Gpu], count: int, free: Mapping[int | None, int], cpus: int) -> list[Gpu]:
+    """Return *gpus*, which are in order, with the best *count* first among those of equal memory.
 
     The best are linked to each other most (NVLink), then on the fewest nodes, then near *cpus* free CPUs (*free* has
     those of each node), then linked least to GPUs that stay free. Otherwise the order stays.
     """
     if not 0 < count < len(gpus):
         return list(gpus)
-    last = rank(gpus[count - 1])
-    begin = next(at for at, gpu in enumerate(gpus) if rank(gpu) == last)
-    end = begin + sum(rank(gpu) == last for gpu in gpus[begin:])
+    last = _size(gpus[count - 1])
+    begin = next(at for at, gpu in enumerate(gpus) if _size(gpu) == last)
+    end = begin + sum(_size(gpu) == last for gpu in gpus[begin:])
     before, equal = list(gpus[:begin]), list(gpus[begin:end])
 
     def cost(chosen: list[Gpu]) -> _Cost:

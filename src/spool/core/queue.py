@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from spool.core.dependencies import DependencyIndex
-from spool.core.gpus import ANY_KIND, Kind, kind_of
 from spool.core.model import Request, Waiting
 from spool.core.quotas import Lowest, count
 from spool.core.runtimes import stem
@@ -180,7 +179,6 @@ class WaitingQueue(Mapping[str, Waiting]):
         self._arrivals: dict[tuple[str, str], Ordered[tuple[int, str]]] = {}  # built on first use
         self.gpu_requests = 0  # distinct requests for GPUs of this machine
         self.memory_requests = 0  # … for memory
-        self.gpu_kinds: dict[Kind, int] = {}  # the kinds of GPU that jobs for this machine name, and how many jobs
         self.users: dict[str, int] = {}  # users with waiting jobs, and how many
         self.projects: dict[str | None, int] = {}
         for job in jobs:
@@ -303,9 +301,6 @@ class WaitingQueue(Mapping[str, Waiting]):
     def _count(self, job: Waiting, sign: int) -> None:
         count(self.users, job.user, sign)
         count(self.projects, job.spec.project, sign)
-        kind = kind_of(job.spec.request)
-        if kind != ANY_KIND and job.elsewhere is None:
-            count(self.gpu_kinds, kind, sign)
 
     # The part that `decide` uses.
 

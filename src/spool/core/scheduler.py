@@ -12,7 +12,7 @@ of its shape are not tried in that pass. If the sums alone show that no waiting 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 
@@ -38,8 +38,8 @@ from spool.core.resources import FreeResources, Runs
 
 _Entry = tuple[int, int, float, int, str, int]  # an order key, and the number of the shape
 
-_TRIES = 3
-"""How many jobs that do not fit are candidates for protection: 3 was the best of 1, 3 and 9 in experiments."""
+_UNFORESEEN = 3
+"""How many jobs without a foreseeable start are skipped in the search for one to protect."""
 
 
 class View(Struct, frozen=True):
@@ -198,24 +198,25 @@ class Plan(Struct, frozen=True, eq=False):
             found = self._room_lacks[key] = bool(codes) and _ROOM.issuperset(codes)
         return found
 
-    def short_in_line(self, limit_ns: int, most: int) -> list[Waiting]:
-        """Return the first *most* jobs that wait for room and state at most that limit; of each shape one."""
+    def short_in_line(self, limit_ns: int, most: int, but: Set[str]) -> list[Waiting]:
+        """Return the first *most* jobs that wait for room and state at most that limit; of each shape one.
+
+        Those of *but* are left out.
+        """
+        but = but | self._started
         found = [
             self._order.of_shape(shape, at)
             for demand in self.view.queue.demands
             for shape in demand.shapes.values()
             if shape.key.time_limit_ns is not None and shape.key.time_limit_ns <= limit_ns
-            for at in islice((at for at, (*_, name) in enumerate(shape.eligible) if name not in self._started), 1)
+            for at in islice((at for at, (*_, name) in enumerate(shape.eligible) if name not in but), 1)
         ]
         names = [key[4] for key in sorted(map(self._order.placed, found))]
         return list(islice((self.view.queue[name] for name in names if self.waits_for_room(name)), most))
 
-    def fits_without(self, run: Running, job: Waiting) -> bool:
-        """Whether *job* has room beside the runs and starts of this plan, once *run* has left its own."""
-        room = self._constraints.room.then()
-        room.release(run)
-        room.available_bytes = None  # what the kernel could give then is unknown
-        return room.fits(job)
+    def room_without(self, runs: Iterable[Running]) -> FreeResources:
+        """Return the room beside the runs and starts of this plan, once *runs* have left their own."""
+        return self._constraints.room.without(runs)
 
     def _first(self, job: Waiting) -> Reason | None:
         for reason in self._constraints.job_reasons(job):
@@ -285,7 +286,7 @@ def room_in(view: View, now_ns: int, policy: Policy) -> FreeResources:
         view.held_arrays,
         view.array_limits,
     )
-    room = FreeResources(view.machine, policy, now_ns, running, limits, view.reservations, named_gpus=queue.gpu_kinds)
+    room = FreeResources(view.machine, policy, now_ns, running, limits, view.reservations)
     for name, machine in view.elsewhere.items():
         room.add_machine(name, machine)
     return room
@@ -326,7 +327,7 @@ class SchedulingPass:
         self._entries: list[_Entry] = []  # the first of each shape that could fit, in order
         self._blocked: list[_Entry] = []  # a heap: the first of each shape without room from the beginning
         self._ahead: set[str] = set()  # jobs that were started before their turn
-        self._tries = 0
+        self._tries_left = _UNFORESEEN
         self._protection: BackfillReservation | StrictOrder | None = None
         self._starts: list[Start] = []
         self._refused: list[tuple[Request, int]] = []  # what fits and is held back, how many of a shape
@@ -406,7 +407,7 @@ class SchedulingPass:
     def _protect_before(self, entry: _Entry) -> None:
         """Protect the first job ahead of *entry* for which there was no room from the beginning."""
         blocked = self._blocked
-        while blocked and blocked[0] < entry and self._protection is None:
+        while blocked and blocked[0] < entry and self._protection is None and self._tries_left:
             first = heappop(blocked)
             job = self._queue[first[4]]
             if not self._constraints.may_be_tried(job):
@@ -443,19 +444,20 @@ class SchedulingPass:
         return True
 
     def _protect(self, job: Waiting) -> None:
-        """Protect *job*, for which there is no room, unless that would cost more than its start is worth."""
+        """Protect *job*, the first without room, unless that would cost more than its start is worth."""
         if job.elsewhere is not None:
             return
         constraints, room = self._constraints, self._room
         if constraints.policy.strict_order:
             self._protection = StrictOrder(job, constraints.now_ns)
             return
-        self._tries += 1
-        if self._tries > _TRIES or not constraints.policy.protects:
+        if not self._tries_left or not constraints.policy.protects:
             return
         foretold = earliest_start(job, room)
         if foretold is None:
+            self._tries_left -= 1
             return
+        self._tries_left = 0
         part = constraints.policy.guess_budget
         if foretold.guessed:
             idle = max((free / total for free, total in room.lacking(job.request)), default=1.0)

@@ -133,7 +133,7 @@ class Arrays(Component):
     def _issue_some(self, array: Array, until_ns: int, now_ns: int) -> bool:
         for task in list(array.taken):
             if task not in self._state.jobs and task not in self._state.arrays:
-                array.name_freed(task)
+                array.to_issue.appendleft(array.taken.pop(task))
         while array.to_issue:
             if time.monotonic_ns() >= until_ns:
                 return True
@@ -268,7 +268,7 @@ class Arrays(Component):
         spool.put_record(name, run, layout.STATUS, run_records.render_status(outcome))
         self.store.archive(array.inode, name, spool.record(name, run, layout.SPEC_COPY))
         self._journal.write([journal.Over(name, run, True, outcome)])
-        self._state.end_array(array)
+        self._state.arrays.pop(name)
         self._finalizer.outcomes.record(name, outcome)
         log.info("array %s run %d: %s (%s)", name, run, outcome, result.reason)
         # A second file of its name may have waited for this.
@@ -339,7 +339,7 @@ class Arrays(Component):
         stop = spool.stop(name, array.run)
         if stop is None and spool.holds(array.inode, name, QUEUED):
             spool.claim_again(name, QUEUED)
-            array.file_found()
+            array.file_seen(array.inode)
             self._release(array, now_ns)
             return
         missing_ns = array.file_missing(time.monotonic_ns())
@@ -528,16 +528,11 @@ class Expander(Component):
         if data is None:
             return None  # the next look sees that it is gone
         try:
-            texts = TaskFiles(name, data, spec, self._set_in(name, file))
+            texts = TaskFiles(name, data, spec)
         except InvalidFile:
             return None  # it is being changed
         staged = self._staged[name] = _Staged(file, data, texts, self._store.begin())
         return staged
-
-    def _set_in(self, name: str, file: JobFileVersion) -> bytes:
-        """Return, as TOML, what hooks set in the file of an array."""
-        reviewed = self._state.review_of(name, file.content)
-        return jobfile.with_set(jobfile.NO_DEFAULTS, reviewed.keys).text.encode() if reviewed and reviewed.keys else b""
 
     def _refuse(self, job: JobEntry, problems: list[Problem]) -> None:
         """Refuse the whole file, as for any other mistake: it makes an impossible task, or too many."""
@@ -561,8 +556,8 @@ class Expander(Component):
             expanded_at_ns=now_ns,
         )
         files = {layout.SPEC_COPY: staged.data, layout.ARRAY: render_array(record)}
-        if said := self._set_in(name, file):
-            files[layout.DEFAULTS] = said
+        if spec.defaults_text:
+            files[layout.DEFAULTS] = spec.defaults_text.encode()
         try:
             self._store.publish(staged.path, name, run, files)
         except OSError:

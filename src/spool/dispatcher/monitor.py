@@ -365,7 +365,7 @@ class LimitEnforcer(Component):
             if begun is None:
                 return since is not None and time.monotonic_ns() < live.unregistered_until_ns
             if since is not None:
-                live.command_began(begun[1], min(max(0, begun[1] - since[1]), SILENT_NS))
+                live.began(live.started_boot_ns + min(max(0, begun[1] - since[1]), SILENT_NS), begun[1])
         return False
 
     def _enforce(self, live: ActiveRun, *, warning: bool) -> None:

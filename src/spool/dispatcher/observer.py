@@ -154,7 +154,7 @@ class FileMoves(Component):
             log.warning("job %s was in running/ without a run; moved back to queued/", name)
             self._scanner.examine(QUEUED, name)
             return
-        self._state.doubt(name)
+        self._state.doubted.add(name)
         if job is not None:
             self._state.unblock(job)  # the file that blocked the one in queued/ may be gone
 
@@ -307,7 +307,7 @@ class Observer(Component):
         watcher, changes, called_off = self._watcher, self._changes, self._filemoves.called_off
         if self._hints or watcher.hints or watcher.lost or changes.runs.names or changes.strays.names:
             return True
-        return bool(changes.vanished.names or called_off or self._reservations.untold) or self._scanner.has_work
+        return bool(changes.vanished.names or called_off or self._reservations.untold) or self._scanner.unfinished
 
     def open(self) -> None:
         """Begin to watch the directories."""

@@ -59,8 +59,8 @@ class Scanner(Component):
         self._layout = context.spool.layout
         self._timer = context.timers.timer("files")
         self._texts = JobFileReader(context.spool, context.settings, context.confinement)
-        self._troubled: set[tuple[str, str]] = set()  # files whose look failed
-        self._recheck: dict[tuple[str, str], tuple[int, int]] = {}  # file -> (when, after how long)
+        # Files that were being written, or whose look failed: when to look again, and after what pause.
+        self._recheck: dict[tuple[str, str], tuple[int, int]] = {}
         self._rest: Iterator[None] | None = None  # the rest of a look at everything
         self._large: dict[tuple[str, str], int] = {}  # large files still to be read, and since when
         self._vanished: dict[str, int] = {}
@@ -83,11 +83,6 @@ class Scanner(Component):
     def unfinished(self) -> bool:
         """Whether a look has given way, and must be continued."""
         return self._rest is not None or bool(self._large)
-
-    @property
-    def has_work(self) -> bool:
-        """Whether there is something to look at again, at no certain time."""
-        return self.unfinished or bool(self._troubled or self._texts.unsaid)
 
     def go_on(self, until_ns: int | None, *, busy: bool = False) -> None:
         """Continue a look that has given way, by at least one step. *busy*: other files come first."""
@@ -114,8 +109,10 @@ class Scanner(Component):
             if scanned is None:
                 continue
             found, marks = scanned
-            for name in self._state.with_file[place] - found.keys():
-                self._set(place, name, None)
+            known = [job.name for job in self._state.jobs.values() if job.file(place) is not None]
+            for name in known:
+                if name not in found:
+                    self._set(place, name, None)
             for name in found:
                 self.examine(place, name, may_wait=True, marks=marks if in_one_go else None)
                 yield
@@ -196,17 +193,10 @@ class Scanner(Component):
             self._state.unblock(job)  # it may have been the obstacle
 
     def due(self, now_ns: int) -> None:
-        """Look again at files that were being written, and forget those that stayed away. *now_ns* is monotonic."""
-        if not (self._recheck or self._vanished or self._troubled or self._texts.unsaid):
-            self._timer.set(None)
-            return
+        """Look again at files that are not known well yet, and forget those that stayed away. *now_ns* is monotonic."""
         for (place, name), (when, _) in list(self._recheck.items()):
             if when <= now_ns:
                 self.examine(place, name, may_wait=True)
-        for place, name in list(self._troubled):
-            if not self._confinement.pauses(Thing.of_job(name), _LOOK_AT):
-                self.examine(place, name)
-        self._texts.say_again()
         for name, since in list(self._vanished.items()):
             if since + FORGET_NS <= now_ns and name not in self._changes.vanished.names:
                 del self._vanished[name]
@@ -218,10 +208,9 @@ class Scanner(Component):
     @property
     def awaits_writers(self) -> bool:
         """Whether a file in `queued/` is being written, could not be read just now, or is still to be looked at."""
-        if self.unfinished or any(place == QUEUED for place, _ in self._recheck):
-            return True
         lasts = self._confinement.lasts
-        return any(place == QUEUED and not lasts(Thing.of_job(name), _LOOK_AT) for place, name in self._troubled)
+        waits = (name for place, name in self._recheck if place == QUEUED)
+        return self.unfinished or not all(lasts(Thing.of_job(name), _LOOK_AT) for name in waits)
 
     def examine(
         self, place: str, name: str, *, anew: bool = False, may_wait: bool = False, marks: set[str] | None = None
@@ -249,9 +238,14 @@ class Scanner(Component):
                         return
                     self._take(place, name, self._understood(place, name, seen, edited))
         if piece.failed:
-            self._troubled.add((place, name))
-        elif self._troubled:
-            self._troubled.discard((place, name))
+            self._look_again(place, name)
+
+    def _look_again(self, place: str, name: str) -> None:
+        """Repeat the look after a pause, which grows."""
+        _, last = self._recheck.get((place, name), (0, 0))
+        wait = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
+        self._recheck[place, name] = (time.monotonic_ns() + wait, wait)
+        self._timer.advance(self._recheck[place, name][0])
 
     def _is_arrays(self, name: str) -> bool:
         """Whether the name is that of an array in progress, or a file of it waits for its end."""
@@ -266,7 +260,6 @@ class Scanner(Component):
         return (
             known is None
             or known.unread
-            or (place, name) in self._troubled
             or (known.inode, known.mtime_ns, known.size) != (status.st_ino, status.st_mtime_ns, status.st_size)
             or (known.invalid and known.changed_at_ns != status.st_ctime_ns)  # it may be readable by now
             or (known.problem == _IN_EDITOR) != edited
@@ -301,15 +294,16 @@ class Scanner(Component):
                 text = seen.data if is_foreign else text  # its owner could change it and restore its time
             except InvalidJob as error:
                 mistake = jobfile.render_errors(name, error.problems)
+        told = True
         if mistake:
-            problem = self._texts.complain(place, name, mistake, to_others=is_foreign)
+            problem, told = self._texts.complain(place, name, mistake, to_others=is_foreign)
         identity = (*seen.version, seen.status.st_ctime_ns, seen.status.st_uid)
         # What hooks set in an array is in the files of its tasks.
         is_task = spec is not None and spec.task is not None and spec.task.array in self._state.arrays
         asks = place == QUEUED and EventName.QUEUEING in self._events.asked and not is_task
         if spec is not None and reviewed is None and asks:
             return JobFileVersion(*identity, None, UNREVIEWED, unreviewed=spec, text=text)
-        return JobFileVersion(*identity, spec, problem, bool(mistake), text=text)
+        return JobFileVersion(*identity, spec, problem, bool(mistake), unread=not told, text=text)
 
     def _take(self, place: str, name: str, file: JobFileVersion | ReadFailure) -> None:
         if file in (ReadFailure.GONE, ReadFailure.NOT_OURS):
@@ -334,10 +328,7 @@ class Scanner(Component):
 
     def _not_whole(self, place: str, name: str, why: ReadFailure) -> None:
         if why is ReadFailure.WRITING:
-            _, last = self._recheck.get((place, name), (0, 0))
-            wait = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
-            self._recheck[place, name] = (time.monotonic_ns() + wait, wait)
-            self._timer.advance(self._recheck[place, name][0])
+            self._look_again(place, name)
             if (job := self._state.jobs.get(name)) is not None:  # keep its place, and do not start its old version
                 self._state.refuse_file(job, place, "being written")
             return
@@ -346,17 +337,17 @@ class Scanner(Component):
         if status is None:
             self._set(place, name, None)
             return
-        told = f"the file is {why.value}"
+        words = f"the file is {why.value}"
         if is_foreign := status.st_uid != self._spool.ownership.owner:
-            told = self._spool.why_not(status, place, name) or told
-        gist = self._texts.complain(place, name, f"cannot use job {name}: {told}\n", to_others=is_foreign)
+            words = self._spool.why_not(status, place, name) or words
+        gist, told = self._texts.complain(place, name, f"cannot use job {name}: {words}\n", to_others=is_foreign)
         identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
-        self._set(place, name, JobFileVersion(*identity, None, gist, True, why is ReadFailure.UNREADABLE))
+        self._set(place, name, JobFileVersion(*identity, None, gist, True, why is ReadFailure.UNREADABLE or not told))
 
     def refuse(self, place: str, job: JobEntry, text: str) -> None:
         """Mark a file that could be read as invalid after all; *text* says why."""
         if job.file(place) is not None:
-            self._state.refuse_file(job, place, self._texts.complain(place, job.name, text), invalid=True)
+            self._state.refuse_file(job, place, self._texts.complain(place, job.name, text)[0], invalid=True)
 
     def _set(self, place: str, name: str, file: JobFileVersion | None) -> None:
         job = self._state.job(name)
@@ -458,8 +449,6 @@ class JobFileReader:
         self._settings = settings
         self._confinement = confinement
         self._parsed: dict[bytes, tuple[Spec, bytes]] = {}
-        # Complaints that could not be written or removed, and whether other users may read them.
-        self.unsaid: dict[tuple[str, str], tuple[str | None, bool]] = {}
 
     def parse(self, name: str, data: bytes, reviewed: journal.Reviewed | None = None) -> tuple[Spec, bytes | None]:
         """Return the spec of job *name*, with what hooks set in it and the configured defaults.
@@ -486,16 +475,11 @@ class JobFileReader:
         """Forget all parsed texts, since the configuration has changed."""
         self._parsed.clear()
 
-    def say_again(self) -> None:
-        """Retry complaints that could not be written or removed."""
-        for (place, name), (text, to_others) in list(self.unsaid.items()):
-            if not self._confinement.pauses(Thing.of_job(name), _SAY):
-                self.complain(place, name, text, to_others=to_others)
-
-    def complain(self, place: str, name: str, text: str | None, *, to_others: bool = False) -> str:
+    def complain(self, place: str, name: str, text: str | None, *, to_others: bool = False) -> tuple[str, bool]:
         """Write the problems of a job file into the `.error` file beside it, which other users may read if *to_others*.
 
-        Return the first of them. None removes that file; a directory of that name is ignored.
+        Return the first of them, and whether that succeeded: else the next look at everything repeats it. None removes
+        that file; a directory of that name is ignored.
         """
         path = self._spool.layout.error_file(place, name)
         with self._confinement.of(Thing.of_job(name), _SAY) as piece:
@@ -504,11 +488,7 @@ class JobFileReader:
             else:
                 with suppress(IsADirectoryError):
                     self._spool.disk.discard(path)
-        if piece.failed:
-            self.unsaid[place, name] = text, to_others
-        else:
-            self.unsaid.pop((place, name), None)
-        return jobfile.gist_of(text)
+        return jobfile.gist_of(text), not piece.failed
 
 
 _TELL = "report what is wrong with"

@@ -241,7 +241,6 @@ class Executors:
         """Release the shared resources of the starts, and the orphans."""
         for executor in self._made.values():
             executor.close()
-        self.local.close()
 
 
 def why_not_imported(error: Exception) -> str:

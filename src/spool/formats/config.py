@@ -96,7 +96,7 @@ _GPU = KeyTable(
         field="policy.gpu_use"),
     Key("strategy", "word",
         'Which GPUs to use first: "sequential" (lowest index), "random", "packed" (the fullest that fits), "spread" '
-        "(the emptiest). Default: the least wanted (docs/SCHEDULING.md, clause 4); packed for jobs that share GPUs.",
+        "(the emptiest). Default: the smallest memory (docs/SCHEDULING.md, clause 4); packed for jobs that share GPUs.",
         words=("sequential", "random", "packed", "spread"), field="policy.gpu_strategy"),
     Key("poll", "duration",
         "How often to check for processes outside spool while a job with GPUs runs or waits. Each start on GPUs "

@@ -526,11 +526,12 @@ class TaskFiles:
     """Makes the files of the tasks of one array. Raises InvalidFile for invalid TOML.
 
     A task's file is an ordinary job file: the keys of the array's file, without those that make an array, with `{key}`
-    replaced, plus a table `[task]`. It depends only on the bytes of the array's file, the record of the *defaults*
-    with what hooks have set in it, and the position, so that it can be made again after a power cut.
+    replaced, plus a table `[task]`. It depends only on the bytes of the array's file, what hooks have set in it, and
+    the position, so that it can be made again after a power cut.
     """
 
-    def __init__(self, name: str, data: bytes, spec: Spec, defaults: bytes = b"") -> None:
+    def __init__(self, name: str, data: bytes, spec: Spec) -> None:
+        defaults = spec.defaults_text.encode()
         self.tasks = Tasks(name, spec)
         self._substitution = Substitution(self.tasks.keys)
         document = toml.read(data, f"job {name}")

@@ -35,7 +35,7 @@ from spool.core.sizes import Efficiency, MeasuredRun, Summary, efficiency, summa
 from spool.formats import jobfile
 from spool.formats.capabilities import contributed, engine_title
 from spool.formats.run_records import ArrayRecord, RunFiles
-from spool.query.jobs import JobLister
+from spool.query.jobs import JobLister, row_to_come
 from spool.query.listing import ArrayTasks, tasks_of, with_outlook
 from spool.query.rows import JobRow, with_metrics, with_parameters
 from spool.state.past import past_of
@@ -115,14 +115,15 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     """Return everything about job *name*, or only its run *run*. Raises NoSuchJob."""
     places = spool.places(name)
     runs = spool.runs(name)
-    if not places and not runs:
+    to_come = row_to_come(spool, name) if not places and not runs else None
+    if not places and not runs and to_come is None:
         raise spool.no_such_job("show", f"job {name}", name)
     if run is not None and run not in runs:
         has = f"its runs are {', '.join(map(str, runs))}" if runs else "it has not run yet"
         raise NoSuchJob(cannot("show", f"run {run} of job {name}", has))
     lister = JobLister(spool)
     listed = lister.listing(only=lambda other: other == name)
-    found = [*listed.rows]
+    found = [*listed.rows] or [row for row in (to_come,) if row is not None]
     place = found[0].place if found else next(iter(places), None)
     place = place if place in places else None
     text = spool.job_text(place, name) if place is not None else None

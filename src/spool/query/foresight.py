@@ -222,8 +222,7 @@ class _Seer:
 
 def _not_varied(spec: Spec) -> Iterator[str]:
     """Yield what an array varies without effect, and values that were probably meant as several."""
-    written = set(re.findall(r"(?<![${])\{(\w+)\}(?!\})", _written(spec)))
-    tasks = Tasks("", spec)
+    tasks, written = Tasks("", spec), Substitution(None).keys_in(_written(spec))
     varied = [key for key, _ in spec.matrix]
     if spec.rows and written.isdisjoint(tasks.keys):  # else other columns of the table may be notes
         varied += [key for key, _ in spec.rows[0]]

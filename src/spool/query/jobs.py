@@ -121,14 +121,27 @@ def list_jobs(
     if any(not is_pattern(name) and name not in there for name in names):  # or it moved between the reads
         found = JobLister(spool).listing(everything=everything, only=only, recent=wanted.recent)
         there = {row.name for row in found.rows}
-    selected = found.rows if wanted == ALL_JOBS else filter(wanted.wants, found.rows)  # the common case in a long list
+    missing = [name for name in names if not is_pattern(name) and name not in there]
+    to_come = [row for name in missing if (row := row_to_come(spool, name)) is not None]
+    listed = (*found.rows, *to_come)
+    selected = listed if wanted == ALL_JOBS else filter(wanted.wants, listed)  # the common case in a long list
     rows = sorted(selected, key=ORDERS[order] if order is not None else usual_order)
     if wanted.recent is not None:
         last = sorted((row.ended_at_ns or 0 for row in rows if row.state.ended), reverse=True)[: wanted.recent]
         rows = [row for row in rows if not row.state.ended or (last and (row.ended_at_ns or 0) >= last[-1])]
     if in_full:
         rows = [with_progress(spool, row) for row in with_parameters(spool, rows)]
-    return replace(found, rows=tuple(rows), unknown=tuple(n for n in names if not is_pattern(n) and n not in there))
+    unknown = set(missing).difference(row.name for row in to_come)
+    return replace(found, rows=tuple(rows), unknown=tuple(name for name in missing if name in unknown))
+
+
+def row_to_come(spool: Spool, name: str) -> JobRow | None:
+    """Return the task *name* of an array that has still to issue it: with the array's values; None if it is none."""
+    array = JobLister(spool).row(array_of(name)) if spool.is_to_come(name) else None
+    if array is None:
+        return None
+    no_run = replace(array, place=None, run=None, started_at_ns=None, array=False)
+    return replace(no_run, name=name, state=State.QUEUED, reason="not issued yet")
 
 
 class _FileMovedError(Exception):

@@ -52,7 +52,8 @@ def picked(spool: Spool, wanted: JobFilter, places: Sequence[str]) -> tuple[list
     if by_task and wanted.names:
         rows = _named(spool, rows, wanted)
     rows = [row for row in rows if row.state is not State.STOPPING or State.STOPPING in wanted.states]
-    return sorted({row.name for row in _once(spool, rows, by_task=by_task)}, key=natural), found.unknown
+    unknown = (*found.unknown, *(row.name for row in found.rows if row.place is None))  # or not issued yet
+    return sorted({row.name for row in _once(spool, rows, by_task=by_task)}, key=natural), unknown
 
 
 def unknown_ends(spool: Spool) -> list[JobRow]:

@@ -146,12 +146,28 @@ class Spool:
 
     def no_such_job(self, verb: str, thing: str, name: str) -> NoSuchJob:
         """Return the error for an unknown job *name*: cannot *verb* *thing*, with a suggestion."""
+        if self.is_to_come(name):
+            why = f"{name.rpartition('_')[0]} has not issued that task yet"
+            return NoSuchJob(cannot(verb, thing, why, remedy=f"`spool why {name}` says when it may start"))
         from difflib import get_close_matches
 
         known = {*self.jobs_with_runs(), *(each for place in layout.PLACES for each in self.names(place))}
         near = get_close_matches(name, known - {name}, n=1, cutoff=0.75)  # a run of it may have been taken back
         remedy = f"did you mean {near[0]}?" if near else "`spool ls --all` lists the jobs"
         return NoSuchJob(cannot(verb, thing, "the spool has no job of that name", remedy=remedy))
+
+    def is_to_come(self, name: str) -> bool:
+        """Whether *name* is a task that its array, in progress or not expanded yet, has still to issue."""
+        from spool.core.arrays import Tasks, array_of  # few names are in doubt
+
+        array = array_of(name)
+        if not array or self.places(name):
+            return False
+        record = self.newest_array(array)
+        if record is not None and self.result(array, record.run) is None:
+            return status_of(self.layout.task_file(array, record.run, name)) is not None
+        spec = self.job_spec(layout.QUEUED, array) or self.job_spec(layout.HELD, array)
+        return spec is not None and name in Tasks(array, spec).names()
 
     def holds(self, inode: int, name: str, *places: str, mtime_ns: int | None = None) -> bool:
         """Whether the file of that inode is that of job *name* in one of *places*.
@@ -537,33 +553,27 @@ class Spool:
 
     def damaged(self, name: str, run: int) -> list[str]:
         """Return the records of a run that exist and cannot be true, sorted."""
-        found = []
-        for record, read in (
-            (layout.ARRAY, self.array),
-            (layout.GRANT, self.grant),
-            (layout.RESULT, self.result),
-            (layout.STOP, self.stop),
-            (layout.RC, self.exit),
-        ):
-            if self.record(name, run, record) is not None and read(name, run) is None:
-                found.append(record)
-        return sorted(found)
+        read: dict[str, Callable[[str, int], object]] = {
+            layout.ARRAY: self.array,
+            layout.GRANT: self.grant,
+            layout.RESULT: self.result,
+            layout.STOP: self.stop,
+            layout.RC: self.exit,
+        }
+        return sorted(each for each in read if self.record(name, run, each) is not None and not read[each](name, run))
 
     def jid(self, name: str, run: int) -> Jid | Liveness:
         """Return the wrapper's identity, or that there is none (ABSENT) or never will be (VOID)."""
         data = self.record(name, run, layout.JID)
-        if data == run_records.VOID_JID and not self._denies_a_start(name, run):
-            return Liveness.VOID
+        if data == run_records.VOID_JID:
+            refused = any(self.record(name, run, each) is not None for each in (layout.REFUSED, layout.ENGINE))
+            if refused or not self.has_begun(name, run):  # otherwise it is damage
+                return Liveness.VOID
         try:
             jid = run_records.parse_jid(data) if data else None
         except InvalidRecord:
             jid = None
         return Liveness.ABSENT if jid is None else jid
-
-    def _denies_a_start(self, name: str, run: int) -> bool:
-        """Whether a void jid is damage: the run has begun, and neither the machine nor an engine refused it."""
-        settled = (layout.REFUSED, layout.ENGINE)
-        return self.has_begun(name, run) and all(self.record(name, run, each) is None for each in settled)
 
     def spoke_at_ns(self, name: str, run: int, granted_at_ns: int | None = None) -> int | None:
         """Return when the wrapper of a run wrote its identity; None if it has not.
@@ -742,10 +752,8 @@ class Spool:
     @property
     def paused_at_ns(self) -> int | None:
         """When starts were paused; None if they are not."""
-        try:
-            return os.lstat(self.layout.at(layout.PAUSED)).st_ctime_ns
-        except OSError:
-            return None
+        status = status_of(self.layout.at(layout.PAUSED))
+        return status.st_ctime_ns if status is not None else None
 
 
 def spec_of(text: bytes | None, name: str, defaults: JobDefaults | None = None) -> Spec | None:

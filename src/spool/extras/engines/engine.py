@@ -26,7 +26,7 @@ from spool.core.errors import InvalidRecord, SpoolError, StartRefused, cannot
 from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
 from spool.core.model import SECOND_NS, Jid, Machine, SignalTo
 from spool.core.reasons import instant
-from spool.executors.base import Engine, EngineEnd, Home, Launch, Usage
+from spool.executors.base import Engine, EngineEnd, Executor, Home, Launch, Usage
 from spool.executors.process import reset_of_ignored_signals
 from spool.extras.engines.language import LANGUAGES, Language, Sighting, what_it_said
 from spool.formats.capabilities import loaded
@@ -57,7 +57,7 @@ _VAGUE = frozenset({EngineWord.FAILED, EngineWord.FORGOTTEN})
 Key = tuple[str, int]
 
 
-class ClusterEngine(Engine):
+class ClusterEngine(Engine, Executor):
     """The executor that submits wrappers to an engine that speaks *language*, and all its runs, of the spool *home*.
 
     Without a *home*, no run can be submitted or adopted. *clock* is monotonic; *gone* gives the nodes that the
@@ -76,7 +76,7 @@ class ClusterEngine(Engine):
     ) -> None:
         self.name, self.title = language.name, language.title
         self.language, self.now_ns = language, clock
-        self.engine = self  # it has the runs that it starts
+        self.engine: ClusterEngine = self  # it has the runs that it starts
         self.cluster: str | None = None  # the one that answers; None: no answer yet
         self.runs: dict[Key, ClusterRun] = {}
         self.full = ""  # why it accepts no more for now
@@ -137,9 +137,6 @@ class ClusterEngine(Engine):
         if there is None:
             why, remedy = "has not started", f"`spool why {job}` shows what it waits for"
         raise SpoolError(cannot("attach to", f"job {job}", f"it {why} in {self.title}", remedy=remedy))
-
-    def forget(self, spool_dir: str, runs: Iterable[Key]) -> None:
-        """Do nothing: nothing is kept."""
 
     # As the place of its runs.
 
