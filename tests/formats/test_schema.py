@@ -27,7 +27,6 @@ from spool.formats import capabilities, config, jobfile, keys, schema, toml
 from spool.formats.capabilities import REQUIRED, KeyTable
 from spool.formats.jobfile import FORMAT
 from spool.formats.schema import Documented
-from spool.formats.validation import Format
 from support import ROOT, WHOLE
 
 
@@ -57,7 +56,7 @@ def test_the_schema_of_a_job_is_strict() -> None:
     made = schema.schema("job")
     assert made["required"] == ["command"]
     assert made["additionalProperties"] is False
-    assert set(made["properties"]) == set(FORMAT.struct.__struct_fields__)
+    assert set(made["properties"]) == {key.name for key in FORMAT.table.keys}
     assert made["properties"]["executor"]["examples"] == list(capabilities.executors())  # packages offer others
     assert all(table["additionalProperties"] is False for table in made["$defs"].values())
 
@@ -89,7 +88,7 @@ def test_one_command_writes_what_is_made_of_the_tables(tmp_path: Path, monkeypat
             assert (ROOT / "examples" / copy.name).read_text(encoding="utf-8") == schema.render(kind)
 
 
-def _stated(format_: Format, table: KeyTable) -> dict[str, Any]:
+def _stated(format_: Documented, table: KeyTable) -> dict[str, Any]:
     """Return a file that states each default of *table*."""
     return {
         key.name: _stated(format_, key.table) if key.table is not None and not key.many else default

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from spool.core import gpus
 from spool.core import gpus as reserved
 from spool.core.gpus import GpuSlot, GpuSlots
-from spool.core.model import Grant, Machine, Policy, Pool, Request, Reservation, Running, Waiting
+from spool.core.model import Grant, Machine, Policy, Request, Reservation, Running, Waiting
 from spool.core.queue import Ordered
 from spool.core.quotas import Counts, Lowest, Quotas, SharedLimits, why_never
 from spool.core.reasons import Reason, count_of, ranges_of
@@ -203,18 +203,27 @@ class Runs(Mapping[str, Running]):
         return now_ns + max(0, end_ns - since_ns)
 
 
-class _Share(NamedTuple):
-    """One pool: its place in `priority.Work`, or what it is if it has a name; and what of it is free."""
+PoolName = int | str
+"""What a job can lack: one of these pools, or a named resource."""
 
-    which: int | Pool
+CPUS, MEMORY, GPUS = range(3)
+
+RUNS = ""
+"""The pool that `max_running` makes: the runs themselves."""
+
+
+class _Share(NamedTuple):
+    """One pool, and what of it is free."""
+
+    name: PoolName
     free: int
     total: int
 
 
-def _asked_of(which: int | Pool, request: Request) -> int:
-    if isinstance(which, Pool):
-        return dict(request.resources).get(which.name, 0)
-    return (request.cpus, request.memory_bytes or 0, request.gpus)[which]
+def _asked_of(pool: PoolName, request: Request) -> int:
+    if isinstance(pool, str):
+        return dict(request.resources).get(pool, 0)
+    return (request.cpus, request.memory_bytes or 0, request.gpus)[pool]
 
 
 UNLIMITED = SharedLimits()
@@ -341,14 +350,15 @@ class FreeResources:
         """
         parts = []
         for pool in self._scarce(request):
-            wanted = sum(_asked_of(pool.which, each) * number for each, number in refused)
+            wanted = sum(_asked_of(pool.name, each) * number for each, number in refused)
             parts.append(min(pool.free, wanted) / pool.total)
         return max(parts, default=0.0)
 
-    def scarce(self, request: Request) -> tuple[tuple[int, ...], Sequence[Pool]]:
-        """Return which pools *request* lacks, places in `priority.Work` and named ones; if none, all it asks for."""
-        which = [pool.which for pool in self._scarce(request)]
-        return tuple(one for one in which if isinstance(one, int)), [one for one in which if isinstance(one, Pool)]
+    def scarce(self, request: Request) -> list[tuple[PoolName, int]]:
+        """Return the pools that *request* lacks, and their totals; if none, all that it asks for."""
+        found: list[tuple[PoolName, int]] = [(pool.name, pool.total) for pool in self._scarce(request)]
+        most = self.policy.max_running
+        return found if most is None else [*found, (RUNS, most)]
 
     def _scarce(self, request: Request) -> list[_Share]:
         machine, counts = self.machine, self.counts
@@ -357,9 +367,9 @@ class FreeResources:
         totals = (machine.cpus, machine.memory_bytes, len(machine.gpus))
         pools = [_Share(place, max(free[place], 0), totals[place]) for place in range(len(totals))]
         if request.resources:
-            pools += [_Share(pool, counts.named.free(pool), pool.total) for pool in machine.resources]
-        asked = [pool for pool in pools if _asked_of(pool.which, request) and pool.total]
-        return [pool for pool in asked if _asked_of(pool.which, request) > pool.free] or asked
+            pools += [_Share(pool.name, counts.named.free(pool), pool.total) for pool in machine.resources]
+        asked = [pool for pool in pools if _asked_of(pool.name, request) and pool.total]
+        return [pool for pool in asked if _asked_of(pool.name, request) > pool.free] or asked
 
     # The rules, in order. Each returns its reason, or None.
 

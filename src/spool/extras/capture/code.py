@@ -34,7 +34,7 @@ from spool.core.model import SECOND_NS
 from spool.core.reasons import count_of
 from spool.core.units import show_duration
 from spool.formats import toml
-from spool.formats.wire import Form, Table, one_line, said, several
+from spool.formats.wire import Form, Table, one_line, one_lines
 from spool.machine import identity
 from spool.store.disk import Disk
 
@@ -162,8 +162,9 @@ def capture_of(spool: Spool, name: str, run: int) -> Capture | None:
 def _list(most: int) -> Form:
     """Return the form of a list of texts, a line each."""
     return Form(
-        lambda texts: f"[\n{''.join(f'  {toml.quote(text)},{chr(10)}' for text in texts)}]",
-        lambda keys, key: tuple(map(one_line, several(keys, key, str)))[:most],
+        tuple[str, ...],
+        clean=lambda texts: one_lines(texts[:most]),
+        lines=lambda key, texts: f"{key} = [\n{''.join(f'  {toml.quote(text)},{chr(10)}' for text in texts)}]\n",
     )
 
 
@@ -176,7 +177,7 @@ _CODE = Table(
     untracked:untracked
     """,
     {"top": ""},
-    extent=Form(toml.quote, lambda keys, key: text if (text := said(keys, key)) in (WHOLE, CUT, NONE) else None),
+    extent=Form(str, clean=one_line, decode=lambda text: text if text in (WHOLE, CUT, NONE) else None),
     untracked=_list(MOST_UNTRACKED),
 )
 _PYTHON_KEYS = "path! version packages:packages"

@@ -117,9 +117,6 @@ MACHINE = KeyTable(
 # fmt: on
 
 
-_REQUIRED = {key.name for key in _RESERVATION.keys if key.default is REQUIRED}
-
-
 class MachineConfig(Capacity, frozen=True):
     """The values of `machine.toml`. A missing or empty file is `MachineConfig()`."""
 
@@ -142,12 +139,10 @@ def _reservations(tables: Sequence[dict[str, Any]], reading: Reading) -> tuple[R
     for index, found in enumerate(tables):
         at = ("reservations", index)
         stated = reading.document["reservations"][index]
-        if not stated.keys() >= _REQUIRED:  # which is told already
-            continue
-        name = found["name"]
-        if name in made:
+        name = found.get("name", "")  # that it is missing is told already
+        if name and name in made:
             problems.add((*at, "name"), f"{toml.show(name)} is the name of another reservation")
-        one = reservation.reservation_of({**found, "created_at_ns": index}, stated, problems, at)
+        one = reservation.reservation_of({**found, "name": name, "created_at_ns": index}, stated, problems, at)
         for other in made.values():
             both = sorted(set(one.gpu_indices).intersection(other.gpu_indices))
             if both and overlap(one, other):
