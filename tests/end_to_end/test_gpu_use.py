@@ -192,7 +192,7 @@ def test_a_suspended_run_is_not_idle(gpus: Served) -> None:
     gpus.begun("train", _UNTIL_GO, gpus=1, gpu_idle="1h")
     (gpus.root / "running/train.toml.suspended").touch()
     gpus.wait_reason("train", "suspended")
-    gpus.spool("edit", "train", "--gpu-idle", "2s")
+    gpus.spool("edit", "train", "--set", "gpu_idle=2s")
     watched = gpus.state()["jobs"]["train"]["started_at_ns"]
     gpus.until(lambda: gpus.state()["machine"]["gpus_at_ns"] > watched + 4_000_000_000, "looks for four seconds")
     assert "has been idle" not in gpus.said()
@@ -205,9 +205,9 @@ def test_an_edit_gives_a_running_job_more_time(gpus: Served) -> None:
     """`spool edit` of a job that runs changes `gpu_idle` at once."""
     gpus.start()
     gpus.begun("train", _UNTIL_GO, gpus=1, gpu_idle="1h", gpu_idle_action="stop")
-    assert gpus.spool("edit", "train", "--gpu-idle-action", "warn", "--gpu-idle", "300ms").returncode == 0
+    assert gpus.spool("edit", "train", "--set", "gpu_idle_action=warn", "--set", "gpu_idle=300ms").returncode == 0
     gpus.wait_reason("train", "gpu_idle = 300ms")
-    assert gpus.spool("edit", "train", "--gpu-idle", "0s").returncode == 0
+    assert gpus.spool("edit", "train", "--set", "gpu_idle=0s").returncode == 0
     gpus.until(lambda: gpus.reason("train") == "", "patience")
     assert _go(gpus, "train")["outcome"] == "finished"
 

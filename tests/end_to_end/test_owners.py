@@ -178,7 +178,7 @@ CHANGES = [
     "submit -- true", "submit --name new -- true", "submit --name new --hold -c 'true; true'",
     "submit --replace --name waits -- true", "submit --wait -- true", "submit -f {file}",
     "submit --array 0-3 -- true", "run -- true", "cancel waits", "cancel runs", "hold waits", "release held",
-    "requeue over", "requeue --with cpus=1 over", "edit waits --priority 3", "edit waits", "move --first waits",
+    "requeue over", "requeue --set cpus=1 over", "edit waits --priority 3", "edit waits", "edit --first waits",
     "suspend runs", "continue runs", "signal USR1 runs", "pause", "resume",
     "reserve create new --gpus 1 --duration 1h", "reserve cancel mine", "gc --older-than 1s", "init",
     "init {root}", "dispatch", "dispatch --once", "dispatch --until-idle", "dispatch --idle-exit 1s",

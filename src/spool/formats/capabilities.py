@@ -70,7 +70,7 @@ class Key(Row):
           plus the unit for a size or duration.
     * `option`: its spelling on the command line; `help` if that differs from the docs. `shortcuts` are flags that
           stand for one value each: the spelling, the value, the help.
-    * `also`: how other tools spell the option; accepted, but not listed in the help.
+    * `also`: how other tools spell the option; accepted, but not listed in the help. Without an `option` too.
     * `words`: the allowed ones. `least`, `most`: its bounds. `examples`: for editors.
     * `needs`: another key, and why this one is meaningless without it.
     * `array_only`: for the array file only, not for its tasks.
@@ -196,7 +196,6 @@ class OtherWay(Row):
     """Another way of `spool run`, with an option of its own.
 
     * `option`: its spelling; `help`, `text`: its line of help, and what the verb's help says of it.
-    * `alone`: a key whose option, given without a value, means this way too, and what its help says of that.
     * `runs`: `(root, Asked, *, quiet, strict, replaces) -> int`: takes the place of the verb; the exit code.
     """
 
@@ -204,7 +203,6 @@ class OtherWay(Row):
     help: str
     text: str
     runs: str
-    alone: tuple[str, str]
 
 
 class GpuVendor(Row):

@@ -11,9 +11,7 @@ JOB = Part(
     Key("executor_options", "options of a program",
         "More options for the command that submits the job to its engine, such as `--constraint=ib` for sbatch. "
         "Options that spool sets are refused.",
-        default=(), field="engines.options", examples=[["--constraint=ib"]], option="--executor-option OPTION",
-        also="--executor-options",
-        help="One more option for sbatch, qsub or the like, such as --constraint=ib. May be repeated."),
+        default=(), field="engines.options", examples=[["--constraint=ib"]]),
     after="executor",
     reader="spool.extras.engines.language:JOB_READER",
 )

@@ -44,5 +44,4 @@ with the terminal. Inside a job, it just runs.
   spool run --here -g 1 -- python train.py
   spool run --here -g 1 -t 2h           a shell with a GPU""",
     "spool.extras.here.command:run_here",
-    alone=("shell", "Alone: open a shell here."),
 )
