@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from spool.core.model import Grant, Limits, Policy, Pool, Request, Running, State, Waiting
@@ -268,6 +267,8 @@ class Quotas:
         return None
 
 
+_NONE: Mapping[str, Any] = {}
+
 Stated = Iterable[tuple[str | None, int | None]]
 
 
@@ -278,8 +279,8 @@ class SharedLimits:
         self,
         groups: Callable[[], Stated] = tuple,
         arrays: Callable[[], Stated] = tuple,
-        held: Mapping[str, State] = MappingProxyType({}),
-        edited: Mapping[str, int | None] = MappingProxyType({}),
+        held: Mapping[str, State] = _NONE,
+        edited: Mapping[str, int | None] = _NONE,
     ) -> None:
         """Take the limits from what *groups* and *arrays* yield, the statements of the members.
 
