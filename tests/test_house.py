@@ -115,7 +115,7 @@ BUDGET = {
     "": 100,
     "cli": 7250,
     "client": 2750,
-    "core": 8150,
+    "core": 8000,
     "dispatcher": 8100,
     "doctor": 650,
     "executors": 2200,

@@ -94,7 +94,9 @@ class MachineMonitor:
 
     def gpus_matter(self) -> bool:
         """Whether a waiting or running job wants GPUs, or the caller asked for them."""
-        return self.wants_gpus or bool(self._table.queue.gpu_requests or self._table.runs.with_gpus)
+        return self.wants_gpus or bool(
+            self._table.runs.with_gpus or any(request.gpus for request in self._table.queue.requests_here())
+        )
 
     def want_gpus(self, *, wanted: bool) -> None:
         """Look at the GPUs even if no job uses them."""
@@ -252,7 +254,7 @@ class MachineMonitor:
         self._totals = (0, 0, 0)
 
     def _memory_matters(self) -> bool:
-        return bool(self._table.queue.memory_requests)
+        return any(request.memory_bytes for request in self._table.queue.requests_here())
 
     def _ours(self) -> Ours:
         on: dict[str, dict[str, int | None]] = {}
