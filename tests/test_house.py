@@ -176,7 +176,6 @@ CHILDREN_WITH_MAKERS: dict[str, str] = {
     "ClusterRun takes ClusterEngine": "a handle on one run asks its back end, which has one answer for all",
     "FakeRun takes FakeEngine": "as the handles that it stands for",
     "LocalRun takes LocalProcesses": "a handle on one run asks its back end, which walks over the processes of all",
-    "Piece takes Confinement": "a block of work, opened by `with`, hands what it has caught to its keeper",
 }
 
 WRITES = {"store/disk.py": "the one place"}
