@@ -77,7 +77,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     put_job(found.spool, "old-1", place="done")
     (found.spool / "jobs" / "ran-1" / "1").mkdir(parents=True)
     (found.spool / "reservations" / "demo.toml").write_text("")
-    (found.spool / "config.toml").write_text("resources = { licence = 2 }\n[quotas.projects.quoted]\n")
     return found
 
 
@@ -103,13 +102,10 @@ def terminal(request: pytest.FixtureRequest, home: Home) -> Iterator[Terminal]:
         ("spool ls --state queued,fi", "spool ls --state queued,finished "),
         ("spool ls --project vi", "spool ls --project vision "),
         ("spool ls --project nl", r"spool ls --project nlp\ deep "),
-        ("spool ls --project=q", "spool ls --project=quoted "),
         ("spool ls --columns name,pri", "spool ls --columns name,priority "),
         ("spool submit -d any:tr", "spool submit -d any:train-1 "),
-        ("spool submit --resource li", "spool submit --resource licence "),
-        ("spool submit --retry-on fa", "spool submit --retry-on failed "),
         ("spool submit --signal USR1", "spool submit --signal USR1@60s "),
-        ("spool requeue --with prio", "spool requeue --with priority="),
+        ("spool requeue --set prio", "spool requeue --set priority="),
         ("spool edit --unset mem", "spool edit --unset memory "),
     ],
 )
@@ -130,7 +126,7 @@ def test_there_is_no_complaint_where_there_is_no_spool(terminal: Terminal, tmp_p
     assert terminal.completed(typed) == typed
 
 
-@pytest.mark.parametrize("words", ["spool cancel tr", "spool submit --project v", "spool rel"])
+@pytest.mark.parametrize("words", ["spool cancel tr", "spool rel"])
 def test_a_completion_imports_nothing_that_it_does_not_need(home: Home, words: str) -> None:
     """The shell waits for it: neither the list of jobs nor the packages that take long to import are loaded."""
     code = "import sys; from spool.cli.main import run; run([]); print(*sys.modules, file=sys.stderr)"

@@ -2,20 +2,16 @@
 
 The script passes the line up to the cursor, and each line of the answer is a kind (`plain`, `file` or `dir`), a word
 and its meaning, separated by tabs. The words of options and arguments are in one table, by name, so that verbs need
-not specify them. A shell waits for the answer, so that only some files and the end of the history are read for it.
+not specify them.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import pwd
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 
 import click
 from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, split_arg_string
@@ -25,14 +21,12 @@ from spool.cli.joboptions import OPTIONS
 from spool.client.submit import default_root
 from spool.core import layout
 from spool.core.errors import SpoolError
-from spool.core.layout import CONFIG, DONE, HELD, QUEUED, RUNNING, natural
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING, natural
 from spool.core.model import State
 from spool.formats.capabilities import loaded
 from spool.store.tolerant import TolerantSpool
 
 _MOST = 500  # longer lists of completions are useless
-_MOST_FILES = 200  # of a folder
-_MOST_LINES = 500  # of the history
 
 _BASH = r"""
 # in ~/.bashrc:  eval "$(spool completion bash)"
@@ -276,58 +270,16 @@ def _gpu_types(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[str
 
 
 def _labels(key: str) -> _Words:
-    """Find the values of *key* ("user", "project", "group" or "tags") among the jobs and in the quotas.
-
-    These include waiting, held and running jobs, and recently ended ones, as far as they can be read.
-    """
+    """Find the values of *key* ("user", "project" or "tags") among the active jobs and those that ended last."""
 
     def words(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[str]:
-        found = set(_configured(spool, "quotas", f"{key}s"))
-        for table in _tables(spool, key):
-            value = table.get(key)
-            found.update(word for word in (value if isinstance(value, list) else [value]) if isinstance(word, str))
-        return sorted(found - {""}, key=natural)
+        from spool.query.jobs import JobLister
+
+        found = (getattr(row, key) for row in JobLister(spool).listing(recent=_MOST).rows)
+        labels = {label for value in found for label in (value if isinstance(value, tuple) else (value or "",))}
+        return sorted(labels - {""}, key=natural)
 
     return words
-
-
-def _tables(spool: TolerantSpool, key: str) -> Iterator[dict[str, object]]:
-    """Yield job files and lines of the history, each as a table."""
-    for place in (QUEUED, RUNNING, HELD):
-        for name in spool.names(place)[:_MOST_FILES]:
-            if key != "user":
-                yield _table(spool.job_text(place, name), key)
-                continue
-            with suppress(OSError, KeyError):
-                yield {key: pwd.getpwuid(os.stat(spool.layout.job_file(place, name)).st_uid).pw_name}
-    with suppress(OSError):
-        for line in islice(spool.history(), _MOST_LINES):
-            with suppress(ValueError):
-                table = json.loads(line)
-                if isinstance(table, dict):
-                    yield table
-
-
-def _table(text: bytes | None, key: str) -> dict[str, object]:
-    """Return a TOML file that contains *key* as a table; an empty one if it does not, or cannot be read."""
-    if text is None or key.encode() not in text:
-        return {}
-    from spool.formats import toml
-
-    try:
-        return toml.read(text, "")
-    except SpoolError:
-        return {}
-
-
-def _configured(spool: TolerantSpool, *path: str) -> list[str]:
-    """Return the names in a table of the configuration."""
-    found: object = {}
-    with suppress(OSError):
-        found = _table(spool.file(CONFIG), path[0])
-    for word in path:
-        found = found.get(word) if isinstance(found, dict) else None
-    return sorted(found) if isinstance(found, dict) else []
 
 
 def _signals(ctx: click.Context, spool: TolerantSpool, typed: str) -> Iterable[str]:
@@ -365,12 +317,9 @@ _OPTIONS: Mapping[str, _Words | str] = {
     "env": _variables,
     "export": _listed(_exports),
     "gpu_type": _listed(_gpu_types),
-    "group": _labels("group"),
-    "keys": _fixed([f"{key}=" for key in (*_KEYS, "command")]),
+    "sets": _fixed([f"{key}=" for key in _KEYS]),
     "policy": _listed(_fixed(("fifo", "easy", "spool"))),
     "project": _labels("project"),
-    "resources": _listed(lambda ctx, spool, typed: _configured(spool, "resources")),
-    "retry_on": _listed(_fixed(("failed", "timeout", "out_of_memory"))),
     "signal": _signals,
     "states": _listed(_fixed(State)),
     "tag": _labels("tags"),

@@ -264,7 +264,8 @@ class FileMoves(Component):
             self._scanner.forget_place(job.name)
 
 
-POLL_NS = SECOND_NS  # between looks if no event reports changes of files
+LOOK_NS = 5 * SECOND_NS  # between looks at everything, beside the events that report changes of files
+POLL_NS = SECOND_NS  # the same if no event does
 # A look at everything may use one part in N of a processor: a safety net beside the events, or the only source.
 _SHARE_BESIDE_EVENTS = 1000
 _SHARE_WITHOUT_EVENTS = 20
@@ -374,7 +375,7 @@ class Observer(Component):
             self._filemoves.see()  # of a look at everything: the file of every run
         if is_part:  # the next one is due when this one has been paid for
             self._pause_ns += self._pace.pause_ns
-            every_ns = self._settings.config.look_every_ns if self._watcher.problem is None else POLL_NS
+            every_ns = LOOK_NS if self._watcher.problem is None else POLL_NS
             self._timer.set(now + max(every_ns, self._pause_ns))
         return self._rescans
 

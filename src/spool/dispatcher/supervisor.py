@@ -66,7 +66,7 @@ _SHELL_SAYS = (  # exit codes of a shell, its last line then, and what that mean
             rb"|set: Illegal option -o pipefail|(?:\S+: )?Bad substitution|\[: [^\n]*unexpected operator"
             rb"|(?:\[\[|source|declare|let|shopt|mapfile|pushd|popd): not found)[^\n]*\n\Z"
         ),
-        "/bin/sh cannot run that; if it is for bash, submit it with --shell /bin/bash",
+        "/bin/sh cannot run that; if it is for bash, submit it with --set shell=/bin/bash",
     ),
 )
 
