@@ -116,7 +116,7 @@ BUDGET = {
     "cli": 7250,
     "client": 2750,
     "core": 8000,
-    "dispatcher": 8100,
+    "dispatcher": 8000,
     "doctor": 650,
     "executors": 2200,
     "extras": 200,
