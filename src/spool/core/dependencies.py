@@ -296,8 +296,6 @@ class DependencyIndex:
     long ago: `look_again` judges the jobs again that wait for such names.
     """
 
-    __slots__ = ("_by_name", "_held", "_jobs", "_progress", "_seen", "impossible", "resolved", "unresolved", "unseen")
-
     def __init__(self) -> None:
         self._by_name: dict[str, set[str]] = {}
         self._jobs: dict[str, Waiting] = {}
@@ -306,6 +304,7 @@ class DependencyIndex:
         self._progress: dict[str, ArrayProgress] = {}  # of the arrays that some job depends on
         self.resolved: dict[str, Resolution] = {}  # as of the last change
         self.unresolved: set[str] = set()  # jobs not judged since a change
+        self.unsatisfied: set[str] = set()  # jobs that waited for others when last judged, or never were
         self.impossible: set[str] = set()  # jobs that impossible dependencies were to end when last judged
         self.unseen: set[str] = set()  # jobs that depend on a name that was never seen
 
@@ -330,6 +329,7 @@ class DependencyIndex:
         self._held.pop(job.name, None)
         self._jobs[job.name] = job
         self.unresolved.add(job.name)
+        self.unsatisfied.add(job.name)
         for name in dependencies_of(job):
             self._by_name.setdefault(name, set()).add(job.name)
 
@@ -339,7 +339,7 @@ class DependencyIndex:
         if job is None:
             return
         self.resolved.pop(name, None)
-        for jobs in (self.unresolved, self.impossible, self.unseen):
+        for jobs in (self.unresolved, self.unsatisfied, self.impossible, self.unseen):
             jobs.discard(name)
         for other in dependencies_of(job):
             dependents = self._by_name.get(other)

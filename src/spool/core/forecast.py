@@ -198,7 +198,7 @@ class _Forecast:
             following = spool.next_at_ns(plan, now_ns)
             if following is None or not self._left:
                 break
-            self._enough -= _TURN + spool.queue.shape_count
+            self._enough -= _TURN + len(spool.queue.shapes)
             if self._enough <= 0:
                 self._found |= dict.fromkeys(self._left, StartForecast(later_than_ns=now_ns))
                 return self._found

@@ -10,7 +10,7 @@ machine.
 
 Fair share: jobs of users with more usage than others wait somewhat longer. The score of a waiting job (see `order`) is
 multiplied by `2^(0.5 * (1 - level))`, but by at least 1/1.5; `level` is 1 for average usage, 2 for twice the average, 0
-for none. DecayedUse halves with every half-life. An absolute rank by usage would starve heavy users, so the factor is
+for none. Usage halves with every half-life. An absolute rank by usage would starve heavy users, so the factor is
 bounded.
 
 Own service: what a user has been served since a job arrived counts as size of that job. A user's thousand short jobs
@@ -399,8 +399,7 @@ class Order:
         self._room_helps = room_helps
         self._order = policy.order
         self._by_project = policy.fair_share_by == "project"
-        self._waiting = queue.projects if self._by_project else queue.users
-        self._running = room.runs.counts.projects if self._by_project else room.runs.counts.users
+        self._shapes = queue.shapes
         self._factors: Mapping[str, float] | None = None
         self._levels: Mapping[str, float] | None = None
         self._weights = ((GPUS, _UNITS), (CPUS, round(policy.cpu_weight * _UNITS)))  # of the pools, in usage
@@ -414,7 +413,7 @@ class Order:
         found = self._sharing.get(key)
         if found is None:
             if self._factors is None:
-                competes = self._policy.fair_share and self._order == SLOWDOWN and len(self._waiting) > 1
+                competes = self._policy.fair_share and self._order == SLOWDOWN and len(self._waiting()) > 1
                 self._factors = self._past.shares.factors(self._now_ns, self._active()) if competes else {}
             lines = []
             for pool, weight in self._weights:
@@ -431,8 +430,12 @@ class Order:
             units += weight * (until_now - served.until(arrived_at_ns))
         return max(units, 0) // self._whole if units else 0
 
+    def _waiting(self) -> set[str]:
+        return {(key.project or "") if self._by_project else key.user for key in self._shapes}
+
     def _active(self) -> set[str]:
-        return {key or "" for key in (*self._waiting, *self._running)}
+        counts = self._room.runs.counts
+        return self._waiting() | {key or "" for key in (counts.projects if self._by_project else counts.users)}
 
     def _without_score(self, arrived_at_ns: int, expected_ns: int, user: str, project: str | None) -> float:
         """Return the part of the sort key that stands for the score in an order without one."""

@@ -10,7 +10,7 @@ them with sums computed from scratch.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from heapq import merge
@@ -22,8 +22,7 @@ from spool.core import gpus
 from spool.core import gpus as reserved
 from spool.core.gpus import GpuSlot, GpuSlots
 from spool.core.model import Grant, Machine, Policy, Request, Reservation, Running, Waiting
-from spool.core.queue import Ordered
-from spool.core.quotas import Counts, Lowest, Quotas, SharedLimits, why_never
+from spool.core.quotas import Counts, Quotas, SharedLimits, why_never
 from spool.core.reasons import Reason, count_of, ranges_of
 from spool.core.runtimes import Expected, RunTimes
 from spool.core.units import cpus_in, show_size
@@ -38,14 +37,12 @@ class Runs(Mapping[str, Running]):
     def __init__(self, runs: Iterable[Running] = (), run_times: RunTimes | None = None) -> None:
         self.run_times = run_times or RunTimes()
         self.counts = Counts()
-        self.group_limits = Lowest()
-        self.array_limits = Lowest()
         self.with_gpus: dict[str, Running] = {}
         self.elsewhere: dict[str, Runs] = {}
         self._runs: dict[str, Running] = {}
         self._expected: dict[str, Expected] = {}  # as of the begin of the run, or of its recovery
         self._ends: dict[str, int] = {}
-        self._in_order: Ordered[tuple[int, str]] = Ordered()
+        self._in_order: list[tuple[int, str]] = []  # the ends
         self.preemptible: set[str] = set()  # the jobs whose runs may be preempted, now or later
         self._stopping: set[str] = set()
         self._suspended: set[str] = set()
@@ -117,7 +114,7 @@ class Runs(Mapping[str, Running]):
             self.with_gpus[name] = run
         self._expected[name] = expected
         end_ns = self._ends[name] = run.counts_from_ns + expected.ns
-        self._in_order.add((end_ns, name))
+        insort(self._in_order, (end_ns, name))
         if run.spec.preemptible and run.elsewhere is None:
             self.preemptible.add(name)
         if run.stopping:
@@ -126,12 +123,7 @@ class Runs(Mapping[str, Running]):
             self._suspended.add(name)
 
     def _count_sums(self, run: Running, sign: int) -> None:
-        spec, task = run.spec, run.spec.task
         self.counts.add(run, sign)
-        if spec.group is not None:
-            self.group_limits.count(spec.group, spec.group_limit, sign)
-        if task is not None:
-            self.array_limits.count(task.array, task.max_running, sign)
         if run.blocked and run.submitted:
             self.blocked += sign
         elif run.submitted:
@@ -145,7 +137,7 @@ class Runs(Mapping[str, Running]):
         else:
             self.with_gpus.pop(name, None)
         del self._expected[name]
-        self._in_order.discard((self._ends.pop(name), name))
+        del self._in_order[bisect_left(self._in_order, (self._ends.pop(name), name))]
         self._stopping.discard(name)
         self.preemptible.discard(name)
         self._suspended.discard(name)
@@ -174,7 +166,7 @@ class Runs(Mapping[str, Running]):
         end. A guess that has passed is replaced by another, which depends only on the instant and the past. A suspended
         run keeps the time that was left then, as if it resumed now.
         """
-        entries = self._in_order.entries
+        entries = self._in_order
         elsewhere = {name: self._stopped_by_ns(name, now_ns) for name in self._stopping}
         elsewhere |= {name: self._if_continued_ns(name, now_ns) for name in self._suspended}
         for _, name in entries[: bisect_left(entries, (now_ns + 1,))]:

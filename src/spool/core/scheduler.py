@@ -142,7 +142,7 @@ class Plan(Struct, frozen=True, eq=False):
         A job with a higher score than one of its shape that arrived earlier comes right behind that.
         """
         queue, order = self.view.queue, self._order
-        shapes = [shape for demand in queue.demands for shape in demand.shapes.values() if shape.eligible]
+        shapes = [shape for shape in queue.shapes.values() if shape.eligible]
         for shape in shapes:
             order.of_shape(shape, 0)
         found = []
@@ -168,7 +168,7 @@ class Plan(Struct, frozen=True, eq=False):
         if self.policy.strict_order or self.policy.order != SLOWDOWN:
             return
         order = self._order
-        shapes = [shape for demand in self.view.queue.demands for shape in demand.shapes.values() if shape.eligible]
+        shapes = [shape for shape in self.view.queue.shapes.values() if shape.eligible]
         entries = [(*order.of_shape(shape, 0), number, 0) for number, shape in enumerate(shapes)]
         heapify(entries)
         first = entries[0][0] if entries else 0
@@ -206,8 +206,7 @@ class Plan(Struct, frozen=True, eq=False):
         but = but | self._started
         found = [
             self._order.of_shape(shape, at)
-            for demand in self.view.queue.demands
-            for shape in demand.shapes.values()
+            for shape in self.view.queue.shapes.values()
             if shape.key.time_limit_ns is not None and shape.key.time_limit_ns <= limit_ns
             for at in islice((at for at, (*_, name) in enumerate(shape.eligible) if name not in but), 1)
         ]
@@ -232,11 +231,11 @@ class Plan(Struct, frozen=True, eq=False):
 def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     """Return the plan for *now_ns*."""
     queue = view.queue
-    queue.mark_eligible(now_ns)
     running = view.running
     queue.watch.sees(running.keys(), view.held, queue)
     names = DependencyResolver(queue, view.held, running.keys(), view.ended.get, view.arrays, queue.watch)
     resolve_dependencies(queue, names, now_ns, paused=view.paused, held_arrays=view.held_arrays)
+    queue.make_ready(now_ns)
     room = room_in(view, now_ns, policy)
     constraints = Constraints(queue, room, names, paused=view.paused)
     order = Order(queue, room, view.past, constraints.room_helps)
@@ -279,13 +278,17 @@ def _endings(view: View, constraints: Constraints, names: DependencyResolver) ->
 
 def room_in(view: View, now_ns: int, policy: Policy) -> FreeResources:
     """Return the free resources of the machine of *view* beside the runs, with the limits in force."""
-    queue, running = view.queue, view.running
-    limits = SharedLimits(
-        (queue.group_limits, running.group_limits),
-        (queue.array_limits, running.array_limits),
-        view.held_arrays,
-        view.array_limits,
-    )
+    shapes, running = view.queue.shapes, view.running
+
+    def groups() -> Iterator[tuple[str | None, int | None]]:
+        yield from ((key.group, key.group_limit) for key in shapes)
+        yield from ((run.spec.group, run.spec.group_limit) for run in running.values())
+
+    def arrays() -> Iterator[tuple[str | None, int | None]]:
+        yield from ((key.array, key.array_limit) for key in shapes)
+        yield from ((task.array, task.max_running) for run in running.values() if (task := run.spec.task) is not None)
+
+    limits = SharedLimits(groups, arrays, view.held_arrays, view.array_limits)
     room = FreeResources(view.machine, policy, now_ns, running, limits, view.reservations)
     for name, machine in view.elsewhere.items():
         room.add_machine(name, machine)
@@ -342,15 +345,15 @@ class SchedulingPass:
         """Sort the first job of each shape; return whether any could fit."""
         room, of_shape = self._room, self._order.of_shape
         demands = [
-            (demand, (room if demand.elsewhere is None else room.of(demand.elsewhere)).may_have(demand.request))
-            for demand in self._queue.demands
+            (same, (room if elsewhere is None else room.of(elsewhere)).may_have(request))
+            for (request, elsewhere), same in self._queue.demands.items()
         ]
         if not any(fits for _, fits in demands):
             return False
         shapes = self._shapes
-        for demand, fits in demands:
+        for same, fits in demands:
             entries = self._entries if fits else self._blocked
-            for shape in demand.shapes.values():
+            for shape in same.values():
                 if shape.eligible:
                     entries.append((*of_shape(shape, 0), len(shapes)))
                     shapes.append(shape)
@@ -510,7 +513,6 @@ def _judge(queue: WaitingQueue, names: DependencyResolver, ending: list[str]) ->
         todo += watch.dependents(name)
     todo.sort(reverse=True)  # the order decides nothing; sorting makes it the same for the same spool
     watch.unresolved = set()
-    satisfied: dict[str, None] = {}
     while todo:
         name = todo.pop()
         if name in names.ended_now:
@@ -524,11 +526,9 @@ def _judge(queue: WaitingQueue, names: DependencyResolver, ending: list[str]) ->
         watch.impossible.discard(name)
         watch.unseen.discard(name)
         if resolution.verdict is DependencyStatus.SATISFIED:
-            satisfied[name] = None
+            watch.unsatisfied.discard(name)
             continue
-        satisfied.pop(name, None)
-        if name in queue:
-            queue.close_dependency(name)
+        watch.unsatisfied.add(name)
         if resolution.unseen:
             watch.unseen.add(name)
         if resolution.verdict is DependencyStatus.IMPOSSIBLE and job.spec.cancel_on_dependency_failure:
@@ -539,4 +539,3 @@ def _judge(queue: WaitingQueue, names: DependencyResolver, ending: list[str]) ->
     for name in names.ended_now:  # jobs judged by decisions of this pass are judged again by their results
         watch.touch(name)
         watch.unresolved |= watch.dependents(name) & watch.resolved.keys()
-    queue.open_dependency(name for name in satisfied if name in queue)

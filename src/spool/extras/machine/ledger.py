@@ -293,7 +293,7 @@ class LeaseLedger:
     @property
     def asks_for_gpus(self) -> bool:
         """Whether an open ask wants GPUs."""
-        return bool(self._queue.gpu_requests)
+        return any(request.gpus for request in self._queue.requests_here())
 
     def decide(self, machine: Machine, now_ns: int) -> list[tuple[Lease, Grant]]:
         """Return which asks get which part of *machine* now; `grant` carries that out."""
