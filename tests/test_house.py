@@ -113,7 +113,7 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7250,
+    "cli": 7150,
     "client": 2750,
     "core": 8000,
     "dispatcher": 8000,
