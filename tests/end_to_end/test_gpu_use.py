@@ -11,7 +11,7 @@ import pytest
 
 from end_to_end.hooking import hook
 from plugins.fake_nvml import GIB, FakeNvml
-from served import Served
+from served import GPU_LOOKS, Served
 from spool.formats.state import parse_parts
 
 _UUID = "GPU-00000000-1111-2222-3333-444444444444"
@@ -27,7 +27,8 @@ def gpus(fake_nvml: FakeNvml, tmp_path: Path, executor: str | None) -> Iterator[
         fake_nvml.gpu(uuid, bus=at)
         fake_nvml.busy(uuid, 0, 0)
     with Served(tmp_path / "spool", fake_nvml.variables, executor) as spool:
-        (spool.root / "config.toml").write_text('cpus = 64\ngpu.poll = "100ms"\n')
+        (spool.root / "config.toml").write_text("cpus = 64\n")
+        spool.changes[GPU_LOOKS] = 100_000_000
         yield spool
 
 

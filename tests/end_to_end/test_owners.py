@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 import spool
-from served import Served
+from served import LOOKS, Served
 from spool.cli import group, main
 from spool.core import layout
 from spool.store.spool import Spool
@@ -185,7 +185,7 @@ CHANGES = [
     "doctor --fix", "attach runs",
 ]  # fmt: skip
 
-LOOKS = [
+VIEWS = [
     "ls", "ls --all --json", "show waits", "why waits", "log over", "wait --timeout 0s over", "seff over", "info",
     "gpus", "reserve list", "plan", "stats", "check {file}", "doctor", "gc --help", "completion bash",
     *(verb for verb in ("plot",) if verb in group.VERBS),
@@ -237,7 +237,7 @@ def test_no_other_user_changes_a_spool(lived_in: Shared, uid: int) -> None:
 def test_every_user_may_look(lived_in: Shared, uid: int) -> None:
     """Commands that only read go on in another user's spool that they can read, and make nothing there."""
     before = _state_of(lived_in.root)
-    for words in LOOKS:
+    for words in VIEWS:
         given = shlex.split(words.format(root=lived_in.root, file=lived_in.home / "file.toml"))
         done = lived_in.by(uid, *given)
         assert "Traceback" not in done.stderr, words
@@ -632,8 +632,7 @@ def test_a_file_that_replaces_that_of_a_run_changes_nothing(shared: Shared) -> N
 def test_swapping_a_file_between_the_look_and_the_start_gains_nothing(shared: Shared) -> None:
     """While a stranger keeps exchanging a file of the owner's for one of theirs, only the owner's text is ever used."""
     shared.share(0o777, "queued", ".tmp")
-    (shared.root / "config.toml").write_text('look_every = "100ms"\n')
-    shared.own(shared.root / "config.toml")
+    shared.changes[LOOKS] = 100_000_000
     shared.put(MALLORY, ".tmp/evil.toml", "evil", 'array = "0-1"\n')
     there, back = "mv .tmp/evil.toml queued/x.toml", "mv queued/x.toml .tmp/evil.toml"
     script = f"while :; do mv queued/x.toml .tmp/y; {there}; {back}; mv .tmp/y queued/x.toml; done 2> /dev/null"

@@ -192,7 +192,7 @@ _MANY = with_parts("job", (
         examples=[[{"lr": 0.1, "seed": 1}, {"lr": 0.01, "seed": 7}]], array_only=True, option="--param-file FILE.csv",
         help="Submit one job for each row of a table, whose first line has the keys."),
     Key("max_running", "count", "Maximum number of the array's tasks that run at once.", least=1, array_only=True),
-    Key("task", TASK, "Written by spool: which array task this is."),
+    Key("task", TASK, "Written by spool: which array task this is.", internal=True),
 ))
 
 _AGAIN = with_parts("job", (
@@ -228,7 +228,7 @@ _RUNNING = with_parts("job", (
             *((f"--{name}", name, offer.shortcut) for name, offer in engines().items() if offer.shortcut),
         )),
     Key("keep_session", "flag",
-        "Whether to keep the job's tmux session open after it ends. Default: from the configuration."),
+        "Whether to keep the job's tmux session open after it ends."),
 ))
 
 _PEOPLE = with_parts("job", (

@@ -171,7 +171,7 @@ class MachineMonitor:
         """Return when a pass must look at the GPUs, on the monotonic clock; None if no job needs them."""
         if not self.gpus_matter():
             return None
-        due_ns = time.monotonic_ns() + self._settings.config.gpu.poll_ns
+        due_ns = time.monotonic_ns() + GpuWatcher.every_ns
         answer_due_ns = self.answer_due_ns()
         return due_ns if answer_due_ns is None else min(due_ns, answer_due_ns)
 
@@ -210,7 +210,7 @@ class MachineMonitor:
         watcher.ignoring(Ignore(config.ignore_names, config.ignore_users, config.ignore_below_bytes))
         watcher.asking_where(on=self._settings.config.cpu_pinning)
         anew = self._needed > watcher.asked
-        look = watcher.look(now_ns, self._ours(), max_age_ns=0 if anew else config.poll_ns, patience_ns=patience_ns)
+        look = watcher.look(now_ns, self._ours(), max_age_ns=0 if anew else watcher.every_ns, patience_ns=patience_ns)
         if self._needed > watcher.answered and time.monotonic_ns() >= self._doubt_at_ns:
             self._doubts = True
             look = watcher.doubt()

@@ -24,7 +24,7 @@ import pytest
 import spool
 from docs.test_pages import START
 from plugins.fake_nvml import FakeNvml
-from served import Served
+from served import GPU_LOOKS, Served
 from shell import Home, home_of_test
 from spool.core.errors import InvalidValue
 from spool.formats import jobfile
@@ -575,7 +575,8 @@ def test_idle_gpus_are_taken_back(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     fake_nvml.gpu(uuid, bus=0)
     fake_nvml.busy(uuid, 0, 0)
     with Served(tmp_path / "spool", fake_nvml.variables) as served:
-        served.serves('cpus = 4\ngpu.poll = "100ms"\n')
+        served.changes[GPU_LOOKS] = 100_000_000
+        served.serves("cpus = 4\n")
         desk = Desk(served)
         idle = ("-g", "1", "--set", "gpu_idle=1s", "--set", "gpu_idle_action=stop")
         terminal = desk.terminal("-n", "idle", *idle, "-c", "echo on $CUDA_VISIBLE_DEVICES; exec sleep 1000")

@@ -21,6 +21,7 @@ JOB = Part(
         "for the job. Once it is gone, the job fails. Not for arrays, nor with `retry`, `preemptible` or outputs.",
         field="here.terminal",
         default=None,
+        internal=True,
     ),
     after="keep_session",
     reader="spool.extras.here.launching:READER",

@@ -55,6 +55,6 @@ CONFIG = Part(
         default=None, field="notify.contacts"),
     Key("notify", _RULE, "Notifications about all jobs: `[[notify]]`.", many="list", default=None,
         field="notify.rules"),
-    after="hook_time_limit",
+    after="epilog",
     reader="spool.extras.notify.settings:CONFIG_READER",
 )
