@@ -115,7 +115,7 @@ BUDGET = {
     "": 100,
     "cli": 7150,
     "client": 2750,
-    "core": 8000,
+    "core": 7950,
     "dispatcher": 8000,
     "doctor": 650,
     "executors": 2200,
