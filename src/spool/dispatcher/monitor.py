@@ -178,9 +178,9 @@ class Monitor(Component):
 
     def _jid(self, live: ActiveRun) -> Jid | Liveness:
         """Return the wrapper's identity; an unreadable one counts as missing for now."""
-        with self._confinement.of(Thing.of_run(live.key), "notice the start of"):
-            return self._spool.jid(live.name, live.run)
-        return Liveness.ABSENT
+        with self._confinement.of(Thing.of_run(live.key), "notice the start of") as piece:
+            found = self._spool.jid(live.name, live.run)
+        return Liveness.ABSENT if piece.failed else found
 
     def _see_started(self) -> None:
         now = time.monotonic_ns()

@@ -371,13 +371,13 @@ class Supervisor(Component):
 
     def _go_on_ending(self) -> list[ActiveRun]:
         """Continue to end the runs that must end; return those without processes."""
-        with self._confinement.service("look at", "the processes of runs that are stopped"):
+        with self._confinement.service("look at", "the processes of runs that are stopped") as piece:
             for live in (run.live for run in self._terminator.runs.values()):
                 if live.jid is None and live.elsewhere is None:
                     with suppress(OSError):  # a search may miss its children, which get their mark late
                         self.concluder.identify(live)
-            return self._terminator.tick()
-        return []
+            gone = self._terminator.tick()
+        return [] if piece.failed else gone
 
     def _look_at(self, key: tuple[str, int]) -> None:
         run = self._state.live.get(key)
