@@ -102,7 +102,7 @@ class Problems:
 
     def listed(self, text: str) -> list[Problem]:
         """Return the problems in the order of their lines in *text*, those without a line first."""
-        lines = key_lines(text, {path for path, _, _ in self._found})
+        lines = key_lines(text)
         problems = []
         for path, subject, rest in self._found:
             line = line_of(lines, path)
