@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from itertools import islice
@@ -33,7 +33,7 @@ _BOM = b"\xef\xbb\xbf"
 # Forbidden values are written with an escape, with many digits, with an exponent, or as one of two words. A search for
 # these takes a tenth of the time of a check of every value.
 _MAY_BE_BAD = re.compile(r"[0-9_](?:[eE]|[0-9A-Fa-f_]{14})")
-_SMALLEST_INT, _LARGEST_INT = -(1 << 63), (1 << 63) - 1
+_TOO_LARGE = 1 << 63
 
 MAX_TOKENS = 30_000
 """How far into a source lines are searched: no handwritten file has this many words and marks."""
@@ -63,7 +63,7 @@ def read(data: bytes, what: str) -> dict[str, Any]:
         raise InvalidFile(what, [Problem(None, None, "not readable: it is nested too deeply")]) from None
     except ValueError as error:  # TOMLDecodeError is one, and so is int() of 5,000 digits
         raise InvalidFile(what, [_syntax_problem(text, error)]) from None
-    if suspicious and (bad := _find_bad(document)) is not None:
+    if suspicious and (bad := next(_forbidden(document), None)) is not None:
         path, why = bad
         line = line_of(key_lines(text), path)
         on_line = "" if line is None else f" on line {line}"
@@ -108,37 +108,23 @@ def _syntax_problem(text: str, error: ValueError) -> Problem:
     return Problem(None, error.lineno, f"not valid TOML {where}: {error.msg}")
 
 
-def _find_bad(document: dict[str, Any]) -> tuple[Path, str] | None:
-    """Return the first forbidden value, and why it is forbidden."""
-    for key, value in document.items():
-        bad = _bad_value(value)
-        if bad is not None:
-            return (key, *bad[0]), bad[1]
-        if "\0" in key:
-            return (key,), "NUL in a key"
-    return None
-
-
-def _bad_value(value: object) -> tuple[Path, str] | None:
-    kind = type(value)
-    if kind is str:
-        return ((), "NUL cannot be passed to any program") if "\0" in value else None  # type: ignore[operator]
-    if kind is bool:
-        return None
-    if isinstance(value, int):
-        if _SMALLEST_INT <= value <= _LARGEST_INT:
-            return None
-        return (), "this number does not fit 64 bits; write a smaller one"
-    if isinstance(value, float):
-        return None if math.isfinite(value) else ((), f"{value} is not a finite number")
-    if isinstance(value, list):
-        for index, element in enumerate(value):
-            bad = _bad_value(element)
-            if bad is not None:
-                return (index, *bad[0]), bad[1]
-    elif isinstance(value, dict):
-        return _find_bad(value)
-    return None
+def _forbidden(value: object, path: Path = ()) -> Iterator[tuple[Path, str]]:
+    """Yield the place of each forbidden value, and why it is forbidden."""
+    match value:
+        case dict():
+            for key, item in value.items():
+                if "\0" in key:
+                    yield (*path, key), "NUL in a key"
+                yield from _forbidden(item, (*path, key))
+        case list():
+            for at, item in enumerate(value):
+                yield from _forbidden(item, (*path, at))
+        case str() if "\0" in value:
+            yield path, "NUL cannot be passed to any program"
+        case int() if not -_TOO_LARGE <= value < _TOO_LARGE:
+            yield path, "this number does not fit 64 bits; write a smaller one"
+        case float() if not math.isfinite(value):
+            yield path, f"{value} is not a finite number"
 
 
 def write(document: Mapping[str, Any]) -> bytes:
