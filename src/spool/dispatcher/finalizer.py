@@ -285,9 +285,9 @@ class Finalizer(Component):
             and (newer.inode != live.inode or live.mtime_ns not in (None, newer.mtime_ns))
         ):
             return result  # this submission does not go on: its file was taken away, or a newer one of its name waits
-        unstarted, most = reason.startswith(COULD_NOT_START), self._settings.config.max_requeues
+        unstarted = reason.startswith(COULD_NOT_START)
         spec = self._state.may_grow(live, result)
-        result = continued(spec, result, kind, could_not_start=unstarted, max_requeues=most)
+        result = continued(spec, result, kind, could_not_start=unstarted)
         if live.copied and (outcome is State.LOST or result.again is not None):
             return replace(result, reason=live.copied, again="hold", again_at_ns=None)
         return result

@@ -270,7 +270,7 @@ class Launcher(Component):
             spool_dir=self._spool.root,
             metadir=metadir,
             script=f"{metadir}/{layout.WRAPPER}",
-            keep=self._settings.config.keep_session if live.spec.keep_session is None else live.spec.keep_session,
+            keep=live.spec.keep_session,
             group=group,
             cpus=live.grant.cpu_list,
             spec=live.requested,
@@ -436,7 +436,6 @@ class WrapperWriter:
             run=live.run,
             attempt=live.attempts.attempt,
             metadir=metadir,
-            gpu_names=self._settings.config.gpu_names,
         )
         if live.elsewhere is None:
             for visible in self._visible:

@@ -19,7 +19,7 @@ from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidReservation
 from spool.core.gpus import settle
 from spool.core.layout import HELD, QUEUED, RUNNING
-from spool.core.model import EventName, Problem, Reservation, Spec
+from spool.core.model import EventName, Reservation, Spec
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.wakeup import Hint, NameChange
@@ -103,14 +103,12 @@ class Scanner(Component):
     def _all(self, *, in_one_go: bool) -> Iterator[None]:
         """Look at everything, step by step. Anything may change between two steps, so no state is kept over them."""
         for place in (QUEUED, HELD):
-            scanned = None
-            with self._confinement.spool("list", f"{place}/"):
-                scanned = self._scan(place)
-            if scanned is None:
+            with self._confinement.spool("list", f"{place}/") as piece:
+                found, marks = self._scan(place)
+            if piece.failed:
                 continue
-            found, marks = scanned
-            known = [job.name for job in self._state.jobs.values() if job.file(place) is not None]
-            for name in known:
+            jobs = self._state.jobs.values()
+            for name in [job.name for job in jobs if (job.queued if place == QUEUED else job.held) is not None]:
                 if name not in found:
                     self._set(place, name, None)
             for name in found:
@@ -194,14 +192,15 @@ class Scanner(Component):
 
     def due(self, now_ns: int) -> None:
         """Look again at files that are not known well yet, and forget those that stayed away. *now_ns* is monotonic."""
+        pauses = self._confinement.pauses
         for (place, name), (when, _) in list(self._recheck.items()):
-            if when <= now_ns:
+            if when <= now_ns and not pauses(Thing.of_job(name), _LOOK_AT):
                 self.examine(place, name, may_wait=True)
         for name, since in list(self._vanished.items()):
             if since + FORGET_NS <= now_ns and name not in self._changes.vanished.names:
                 del self._vanished[name]
                 self.forget_place(name)
-        times = [when for when, _ in self._recheck.values()]
+        times = [at for (_, name), (at, _) in self._recheck.items() if not pauses(Thing.of_job(name), _LOOK_AT)]
         times += [since + FORGET_NS for since in self._vanished.values()]
         self._timer.set(min(times, default=None))
 
@@ -237,15 +236,8 @@ class Scanner(Component):
                         self._large.setdefault((place, name), time.monotonic_ns())
                         return
                     self._take(place, name, self._understood(place, name, seen, edited))
-        if piece.failed:
-            self._look_again(place, name)
-
-    def _look_again(self, place: str, name: str) -> None:
-        """Repeat the look after a pause, which grows."""
-        _, last = self._recheck.get((place, name), (0, 0))
-        wait = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
-        self._recheck[place, name] = (time.monotonic_ns() + wait, wait)
-        self._timer.advance(self._recheck[place, name][0])
+        if piece.failed:  # the look is due when the pause of its trouble is over
+            self._recheck[place, name] = (0, 0)
 
     def _is_arrays(self, name: str) -> bool:
         """Whether the name is that of an array in progress, or a file of it waits for its end."""
@@ -328,7 +320,10 @@ class Scanner(Component):
 
     def _not_whole(self, place: str, name: str, why: ReadFailure) -> None:
         if why is ReadFailure.WRITING:
-            self._look_again(place, name)
+            _, last = self._recheck.get((place, name), (0, 0))
+            wait = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
+            self._recheck[place, name] = (time.monotonic_ns() + wait, wait)
+            self._timer.advance(self._recheck[place, name][0])
             if (job := self._state.jobs.get(name)) is not None:  # keep its place, and do not start its old version
                 self._state.refuse_file(job, place, "being written")
             return
@@ -503,8 +498,8 @@ class Reservations(Component):
         super().__init__(context)
         self._timer = context.timers.timer("files")  # when to read a file again that was being written
         self._pause_ns = 0  # the pause before that
-        self.untold: dict[str, str | None] = {}  # `.error` files that could not be written; None: or removed
-        self.files: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
+        self._told: dict[str, str | None] = {}  # what was written beside each file; None: nothing
+        self.files: dict[str, tuple[tuple[int, int, int], Reservation | str]] = {}  # or what is wrong with it
         self.standing: tuple[Reservation, ...] = ()  # the valid ones, now or in future, in the order of writing
         self._gpus: frozenset[int] | None = None
         self._removed: dict[str, tuple[int, Reservation]] = {}  # when noticed, monotonic, and its value
@@ -515,23 +510,15 @@ class Reservations(Component):
         """Whether a file that was being written must be read again."""
         return self._timer.at_ns is not None and time.monotonic_ns() >= self._timer.at_ns
 
-    def tell_again(self) -> None:
-        """Retry the `.error` files that could not be written."""
-        for name, text in list(self.untold.items()):
-            if not self._confinement.pauses(Thing("reservation", name), _TELL):
-                self._tell(name, text)
-
-    def look(self) -> bool:
-        """Read the changes; return whether the reservations have changed."""
-        before = self.standing
+    def look(self) -> None:
+        """Read the changes."""
         last, self._pause_ns = self._pause_ns, 0
         self._timer.set(None)
-        found: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
-        names: list[str] | None = None
-        with self._confinement.service("list", f"{layout.RESERVATIONS}/"):
+        found: dict[str, tuple[tuple[int, int, int], Reservation | str]] = {}
+        with self._confinement.service("list", f"{layout.RESERVATIONS}/") as listing:
             names = self._spool.names(layout.RESERVATIONS)
-        if names is None:  # keep the valid ones as they were
-            return False
+        if listing.failed:  # keep the valid ones as they were
+            return
         for name in names:
             seen: FileText | ReadFailure = ReadFailure.UNREADABLE
             with self._confinement.of(Thing("reservation", name), "read") as piece:
@@ -553,23 +540,17 @@ class Reservations(Component):
                 found[name] = known
                 continue
             if why := self._spool.why_not(seen.status, layout.RESERVATIONS, name):
-                found[name] = ((0, 0, 0), None)  # checked again at the next look: it may be accepted by then
-                self._complain(name, [Problem(None, None, why)])
+                found[name] = ((0, 0, 0), f"- {why}\n")  # checked again at the next look: it may be accepted by then
                 continue
             try:
                 found[name] = (identity, reservation.parse(seen.data, name=name, created_at_ns=seen.status.st_mtime_ns))
-                self._tell(name, None)
             except InvalidReservation as error:
-                found[name] = (identity, None)
-                self._complain(name, list(error.problems))
-        for name in self.files.keys() - found.keys():
-            self._tell(name, None)
+                found[name] = (identity, "".join(f"- {problem.message}\n" for problem in error.problems))
         self._see_removed(found)
         self._names = frozenset(names)
-        self._confinement.keep("reservation", {*names, *self.untold, *self._removed})
+        self._confinement.keep("reservation", {*names, *self._told, *self._removed})
         self.files = found
         self._settle()
-        return self.standing != before
 
     def _see_removed(self, found: Collection[str]) -> None:
         """Keep the texts of valid reservations whose files are gone."""
@@ -595,7 +576,7 @@ class Reservations(Component):
         if name not in self._names:
             return f"by {mover(self._spool.root, layout.RESERVATIONS)}: its file was removed"
         _, now = self.files.get(name, (None, None))
-        is_other = name in self.files and (now is None or now.created_at_ns != created_at_ns)
+        is_other = isinstance(now, str) or (now is not None and now.created_at_ns != created_at_ns)
         return "its file was changed" if is_other else ""
 
     @property
@@ -611,27 +592,23 @@ class Reservations(Component):
 
     def _settle(self) -> None:
         """Determine the valid reservations, and report the problems of the others beside their files."""
-        settled = settle((found for _, found in self.files.values() if found is not None), self._gpus)
-        for one in settled.standing:
-            self._tell(one.name, None)
-        for name, why in settled.refused.items():
-            self._complain(name, [Problem(None, None, why)])
-        self.standing = settled.standing
-
-    def _complain(self, name: str, problems: list[Problem]) -> None:
-        told = "".join(f"- {problem.message}\n" for problem in problems)
-        text = f"The reservation {name} is not in force:\n{told}This file disappears when it is fixed or removed.\n"
-        self._tell(name, text)
-
-    def _tell(self, name: str, text: str | None) -> None:
-        """Write the `.error` file of a reservation; None: remove it."""
-        path = self._spool.layout.error_file(layout.RESERVATIONS, name)
-        with self._confinement.of(Thing("reservation", name), _TELL) as piece:
-            if text is not None:
-                self._spool.complain(path, text)
-            elif status_of(path) is not None:
-                self._spool.disk.discard(path)
-        if piece.failed:
-            self.untold[name] = text
-        else:
-            self.untold.pop(name, None)
+        settled = settle((found for _, found in self.files.values() if isinstance(found, Reservation)), self._gpus)
+        if settled.standing != self.standing:
+            self.standing = settled.standing
+            self._state.changed()
+        wrong = {name: found for name, (_, found) in self.files.items() if isinstance(found, str)}
+        wrong |= {name: f"- {why}\n" for name, why in settled.refused.items()}
+        for name in self._told.keys() | self.files.keys():
+            thing, why = Thing("reservation", name), wrong.get(name)
+            if self._told.get(name, "") == why or self._confinement.pauses(thing, _TELL):
+                continue
+            with self._confinement.of(thing, _TELL) as piece:
+                path = self._spool.layout.error_file(layout.RESERVATIONS, name)
+                if why is not None:
+                    end = "This file disappears when it is fixed or removed.\n"
+                    self._spool.complain(path, f"The reservation {name} is not in force:\n{why}{end}")
+                elif status_of(path) is not None:
+                    self._spool.disk.discard(path)
+            if not piece.failed:  # else the next look tries again
+                self._told[name] = why
+        self._told = {name: why for name, why in self._told.items() if name in self.files or why is not None}

@@ -157,7 +157,6 @@ def _open(spool: LockedSpool, *, anew: bool) -> Dispatcher:
         if anew:
             make_spool(spool.root)
         dispatcher = Dispatcher(spool)
-        logging.getLogger("spool").setLevel(dispatcher.settings.config.log_level.upper())
         logging.getLogger("spool").addHandler(dispatcher.status.logged)
         dispatcher.open()
     except BaseException:

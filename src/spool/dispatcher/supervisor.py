@@ -66,7 +66,7 @@ _SHELL_SAYS = (  # exit codes of a shell, its last line then, and what that mean
             rb"|set: Illegal option -o pipefail|(?:\S+: )?Bad substitution|\[: [^\n]*unexpected operator"
             rb"|(?:\[\[|source|declare|let|shopt|mapfile|pushd|popd): not found)[^\n]*\n\Z"
         ),
-        "/bin/sh cannot run that; if it is for bash, submit it with --shell /bin/bash",
+        "/bin/sh cannot run that; if it is for bash, submit it with --set shell=/bin/bash",
     ),
 )
 
@@ -371,13 +371,13 @@ class Supervisor(Component):
 
     def _go_on_ending(self) -> list[ActiveRun]:
         """Continue to end the runs that must end; return those without processes."""
-        with self._confinement.service("look at", "the processes of runs that are stopped"):
+        with self._confinement.service("look at", "the processes of runs that are stopped") as piece:
             for live in (run.live for run in self._terminator.runs.values()):
                 if live.jid is None and live.elsewhere is None:
                     with suppress(OSError):  # a search may miss its children, which get their mark late
                         self.concluder.identify(live)
-            return self._terminator.tick()
-        return []
+            gone = self._terminator.tick()
+        return [] if piece.failed else gone
 
     def _look_at(self, key: tuple[str, int]) -> None:
         run = self._state.live.get(key)

@@ -47,7 +47,7 @@ def by_name(
     Capabilities offer those of other machines. Raises ImportError if one cannot be loaded.
     """
     if name in LOCAL_EXECUTORS:
-        local_one: Executor = loaded(_HERE[name])(local, config)
+        local_one: Executor = loaded(_HERE[name])(local)
         return local_one
     offer = engine_offer(name)
     if offer is None:

@@ -23,7 +23,6 @@ from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.executors import compiled
 from spool.executors.base import Executor, Launch, refused
 from spool.executors.local import LocalProcesses, LocalRun
-from spool.formats.config import Config
 from spool.formats.wrapper import TOLD, Surroundings
 from spool.machine import identity
 from spool.machine.host import pin, pinned, unpin
@@ -56,10 +55,9 @@ class ProcessExecutor(Executor):
     name = "process"
     engine: LocalProcesses
 
-    def __init__(self, engine: LocalProcesses | None = None, config: Callable[[], Config] = Config) -> None:
+    def __init__(self, engine: LocalProcesses | None = None) -> None:
         """Start runs that *engine* manages; without one, only for callers that start nothing."""
         self.engine = engine or LocalProcesses()
-        self._config = config
         self._server: WrapperServer | None = None
         self._catchable = [s for s in signal.valid_signals() if s not in _UNCATCHABLE]
 
@@ -118,7 +116,7 @@ class ProcessExecutor(Executor):
 
     def program(self) -> str | None:
         """Return the path of the compiled wrapper, None without one."""
-        return compiled.find(self._config().wrapper).path
+        return compiled.find().path
 
     def _server_of(self, program: str) -> WrapperServer | None:
         """Return a server of *program*, which may have been killed since; None if none can be started."""

@@ -20,7 +20,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import redirect_stdout, suppress
 
 from msgspec.structs import replace
@@ -33,7 +33,6 @@ from spool.core.units import cpus_in
 from spool.executors.base import Executor, Launch, refused, sounds_refused
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.executors.process import FIRST_PROGRAM, ProcessExecutor
-from spool.formats.config import Config
 from spool.formats.wrapper import Surroundings, outputs_of
 from spool.machine import identity
 from spool.machine.host import umask
@@ -71,10 +70,10 @@ class TmuxExecutor(Executor):
     name = "tmux"
     engine: LocalProcesses
 
-    def __init__(self, engine: LocalProcesses | None = None, config: Callable[[], Config] = Config) -> None:
+    def __init__(self, engine: LocalProcesses | None = None) -> None:
         """Start runs that *engine* manages."""
         self.engine = engine or LocalProcesses()
-        self._process = ProcessExecutor(self.engine, config)
+        self._process = ProcessExecutor(self.engine)
         self._version: tuple[tuple[str, int, int], str | None] | None = None  # a program, and its problem
         self._placeless: str | None = None  # a spool whose server cannot have a socket
         self._slow_s = 0.0  # total duration of the last starts if each was slow

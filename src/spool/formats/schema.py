@@ -136,7 +136,7 @@ def rows(kind: str) -> Iterator[tuple[str, str, str, str]]:
 def _rows(
     table: KeyTable, format_: Documented, shapes: dict[str, Any], prefix: str
 ) -> Iterator[tuple[str, str, str, str]]:
-    for key in table.keys:
+    for key in (key for key in table.keys if not key.internal):
         stated = format_.default_of(key)
         default = ""
         if stated is REQUIRED:

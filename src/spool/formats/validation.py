@@ -258,11 +258,25 @@ class Format:
             raise self.error(what, error.problems) from None
         if complete is not None:
             document = complete(document)
+        advice = tuple(self._without_gone(document))
         if self.parts_of and not self._root.keys() >= document.keys() and search():
-            self._prepare(KeyTable(self.table.name, self.table.about, *with_parts(self.parts_of, self.table.keys)))
-        reading = Reading(document, Problems(), name)
+            keys = with_parts(self.parts_of, self.table.keys)
+            self._prepare(KeyTable(self.table.name, self.table.about, *keys, gone=self.table.gone))
+        reading = Reading(document, Problems(), name, advice)
         reading.document = reading.read_table(self._root, document, (), reading.found)
         return reading
+
+    def _without_gone(self, document: dict[str, Any]) -> Iterator[str]:
+        """Remove the keys that have gone from *document*; yield what to do about each."""
+        for gone in (self.table.gone, *(part.gone for part in self.parts.values())):
+            for key, why in gone.items():
+                place, _, name = key.rpartition(".")
+                table = document.get(place) if place else document
+                if isinstance(table, dict) and name in table:
+                    del table[name]
+                    yield f"{key} has no effect: {why}"
+                    if place and not table:
+                        del document[place]
 
     def judge(self, reading: Reading, data: bytes, what: str) -> None:
         """Raise `error` with every problem, if there is any."""
@@ -304,14 +318,15 @@ Found = defaultdict[str, dict[str, Any]]
 
 
 class Reading:
-    """One file being read: its content, its problems, and the resulting fields."""
+    """One file being read: its content, its problems, advice about keys without effect, and the resulting fields."""
 
-    __slots__ = ("document", "found", "name", "problems")
+    __slots__ = ("advice", "document", "found", "name", "problems")
 
-    def __init__(self, document: Mapping[str, Any], problems: Problems, name: str) -> None:
+    def __init__(self, document: Mapping[str, Any], problems: Problems, name: str, advice: tuple[str, ...]) -> None:
         self.document = document
         self.problems = problems
         self.name = name
+        self.advice = advice
         self.found: Found = defaultdict(dict)
 
     def read_table(self, rows: _Rows, document: Mapping[str, Any], at: Path, found: Found) -> dict[str, Any]:

@@ -267,14 +267,6 @@ class SchedulerState(Struct):
         self.live[live.key] = live
         self.recount(live)
 
-    def arrivals(self) -> Iterator[int]:
-        """Yield the arrivals of the present jobs."""
-        for job in self.jobs.values():
-            if job.wait is not None:
-                yield job.wait.arrived_at_ns
-            if job.live is not None:
-                yield job.live.wait.arrived_at_ns
-
     def recount(self, live: ActiveRun) -> None:
         """Update the planner's view of a run after a change that decisions depend on."""
         self.version += 1

@@ -230,7 +230,7 @@ class ClusterEngine(Engine, Executor):
             self._news[key] = run
             return
         run.phase, self._sending = Phase.SENT, True
-        self._submit_at_ns = self.now_ns() + int(1e9 / self.language.policy().submit_per_second)
+        self._submit_at_ns = self.now_ns() + self.language.submit_ns
         self._order(command, partial(self._submitted, run, launch))
 
     def _submitted(self, run: ClusterRun, launch: Launch, done: CommandEnd) -> None:
@@ -287,8 +287,8 @@ class ClusterEngine(Engine, Executor):
 
     def look_soon(self) -> None:
         """Look soon, because there is news; further apart while there is always news."""
-        poll_ns = self.language.policy().poll_ns
-        at_ns = max(self.now_ns() + min(_SOON_NS, poll_ns), self._looked_ns + min(_SPACING_NS, poll_ns))
+        look_ns = self.language.look_ns
+        at_ns = max(self.now_ns() + min(_SOON_NS, look_ns), self._looked_ns + min(_SPACING_NS, look_ns))
         self._look_at_ns = min(self._look_at_ns, at_ns)
 
     def _wants_to_look(self) -> bool:
@@ -337,7 +337,7 @@ class ClusterEngine(Engine, Executor):
             log.info("%s answers again", self.title)
             self._tell_waiting()
         self.away, self._doubt = "", False
-        self._look_at_ns = self.now_ns() + self.language.policy().poll_ns
+        self._look_at_ns = self.now_ns() + self.language.look_ns
         self._observe(seen)
         lost = {run.lost_node for run in self.runs.values() if run.lost_node}
         self._back = {node: since_ns for node, since_ns in self._back.items() if node in lost}
@@ -384,7 +384,7 @@ class ClusterEngine(Engine, Executor):
         if self.away != before:
             self._tell_waiting()
         self.cluster = None  # another one may answer next
-        self._look_at_ns = self.now_ns() + self.language.policy().poll_ns
+        self._look_at_ns = self.now_ns() + self.language.look_ns
 
     def _tell_waiting(self) -> None:
         """Let the runs that have not begun have another reason."""
