@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from contextlib import suppress
 
 import pytest
 from hypothesis import example, given
