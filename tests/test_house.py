@@ -134,7 +134,7 @@ BUDGET = {
     "extras/plot": 450,
     "extras/simulate": 950,
     "extras/top": 1150,
-    "formats": 5500,
+    "formats": 5400,
     "listeners": 1050,
     "machine": 3250,
     "python": 950,
