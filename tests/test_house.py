@@ -113,11 +113,11 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7150,
-    "client": 2750,
+    "cli": 7100,
+    "client": 2700,
     "core": 7950,
     "dispatcher": 8000,
-    "doctor": 650,
+    "doctor": 600,
     "executors": 2200,
     "extras": 200,
     "extras/amd": 250,
