@@ -170,7 +170,7 @@ SAME_NAMES: dict[str, str] = {
 CIRCLES: dict[str, str] = {}
 DEEP_ASSIGNMENTS: dict[str, str] = {}
 OF_OTHERS: dict[str, str] = {
-    "dispatcher: memory.open": "what the journal remembers, which recovery completes before there is a state"
+    "dispatcher: self.memory.open": "what the journal remembers, which recovery completes before there is a state"
 }
 CHILDREN_WITH_MAKERS: dict[str, str] = {
     "ClusterRun takes ClusterEngine": "a handle on one run asks its back end, which has one answer for all",
