@@ -295,23 +295,17 @@ class Recovery(Component):
                 live.adopted_as(self._executors.adopt(live.executor, name, live.run, None))
             self._state.add_run(job, live)
 
-    def _finish_cut_off(self, name: str) -> None:
-        """Finish the interrupted end of an earlier submission that never started: its line of history.
-
-        The name waits again, and the journal knows the later submission only.
-        """
-        spool, result = self._spool, self._spool.newest_result(name)
-        if result is None or result.started_at_ns is not None or spool.array(name, result.run) is not None:
-            return
-        if not spool.accounted(result):
-            self._journal.logs.account(render_history(result, time.time_ns()))
-            self._events.end(result, spool.spec(name, result.run))
-
     def _find_series(self, name: str) -> None:
         line, job = self.memory.waits.get(name), self._state.jobs.get(name)
         if line is None or job is None:
             return
-        self._finish_cut_off(name)
+        # The interrupted end of an earlier submission that never started lacks its line of history: the name waits
+        # again, and the journal knows the later submission only.
+        spool, result = self._spool, self._spool.newest_result(name)
+        is_unstarted = result is not None and result.started_at_ns is None and spool.array(name, result.run) is None
+        if result is not None and is_unstarted and not spool.accounted(result):
+            self._journal.logs.account(render_history(result, time.time_ns()))
+            self._events.end(result, spool.spec(name, result.run))
         self._loader.recall_series(self._state, job, line)
 
     def _is_array(self, name: str, *, in_running: bool) -> bool:
@@ -455,18 +449,14 @@ class Recovery(Component):
         silent_ns = SILENT_NS if files.jid is Liveness.ABSENT and not live.copied else 0
         served_until_ns = self._served_until_ns if isinstance(known, journal.Started) else None
         live.may_be_silent(time.monotonic_ns() + silent_ns, served_until_ns)
-        self._tell_damaged(live)
-        return live
-
-    def _tell_damaged(self, live: ActiveRun) -> None:
-        """Report the records of a run that cannot be true of it."""
-        damaged = self._spool.damaged(*live.key)
-        if live.jid is None and isinstance(self._spool.jid(*live.key), Jid):
+        damaged = spool.damaged(*live.key)  # which cannot be true of it
+        if live.jid is None and isinstance(spool.jid(*live.key), Jid):
             damaged.append(layout.JID)
         if damaged:
             why = f"not of this run: {', '.join(damaged)}"
             error = InvalidRecord(cannot("understand", "its records", why, where=f"jobs/{live.name}/{live.run}"))
             self._confinement.failed(Thing.of_run(live.key), _ADOPT, error)
+        return live
 
     def _refuse_other_hosts(self, live: ActiveRun) -> None:
         jid = live.jid
