@@ -12,6 +12,7 @@ from contextlib import nullcontext, suppress
 
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
+from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, State, Stop, StopKind
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
@@ -118,7 +119,7 @@ class FileMoves(Component):
         if not live.adopted:
             return False
         recorded = live.may_be_recorded and spool.result(name, run) is not None  # else the run itself has written it
-        return recorded or spool.is_void(name, run)
+        return recorded or spool.jid(name, run) is Liveness.VOID
 
     def _see_missing(self, live: ActiveRun) -> None:
         stop: Stop | None = None

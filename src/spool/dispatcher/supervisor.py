@@ -214,7 +214,7 @@ class Concluder(Component):
         end = live.handle.ending if live.handle is not None else None
         if not live.adopted or live.stop is not None or (end is not None and ends_unspoken(end.word)):
             return False
-        return self._spool.is_void(*live.key)
+        return self._spool.jid(*live.key) is Liveness.VOID
 
     def _never_spoke(self, live: ActiveRun, why: str, *, refused: bool = False) -> Ended | Void:
         """Settle a run without a jid whose wrapper is gone: it was stopped, refused or could not start.
