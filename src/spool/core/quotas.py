@@ -269,27 +269,24 @@ class Quotas:
 
 _NONE: Mapping[str, Any] = {}
 
-Stated = Iterable[tuple[str | None, int | None]]
-
 
 class SharedLimits:
     """The limits in force for groups and arrays: the lowest that a waiting or running member states."""
 
     def __init__(
         self,
-        groups: Callable[[], Stated] = tuple,
-        arrays: Callable[[], Stated] = tuple,
+        stated: Callable[[], Iterable[tuple[str, str | None, int | None]]] = tuple,
         held: Mapping[str, State] = _NONE,
         edited: Mapping[str, int | None] = _NONE,
     ) -> None:
-        """Take the limits from what *groups* and *arrays* yield, the statements of the members.
+        """Take the limits from what *stated* yields of each member: "group" or "array", its name, and the limit.
 
         *held* are the arrays whose tasks must not start, *edited* has the limits of arrays whose own file was edited.
         """
         self.held = held
-        self._stated = {"group": groups, "array": arrays}
+        self._stated = stated
         self._edited = edited
-        self._lowest: dict[str, dict[str, int]] = {}  # looked for once a member is asked about
+        self._lowest: dict[tuple[str, str], int] | None = None  # until a member is asked about
 
     def of_group(self, name: str) -> int | None:
         """Return how many jobs of that group may run at once; None: no limit is set."""
@@ -300,10 +297,10 @@ class SharedLimits:
         return self._edited[name] if name in self._edited else self._of("array", name)
 
     def _of(self, kind: str, name: str) -> int | None:
-        lowest = self._lowest.get(kind)
-        if lowest is None:
-            lowest = self._lowest[kind] = {}
-            for member_of, limit in self._stated[kind]():
-                if member_of is not None and limit is not None:
-                    lowest[member_of] = min(limit, lowest.get(member_of, limit))
-        return lowest.get(name)
+        if self._lowest is None:
+            lowest: dict[tuple[str, str], int] = {}
+            self._lowest = lowest
+            for which, named, limit in self._stated():
+                if named is not None and limit is not None:
+                    lowest[which, named] = min(limit, lowest.get((which, named), limit))
+        return self._lowest.get((kind, name))

@@ -12,6 +12,7 @@ of its shape are not tried in that pass. If the sums alone show that no waiting 
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Set
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
@@ -29,6 +30,7 @@ from spool.core.constraints import (
     exhausted_at_ns,
 )
 from spool.core.dependencies import CANCELLED_BY, Cycles, DependencyResolver, DependencyStatus, resolve
+from spool.core.gpus import HORIZON_NS
 from spool.core.model import SECOND_NS, Grant, Holding, Machine, Policy, Request, Reservation, Running, State, Waiting
 from spool.core.priority import SLOWDOWN, Order, OrderFactors, Past
 from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key
@@ -280,15 +282,16 @@ def room_in(view: View, now_ns: int, policy: Policy) -> FreeResources:
     """Return the free resources of the machine of *view* beside the runs, with the limits in force."""
     shapes, running = view.queue.shapes, view.running
 
-    def groups() -> Iterator[tuple[str | None, int | None]]:
-        yield from ((key.group, key.group_limit) for key in shapes)
-        yield from ((run.spec.group, run.spec.group_limit) for run in running.values())
+    def stated() -> Iterator[tuple[str, str | None, int | None]]:
+        for key in shapes:
+            yield "group", key.group, key.group_limit
+            yield "array", key.array, key.array_limit
+        for run in running.values():
+            yield "group", run.spec.group, run.spec.group_limit
+            if run.spec.task is not None:
+                yield "array", run.spec.task.array, run.spec.task.max_running
 
-    def arrays() -> Iterator[tuple[str | None, int | None]]:
-        yield from ((key.array, key.array_limit) for key in shapes)
-        yield from ((task.array, task.max_running) for run in running.values() if (task := run.spec.task) is not None)
-
-    limits = SharedLimits(groups, arrays, view.held_arrays, view.array_limits)
+    limits = SharedLimits(stated, view.held_arrays, view.array_limits)
     room = FreeResources(view.machine, policy, now_ns, running, limits, view.reservations)
     for name, machine in view.elsewhere.items():
         room.add_machine(name, machine)
@@ -298,10 +301,10 @@ def room_in(view: View, now_ns: int, policy: Policy) -> FreeResources:
 def _next_at_ns(view: View, constraints: Constraints, placed: PassResult) -> int | None:
     if view.paused or not view.queue:
         return None
-    now_ns, policy = constraints.now_ns, constraints.policy
+    now_ns = constraints.now_ns
     times = [*view.queue.next_at_ns(now_ns), placed.exhausted_at_ns]
     for each in view.reservations:
-        times += (each.start_at_ns - policy.reservation_horizon_ns, each.start_at_ns, each.end_at_ns)
+        times += (each.start_at_ns - HORIZON_NS, each.start_at_ns, each.end_at_ns)
     return min((at for at in times if at is not None and at > now_ns), default=None)
 
 
@@ -508,34 +511,32 @@ def resolve_dependencies(
 def _judge(queue: WaitingQueue, names: DependencyResolver, ending: list[str]) -> None:
     """Judge the jobs affected by a change, and append those that end to *ending*."""
     watch = queue.watch
-    todo = list(watch.unresolved | watch.impossible)
-    for name in ending:
-        todo += watch.dependents(name)
-    todo.sort(reverse=True)  # the order decides nothing; sorting makes it the same for the same spool
+    # The order decides nothing. The names are sorted so that it is the same for the same spool, and each stands in the
+    # queue once: what depends on an array is judged after all of its tasks that end.
+    todo = deque(sorted(watch.unresolved.union(*map(watch.dependents, ending))))
+    listed = set(todo)
     watch.unresolved = set()
     while todo:
-        name = todo.pop()
-        if name in names.ended_now:
-            if name not in watch.impossible:
-                watch.unresolved.add(name)  # not judged; it will be, unless it ends otherwise
-            continue
-        job = watch.job(name)
+        name = todo.popleft()
+        listed.discard(name)
+        job = watch.jobs.get(name)
         if job is None:
             continue
+        if name in names.ended_now:
+            watch.unresolved.add(name)  # not judged; it will be, unless it ends
+            continue
         resolution = watch.resolved[name] = resolve(job, names)
-        watch.impossible.discard(name)
-        watch.unseen.discard(name)
         if resolution.verdict is DependencyStatus.SATISFIED:
             watch.unsatisfied.discard(name)
             continue
         watch.unsatisfied.add(name)
-        if resolution.unseen:
-            watch.unseen.add(name)
         if resolution.verdict is DependencyStatus.IMPOSSIBLE and job.spec.cancel_on_dependency_failure:
-            watch.impossible.add(name)  # found again in each pass until it has ended
+            watch.unresolved.add(name)  # found again in each pass until it has ended
             names.end(name, State.CANCELLED)
             ending.append(name)
-            todo += watch.dependents(name)
+            others = watch.dependents(name) - listed
+            todo += sorted(others)
+            listed |= others
     for name in names.ended_now:  # jobs judged by decisions of this pass are judged again by their results
         watch.touch(name)
         watch.unresolved |= watch.dependents(name) & watch.resolved.keys()

@@ -26,7 +26,7 @@ from spool.client.autostart import environment
 from spool.core.errors import NO_ROOM
 from spool.core.model import SECOND_NS, Answer, Event, EventName, Reservation, Result, Spec, Stop
 from spool.core.units import show_size
-from spool.dispatcher.confinement import Confinement, Thing
+from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.wakeup import Timers
 from spool.formats.capabilities import capabilities
 from spool.formats.events import (
@@ -243,7 +243,6 @@ class _Pending(Struct):
     wanted: bool = True  # False: the answer is no longer needed
 
 
-_OPENING = Thing("spool", "the events"), "open"
 _EVERYTHING = frozenset(EventName) - {
     EventName.POLLING,
     EventName.QUEUEING,
@@ -342,26 +341,17 @@ class EventRecorder:
     def look(self) -> None:
         """Look for listeners; a failed look is repeated with the next look at everything."""
         with self._confinement.service("look at", "the listeners"):
-            self._look()
-
-    def _look(self) -> None:
-        config, before = self._settings.config, self._subscriptions
-        found = find_subscriptions(self._spool.root, config, by_jobs=self._by_jobs)
-        if found.problems != before.problems:
-            for problem in found.problems:
-                log.warning("%s", problem)
-        if found == before:
-            return
-        if found.silent - before.silent:
-            self._listeners = None  # it reports its wishes again
-        self._begin(found.kinds)
-        self._subscriptions = found  # not before: on a full disk it is begun again
-        self._settle()
-
-    def begin_again(self) -> None:
-        """Try again to begin the listeners for whose cursors there was no room."""
-        if self._to_begin and not self._confinement.pauses(*_OPENING):
-            self._begin(())
+            before = self._subscriptions
+            found = find_subscriptions(self._spool.root, self._settings.config, by_jobs=self._by_jobs)
+            if found.problems != before.problems:
+                for problem in found.problems:
+                    log.warning("%s", problem)
+            if found != before:
+                if found.silent - before.silent:
+                    self._listeners = None  # it reports its wishes again
+                self._begin(found.kinds)
+                self._subscriptions = found  # not before: on a full disk it is begun again
+                self._settle()
 
     def work(self) -> None:
         """Maintain the process, and let it deliver the new events, whose effects are complete at the end of a pass."""
@@ -386,7 +376,7 @@ class EventRecorder:
     def _begin(self, kinds: Iterable[str]) -> None:
         """Give new listeners of these kinds every event from now on; on a full disk from the first flush."""
         self._to_begin |= set(kinds)
-        with self._confinement.of(*_OPENING):
+        with suppress(OSError):
             self._begin_listeners()
 
     def _begin_listeners(self) -> None:
@@ -413,14 +403,13 @@ class EventRecorder:
             if not piece.failed:
                 self._to_begin.discard(kind)
                 self.client.listen((kind,))
-        self._confinement.done(*_OPENING)
 
     def _settle(self) -> None:
         """Compute the wanted events from what is known of the listeners."""
         found, ready = self._subscriptions, self._listeners
         self.wanted, self.asked = found.wants, found.asks
         if found.silent:
-            self.wanted |= _EVERYTHING if ready is None else _known(ready.wants)
+            self.wanted |= _EVERYTHING if ready is None else {name for name in EventName if name in ready.wants}
 
     def _ready(self, ready: Ready) -> None:
         self._listeners = ready
@@ -557,10 +546,6 @@ class EventRecorder:
 
 def _fields(source: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(source, name) for name in names}
-
-
-def _known(names: Iterable[str]) -> frozenset[EventName]:
-    return frozenset(name for name in EventName if name in names)
 
 
 def _by(stop: Stop) -> str:

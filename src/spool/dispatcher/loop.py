@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 
 from msgspec import Struct
@@ -25,7 +26,7 @@ from spool.core.model import SECOND_NS, State
 from spool.core.scheduler import Ending, Plan, Start
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.arrays import Arrays
-from spool.dispatcher.confinement import Confinement, Piece, Thing
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.context import Changes, Component, Context, ContributedSteps, Journal, all_lines
 from spool.dispatcher.events import EventRecorder
 from spool.dispatcher.finalizer import Finalizer
@@ -201,7 +202,7 @@ class Dispatcher:
             outlasted=self.spool.outlasted,
         )
 
-    def _reading_outcome(self, name: str) -> Piece:
+    def _reading_outcome(self, name: str) -> AbstractContextManager[object]:
         return self.confinement.of(Thing.of_job(name), "read the outcome of")
 
     # Life.
@@ -224,8 +225,6 @@ class Dispatcher:
         self.events.open()
         self.monitor.open(memory.told.values())
         self.recovery.open(memory)
-        self.recovery.unfinished_moves()
-        self.recovery.runs()
         for name in list(self.recovery.arrays):
             self._resume_array(name)
         self.recovery.places()
@@ -345,8 +344,6 @@ class Dispatcher:
         confinement, state = self.confinement, self.state
         self._passing, self._busy = True, False
         self._keep_lock()
-        if confinement.troubled:
-            self.events.begin_again()
         due = self.timers.due()
         more = self._take_steps(self._first, due)
         version = state.version

@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
+from spool.core.lifecycle import Liveness
 from spool.core.model import SECOND_NS, State, Stop, StopKind
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
@@ -21,7 +22,7 @@ from spool.dispatcher.scanner import Reservations, Scanner
 from spool.dispatcher.terminator import StopOrders
 from spool.dispatcher.wakeup import DirectoryWatcher, Hint, Pace
 from spool.formats import journal
-from spool.state.run import ActiveRun, QueueTime
+from spool.state.run import ActiveRun
 from spool.state.table import JobEntry
 from spool.store.disk import status_of
 from spool.store.ownership import cancelled_by_mover, mover
@@ -118,7 +119,7 @@ class FileMoves(Component):
         if not live.adopted:
             return False
         recorded = live.may_be_recorded and spool.result(name, run) is not None  # else the run itself has written it
-        return recorded or spool.is_void(name, run)
+        return recorded or spool.jid(name, run) is Liveness.VOID
 
     def _see_missing(self, live: ActiveRun) -> None:
         stop: Stop | None = None
@@ -165,21 +166,17 @@ class FileMoves(Component):
             return
         if job.queued is not None or job.held is not None:
             return
-        if job.live is not None:
-            if job.last_inode is not None and self._spool.holds(job.last_inode, name, DONE):
-                self._call_off(job, job.live)
-            return
         if job.last_inode is not None and self._spool.holds(job.last_inode, name, DONE):
-            self._finalizer.end_unstarted(
-                job,
-                DONE,
-                State.CANCELLED,
-                self._why_moved(job.wait),
-                time.time_ns(),
-            )
+            if job.live is not None:
+                self._call_off(job, job.live)
+            else:
+                self._end_moved(job)
 
-    def _why_moved(self, wait: QueueTime | None) -> str:
-        return cancelled_by_mover(self._spool.root, QUEUED if wait is not None and wait.clock_at_ns else HELD)
+    def _end_moved(self, job: JobEntry) -> None:
+        """End a job whose file was moved from where it waited to `done/`."""
+        place = QUEUED if job.wait is not None and job.wait.clock_at_ns else HELD
+        why = cancelled_by_mover(self._spool.root, place)
+        self._finalizer.end_unstarted(job, DONE, State.CANCELLED, why, time.time_ns())
 
     def _see_unseen(self, name: str, since_ns: int = 0) -> None:
         """Restore the place of a job that was cancelled after *since_ns* and before any look: its end is recorded then.
@@ -207,13 +204,11 @@ class FileMoves(Component):
         name, wait = job.name, job.wait
         if wait is None or wait.arrived_at_ns == live.wait.arrived_at_ns:
             return  # it is the submission that runs: its file was moved there and back
-        found = self._finalizer.file_in(DONE, name)
-        if found is None:
-            return
-        file, text = found
-        gone = JobEntry(name, queued=file, wait=wait, attempts=job.attempts)
-        self.called_off.setdefault(name, []).append((gone, text))
-        self._state.forget_place(job)
+        if (found := self._finalizer.file_in(DONE, name)) is not None:
+            file, text = found
+            gone = JobEntry(name, queued=file, wait=wait, attempts=job.attempts)
+            self.called_off.setdefault(name, []).append((gone, text))
+            self._state.forget_place(job)
 
     def _end_called_off(self, name: str) -> None:
         those = self.called_off[name]
@@ -259,7 +254,7 @@ class FileMoves(Component):
         if job.live is not None:
             self._call_off(job, job.live)
         elif job.name not in self._state.arrays and self._was_filed_away(job):
-            self._finalizer.end_unstarted(job, DONE, State.CANCELLED, self._why_moved(job.wait), time.time_ns())
+            self._end_moved(job)
         else:
             self._scanner.forget_place(job.name)
 
@@ -308,7 +303,7 @@ class Observer(Component):
         watcher, changes, called_off = self._watcher, self._changes, self._filemoves.called_off
         if self._hints or watcher.hints or watcher.lost or changes.runs.names or changes.strays.names:
             return True
-        return bool(changes.vanished.names or called_off or self._reservations.untold) or self._scanner.unfinished
+        return bool(changes.vanished.names or called_off) or self._scanner.unfinished
 
     def open(self) -> None:
         """Begin to watch the directories."""
@@ -352,6 +347,10 @@ class Observer(Component):
         until = now + BUDGET_NS
         if self._rescans:
             self._keep_directories()
+            self._state.unblock_all()
+            self._state.queue.look_again()
+            share = _SHARE_BESIDE_EVENTS if self._watcher.problem is None else _SHARE_WITHOUT_EVENTS
+            self._pace, self._pause_ns = Pace(share), 0
         hints, self._hints = self._hints, []
         for at, hint in enumerate(hints, 1):
             self._scanner.hint(hint)
@@ -359,21 +358,20 @@ class Observer(Component):
                 self._hints = hints[at:]
                 break
         if self._reservations_changed or self._reservations.due or self._rescans:
-            self._look_at_reservations()
-        if self._rescans:
-            self._rescan(now, until)
-        elif self._scanner.unfinished:
-            with self._pace:
+            self._reservations_changed = False
+            self._reservations.look()
+        is_part = self._rescans or self._scanner.unfinished  # of a look at everything, and so of its cost
+        with self._pace if is_part else nullcontext():
+            if self._rescans:
+                self.look_at_everything(until)
+            else:
                 self._scanner.go_on(until, busy=bool(self._hints))
-            self._put_off(now)
-        self._scanner.due(now)
-        self._reservations.tell_again()
-        if self._rescans:  # includes the file of every run
-            with self._pace:
-                self._filemoves.see()
-            self._put_off(now)
-        else:
-            self._filemoves.see()
+            self._scanner.due(now)
+            self._filemoves.see()  # of a look at everything: the file of every run
+        if is_part:  # the next one is due when this one has been paid for
+            self._pause_ns += self._pace.pause_ns
+            every_ns = LOOK_NS if self._watcher.problem is None else POLL_NS
+            self._timer.set(now + max(every_ns, self._pause_ns))
         return self._rescans
 
     def _keep_directories(self) -> None:
@@ -401,27 +399,7 @@ class Observer(Component):
     def look_at_first(self) -> None:
         """Look at everything in one go, before the first start."""
         self.look_at_everything()
-        self._look_at_reservations()
-
-    def _look_at_reservations(self) -> None:
-        self._reservations_changed = False
-        if self._reservations.look():
-            self._state.changed()
-
-    def _rescan(self, now: int, until: int) -> None:
-        self._state.unblock_all()
-        self._state.queue.look_again()
-        share = _SHARE_BESIDE_EVENTS if self._watcher.problem is None else _SHARE_WITHOUT_EVENTS
-        self._pace, self._pause_ns = Pace(share), 0
-        with self._pace:
-            self.look_at_everything(until)
-        self._put_off(now)
-
-    def _put_off(self, now: int) -> None:
-        """Set when the next look at everything is due, by the cost of this one so far."""
-        self._pause_ns += self._pace.pause_ns
-        every_ns = LOOK_NS if self._watcher.problem is None else POLL_NS
-        self._timer.set(now + max(every_ns, self._pause_ns))
+        self._reservations.look()
 
 
 class Pause(Component):

@@ -19,8 +19,8 @@ from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidReservation
 from spool.core.gpus import settle
 from spool.core.layout import HELD, QUEUED, RUNNING
-from spool.core.model import EventName, Problem, Reservation, Spec
-from spool.dispatcher.confinement import Confinement, Thing
+from spool.core.model import EventName, Reservation, Spec
+from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.wakeup import Hint, NameChange
 from spool.formats import jobfile, journal, reservation
@@ -32,12 +32,10 @@ from spool.store.edited import (
     QUIET_NS,
     FileText,
     ReadFailure,
-    Settings,
     in_order_of_making,
     is_open_in_editor,
     read_stable,
 )
-from spool.store.locked_spool import LockedSpool
 from spool.store.ownership import mover
 
 RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon to try a file again that is being written
@@ -47,6 +45,9 @@ _LARGE = 1 << 16  # bytes: reading a larger file may take as long as a hundred s
 _PATIENCE_NS = 1_000_000_000  # how long such a file waits while there are others to look at
 FORGET_NS = 2_000_000_000  # a file that comes back within this time was never gone (how editors save)
 _SAY = "report what is wrong with"
+_IN_EDITOR = "open in an editor"
+_LOOK_AT = "read the file of"
+_WITHDRAW = "remove the hold reason of"
 _SAME_TEXT = 512  # distinct texts that are remembered: many jobs often share one
 _SHORT_TEXT = 1 << 14  # bytes: longer ones are not, since all must fit into memory
 
@@ -58,7 +59,7 @@ class Scanner(Component):
         super().__init__(context)
         self._layout = context.spool.layout
         self._timer = context.timers.timer("files")
-        self._texts = JobFileReader(context.spool, context.settings, context.confinement)
+        self._parsed: dict[bytes, tuple[Spec, bytes]] = {}
         # Files that were being written, or whose look failed: when to look again, and after what pause.
         self._recheck: dict[tuple[str, str], tuple[int, int]] = {}
         self._rest: Iterator[None] | None = None  # the rest of a look at everything
@@ -103,14 +104,12 @@ class Scanner(Component):
     def _all(self, *, in_one_go: bool) -> Iterator[None]:
         """Look at everything, step by step. Anything may change between two steps, so no state is kept over them."""
         for place in (QUEUED, HELD):
-            scanned = None
-            with self._confinement.spool("list", f"{place}/"):
-                scanned = self._scan(place)
-            if scanned is None:
+            with self._confinement.spool("list", f"{place}/") as piece:
+                found, marks = self._scan(place)
+            if piece.failed:
                 continue
-            found, marks = scanned
-            known = [job.name for job in self._state.jobs.values() if job.file(place) is not None]
-            for name in known:
+            jobs = self._state.jobs.values()
+            for name in [job.name for job in jobs if (job.queued if place == QUEUED else job.held) is not None]:
                 if name not in found:
                     self._set(place, name, None)
             for name in found:
@@ -196,14 +195,15 @@ class Scanner(Component):
 
     def due(self, now_ns: int) -> None:
         """Look again at files that are not known well yet, and forget those that stayed away. *now_ns* is monotonic."""
+        pauses = self._confinement.pauses
         for (place, name), (when, _) in list(self._recheck.items()):
-            if when <= now_ns:
+            if when <= now_ns and not pauses(Thing.of_job(name), _LOOK_AT):
                 self.examine(place, name, may_wait=True)
         for name, since in list(self._vanished.items()):
             if since + FORGET_NS <= now_ns and name not in self._changes.vanished.names:
                 del self._vanished[name]
                 self.forget_place(name)
-        times = [when for when, _ in self._recheck.values()]
+        times = [at for (_, name), (at, _) in self._recheck.items() if not pauses(Thing.of_job(name), _LOOK_AT)]
         times += [since + FORGET_NS for since in self._vanished.values()]
         self._timer.set(min(times, default=None))
 
@@ -239,15 +239,8 @@ class Scanner(Component):
                         self._large.setdefault((place, name), time.monotonic_ns())
                         return
                     self._take(place, name, self._understood(place, name, seen, edited))
-        if piece.failed:
-            self._look_again(place, name)
-
-    def _look_again(self, place: str, name: str) -> None:
-        """Repeat the look after a pause, which grows."""
-        _, last = self._recheck.get((place, name), (0, 0))
-        wait = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
-        self._recheck[place, name] = (time.monotonic_ns() + wait, wait)
-        self._timer.advance(self._recheck[place, name][0])
+        if piece.failed:  # the look is due when the pause of its trouble is over
+            self._recheck[place, name] = (0, 0)
 
     def _is_arrays(self, name: str) -> bool:
         """Whether the name is that of an array in progress, or a file of it waits for its end."""
@@ -292,13 +285,13 @@ class Scanner(Component):
         elif not edited:
             try:
                 reviewed = self._state.review_of(name, seen.version)
-                spec, text = self._texts.parse(name, seen.data, reviewed)
+                spec, text = self.parse(name, seen.data, reviewed)
                 text = seen.data if is_foreign else text  # its owner could change it and restore its time
             except InvalidJob as error:
                 mistake = jobfile.render_errors(name, error.problems)
         told = True
         if mistake:
-            problem, told = self._texts.complain(place, name, mistake, to_others=is_foreign)
+            problem, told = self._complain(place, name, mistake, to_others=is_foreign)
         identity = (*seen.version, seen.status.st_ctime_ns, seen.status.st_uid)
         # What hooks set in an array is in the files of its tasks.
         is_task = spec is not None and spec.task is not None and spec.task.array in self._state.arrays
@@ -322,7 +315,7 @@ class Scanner(Component):
 
     def configuration_changed(self) -> None:
         """Read every file again, since the configured defaults have changed."""
-        self._texts.forget()
+        self._parsed.clear()
         for job in list(self._state.jobs.values()):
             for place, file in ((QUEUED, job.queued), (HELD, job.held)):
                 if file is not None:
@@ -330,7 +323,10 @@ class Scanner(Component):
 
     def _not_whole(self, place: str, name: str, why: ReadFailure) -> None:
         if why is ReadFailure.WRITING:
-            self._look_again(place, name)
+            _, last = self._recheck.get((place, name), (0, 0))
+            wait = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
+            self._recheck[place, name] = (time.monotonic_ns() + wait, wait)
+            self._timer.advance(self._recheck[place, name][0])
             if (job := self._state.jobs.get(name)) is not None:  # keep its place, and do not start its old version
                 self._state.refuse_file(job, place, "being written")
             return
@@ -342,14 +338,14 @@ class Scanner(Component):
         words = f"the file is {why.value}"
         if is_foreign := status.st_uid != self._spool.ownership.owner:
             words = self._spool.why_not(status, place, name) or words
-        gist, told = self._texts.complain(place, name, f"cannot use job {name}: {words}\n", to_others=is_foreign)
+        gist, told = self._complain(place, name, f"cannot use job {name}: {words}\n", to_others=is_foreign)
         identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
         self._set(place, name, JobFileVersion(*identity, None, gist, True, why is ReadFailure.UNREADABLE or not told))
 
     def refuse(self, place: str, job: JobEntry, text: str) -> None:
         """Mark a file that could be read as invalid after all; *text* says why."""
         if job.file(place) is not None:
-            self._state.refuse_file(job, place, self._texts.complain(place, job.name, text)[0], invalid=True)
+            self._state.refuse_file(job, place, self._complain(place, job.name, text)[0], invalid=True)
 
     def _set(self, place: str, name: str, file: JobFileVersion | None) -> None:
         job = self._state.job(name)
@@ -360,7 +356,7 @@ class Scanner(Component):
         # Whatever kept it from being read, it may have been invalid before that.
         good = file is None or file.problem in (None, UNREVIEWED)
         if before is not None and before.problem is not None and good:
-            self._texts.complain(place, name, None)
+            self._complain(place, name, None)
         now = time.time_ns()
         if job.queued is None and job.held is None:
             if job.wait is not None and before is not None:
@@ -411,6 +407,42 @@ class Scanner(Component):
                     self._spool.withdraw_hold_reason(job.name)
         self._state.see_why_held(job, why)
 
+    def parse(self, name: str, data: bytes, reviewed: journal.Reviewed | None = None) -> tuple[Spec, bytes | None]:
+        """Return the spec of job *name*, with what hooks set in it and the configured defaults.
+
+        It comes with the text, as one object shared by all jobs with equal texts; None if this is the first of them.
+        Raises InvalidJob.
+        """
+        defaults = self._settings.config.defaults
+        if reviewed is not None and reviewed.keys:
+            defaults = jobfile.with_set(defaults, reviewed.keys)
+            return jobfile.parse(data, name=name, defaults=defaults, why_no_path=why_not_expanded), None
+        known = self._parsed.get(data)
+        if known is not None:
+            return known
+        spec = jobfile.parse(data, name=name, defaults=defaults, why_no_path=why_not_expanded)
+        # The same text under another name gives the same spec, except where it depends on the name.
+        if spec.depends_on is None and not spec.is_array and len(data) <= _SHORT_TEXT:
+            if len(self._parsed) >= _SAME_TEXT:
+                self._parsed.clear()
+            self._parsed[data] = spec, data
+        return spec, None
+
+    def _complain(self, place: str, name: str, text: str | None, *, to_others: bool = False) -> tuple[str, bool]:
+        """Write the problems of a job file into the `.error` file beside it, which other users may read if *to_others*.
+
+        Return the first of them, and whether that succeeded: else the next look at everything repeats it. None removes
+        that file; a directory of that name is ignored.
+        """
+        path = self._spool.layout.error_file(place, name)
+        with self._confinement.of(Thing.of_job(name), _SAY) as piece:
+            if text is not None:
+                self._spool.complain(path, text, to_others=to_others)
+            else:
+                with suppress(IsADirectoryError):
+                    self._spool.disk.discard(path)
+        return jobfile.gist_of(text), not piece.failed
+
     # The disk.
 
     def _scan(self, place: str) -> tuple[dict[str, None], set[str]]:
@@ -434,66 +466,10 @@ class Scanner(Component):
         for name in complaints:
             file = self._known(place, name)
             if name not in found or (file is not None and not file.invalid):
-                self._texts.complain(place, name, None)
+                self._complain(place, name, None)
         return found, marks
 
 
-_IN_EDITOR = "open in an editor"
-_LOOK_AT = "read the file of"
-_WITHDRAW = "remove the hold reason of"
-
-
-class JobFileReader:
-    """Reads job files for a look."""
-
-    def __init__(self, spool: LockedSpool, settings: Settings, confinement: Confinement) -> None:
-        self._spool = spool
-        self._settings = settings
-        self._confinement = confinement
-        self._parsed: dict[bytes, tuple[Spec, bytes]] = {}
-
-    def parse(self, name: str, data: bytes, reviewed: journal.Reviewed | None = None) -> tuple[Spec, bytes | None]:
-        """Return the spec of job *name*, with what hooks set in it and the configured defaults.
-
-        It comes with the text, as one object shared by all jobs with equal texts; None if this is the first of them.
-        Raises InvalidJob.
-        """
-        defaults = self._settings.config.defaults
-        if reviewed is not None and reviewed.keys:
-            defaults = jobfile.with_set(defaults, reviewed.keys)
-            return jobfile.parse(data, name=name, defaults=defaults, why_no_path=why_not_expanded), None
-        known = self._parsed.get(data)
-        if known is not None:
-            return known
-        spec = jobfile.parse(data, name=name, defaults=defaults, why_no_path=why_not_expanded)
-        # The same text under another name gives the same spec, except where it depends on the name.
-        if spec.depends_on is None and not spec.is_array and len(data) <= _SHORT_TEXT:
-            if len(self._parsed) >= _SAME_TEXT:
-                self._parsed.clear()
-            self._parsed[data] = spec, data
-        return spec, None
-
-    def forget(self) -> None:
-        """Forget all parsed texts, since the configuration has changed."""
-        self._parsed.clear()
-
-    def complain(self, place: str, name: str, text: str | None, *, to_others: bool = False) -> tuple[str, bool]:
-        """Write the problems of a job file into the `.error` file beside it, which other users may read if *to_others*.
-
-        Return the first of them, and whether that succeeded: else the next look at everything repeats it. None removes
-        that file; a directory of that name is ignored.
-        """
-        path = self._spool.layout.error_file(place, name)
-        with self._confinement.of(Thing.of_job(name), _SAY) as piece:
-            if text is not None:
-                self._spool.complain(path, text, to_others=to_others)
-            else:
-                with suppress(IsADirectoryError):
-                    self._spool.disk.discard(path)
-        return jobfile.gist_of(text), not piece.failed
-
-
-_TELL = "report what is wrong with"
 _KEEP = "save the text of"
 _REMOVED_NS = 1_000_000_000  # an editor that saves removes the file for a moment
 
@@ -505,8 +481,8 @@ class Reservations(Component):
         super().__init__(context)
         self._timer = context.timers.timer("files")  # when to read a file again that was being written
         self._pause_ns = 0  # the pause before that
-        self.untold: dict[str, str | None] = {}  # `.error` files that could not be written; None: or removed
-        self.files: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
+        self._told: dict[str, str | None] = {}  # what was written beside each file; None: nothing
+        self.files: dict[str, tuple[tuple[int, int, int], Reservation | str]] = {}  # or what is wrong with it
         self.standing: tuple[Reservation, ...] = ()  # the valid ones, now or in future, in the order of writing
         self._gpus: frozenset[int] | None = None
         self._removed: dict[str, tuple[int, Reservation]] = {}  # when noticed, monotonic, and its value
@@ -517,23 +493,15 @@ class Reservations(Component):
         """Whether a file that was being written must be read again."""
         return self._timer.at_ns is not None and time.monotonic_ns() >= self._timer.at_ns
 
-    def tell_again(self) -> None:
-        """Retry the `.error` files that could not be written."""
-        for name, text in list(self.untold.items()):
-            if not self._confinement.pauses(Thing("reservation", name), _TELL):
-                self._tell(name, text)
-
-    def look(self) -> bool:
-        """Read the changes; return whether the reservations have changed."""
-        before = self.standing
+    def look(self) -> None:
+        """Read the changes."""
         last, self._pause_ns = self._pause_ns, 0
         self._timer.set(None)
-        found: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
-        names: list[str] | None = None
-        with self._confinement.service("list", f"{layout.RESERVATIONS}/"):
+        found: dict[str, tuple[tuple[int, int, int], Reservation | str]] = {}
+        with self._confinement.service("list", f"{layout.RESERVATIONS}/") as listing:
             names = self._spool.names(layout.RESERVATIONS)
-        if names is None:  # keep the valid ones as they were
-            return False
+        if listing.failed:  # keep the valid ones as they were
+            return
         for name in names:
             seen: FileText | ReadFailure = ReadFailure.UNREADABLE
             with self._confinement.of(Thing("reservation", name), "read") as piece:
@@ -555,23 +523,17 @@ class Reservations(Component):
                 found[name] = known
                 continue
             if why := self._spool.why_not(seen.status, layout.RESERVATIONS, name):
-                found[name] = ((0, 0, 0), None)  # checked again at the next look: it may be accepted by then
-                self._complain(name, [Problem(None, None, why)])
+                found[name] = ((0, 0, 0), f"- {why}\n")  # checked again at the next look: it may be accepted by then
                 continue
             try:
                 found[name] = (identity, reservation.parse(seen.data, name=name, created_at_ns=seen.status.st_mtime_ns))
-                self._tell(name, None)
             except InvalidReservation as error:
-                found[name] = (identity, None)
-                self._complain(name, list(error.problems))
-        for name in self.files.keys() - found.keys():
-            self._tell(name, None)
+                found[name] = (identity, "".join(f"- {problem.message}\n" for problem in error.problems))
         self._see_removed(found)
         self._names = frozenset(names)
-        self._confinement.keep("reservation", {*names, *self.untold, *self._removed})
+        self._confinement.keep("reservation", {*names, *self._told, *self._removed})
         self.files = found
         self._settle()
-        return self.standing != before
 
     def _see_removed(self, found: Collection[str]) -> None:
         """Keep the texts of valid reservations whose files are gone."""
@@ -597,7 +559,7 @@ class Reservations(Component):
         if name not in self._names:
             return f"by {mover(self._spool.root, layout.RESERVATIONS)}: its file was removed"
         _, now = self.files.get(name, (None, None))
-        is_other = name in self.files and (now is None or now.created_at_ns != created_at_ns)
+        is_other = isinstance(now, str) or (now is not None and now.created_at_ns != created_at_ns)
         return "its file was changed" if is_other else ""
 
     @property
@@ -613,27 +575,23 @@ class Reservations(Component):
 
     def _settle(self) -> None:
         """Determine the valid reservations, and report the problems of the others beside their files."""
-        settled = settle((found for _, found in self.files.values() if found is not None), self._gpus)
-        for one in settled.standing:
-            self._tell(one.name, None)
-        for name, why in settled.refused.items():
-            self._complain(name, [Problem(None, None, why)])
-        self.standing = settled.standing
-
-    def _complain(self, name: str, problems: list[Problem]) -> None:
-        told = "".join(f"- {problem.message}\n" for problem in problems)
-        text = f"The reservation {name} is not in force:\n{told}This file disappears when it is fixed or removed.\n"
-        self._tell(name, text)
-
-    def _tell(self, name: str, text: str | None) -> None:
-        """Write the `.error` file of a reservation; None: remove it."""
-        path = self._spool.layout.error_file(layout.RESERVATIONS, name)
-        with self._confinement.of(Thing("reservation", name), _TELL) as piece:
-            if text is not None:
-                self._spool.complain(path, text)
-            elif status_of(path) is not None:
-                self._spool.disk.discard(path)
-        if piece.failed:
-            self.untold[name] = text
-        else:
-            self.untold.pop(name, None)
+        settled = settle((found for _, found in self.files.values() if isinstance(found, Reservation)), self._gpus)
+        if settled.standing != self.standing:
+            self.standing = settled.standing
+            self._state.changed()
+        wrong = {name: found for name, (_, found) in self.files.items() if isinstance(found, str)}
+        wrong |= {name: f"- {why}\n" for name, why in settled.refused.items()}
+        for name in self._told.keys() | self.files.keys():
+            thing, why = Thing("reservation", name), wrong.get(name)
+            if self._told.get(name, "") == why or self._confinement.pauses(thing, _SAY):
+                continue
+            with self._confinement.of(thing, _SAY) as piece:
+                path = self._spool.layout.error_file(layout.RESERVATIONS, name)
+                if why is not None:
+                    end = "This file disappears when it is fixed or removed.\n"
+                    self._spool.complain(path, f"The reservation {name} is not in force:\n{why}{end}")
+                elif status_of(path) is not None:
+                    self._spool.disk.discard(path)
+            if not piece.failed:  # else the next look tries again
+                self._told[name] = why
+        self._told = {name: why for name, why in self._told.items() if name in self.files or why is not None}
