@@ -139,7 +139,7 @@ BUDGET = {
     "machine": 3250,
     "python": 950,
     "query": 4350,
-    "state": 2000,
+    "state": 1950,
     "store": 3850,
     "testing": 900,
 }
