@@ -342,11 +342,14 @@ class SchedulingPass:
         self._line_up()
         while self._fitting and not isinstance(self._protection, StrictOrder):
             *_, name, number = heappop(self._line)
-            self._fitting -= self._fits[number]
+            fits = self._fits[number]
+            self._fitting -= fits
+            if not fits and (self._protection is not None or not self._tries_left):
+                continue  # there is nothing to decide
             if self._is_over(self._queue[name], number) and self._next[number] < len(self._shapes[number].eligible):
                 heappush(self._line, (*self._order.of_shape(self._shapes[number], self._next[number]), number))
                 self._next[number] += 1
-                self._fitting += self._fits[number]
+                self._fitting += fits
         return PassResult(*self._holding(), tuple(self._starts), bool(self._refused), self._protection)
 
     def _line_up(self) -> None:
@@ -369,10 +372,7 @@ class SchedulingPass:
 
     def _is_over(self, job: Waiting, number: int) -> bool:
         """Decide about *job*, the next of the shape *number*; return whether it is the turn of the one behind it."""
-        if not self._fits[number]:
-            if self._protection is not None or not self._tries_left:
-                return False  # there is nothing to decide
-        elif job.yields_to is not None:
+        if job.yields_to is not None and self._fits[number]:
             self._put_ahead(job)
         if job.name in self._ahead:
             return True
@@ -429,7 +429,7 @@ class SchedulingPass:
         self._tries_left = 0
         part = constraints.policy.guess_budget
         if foretold.guessed:
-            idle = max((free / total for free, total in room.lacking(job.request)), default=1.0)
+            idle = max((pool.free / pool.total for pool in room.scarce(job.request)), default=1.0)
             until_s = (foretold.at_ns - constraints.now_ns) / SECOND_NS
             if idle * until_s > budget_s(job, self._held.get(job.name, 0.0), part, constraints.now_ns):
                 return
