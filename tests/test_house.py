@@ -188,6 +188,7 @@ LOOKS = {
     "spool.store.arrays.array_outcome": "how the tasks of an array ended",
     "spool.store.arrays.task_names": "which there are",
     "spool.store.disk.remedy_for": "a text",
+    "spool.store.disk.status_of": "it looks",
 }
 PRINTS = {
     "executors/compiled.py": "run by itself it builds the wrapper, and says where it is",

@@ -74,7 +74,7 @@ class Recovery(Component):
             restore_results(self._spool, memory, self._prober.boot_id(), self._confinement)
 
     def _with(self, memory: Memory) -> Loader:
-        return Loader(self._spool, memory, self._settings, self._spool.take_jid)
+        return Loader(self._spool, memory, lambda: self._settings.config, self._spool.take_jid)
 
     def unfinished_moves(self) -> None:
         """File away the jobs that had ended for good before a power cut that undid the move."""
@@ -140,7 +140,7 @@ class Recovery(Component):
             job = self._state.job(name)
             if name not in waiting and job.live is not None and job.live.wait.arrived_at_ns == line.arrived_at_ns:
                 continue  # it waits no more: the run began, and the power failed before the journal had it
-            self._state.recall_place(name, line)
+            self._state.job(name).recall_place(line)
             if name in ran_before:
                 self._settling(name, self._find_series)
 
@@ -255,7 +255,7 @@ class Recovery(Component):
         if line is None or job is None:
             return
         self._finish_cut_off(name)
-        self._loader.recall_series(self._state, job, line)
+        self._loader.recall_series(job, line)
 
     def _is_array(self, name: str, memory: Memory, *, in_running: bool) -> bool:
         """Whether the name is an array's: its metadir is not a run's, and will never contain a `jid`."""
