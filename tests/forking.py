@@ -32,13 +32,15 @@ _AT_START = ("PYTHON", "LC_", "LANG", "LD_PRELOAD", "MALLOC_", "GLIBC_")  # vari
 _LIMITS = {number for name, number in vars(resource).items() if name.startswith("RLIMIT_")}
 # Where other tests start and end processes all the time no search for what a killed wrapper has left is certain; each
 # would then go on for ten seconds.
-_SEARCH_NS = 2 * 10**9
-SEARCHES_SHORTLY = (
-    "-c",
-    f"import runpy, spool.executors.local as local; local.SEARCH_NS = {_SEARCH_NS}; "
-    "runpy.run_module('spool', run_name='__main__')",
-)
-"""What Python is given to be `spool` with so short a search, where it is no fork."""
+SEARCHES_SHORTLY = {"spool.executors.local.SEARCH_NS": 2 * 10**9}
+
+
+def program_with(changes: Mapping[str, object]) -> tuple[str, str]:
+    """Return what Python is given to be `spool` with other values of these names, where it is no fork."""
+    named = [(*target.rpartition("."), value) for target, value in changes.items()]
+    change = f"[setattr(resolve_name(owner), name, value) for owner, _, name, value in {named!r}]"
+    start = "runpy.run_module('spool', run_name='__main__')"
+    return "-c", f"import runpy; from pkgutil import resolve_name; {change}; {start}"
 
 
 def _counts(environment: Mapping[str, str]) -> dict[str, str]:
@@ -95,10 +97,10 @@ def can_fork(environment: Mapping[str, str]) -> bool:
 
 
 def fork(words: Sequence[str], environment: Mapping[str, str], streams: Sequence[int], cwd: str | None = None, *,
-         compiled: bool = True) -> Forked:  # fmt: skip
-    """Run `spool WORDS`, with the three *streams*; without the compiled wrapper if that is so."""
+         changes: Mapping[str, object] = SEARCHES_SHORTLY) -> Forked:  # fmt: skip
+    """Run `spool WORDS`, with the three *streams*, and with other values of the names in *changes*."""
     about = {
-        "words": list(words), "environment": dict(environment), "cwd": cwd or os.getcwd(), "compiled": compiled,
+        "words": list(words), "environment": dict(environment), "cwd": cwd or os.getcwd(), "changes": dict(changes),
         "umask": _umask(), "limits": {number: resource.getrlimit(number) for number in _LIMITS},
     }  # fmt: skip
     ours, theirs = os.pipe()
@@ -222,11 +224,10 @@ def _main() -> None:
     for number, limits in about["limits"].items():  # type: ignore[attr-defined]
         resource.setrlimit(int(number), tuple(limits))
     from spool.cli.main import main
-    from spool.executors import compiled, local
 
-    local.SEARCH_NS = _SEARCH_NS
-    if not about["compiled"]:
-        compiled.PROGRAM += "-nowhere"
+    for target, value in about["changes"].items():  # type: ignore[attr-defined]
+        owner, _, name = target.rpartition(".")
+        setattr(pkgutil.resolve_name(owner), name, value)
     sys.argv = ["spool", *about["words"]]  # type: ignore[misc]
     main()
 

@@ -26,11 +26,18 @@ from support import ROOT
 
 forking.parent()  # before any test: it belongs to none
 
-_WITHOUT_COMPILED = (
-    "-c",
-    "import runpy, spool.executors.compiled as compiled; compiled.PROGRAM += '-nowhere'; "
-    "runpy.run_module('spool', run_name='__main__')",
-)
+LOOKS = "spool.dispatcher.observer.LOOK_NS"
+"""How long after a look at everything the next is due, beside the events of files."""
+
+GPU_LOOKS = "spool.machine.gpus.GpuWatcher.every_ns"
+"""How long after a look at the GPUs the next is due."""
+
+ENGINE_LOOKS = "spool.extras.engines.language.Language.look_ns"
+"""The longest interval of questions to an engine."""
+
+HOUR_NS = 3600 * 10**9
+SHELL_ONLY = {"spool.executors.compiled.PROGRAM": "/nowhere"}
+"""Without the compiled wrapper."""
 
 
 def remember(spool: ServedSpool, name: str, peak_mib: int, runs: int = 1) -> None:
@@ -48,7 +55,20 @@ class Served(ServedSpool):
         """*executor* runs the jobs whose files do not name another; "sh" is `process` without the compiled wrapper."""
         variables = {"PYTHONPATH": str(ROOT / "src"), **(environment or {})}
         super().__init__(root, variables, "process" if executor == "sh" else executor)
-        self._program = _WITHOUT_COMPILED if executor == "sh" else ("-m", "spool")
+        self.changes: dict[str, object] = {**forking.SEARCHES_SHORTLY, **(SHELL_ONLY if executor == "sh" else {})}
+        """Other values of names in the dispatcher that is started next."""
+
+    @property
+    def _program(self) -> Sequence[str]:  # type: ignore[override]
+        return forking.program_with(self.changes)
+
+    def patched(self, *lines: str) -> Self:
+        """Have the dispatcher and all that it starts run these *lines* of Python first."""
+        site = self.root.parent / "site"
+        site.mkdir(exist_ok=True)
+        (site / "sitecustomize.py").write_text("\n".join((*lines, "")))
+        self.environment["PYTHONPATH"] = f"{site}:{ROOT / 'src'}"
+        return self
 
     def run(self, *arguments: str, inherits: Sequence[int] = ()) -> int:
         """Run a dispatcher to its end, with `--until-idle` or whatever is given, and return its exit code.
@@ -73,13 +93,7 @@ class Served(ServedSpool):
     def begin(self, *arguments: str, prefix: Sequence[str] = ()) -> Any:
         """Start a dispatcher and do not wait for it."""
         if prefix or not forking.can_fork(self.environment):
-            own = self._program
-            if own[0] == "-m":
-                self._program = forking.SEARCHES_SHORTLY
-            try:
-                return super().begin(*arguments, prefix=prefix)
-            finally:
-                self._program = own
+            return super().begin(*arguments, prefix=prefix)
         assert self.process is None
         self.process = self._forked(arguments)  # type: ignore[assignment]
         return self.process
@@ -88,7 +102,7 @@ class Served(ServedSpool):
         words = ["--spool", str(self.root), "dispatch", *arguments]
         with self.stderr.open("ab") as stderr, open(os.devnull) as stdin:
             streams = [stdin.fileno(), stderr.fileno(), stderr.fileno()]
-            return forking.fork(words, self.environment, streams, compiled=self._program[0] == "-m")
+            return forking.fork(words, self.environment, streams, changes=self.changes)
 
     def shorten(self, name: str, limit: str = "1s") -> None:
         """Give a run whose file says `time_limit = "1h"` another limit, once what is to come before that has come."""

@@ -113,10 +113,10 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7250,
+    "cli": 7150,
     "client": 2750,
-    "core": 8300,
-    "dispatcher": 8200,
+    "core": 7950,
+    "dispatcher": 8000,
     "doctor": 650,
     "executors": 2200,
     "extras": 200,
@@ -134,14 +134,14 @@ BUDGET = {
     "extras/plot": 450,
     "extras/simulate": 950,
     "extras/top": 1150,
-    "formats": 5600,
+    "formats": 5500,
     "listeners": 1050,
     "machine": 3250,
     "python": 950,
     "query": 4350,
-    "state": 2050,
+    "state": 2000,
     "store": 3850,
-    "testing": 950,
+    "testing": 900,
 }
 SLACK = 200  # a folder that has shrunk by more keeps that: its number goes down
 
@@ -176,7 +176,6 @@ CHILDREN_WITH_MAKERS: dict[str, str] = {
     "ClusterRun takes ClusterEngine": "a handle on one run asks its back end, which has one answer for all",
     "FakeRun takes FakeEngine": "as the handles that it stands for",
     "LocalRun takes LocalProcesses": "a handle on one run asks its back end, which walks over the processes of all",
-    "Piece takes Confinement": "a block of work, opened by `with`, hands what it has caught to its keeper",
 }
 
 WRITES = {"store/disk.py": "the one place"}

@@ -26,7 +26,6 @@ from spool.core.model import Jid
 from spool.executors import Launch, compiled
 from spool.executors.local import LocalRun
 from spool.executors.process import ProcessExecutor
-from spool.formats.config import Config
 from spool.formats.wrapper import Assignments, Surroundings, render
 from spool.machine import identity
 from support import PATIENCE_S, wait_for
@@ -251,13 +250,19 @@ def kill_session(session: int) -> None:
                     os.kill(stat.pid, signal.SIGKILL)
 
 
-class Shop:
-    """An executor, and the metadirs that it starts wrappers for; *wrapper* is the key of the configuration."""
+class ByShell(ProcessExecutor):
+    """Without the compiled wrapper."""
 
-    def __init__(self, root: Path, wrapper: str) -> None:
+    def program(self) -> None:
+        """Return that there is none."""
+
+
+class Shop:
+    """An executor, and the metadirs that it starts wrappers for; *kind* is that of the executor."""
+
+    def __init__(self, root: Path, kind: type[ProcessExecutor] = ProcessExecutor) -> None:
         self.root = root
-        self.config = lambda: Config(wrapper=wrapper)
-        self.executor = ProcessExecutor(config=self.config)
+        self.executor = kind()
         self.made = 0
 
     def __enter__(self) -> Shop:

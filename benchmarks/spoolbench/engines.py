@@ -57,7 +57,7 @@ class SpoolEngine:
         self.env["SPOOL_DIR"] = str(self.root)
         if self.run([*self.command, "init"])[0]:
             raise MissingError("`spool init` fails: install spool for this Python, or name it by --spool")
-        settings = f'cpus = {slots}\nautostart = false\nlog_level = "warning"\n{self.config}\n'
+        settings = f"cpus = {slots}\nautostart = false\n{self.config}\n"
         (self.root / "config.toml").write_text(settings)
 
     def serve(self) -> None:
@@ -124,10 +124,7 @@ class SpoolEngine:
 
 def variants(scratch: Scratch, command: list[str]) -> list[SpoolEngine]:
     """Return spool with other settings than its own."""
-    return [
-        SpoolEngine(scratch, command, "sh", 'wrapper = "sh"'),
-        SpoolEngine(scratch, command, "strict", 'durability = "strict"'),
-    ]
+    return [SpoolEngine(scratch, command, "strict", 'durability = "strict"')]
 
 
 def load(directory: str | None, wanted: list[str], scratch: Scratch, command: list[str]) -> list[Any]:

@@ -23,7 +23,6 @@ _NAME = "spool-benchmark-"
 _CONFIGURATION = """\
 autostart = false
 disk_floor = "0M"
-log_level = "warning"
 executor = "slurm"
 [slurm]
 """
@@ -322,7 +321,7 @@ class Bench:
     def many(self) -> None:
         """Print what a large array costs: its hand-over, and an idle dispatcher while it is in Slurm."""
         count = self.in_flight
-        self.engine.begin(f"max_in_flight = {count + 1}\nsubmit_per_second = 100\n")
+        self.engine.begin(f"max_in_flight = {count + 1}\n")
         try:
             (pid,) = self.engine.pids()
             before, cpu, begun = _requests(), cpu_ns(pid), time.time_ns()

@@ -8,7 +8,7 @@ after=
 for degree in 1 3 5; do
     for rate in 0.01 0.1; do
         name=fit-d$degree-r$rate
-        spool submit --replace --name "$name" --group fit --group-limit 4 -- \
+        spool submit --replace --name "$name" --set group=fit --set group_limit=4 -- \
             python3 fit.py --degree "$degree" --rate "$rate" --out "results/$name.json"
         after=$after,$name
     done

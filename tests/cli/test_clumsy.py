@@ -58,11 +58,11 @@ def test_an_unknown_job_is_answered_with_the_likely_one(spool: Command, spool_ro
         (["--priority", "9" * 5000], "--priority: "),  # which Python refuses to read
         (["--depends-on", "a/b"], "--depends-on: "),
         (["--env", "=x"], "--env: "),
-        (["--resource", "a=b"], "--resource: "),
-        (["--setup", ""], "--setup: "),
+        (["--set", "resources=a=b"], "--set resources: "),
+        (["--set", "setup="], "--set setup: "),
         (["--gpu-memory", "1G"], "--gpu-memory: "),
-        (["--max-running", "3"], "--max-running: "),
-        (["--retry-memory-factor", "2", "-m", "1G"], "--retry-memory-factor: "),
+        (["--set", "max_running=3"], "--set max_running: "),
+        (["--set", "retry.memory_factor=2", "-m", "1G"], "--set retry.memory_factor: "),
         (["-d", ""], "--depends-on: "),
         (["--tag", "hold,hold"], "--tag: "),
     ],
@@ -84,7 +84,7 @@ def test_edit_and_requeue_name_the_option_too(spool: Command, spool_root: Path) 
     put_job(spool_root, "c", place="done")
     assert "job a: --memory: " in spool("edit", "a", "--memory", "10").err
     assert '"cpus" on line 2: ' in spool("edit", "b", "--memory", "10G").err
-    assert "job c: --with memory: " in spool("requeue", "c", "--with", "memory=10").err
+    assert "job c: --set memory: " in spool("requeue", "c", "--set", "memory=10").err
 
 
 def test_no_spool_is_made_among_the_files_of_others(spool: Command, tmp_path: Path) -> None:

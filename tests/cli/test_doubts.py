@@ -22,7 +22,7 @@ NEVER = [
     (("--cpus", "9999"), "never fits: needs 9999 CPUs, the machine has 4"),
     (("--memory", "1T"), "never fits: needs 1 TiB, the machine has 8 GiB"),
     (("--gpus", "1"), "never fits: needs 1 GPU, the machine has none"),
-    (("--resource", "licence=1"), "never fits: "),
+    (("--set", "resources=licence=1"), "never fits: "),
     (("--workdir", "/nowhere/at/all"), "cannot start until its workdir exists: /nowhere/at/all"),
     (("--depends-on", "nosuch"), "depends on nosuch, which does not exist"),
 ]

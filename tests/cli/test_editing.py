@@ -36,19 +36,19 @@ def test_single_keys_change_and_comments_stay(spool: Command, spool_root: Path) 
 def test_a_table_of_dotted_keys_keeps_them(spool: Command, spool_root: Path) -> None:
     """What `env.A` and `retry.max` say stays where options add to it."""
     path = put_job(spool_root, "a", 'command = "true"\nenv.A = "1"\nretry.max = 2\nenv.B = "2"\n')
-    assert spool("edit", "a", "-e", "C=3", "--retry-delay", "5s").code == 0
+    assert spool("edit", "a", "-e", "C=3", "--set", "retry.delay=5s").code == 0
     spec = jobfile.parse(path.read_bytes(), name="a")
     assert (dict(spec.env), spec.retry.max) == ({"A": "1", "B": "2", "C": "3"}, 2)
     assert spec.retry.delay_ns == 5_000_000_000
 
 
 def test_resources_are_changed_one_by_one(spool: Command, spool_root: Path) -> None:
-    """`--resource` lays over what is there, and `--unset resources.NAME` takes one out."""
+    """`--set resources.NAME=N` lays over what is there, and `--unset resources.NAME` takes one out."""
     path = put_job(spool_root, "a", 'command = "true"\nresources = { licence = 1, tpu = 2 } # mine\n')
-    assert spool("edit", "a", "--resource", "licence=2", "--unset", "resources.tpu").code == 0
+    assert spool("edit", "a", "--set", "resources=licence=2", "--unset", "resources.tpu").code == 0
     assert "# mine" in path.read_text()
     assert jobfile.parse(path.read_bytes(), name="a").request.resources == (("licence", 2),)
-    assert 'not "x"' in spool("edit", "a", "--resource", "licence=x").err
+    assert 'not "x"' in spool("edit", "a", "--set", "resources=licence=x").err
 
 
 def test_keys_can_be_taken_out(spool: Command, spool_root: Path) -> None:
@@ -115,7 +115,7 @@ def test_of_a_job_that_runs_the_limit_and_the_priority_can_be_changed(spool: Com
     assert "time_limit" not in path.read_text()
     array = put_job(spool_root, "sweep", 'command = "true"\narray = "0-3"\n', "running")
     assert [spool("edit", "sweep", *words).code for words in (("--priority", 9), ("--array", "0-9"))] == [1, 1]
-    assert spool("edit", "sweep", "--max-running", 2).code == 0
+    assert spool("edit", "sweep", "--set", "max_running=2").code == 0
     assert "max_running = 2" in array.read_text()
     assert list((spool_root / ".tmp").iterdir()) == []
 

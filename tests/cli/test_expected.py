@@ -92,15 +92,6 @@ def test_a_stated_limit_is_what_is_expected(spool: Command, full: Path) -> None:
     assert asked(spool, "why", "train")["expected"].startswith("20m00s")
 
 
-def test_learning_can_be_turned_off(spool: Command, full: Path) -> None:
-    """Then an hour stands for every limit that is not stated."""
-    (full / "config.toml").write_text("cpus = 1\nlearn_run_times = false\n")
-    ran(full, "train", 100)
-    ran(full, "train", 100)
-    put(full, "train")
-    assert asked(spool, "why", "train")["expected"].startswith("1h00m")
-
-
 def test_why_tells_the_numbers_of_the_order(spool: Command, full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """How long it waits, what it is expected to run, what comes of both, and who is first."""
     ran(full, "short", 1200)

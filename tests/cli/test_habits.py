@@ -56,7 +56,7 @@ def test_functions_are_passed_on_by_name_and_with_all(
 def test_lines_are_the_tasks_of_an_array(spool: Command, spool_root: Path) -> None:
     """`--lines` makes one array; blank lines and comments are skipped, and each line is the parameter of its task."""
     Path("cmds.txt").write_text("# sweep\ntrain --lr 0.1 > a.log\n\n  train --lr {index} | tee 'b c'  \r\n   # no\n")
-    said = spool("submit", "--lines", "cmds.txt", "--cpus", "2", "--max-running", "1")
+    said = spool("submit", "--lines", "cmds.txt", "--cpus", "2", "--set", "max_running=1")
     assert (said.code, said.err) == (0, "")
     keys = queued(spool_root, said.out.strip())
     assert said.out.startswith("cmds-")

@@ -102,7 +102,7 @@ def test_every_dry_run_changes_nothing(spool: Command, spool_root: Path, verb: s
     put_job(spool_root, "a", place=source)
     assert spool(verb, "--dry-run", "a").out == f"a {words}\n"
     if verb == "requeue":
-        assert spool(verb, "--dry-run", "a", "--with", "priority=3").out == f"a {words}\n"
+        assert spool(verb, "--dry-run", "a", "--set", "priority=3").out == f"a {words}\n"
     assert places(spool_root, "a") == [source]
     assert (spool_root / source / "a.toml").read_text() == 'command = "true"\n'
 
@@ -175,9 +175,9 @@ def test_cascade_knows_the_tasks_of_an_array(spool: Command, spool_root: Path) -
 
 
 def test_with_changes_the_keys_of_what_is_requeued(spool: Command, spool_root: Path) -> None:
-    """`--with` edits the file on its way, comments and all else stay, and a run that goes on is stopped to that end."""
+    """`--set` edits the file on its way, comments and all else stay, and a run that goes on is stopped to that end."""
     put_job(spool_root, "a", '# mine\ncommand = "true"\npriority = 1\n', "done")
-    said = spool("requeue", "a", "--with", "priority=50", "--with", "env=A=1", "--with", "time-limit=2h")
+    said = spool("requeue", "a", "--set", "priority=50", "--set", "env=A=1", "--set", "time-limit=2h")
     assert said.code == 0, said.err
     text = (spool_root / "queued" / "a.toml").read_text()
     assert text.startswith('# mine\ncommand = "true"\npriority = 50\ntime_limit = "2h"\n')
@@ -185,7 +185,7 @@ def test_with_changes_the_keys_of_what_is_requeued(spool: Command, spool_root: P
     put_job(spool_root, "r", place="running")
     metadir = spool_root / "jobs" / "r" / "1"
     metadir.mkdir(parents=True)
-    assert spool("requeue", "r", "--with", "cpus=2").code == 0
+    assert spool("requeue", "r", "--set", "cpus=2").code == 0
     assert (metadir / "stop").read_text().startswith("requeue ")
     assert places(spool_root, "r") == ["queued"]
 
@@ -194,7 +194,7 @@ def test_with_never_replaces_another_job(spool: Command, spool_root: Path) -> No
     """Where a job of the name waits, a requeue with other keys is refused, and both files stay."""
     put_job(spool_root, "a", '# old\ncommand = "true"\n', "done")
     put_job(spool_root, "a", '# new\ncommand = "true"\n')
-    assert spool("requeue", "a", "--with", "priority=3").code == 1
+    assert spool("requeue", "a", "--set", "priority=3").code == 1
     assert (spool_root / "queued" / "a.toml").read_text().startswith("# new")
     assert (spool_root / "done" / "a.toml").read_text().startswith("# old")
 
@@ -210,7 +210,7 @@ def test_with_never_replaces_another_job(spool: Command, spool_root: Path) -> No
 def test_a_command_given_as_a_list_is_one(spool: Command, spool_root: Path, text: str, command: object) -> None:
     """As in a job file; any other text is one for the shell, which can begin with a bracket too."""
     put_job(spool_root, "a", place="done")
-    assert spool("requeue", "a", "--with", f"command={text}").code == 0
+    assert spool("requeue", "a", "--set", f"command={text}").code == 0
     assert tomllib.loads((spool_root / "queued" / "a.toml").read_text())["command"] == command
 
 
@@ -219,7 +219,7 @@ def test_a_running_job_is_requeued_with_other_keys(dispatcher: object, spool: Co
     put_job(spool_root, "a", 'command = "sleep 600"\n')
     metadir = spool_root / "jobs" / "a"
     wait_for(lambda: (metadir / "1" / "rc").exists() or (metadir / "1" / "jid").exists())
-    assert spool("requeue", "a", "--with", "command=echo $X", "--with", "env=X=new").code == 0
+    assert spool("requeue", "a", "--set", "command=echo $X", "--set", "env=X=new").code == 0
     wait_for(lambda: (metadir / "2" / "result.toml").exists() and places(spool_root, "a") == ["done"])
     assert (metadir / "2" / "log").read_text() == "new\n"
     first = parse_result((metadir / "1" / "result.toml").read_bytes())

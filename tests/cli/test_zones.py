@@ -70,7 +70,7 @@ def test_a_change_means_the_clock_of_who_changes(
         assert spool("edit", name).code == 0
     for name in ("again", "python"):
         put_job(spool_root, name, place=DONE)
-    assert spool("requeue", "again", "--with", "start_after=2044-07-01 12:00").code == 0
+    assert spool("requeue", "again", "--set", "start_after=2044-07-01 12:00").code == 0
     Client(spool_root).requeue("python", start_after=datetime(2044, 7, 1, 12))
     assert [written(spool_root, HELD, name) for name in ("option", "editor")] == [NOON] * 2
     assert [written(spool_root, QUEUED, name) for name in ("again", "python")] == [NOON] * 2

@@ -122,8 +122,8 @@ def used(policy: Policy | None = None, **amounts: float) -> Past:
     """Return a past in which these users (or projects) have used so much, and nothing else has happened."""
     past = Past(policy or Policy())
     for key, amount in amounts.items():
-        past.shares.begin(key, amount, NOW - S)
-        past.shares.end(key, amount, NOW)
+        past.shares.change(key, amount, NOW - S)
+        past.shares.change(key, -amount, NOW)
     return past
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,32 +12,32 @@ from hypothesis import strategies as st
 
 from spool.core.accounting import MJ_PER_KWH, By, Days, Intervals, Ledger, Peak, RunFilter, Statistics, Totals, utc_day
 from spool.core.model import SECOND_NS as S
-from spool.core.model import State
+from spool.core.model import GpuUse, Grant, Result, State
 
 HOUR = 3600 * S
 DAY = 24 * HOUR
 T0 = 20_000 * DAY  # a midnight in UTC
-UNKNOWN = ("resources", "cpu_time_ns", "peak_memory_bytes", "again", "user", "project", "group", "executor")
-UNKNOWN += ("gpu_percent", "gpu_energy_mj")
-Run = SimpleNamespace
 
 
-def ran(job: str, submit: int | None, start: int | None, end: int | None, cpus: int = 1, **more: Any) -> Run:
-    """Return an account by hand; instants in seconds after T0."""
+def ran(job: str, submit: int | None, start: int | None, end: int | None, cpus: int = 1, **more: Any) -> Result:
+    """Return a run by hand; instants in seconds after T0. *gpu_percent* and *gpu_energy_mj* are of its first GPU."""
     submitted, started, ended = (None if at is None else T0 + at * S for at in (submit, start, end))
-    known = {"run": 1, "outcome": "finished", "attempt": 1, "requeues": 0, "suspended_ns": 0, "gpus": (), "tags": ()}
     times = {"submitted_at_ns": submitted, "started_at_ns": started, "ended_at_ns": ended}
-    return Run(**{**dict.fromkeys(UNKNOWN), **known, **times, "job": job, "cpus": cpus, **more})
+    grant = Grant(cpus, gpu_uuids=more.pop("gpus", ()), resources=tuple(more.pop("resources", {}).items()))
+    use = GpuUse(mean_percent=more.pop("gpu_percent", None), energy_mj=more.pop("gpu_energy_mj", None))
+    known: dict[str, Any] = {"run": 1, "attempt": 1, "reason": "", **times, **more}
+    outcome = State(known.pop("outcome", "finished"))
+    return Result(job, outcome=outcome, grant=grant, gpu_use=(use,), **known)
 
 
-def added(*runs: Run, by: By | None = None, **wanted: Any) -> Statistics:
+def added(*runs: Result, by: By | None = None, **wanted: Any) -> Statistics:
     """Return what the runs add up to."""
     ledger = Ledger(RunFilter(**wanted), by)
     ledger.add(runs)
     return ledger.statistics()
 
 
-def total(*runs: Run, **wanted: Any) -> Totals:
+def total(*runs: Result, **wanted: Any) -> Totals:
     """Return what all the runs together add up to."""
     return added(*runs, **wanted).total
 
@@ -281,7 +280,7 @@ RUNS = st.lists(
 
 
 @given(RUNS, st.sampled_from(By), st.one_of(st.none(), st.integers(0, 300_000)))
-def test_the_total_does_not_depend_on_the_groups(runs: list[Run], by: By, since: int | None) -> None:
+def test_the_total_does_not_depend_on_the_groups(runs: list[Result], by: By, since: int | None) -> None:
     """However runs are grouped, all of them together are the same; and unless they have tags, groups add up to it."""
     wanted = {"since_at_ns": None if since is None else T0 + since * S}
     grouped, plain = added(*runs, by=by, **wanted), added(*runs, **wanted)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from core.planning import GIB, NOW, S, gpus, grant_of, job, machine, plan, run, started, used
-from spool.core import priority
 from spool.core.forecast import forecast
 from spool.core.model import ForeignProcess, Grant, Policy, Request, Result, State, Waiting
-from spool.core.priority import LEAST, PassedWork, Past, Served, Shares, Work, in_units, show_score, weigh
+from spool.core.priority import LEAST, PassedWork, Past, Served, Shares, show_score, weigh
+from spool.core.resources import CPUS, MEMORY, PoolName
 
 HOUR = 3600 * S
 MINUTE = 60 * S
@@ -102,8 +101,8 @@ def test_projects_share_where_so_configured():
     assert first(a, job("b", user="x", project="speech"), past=past, policy=policy) == "b"
     assert first(a, job("c", user="y"), past=past, policy=policy) == "c"  # no project has used nothing
     past = used(policy, vision=1.0)
-    past.shares.begin("", 100.0, NOW - S)
-    past.shares.end("", 100.0, NOW)
+    past.shares.change("", 100.0, NOW - S)
+    past.shares.change("", -100.0, NOW)
     assert first(a, job("c", user="y"), past=past, policy=policy) == "a"
     assert first(job("p", user="x", project="p", waited=9), job("q", user="z"), past=used(x=9.0)) == "q"
 
@@ -119,11 +118,11 @@ def test_what_runs_now_counts_as_used():
     assert weigh(Grant(cpus=4, gpu_uuids=("x",)), policy) == pytest.approx(1.2)
 
 
-def served(past: Past, key: str, cpus: int, *, began: int, lasted: int) -> Past:
-    """Let *key* have been served that many CPUs, from so many seconds ago on, without any other usage."""
-    line = past.served.setdefault(key, Served())
-    line.turn(in_units(cpus * Policy().cpu_weight), NOW - began * S)
-    line.turn(-in_units(cpus * Policy().cpu_weight), NOW - (began - lasted) * S)
+def served(past: Past, key: str, amount: int, *, began: int, lasted: int, pool: PoolName = CPUS) -> Past:
+    """Let *key* have been served that much of *pool*, from so many seconds ago on, without any other usage."""
+    line = past.served.setdefault((key, pool), Served())
+    line.turn(amount, NOW - began * S)
+    line.turn(-amount, NOW - (began - lasted) * S)
     return past
 
 
@@ -237,18 +236,39 @@ def test_the_pool_that_is_lacking_counts():
 
 
 def test_of_those_passed_the_first_to_arrive_goes_first():
-    """One at a time goes first: the one that came first, whatever its size; the others keep their order.
-
-    Who has waited longer needs more to be passed; it goes first all the same where its like behind it would.
-    """
+    """One at a time goes first: the one that came first, whatever its size; the others keep their order."""
     earlier = job("earlier", waited=11 * 3600, time_limit_ns=5000 * HOUR)
     found = plan(LONG, earlier, KEEN, past=passing("w", LONG, 9 * 3600), running=[run("r")], on=ONE)
     assert [each.name for each, _ in found.in_order()] == ["earlier", "keen", "long"]
     assert standing(found, "earlier").was_passed
     older, newer = (
         job(name, waited=hours * 3600, time_limit_ns=1000 * HOUR) for name, hours in (("a", 100), ("b", 40))
-    )
-    assert first(older, newer, KEEN, past=passing("w", newer, 9 * 3600)) == "a"
+    )  # of equal jobs only the first is asked, and the longer it waits, the more work has to pass it
+    assert first(older, newer, KEEN, past=passing("w", newer, 9 * 3600)) == "keen"
+
+
+@pytest.mark.parametrize(
+    ("pool", "hours", "later", "who"),
+    [
+        (CPUS, 8, 8 * 3600 + 1, "long"),  # as much own service as passes a job anyway changes nothing
+        (CPUS, 9, 10 * 3600, "keen"),
+        (CPUS, 9, 10 * 3600 + 1, "long"),
+        (MEMORY, 9, 8 * 3600 + 1, "long"),  # what was served of another pool is nothing to those who wait for this
+    ],
+)
+def test_what_a_user_was_served_beyond_that_passes_his_jobs_later(pool, hours, later, who):
+    """A job of whom the machine served nine hours meanwhile is passed after ten, while others wait; alone, after eight.
+
+    So not each job of a flood goes first once others have used eight hours.
+    """
+    keen, runs = replace(KEEN, user="bob"), [run("r")]
+    for policy, first_of_all in ((Policy(), who), (ALONE, "long")):
+        past = served(passing("w", LONG, later), "alice", 1, began=10 * 3600, lasted=hours * 3600, pool=pool)
+        found = plan(LONG, keen, past=past, policy=policy, running=runs, on=ONE)
+        assert found.in_order()[0][0].name == first_of_all
+        assert standing(found, "long").served_more == (first_of_all == "keen")
+    past = served(passing("w", LONG, later), "alice", 1, began=10 * 3600, lasted=hours * 3600, pool=pool)
+    assert plan(LONG, KEEN, past=past, running=runs, on=ONE).in_order()[0][0].name == "long"
 
 
 @pytest.mark.parametrize(
@@ -306,7 +326,7 @@ def test_the_kept_sums_are_the_integral(spans, asked, waiting):
     events += [(at, 2, "", 0.0, False) for at in asked]
     for at, kind, key, rate, starts in sorted(events):
         if kind < 2:
-            (shares.begin if starts else shares.end)(key, rate, NOW + at * S)
+            shares.change(key, rate if starts else -rate, NOW + at * S)
             continue
         amounts = spent(spans, at)
         active = waiting | {key for key, _, begins, lasts in spans if begins <= at < begins + lasts}
@@ -326,11 +346,11 @@ def test_what_is_long_past_counts_no_more():
     """Who has used next to nothing in comparison is nobody to be fair to, and a year later everybody begins anew."""
     shares = Shares(HALF_LIFE)
     for key, rate in (("a", 1.0), ("b", 1e-5)):
-        shares.begin(key, rate, NOW)
-        shares.end(key, rate, NOW + 10 * S)
+        shares.change(key, rate, NOW)
+        shares.change(key, -rate, NOW + 10 * S)
     assert shares.factors(NOW + 20 * S, ["a"]) == {"a": pytest.approx(1.0, rel=1e-4)}
     year = NOW + 365 * 86400 * S
-    shares.begin("c", 1.0, year)
+    shares.change("c", 1.0, year)
     assert shares.factors(year + S, ["a", "c"])["a"] == pytest.approx(2**0.5)
 
 
@@ -367,77 +387,21 @@ def test_own_service_takes_little_memory_and_stays_right_to_a_hundredth_of_an_ag
         assert abs(served.until(at) - 50 * number) <= (now - at) / 100
 
 
-WHOLE = Work(4, 100, 1)
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.integers(0, 60), st.builds(Work, *[st.integers(0, 400).map(lambda n: n * HOUR)] * 3)),
-        st.tuples(st.integers(0, 60), st.sampled_from([(0,), (1,), (2,), (0, 2), ()])),
-    ),
-    max_size=60,
-)
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 400)), max_size=60))
+def test_later_work_is_a_plain_sum(works):
+    """Whatever ends in whatever order, the work that passed a job is that of all that arrived after it."""
+    passed = PassedWork()
+    for number, (arrived_at_ns, work) in enumerate(works, 1):
+        passed.add(arrived_at_ns, work)
+        assert passed.later(arrived_at_ns) == sum(each for at, each in works[:number] if at > arrived_at_ns)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_are_kept() -> Iterator[None]:
-    """Let little be recent, so that what comes is put in order often, and little be remembered."""
-    before = priority._RECENT, priority._FOLD
-    priority._RECENT, priority._FOLD = 5, 30
-    yield
-    priority._RECENT, priority._FOLD = before
-
-
-@given(STEPS)
-def test_the_kept_sums_are_those_made_anew(steps):
-    """Whatever ends in whatever order: the later work, and whether it is too much, are those of a plain sum."""
-    kept, works = PassedWork(), []
-    for number, (hour, what) in enumerate(steps):
-        arrived_at_ns = NOW + hour * HOUR
-        if isinstance(what, Work):
-            kept.add(arrived_at_ns, what)
-            works.append((arrived_at_ns, what))
-            continue
-        later = [sum(work[pool] for at, work in works if at > arrived_at_ns) for pool in range(3)]
-        assert kept.later(arrived_at_ns) == Work(*later)
-        now_ns = NOW + 60 * HOUR + number * 2 * HOUR  # time goes on, and with it how much is too much
-        waited_ns = now_ns - arrived_at_ns
-        enough = max(8 * HOUR, 0.15 * waited_ns)
-        too_much = waited_ns > 8 * HOUR and any(later[pool] > enough * WHOLE[pool] for pool in what)
-        assert kept.is_passed(arrived_at_ns, now_ns, WHOLE, what) == too_much
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 400)), max_size=200),
-    st.lists(st.integers(0, 60), max_size=8),
-    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 400)), max_size=40),
-)
-def test_what_is_folded_makes_no_difference_to_whoever_may_ask(before, asked, after):
-    """Folded for the jobs that there are, the later work of each of them stays exact, also with what ends after that.
-
-    For a job that arrives later it is exact too, and for any other instant never too much; and of what was folded no
-    more is kept than a sum between each two of them.
-    """
-    kept = PassedWork()
-    for arrived_at_ns, cpus in before:
-        kept.add(arrived_at_ns, Work(cpus, 2 * cpus, 1))
-    kept.fold(iter(asked))
-    assert len(kept) <= len(set(asked)) + 1
-    for arrived_at_ns, cpus in after:
-        kept.add(arrived_at_ns, Work(cpus, 2 * cpus, 1))
-    for instant in range(-1, 63):
-        works = [Work(cpus, 2 * cpus, 1) for at, cpus in before + after if at > instant]
-        exact = Work(*(sum(work[pool] for work in works) for pool in range(3)))
-        if instant in asked or instant > 60 or instant == -1:
-            assert kept.later(instant) == exact
-        assert all(known <= right for known, right in zip(kept.later(instant), exact, strict=True))
-
-
-def test_memory_follows_the_jobs_that_there_are():
-    """Folded whenever it is long, what is kept does not grow with the runs that have ended."""
-    kept, lengths = PassedWork(), []
-    for number in range(20 * priority._FOLD):
-        kept.add(NOW + number, Work(1, 1, 1))
-        if kept.is_long:
-            lengths.append(len(kept))
-            kept.fold([NOW, NOW + number // 2])
-    assert len(lengths) > 5
-    assert max(lengths) <= priority._FOLD + priority._RECENT + 10
+def test_passed_work_takes_little_memory_and_is_never_too_much():
+    """Of 60,000 runs a few thousand sums stay; work that arrived within a fortieth of its age may be left out."""
+    passed, runs = PassedWork(), 60_000
+    for number in range(runs):
+        passed.add(NOW + 100 * number, 1)
+    assert len(passed) < 10_000
+    for number in (0, 7, 1000, 30_000, runs - 1):
+        exact = runs - 1 - number
+        assert 0 <= exact - passed.later(NOW + 100 * number) <= (runs - number) / 40

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -13,10 +11,9 @@ from msgspec.structs import replace
 
 from core.planning import NOW, S, job, machine, run, started, view
 from core.worlds import BOX, NAMES, POLICIES, waiting
-from spool.core import queue as queue_module
 from spool.core.constraints import as_run
 from spool.core.model import Dependencies, Grant, Policy, Running, State, Waiting
-from spool.core.queue import Ordered, WaitingQueue
+from spool.core.queue import Shape, WaitingQueue, shape_key
 from spool.core.resources import Runs
 from spool.core.scheduler import Plan, View, decide
 
@@ -133,7 +130,7 @@ class Index(RuleBasedStateMachine):
         anew = answer(self.view(WaitingQueue(self.queue.values())), self.now_ns, self.policy)
         assert kept == anew
         assert kept == answer(self.view(self.queue), self.now_ns, self.policy)
-        assert len(self.queue) == sum(self.queue.users.values())
+        assert len(self.queue) == sum(shape.members for shape in self.queue.shapes.values())
 
 
 TestIndex = Index.TestCase
@@ -170,7 +167,7 @@ def test_it_is_a_mapping():
     queue.remove("nobody")
     assert (len(queue), set(queue), "a" in queue, "x" in queue, queue.get("x")) == (2, {"a", "b"}, True, False, None)
     assert queue["a"].spec.priority == 3
-    assert (len(queue), queue.users["bob"], queue.projects["p"]) == (2, 1, 1)
+    assert {key.user for key in queue.shapes} == {"alice", "bob"}
 
 
 def test_what_matters_of_ended_jobs_is_told():
@@ -304,34 +301,27 @@ def test_of_an_array_the_tasks_that_changed_are_counted_anew():
     assert decide(view, NOW, Policy()).endings == ()
 
 
-# Added, taken out, or looked at: what is looked at in between decides which of the two ways of sorting is taken.
+# Added, taken out, or looked at: what is looked at in between decides what is sorted together.
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "discard", "look"]), st.integers(0, 30)), max_size=120)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def short_lists() -> Iterator[None]:
-    """Let a list be a long one soon."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queue_module, "_SHORT", 5)
-        yield
-
-
 @given(STEPS)
-def test_entries_are_those_added_and_not_taken_out_in_order(steps: list[tuple[str, int]]) -> None:
+def test_places_are_those_added_and_not_taken_out_in_order(steps: list[tuple[str, int]]) -> None:
     """The same as a plain list that is sorted anew for each look."""
-    ordered: Ordered[tuple[int]] = Ordered()
-    plain: list[tuple[int]] = []
+    shape = Shape(shape_key(job("j")))
+    plain: list[tuple[int, int, str]] = []
     for step, number in steps:
+        one = 0, number, "j"
         if step == "add":
-            ordered.add((number,))
-            plain.append((number,))
+            shape.add(one)
+            plain.append(one)
         elif step == "discard":
-            ordered.discard((number,))
-            if (number,) in plain:
-                plain.remove((number,))
+            shape.discard(one)
+            if one in plain:
+                plain.remove(one)
         else:
-            assert ordered.entries == sorted(plain)
-    assert ordered.entries == sorted(plain)
+            assert shape.eligible == sorted(plain)
+    assert shape.eligible == sorted(plain)
 
 
 def carry_out(seen: View, jobs: list[Waiting], plan: Plan, at_ns: int) -> list[Running]:

@@ -175,5 +175,5 @@ def test_jobs_of_other_sizes_are_other_demands_of_one_kind() -> None:
     for number, sizes in enumerate((None, learnt(ended(10 * GIB)))):
         job = Waiting(f"train_{number}", Spec("true", request=AUTO), "alice", number)
         queue.put(replace(job, sized=sized(job, None, sizes, ROOMY)))
-    seen = [(demand.request.memory_bytes, [key.stated for key in demand.shapes]) for demand in queue.demands]
+    seen = [(asked.memory_bytes, [key.stated for key in shapes]) for (asked, _), shapes in queue.demands.items()]
     assert seen == [(FIRST_BYTES, [AUTO]), (rounded_size(12 * GIB), [AUTO])]

@@ -110,12 +110,6 @@ def difference(files: object, own: object) -> str:
     return "; ".join(f"{name} {one}, and of its own: {other}" for name, one, other in pairs if one != other)
 
 
-def compare_told(now: Dispatcher) -> None:
-    """Compare what is kept from one look to the next with the same made anew."""
-    for place in (QUEUED, HELD):
-        assert now.state.with_file[place] == {job.name for job in now.state.jobs.values() if job.file(place)}
-
-
 def compare_foreseen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Start, ...]]:
     """Have every plan that was foreseen compared with the one that is made where it is used; return their starts."""
     used: list[tuple[Start, ...]] = []
@@ -164,7 +158,6 @@ class Watched(Life):
         if now is not None and cuts == self._cuts and now.observer._rescans and not now.observer.unfinished:
             compare(self.world, self.session.now)
             compare_kept(self.session.now)
-            compare_told(self.session.now)
             self.compared += 1
         self._cuts = cuts
 

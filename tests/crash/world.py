@@ -314,7 +314,6 @@ def abandon(made: Dispatcher) -> None:
     made.watcher.close()
     getattr(made.gate.leases, "_disconnect", lambda: None)()
     made.wakeup.close()
-    made.executors.local.close()
     made.logs.events.close()
     made.events.client.close()
     for log in made.logs._open.values():

@@ -169,7 +169,7 @@ def test_a_file_that_was_exchanged_for_a_while_leaves_nothing(session: Session) 
     session.looks_at_everything = False
     os.rename(queued, aside)
     queued.write_text('command = "other"\n')
-    (session.world.root / layout.CONFIG).write_text('disk_floor = "0M"\nhook_time_limit = "9s"\n')
+    (session.world.root / layout.CONFIG).write_text('disk_floor = "0M"\nkill_grace = "9s"\n')
     now.settings.reload(force=True)  # so that it is made anew
     now.get_ahead()
     assert not _ready(session.world)

@@ -93,10 +93,10 @@ def ends(spool_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     """Give both ends, where hooks have an hour, and one look is enough for what a hook has left behind."""
     site = tmp_path / "site"
     site.mkdir()
-    (site / "sitecustomize.py").write_text("from spool.listeners import hooks\nhooks._WALKS = 1\n")
+    lines = ("from spool.listeners import hooks", "hooks._WALKS = 1", "hooks.LIMIT_NS = 3600 * 10**9", "")
+    (site / "sitecustomize.py").write_text("\n".join(lines))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT / "src")]))
     (spool_root / "hooks").mkdir()
-    (spool_root / "config.toml").write_text('hook_time_limit = "1h"\n')
     (spool_root / layout.CURSORS).mkdir()  # a dispatcher makes it before anybody is to listen
     made = Ends(spool_root)
     yield made

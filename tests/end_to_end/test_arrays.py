@@ -142,12 +142,12 @@ def test_how_many_tasks_run_at_once_can_be_changed_while_they_do(live: Served) -
     live.drop("sweep", "exec sleep 1000", array="0-5", max_running=1, cpus=0)
     live.pid("sweep_0")
     live.wait_reason("sweep_5", "array limit: 1 of 1 running")
-    assert live.spool("edit", "sweep", "--max-running", "3").returncode == 0
+    assert live.spool("edit", "sweep", "--set", "max_running=3").returncode == 0
     live.wait_reason("sweep_5", "array limit: 3 of 3 running")
     assert "limit: 3 of 3 " in live.spool("why", "sweep_5").stdout
     live.restart()
     live.wait_reason("sweep_5", "array limit: 3 of 3 running")
-    assert live.spool("edit", "sweep", "--max-running", "2").returncode == 0
+    assert live.spool("edit", "sweep", "--set", "max_running=2").returncode == 0
     live.wait_reason("sweep_5", "array limit: 3 of 2 running")
     live.path("running", "sweep").write_text("array = [")
     live.looked()

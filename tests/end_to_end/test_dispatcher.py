@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from end_to_end.hooking import hook
-from served import Served, alive, marked, pids_in
+from served import LOOKS, SHELL_ONLY, Served, alive, marked, pids_in
 from spool.store.lock import dispatcher_lives
 from spool.store.ownership import this_user
 from spool.store.spool import Service, Spool
@@ -65,36 +65,21 @@ def test_hup_reads_the_configuration_again(served: Served) -> None:
         served.wait_done("wide")
 
 
-def test_the_wrapper_that_is_configured_carries_out_the_next_start(live: Served, installed: str) -> None:
-    """A dispatcher that is running changes over, there and back, and one of either kind ends as it should."""
-    for at, (text, expected) in enumerate([("", True), ('wrapper = "sh"\n', False), ('wrapper = "auto"\n', True)]):
-        _configure(live, text)
-        live.looked()
-        live.completes(f"job-{at}", f"readlink /proc/$PPID/exe > {at}; exit {at}")
-        ran = (live.root.parent / str(at)).read_text().rstrip("\n")
-        assert (ran == installed) == expected, ran
-    codes = {line["job"]: line["exit_code"] for line in live.history()}
-    assert [codes[f"job-{at}"] for at in range(3)] == [0, 1, 2]
-
-
 def test_old_runs_go_by_themselves_where_the_configuration_has_a_limit(served: Served) -> None:
     """A limit that is set while the dispatcher runs counts at once, and so does one that it finds when it begins."""
     served.start()
-    for name in ("a", "b"):
-        served.completes(name, "true")
-    for name in ("a", "b"):
-        served.spool("requeue", name)
-        served.wait_outcome(name, 2)
-    first = [served.root / "jobs" / name / "1" for name in ("a", "b")]
-    assert all(run.exists() for run in first)
-    _configure(served, "[gc]\nmax_runs = 1\n")
-    served.until(lambda: not any(run.exists() for run in first), "the removal")
-    assert all((served.root / "jobs" / name / "2" / "result.toml").exists() for name in ("a", "b"))
+    served.completes("a", "true")
+    _configure(served, "[gc]\nmax_age = '0s'\n")
+    served.until(lambda: not served.runs("a"), "the removal")
+    _configure(served, "")
+    served.looked()
+    served.completes("b", "true")
+    assert served.runs("b") == [1]
     served.stop()
     _configure(served, "[gc]\nmax_age = '0s'\n")
     served.start()
-    served.until(lambda: not (served.runs("a") or served.runs("b")), "the removal")
-    assert len(served.history()) == 4
+    served.until(lambda: not served.runs("b"), "the removal")
+    assert len(served.history()) == 3
 
 
 _BROKEN = [b"cpus = ", b"cpu = 4\n", b"\xff\xfe", b"cpus = 1" + b"0" * 5000, b"[" * 30_000, b"cpus = true\n"]
@@ -340,7 +325,8 @@ def test_a_full_disk_stops_nothing_for_good(small_disk: Path, tmp_path: Path) ->
     """On a full disk what runs goes on, nothing starts, the dispatcher lives, and all goes on when there is room."""
     served = Served(small_disk / "spool")
     served.stderr = tmp_path / "stderr"
-    _configure(served, 'disk_floor = "64K"\nlook_every = "300ms"\n')
+    _configure(served, 'disk_floor = "64K"\n')
+    served.changes[LOOKS] = 300_000_000
     served.start()
     served.begun("runs", "until [ -e go ]; do sleep 0.05; done; exit 4", workdir=str(tmp_path))
     filler = small_disk / "filler"
@@ -608,10 +594,11 @@ def _oddly(served: Served, *words: str) -> None:
     subprocess.run(program, env=served.environment, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("wrapper", ["auto", "sh"])
-def test_a_job_has_what_its_submitter_had(served: Served, wrapper: str) -> None:
+@pytest.mark.parametrize("changes", [{}, SHELL_ONLY], ids=["compiled", "sh"])
+def test_a_job_has_what_its_submitter_had(served: Served, changes: dict[str, object]) -> None:
     """Its umask, soft limits and niceness, in both wrappers; a file that is dropped has those of a login."""
-    served.serves(f'wrapper = "{wrapper}"\n')
+    served.changes |= changes
+    served.start()
     _oddly(served, "submit", "--name", "odd", "-c", SHOW)
     served.spool("submit", "--name", "usual", "-c", SHOW)
     served.drop("dropped", SHOW)

@@ -203,7 +203,7 @@ def test_a_text_for_bash_that_sh_has_run_is_told_as_that(served: Served) -> None
         served.drop(name, text)
     served.start()
     served.wait_done(*names)
-    told = [end["reason"].endswith("--shell /bin/bash") for end in map(served.result, names) if end is not None]
+    told = [end["reason"].endswith("--set shell=/bin/bash") for end in map(served.result, names) if end is not None]
     assert told == [True] * len(texts) + [False] * len(others)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from served import Served, alive, marked
+from served import HOUR_NS, LOOKS, Served, alive, marked
 from spool.core import layout
 from support import wait_for
 
@@ -384,7 +384,8 @@ def take_away(path: Path, how: str) -> None:
 @pytest.mark.parametrize("name", EVERYONE)
 def test_a_directory_that_is_taken_away_is_made_again(served: Served, name: str, how: str) -> None:
     """Whichever directory goes, jobs start, end, are held and cancelled as before, by events and not by polling."""
-    served.serves('look_every = "1h"\n')
+    served.changes[LOOKS] = HOUR_NS
+    served.start()
     served.completes("before", "true")
     path = served.root / name
     if not path.is_dir():
@@ -413,7 +414,8 @@ def test_a_directory_that_is_taken_away_is_made_again(served: Served, name: str,
 @pytest.mark.parametrize("kind", ["file", "link"])
 def test_what_is_in_the_way_of_a_directory_is_told_and_never_deleted(served: Served, name: str, kind: str) -> None:
     """A file or a dangling link in the place of a directory is named as a problem; once it is moved, all goes on."""
-    served.serves('look_every = "1h"\n')
+    served.changes[LOOKS] = HOUR_NS
+    served.start()
     served.completes("before", "true")
     path = served.root / name
     path.rename(served.root / "elsewhere")

@@ -11,7 +11,7 @@ import pytest
 
 from end_to_end.hooking import hook
 from plugins.fake_nvml import GIB, FakeNvml
-from served import Served
+from served import GPU_LOOKS, Served
 from spool.formats.state import parse_parts
 
 _UUID = "GPU-00000000-1111-2222-3333-444444444444"
@@ -27,7 +27,8 @@ def gpus(fake_nvml: FakeNvml, tmp_path: Path, executor: str | None) -> Iterator[
         fake_nvml.gpu(uuid, bus=at)
         fake_nvml.busy(uuid, 0, 0)
     with Served(tmp_path / "spool", fake_nvml.variables, executor) as spool:
-        (spool.root / "config.toml").write_text('cpus = 64\ngpu.poll = "100ms"\n')
+        (spool.root / "config.toml").write_text("cpus = 64\n")
+        spool.changes[GPU_LOOKS] = 100_000_000
         yield spool
 
 
@@ -192,7 +193,7 @@ def test_a_suspended_run_is_not_idle(gpus: Served) -> None:
     gpus.begun("train", _UNTIL_GO, gpus=1, gpu_idle="1h")
     (gpus.root / "running/train.toml.suspended").touch()
     gpus.wait_reason("train", "suspended")
-    gpus.spool("edit", "train", "--gpu-idle", "2s")
+    gpus.spool("edit", "train", "--set", "gpu_idle=2s")
     watched = gpus.state()["jobs"]["train"]["started_at_ns"]
     gpus.until(lambda: gpus.state()["machine"]["gpus_at_ns"] > watched + 4_000_000_000, "looks for four seconds")
     assert "has been idle" not in gpus.said()
@@ -205,9 +206,9 @@ def test_an_edit_gives_a_running_job_more_time(gpus: Served) -> None:
     """`spool edit` of a job that runs changes `gpu_idle` at once."""
     gpus.start()
     gpus.begun("train", _UNTIL_GO, gpus=1, gpu_idle="1h", gpu_idle_action="stop")
-    assert gpus.spool("edit", "train", "--gpu-idle-action", "warn", "--gpu-idle", "300ms").returncode == 0
+    assert gpus.spool("edit", "train", "--set", "gpu_idle_action=warn", "--set", "gpu_idle=300ms").returncode == 0
     gpus.wait_reason("train", "gpu_idle = 300ms")
-    assert gpus.spool("edit", "train", "--gpu-idle", "0s").returncode == 0
+    assert gpus.spool("edit", "train", "--set", "gpu_idle=0s").returncode == 0
     gpus.until(lambda: gpus.reason("train") == "", "patience")
     assert _go(gpus, "train")["outcome"] == "finished"
 

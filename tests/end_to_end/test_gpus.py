@@ -11,7 +11,7 @@ import pytest
 
 from end_to_end.hooking import hook
 from plugins.fake_nvml import GIB, FakeNvml
-from served import Served, pids_in
+from served import GPU_LOOKS, HOUR_NS, Served, pids_in
 from support import wait_for
 
 _BOTH = pytest.mark.executors("process", "tmux")
@@ -29,7 +29,8 @@ def gpus(fake_nvml: FakeNvml, tmp_path: Path, executor: str | None) -> Iterator[
     for at in range(4):
         fake_nvml.gpu(_uuid(at), bus=at)
     with Served(tmp_path / "spool", fake_nvml.variables, executor) as spool:
-        (spool.root / "config.toml").write_text('cpus = 64\ngpu.poll = "200ms"\n')
+        (spool.root / "config.toml").write_text("cpus = 64\n")
+        spool.changes[GPU_LOOKS] = 200_000_000
         yield spool
 
 
@@ -53,9 +54,9 @@ def test_a_job_finds_its_gpus_by_uuid(gpus: Served) -> None:
 
 
 def test_a_job_finds_its_gpus_by_index_if_so_configured(gpus: Served) -> None:
-    """`gpu_names = "index"`, for programs that read whole numbers in CUDA_VISIBLE_DEVICES."""
+    """By a `setup` for all jobs, for programs that read whole numbers in CUDA_VISIBLE_DEVICES."""
     with (gpus.root / "config.toml").open("a") as config:
-        config.write('gpu_names = "index"\ngpu.use = [1, 3]\n')
+        config.write("gpu.use = [1, 3]\n[defaults]\nsetup = 'export CUDA_VISIBLE_DEVICES=$SPOOL_GPU_INDICES'\n")
     gpus.drop("two", 'echo "$CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $SPOOL_GPU_INDICES"', gpus=2)
     gpus.drop("none", 'echo "[$CUDA_VISIBLE_DEVICES] ${SPOOL_GPU_INDICES-unset}"')
     assert gpus.run() == 0
@@ -82,7 +83,7 @@ def test_a_gpu_that_somebody_else_uses_is_not_given(gpus: Served, fake_nvml: Fak
 
 def test_who_came_to_a_gpu_since_nvml_was_asked_is_not_missed(gpus: Served, fake_nvml: FakeNvml) -> None:
     """NVML is asked again before a start, though its last answer is good for an hour; and else it is not asked."""
-    (gpus.root / "config.toml").write_text('cpus = 64\ngpu.poll = "1h"\n')
+    gpus.changes[GPU_LOOKS] = HOUR_NS
     for at in range(1, 4):
         fake_nvml.remove(_uuid(at))
     gpus.start()
@@ -123,7 +124,8 @@ def test_one_pass_waits_for_the_answer_that_its_starts_need(gpus: Served) -> Non
 
 def test_a_start_that_waits_for_nvml_delays_nobody_else(gpus: Served, fake_nvml: FakeNvml) -> None:
     """NVML hangs: the job whose start needs its answer waits and says so, others start beside it and in its place."""
-    gpus.serves('cpus = 2\ngpu.poll = "1h"\n')
+    gpus.changes[GPU_LOOKS] = HOUR_NS
+    gpus.serves("cpus = 2\n")
     gpus.begun("first", "until [ -e go ]; do sleep 0.02; done", gpus=1, cpus=1)
     fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
     gpus.drop("waits", "true", gpus=1, cpus=1)

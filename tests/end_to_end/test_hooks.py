@@ -18,7 +18,7 @@ import pytest
 
 from end_to_end.hooking import LEDGER, RECORD, hook, ledger, listeners, told, wait_told
 from plugins.fake_nvml import FakeNvml
-from served import Served, alive
+from served import GPU_LOOKS, HOUR_NS, LOOKS, Served, alive
 from spool.core.model import EventName
 from support import ROOT, wait_for
 
@@ -30,8 +30,8 @@ def _hook_all(spool: Served) -> None:
         hook(spool, name.value)
 
 
-def _limit(spool: Served, limit: str = "10m", more: str = "") -> None:
-    (spool.root / "config.toml").write_text(f'cpus = 8\nhook_time_limit = "{limit}"\n{more}')
+def _limit(spool: Served, seconds: int = 600) -> None:
+    spool.patched("from spool.listeners import hooks", f"hooks.LIMIT_NS = {seconds} * 10**9")
 
 
 # --- every event --------------------------------------------------------------------------------------------------
@@ -59,7 +59,8 @@ def gpus(fake_nvml: FakeNvml, tmp_path: Path) -> Iterator[Served]:
     for at in range(2):
         fake_nvml.gpu(f"GPU-{at}", bus=at + 1)
     with Served(tmp_path / "spool", fake_nvml.variables) as spool:
-        (spool.root / "config.toml").write_text('cpus = 8\ngpu.poll = "200ms"\n')
+        (spool.root / "config.toml").write_text("cpus = 8\n")
+        spool.changes[GPU_LOOKS] = 200_000_000
         yield spool
 
 
@@ -216,7 +217,7 @@ def test_several_hooks_of_an_event_run_in_order(served: Served) -> None:
 
 def test_a_hook_that_comes_while_the_dispatcher_runs_counts_at_once(served: Served) -> None:
     """Without hooks nobody listens and nothing is written; the first that is put there is run for the next job."""
-    _limit(served, more='look_every = "1h"\n')
+    served.changes[LOOKS] = HOUR_NS
     served.start()
     served.completes("before", ["/bin/true"])
     assert listeners(served) is None
@@ -264,7 +265,8 @@ BAD = {
 def test_a_bad_hook_is_reported_and_harms_nothing(served: Served, how: str) -> None:
     """Jobs go on starting, the next event is told by its hook, nothing is left behind, and the log says what it was."""
     script, said = BAD[how]
-    _limit(served, "3s" if how == "hangs" else "10m")
+    if how == "hangs":
+        _limit(served, 3)
     hook(served, "started", script)
     hook(served, "finished")
     served.start()
@@ -280,7 +282,6 @@ def test_a_bad_hook_is_reported_and_harms_nothing(served: Served, how: str) -> N
 
 def test_a_hook_is_no_part_of_the_run_that_it_is_told_of(served: Served) -> None:
     """A run is over and its CPU free while the hook for its start still runs, marks of the run and all."""
-    _limit(served, "1m")
     hook(served, "started", "touch runs; sleep 600")
     served.start()
     served.drop("x", "while [ ! -e spool/runs ]; do sleep 0.01; done")
@@ -474,7 +475,7 @@ def test_a_cancel_that_is_refused_is_dropped(served: Served, how: str) -> None:
 
 def test_a_cancel_is_asked_about_across_a_restart(served: Served) -> None:
     """Killed while a cancel is asked about, the next dispatcher asks again; the yes then cancels, once."""
-    _limit(served, "20s")
+    _limit(served, 20)
     hook(served, "cancelling", "echo asked >> ledger; while [ ! -e go ]; do sleep 0.02; done")
     served.start()
     served.begun("x", HANG)
@@ -607,7 +608,6 @@ def test_what_a_waiting_job_was_given_outlives_the_dispatcher(served: Served) ->
 
 def test_a_question_that_is_cut_off_is_asked_again(served: Served) -> None:
     """A kill between question and answer: the job waits, and the next dispatcher asks and sets the keys."""
-    (served.root / "config.toml").write_text('hook_time_limit = "60s"\n')
     setting(served, "project = 'p'", "until [ -e go ]; do sleep 0.01; done\n")
     served.start()
     served.drop("x", "true")
@@ -677,7 +677,8 @@ WRONG = {
 @pytest.mark.parametrize("lines", WRONG)
 def test_a_hook_that_fails_or_says_no_holds_the_job_and_says_why(served: Served, lines: str) -> None:
     """A wrong key or value, no TOML, a veto and a hang: the reason names the hook; a release asks again."""
-    (served.root / "config.toml").write_text(f'hook_time_limit = "{"3s" if "exec sleep" in lines else "10m"}"\n')
+    if "exec sleep" in lines:
+        _limit(served, 3)
     setting(served, lines)
     served.start()
     served.drop("x", "true")

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 import spool
-from served import Served
+from served import LOOKS, Served
 from spool.cli import group, main
 from spool.core import layout
 from spool.store.spool import Spool
@@ -178,14 +178,14 @@ CHANGES = [
     "submit -- true", "submit --name new -- true", "submit --name new --hold -c 'true; true'",
     "submit --replace --name waits -- true", "submit --wait -- true", "submit -f {file}",
     "submit --array 0-3 -- true", "run -- true", "cancel waits", "cancel runs", "hold waits", "release held",
-    "requeue over", "requeue --with cpus=1 over", "edit waits --priority 3", "edit waits", "move --first waits",
+    "requeue over", "requeue --set cpus=1 over", "edit waits --priority 3", "edit waits", "edit --first waits",
     "suspend runs", "continue runs", "signal USR1 runs", "pause", "resume",
     "reserve create new --gpus 1 --duration 1h", "reserve cancel mine", "gc --older-than 1s", "init",
     "init {root}", "dispatch", "dispatch --once", "dispatch --until-idle", "dispatch --idle-exit 1s",
     "doctor --fix", "attach runs",
 ]  # fmt: skip
 
-LOOKS = [
+VIEWS = [
     "ls", "ls --all --json", "show waits", "why waits", "log over", "wait --timeout 0s over", "seff over", "info",
     "gpus", "reserve list", "plan", "stats", "check {file}", "doctor", "gc --help", "completion bash",
     *(verb for verb in ("plot",) if verb in group.VERBS),
@@ -237,7 +237,7 @@ def test_no_other_user_changes_a_spool(lived_in: Shared, uid: int) -> None:
 def test_every_user_may_look(lived_in: Shared, uid: int) -> None:
     """Commands that only read go on in another user's spool that they can read, and make nothing there."""
     before = _state_of(lived_in.root)
-    for words in LOOKS:
+    for words in VIEWS:
         given = shlex.split(words.format(root=lived_in.root, file=lived_in.home / "file.toml"))
         done = lived_in.by(uid, *given)
         assert "Traceback" not in done.stderr, words
@@ -632,8 +632,7 @@ def test_a_file_that_replaces_that_of_a_run_changes_nothing(shared: Shared) -> N
 def test_swapping_a_file_between_the_look_and_the_start_gains_nothing(shared: Shared) -> None:
     """While a stranger keeps exchanging a file of the owner's for one of theirs, only the owner's text is ever used."""
     shared.share(0o777, "queued", ".tmp")
-    (shared.root / "config.toml").write_text('look_every = "100ms"\n')
-    shared.own(shared.root / "config.toml")
+    shared.changes[LOOKS] = 100_000_000
     shared.put(MALLORY, ".tmp/evil.toml", "evil", 'array = "0-1"\n')
     there, back = "mv .tmp/evil.toml queued/x.toml", "mv queued/x.toml .tmp/evil.toml"
     script = f"while :; do mv queued/x.toml .tmp/y; {there}; {back}; mv .tmp/y queued/x.toml; done 2> /dev/null"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from served import Served
+from served import LOOKS, Served
 from spool.core.reasons import ranges_of
 from spool.core.units import cpus_in
 from support import ROOT, wait_for
@@ -26,7 +26,8 @@ pytestmark = pytest.mark.skipif(len(OURS) < 2, reason="there is only one CPU her
 @pytest.fixture
 def gate(served: Served) -> Path:
     """Give the file that jobs wait for, in a spool that pins."""
-    (served.root / "config.toml").write_text('cpu_pinning = true\nlook_every = "1s"\n')
+    (served.root / "config.toml").write_text("cpu_pinning = true\n")
+    served.changes[LOOKS] = 10**9
     return served.root.parent / "gate"
 
 
@@ -81,7 +82,7 @@ def test_it_is_switched_on_and_off_while_jobs_run(served: Served, gate: Path) ->
     """Runs keep what they began with, and count; those that begin afterwards are pinned, or no longer."""
     config = served.root / "config.toml"
     pins = config.read_text()
-    config.write_text('look_every = "1s"\n')
+    config.write_text("")
     served.start()
     served.drop("old", until(gate), cpus=len(OURS) - 1)
     assert has(served, "old") == (OURS, "None")
@@ -92,7 +93,7 @@ def test_it_is_switched_on_and_off_while_jobs_run(served: Served, gate: Path) ->
     cpus, told = has(served, "new")
     assert (len(cpus), told) == (1, ranges_of(cpus))
     assert "0 free" in served.wait_reason("third", "cpus: needs 1")
-    config.write_text('look_every = "1s"\n')
+    config.write_text("")
     wait_for(lambda: served.said().count("the configuration has changed") == 2, what="the old configuration")
     gate.touch()
     served.wait_done("old", "new", "third")

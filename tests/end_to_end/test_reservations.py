@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plugins.fake_nvml import FakeNvml
-from served import Served
+from served import HOUR_NS, LOOKS, Served
 
 SLEEPS = ["sleep", "600"]
 
@@ -21,7 +21,8 @@ def gpus(fake_nvml: FakeNvml, tmp_path: Path) -> Iterator[Served]:
     for at in range(4):
         fake_nvml.gpu(f"GPU-{at}", bus=at + 1)
     with Served(tmp_path / "spool", fake_nvml.variables) as spool:
-        (spool.root / "config.toml").write_text('cpus = 64\nlook_every = "1h"\n')
+        (spool.root / "config.toml").write_text("cpus = 64\n")
+        spool.changes[LOOKS] = HOUR_NS
         yield spool
 
 

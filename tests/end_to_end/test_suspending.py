@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from served import Served, marked
+from served import LOOKS, Served, marked
 from spool.machine import identity
 
 EXECUTORS = ("process", "tmux")
@@ -138,7 +138,8 @@ def test_the_next_run_of_a_job_is_not_suspended(shared: Served) -> None:
 
 def test_whoever_wakes_it_behind_the_back_of_spool_does_not_get_far(served: Served) -> None:
     """A process that somebody lets go on while its job is suspended is stopped again at the next look."""
-    served.serves('look_every = "1s"\n')
+    served.changes[LOOKS] = 10**9
+    served.start()
     served.drop("woken", _COUNTS)
     served.says("woken", "3")
     served.spool("suspend", "woken")

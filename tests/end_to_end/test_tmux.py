@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from served import Served, alive, marked, pids_in
+from served import LOOKS, Served, alive, marked, pids_in
 from spool.machine.host import login_environment
 from support import PATIENCE_S, wait_for
 
@@ -227,7 +227,8 @@ def test_what_a_job_inherits_is_not_the_servers(served: Served, tmp_path: Path) 
 
 def test_a_server_that_hangs_delays_nobody_else(served: Served) -> None:
     """While the server stands still other jobs run, those for it wait with the reason, and later each runs once."""
-    served.serves('look_every = "200ms"\ncpus = 8\n')
+    served.changes[LOOKS] = 200_000_000
+    served.serves("cpus = 8\n")
     served.up("first", "echo up; exec sleep 1000")
     server = _server(served)
     os.kill(server, signal.SIGSTOP)
@@ -268,9 +269,9 @@ def test_a_session_that_never_becomes_a_wrapper_failed_to_start(served: Served, 
 
 def test_a_kept_session_can_be_read_until_the_next_run(served: Served) -> None:
     """With `keep_session` all that was written can be read after the end; the next run closes it, and `gc` the last."""
-    served.serves("keep_session = true\n")
-    served.drop("kept", "echo run $SPOOL_RUN; echo the last line", time_limit="1m")
-    served.drop("not", "true", keep_session=False)
+    served.start()
+    served.drop("kept", "echo run $SPOOL_RUN; echo the last line", time_limit="1m", keep_session=True)
+    served.drop("not", "true")
     served.wait_done("kept", "not")
     assert "the last line" in _screen(served, "kept")
     assert _sessions(served) == ["kept/1"]

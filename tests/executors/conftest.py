@@ -9,7 +9,7 @@ import pytest
 
 from spool.executors import compiled, process
 from support import PATIENCE_S
-from wrapper_runs import Shop, compiled_wrapper
+from wrapper_runs import ByShell, Shop, compiled_wrapper
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
         pytest.skip("no C compiler on this machine")
     monkeypatch.setattr(compiled, "PROGRAM", program)
     monkeypatch.setattr(process, "_ANSWERS_WITHIN_S", int(PATIENCE_S))
-    with Shop(tmp_path, "auto") as made:
+    with Shop(tmp_path) as made:
         yield made
 
 
@@ -29,5 +29,5 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
     if request.param == "auto":
         yield request.getfixturevalue("shop")
     else:
-        with Shop(tmp_path, "sh") as made:
+        with Shop(tmp_path, ByShell) as made:
             yield made

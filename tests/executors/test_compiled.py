@@ -39,12 +39,12 @@ def test_a_built_program_is_found_and_the_same_source_makes_the_same_bytes(tmp_p
     for name in ("one", "another-with-a-longer-name"):
         (tmp_path / name).mkdir()
         program = _script(tmp_path / name / compiled.NAME, "exit 1")
-        assert compiled.find("auto", program).broken
+        assert compiled.find(program).broken
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("CFLAGS", f"-g -DNAME={name}")
             built = compiled.build(str(tmp_path / name))
         assert os.listdir(tmp_path / name) == [compiled.NAME]
-        assert compiled.find("auto", built.path) == compiled.FoundWrapper(program)
+        assert compiled.find(built.path) == compiled.FoundWrapper(program)
         found.append(Path(program).read_bytes())
     assert found[0] == found[1]
     if os.uname().machine in ("x86_64", "aarch64"):
@@ -57,7 +57,7 @@ def test_it_goes_with_the_c_library_too(tmp_path: Path) -> None:
     """A wheel with that is for machines like this one; without, for every Linux of its processor."""
     with_library = compiled.build(str(tmp_path), alone=False)
     assert with_library.platforms == f"linux_{os.uname().machine}"
-    assert compiled.find("auto", with_library.path).path == with_library.path
+    assert compiled.find(with_library.path).path == with_library.path
 
 
 @pytest.mark.usefixtures("right")
@@ -77,12 +77,11 @@ def test_without_a_compiler_the_reason_names_it(tmp_path: Path, monkeypatch: pyt
     assert sorted(os.listdir(tmp_path)) == ["broken", "right", "source.c", compiled.NAME]
 
 
-def test_a_program_that_is_not_wanted_or_not_there_is_no_trouble(tmp_path: Path) -> None:
-    """With `sh` in the configuration it is not even tried; without a compiler at the installation there is none."""
-    silent = _script(tmp_path / "silent", "exec sleep 1000")
-    for found in (compiled.find("sh", silent), compiled.find("auto", str(tmp_path / "none"))):
-        assert (found.path, found.broken) == (None, False)
-        assert found.why
+def test_a_program_that_is_not_there_is_no_trouble(tmp_path: Path) -> None:
+    """Without a compiler at the installation there is none."""
+    found = compiled.find(str(tmp_path / "none"))
+    assert (found.path, found.broken) == (None, False)
+    assert found.why
 
 
 def test_a_program_that_cannot_be_used_is_broken(tmp_path: Path, right: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,13 +99,13 @@ def test_a_program_that_cannot_be_used_is_broken(tmp_path: Path, right: str, mon
     (tmp_path / "dangling").symlink_to(tmp_path / "none")
     cases[str(tmp_path / "dangling")] = "is not for this machine: No such file or directory"
     for path, why in cases.items():
-        found = compiled.find("auto", path)
+        found = compiled.find(path)
         assert (found.path, found.why, found.broken) == (None, f"{path} {why}", True)
         assert found.remedy
     with monkeypatch.context() as hurried:
         hurried.setattr(compiled, "_TRY_S", 0.1)
-        assert compiled.find("auto", _script(tmp_path / "silent", "exec sleep 1000")).broken
-    assert compiled.find("auto", right).path == right
+        assert compiled.find(_script(tmp_path / "silent", "exec sleep 1000")).broken
+    assert compiled.find(right).path == right
 
 
 def test_a_machine_without_room_is_asked_again(right: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +119,8 @@ def test_a_machine_without_room_is_asked_again(right: str, monkeypatch: pytest.M
         return real(words, **how)
 
     monkeypatch.setattr(subprocess, "run", run)
-    found = compiled.find("auto", right)
+    found = compiled.find(right)
     assert (found.path, found.broken) == (None, True)
     assert str(right) in found.why
-    assert [compiled.find("auto", right).path for _ in range(3)] == [right] * 3
+    assert [compiled.find(right).path for _ in range(3)] == [right] * 3
     assert len(tries) == 2

@@ -9,8 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -119,35 +117,6 @@ def test_a_place_that_others_may_have_made_is_refused(
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for an answer of tmux, however busy the machine is."""
     monkeypatch.setattr(tmux, "LIMIT_S", PATIENCE_S)
-
-
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """Give a directory whose path leaves room for the name of a socket, however many test runs there were before."""
-    with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as path:
-        yield Path(path)
-
-
-def test_the_directory_of_the_login_comes_first(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A socket elsewhere is in XDG_RUNTIME_DIR, in /tmp where that is not the user's, and stays where there is one."""
-    monkeypatch.setattr(tmux, "_ELSEWHERE", str(short / "tmp"))
-    (short / "tmp").mkdir()
-    runtime = short / "run"
-    runtime.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    spool = f"/home/{'x' * 120}"
-    first = socket_of(spool)
-    assert first.startswith(f"{runtime}/spool/")
-    (runtime / "spool").chmod(0o777)
-    second = socket_of(spool)
-    assert second.startswith(f"{short}/tmp/spool-{os.getuid()}/")
-    Path(second).touch()  # that of a server which an earlier version has started
-    (runtime / "spool").chmod(0o700)
-    assert socket_of(spool) == second
-    Path(second).unlink()
-    assert socket_of(spool) == first
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short / "gone"))
-    assert socket_of(spool) == second
 
 
 @needs_tmux

@@ -20,12 +20,11 @@ from spool.core.layout import LOCAL_EXECUTORS
 from spool.core.lifecycle import Liveness
 from spool.core.reasons import ranges_of
 from spool.executors import Launch, base, by_name, compiled, process
-from spool.executors.process import ProcessExecutor, WrapperServer
+from spool.executors.process import WrapperServer
 from spool.formats import run_records
-from spool.formats.config import Config
 from spool.machine import identity
 from support import in_child, wait_for
-from wrapper_runs import Shop, become_poor, poor_directory, record_of
+from wrapper_runs import ByShell, Shop, become_poor, poor_directory, record_of
 
 
 def _server(shop: Shop) -> int:
@@ -66,7 +65,7 @@ def test_a_wrapper_is_a_child_of_ours_in_a_session_of_its_own(either: Shop) -> N
         assert (jid.pid, jid.start_ticks) == (started.pid, stat.start_ticks)
         assert (record_of(launch, "rc"), record_of(launch, "log")) == (b"%d\n" % code, b"got\n")
         servers |= set(_servers())
-    assert len(servers) == (1 if either.config().wrapper == "auto" else 0)
+    assert len(servers) == (0 if isinstance(either.executor, ByShell) else 1)
 
 
 @pytest.mark.parametrize("texts", [{}, {"prolog": "true"}, {"epilog": "true"}, {"workdir": "/tmp/../tmp"}])
@@ -78,7 +77,7 @@ def test_a_run_does_not_see_who_has_started_it(shop: Shop, tmp_path: Path, texts
     say += "env | grep -v METADIR= | sort; umask; cat /proc/self/limits"
     logs = []
     (tmp_path / "by sh").mkdir()
-    with Shop(tmp_path / "by sh", "sh") as plain:
+    with Shop(tmp_path / "by sh", ByShell) as plain:
         for each in (plain, shop):
             launch = each.launch(say, **texts)
             assert each.finish(each.executor.start(launch)) == 0
@@ -138,7 +137,7 @@ def test_a_server_that_ends_before_it_has_answered_leaves_the_run_to_its_jid(
     deaf = shop.root / "deaf"
     deaf.write_text("#!/bin/sh\ndd bs=9999 count=1 <&3 2> /dev/null\n")
     deaf.chmod(0o755)
-    monkeypatch.setattr(compiled, "find", lambda _: compiled.FoundWrapper(str(deaf)))
+    monkeypatch.setattr(compiled, "find", lambda: compiled.FoundWrapper(str(deaf)))
     started = shop.executor.start(shop.launch("echo no"))
     assert (started.pid, started.liveness()) == (None, Liveness.ABSENT)
 
@@ -153,7 +152,7 @@ def test_a_server_that_may_not_make_the_wrapper_leaves_it_to_a_shell(
     barred = shop.root / "barred"
     barred.write_text(f"#!/bin/sh\ndd bs=9999 count=1 <&3 2> /dev/null\nprintf '{answer}' >&3\nexec cat <&3\n")
     barred.chmod(0o755)
-    monkeypatch.setattr(compiled, "find", lambda _: compiled.FoundWrapper(str(barred)))
+    monkeypatch.setattr(compiled, "find", lambda: compiled.FoundWrapper(str(barred)))
     assert shop.finish(shop.executor.start(launch)) == 4
     assert record_of(launch, "log") == b"once\n"
 
@@ -163,7 +162,7 @@ def test_a_machine_without_room_refuses_a_start(shop: Shop) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can become somebody who is poor")
     with poor_directory() as directory:
-        poor = Shop(directory, "auto")
+        poor = Shop(directory)
         launches = [poor.launch("exit 3") for _ in range(2)]
         for path in [directory, *directory.rglob("*")]:
             os.chmod(path, 0o777)
@@ -215,19 +214,17 @@ def test_a_program_that_was_removed_serves_as_long_as_it_runs(
     assert [record_of(launch, "log") for launch in launches] == [b"", b""]
 
 
-def test_sh_in_the_configuration_counts_from_the_next_start(shop: Shop) -> None:
-    """The server ends with the first start of a shell, comes back when it is wanted again, and goes with the executor.
+def test_a_program_that_goes_ends_its_server(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server ends with the first start of a shell, comes back when it can, and goes with the executor.
 
     It is reaped each time.
     """
-    wanted = ["auto"]
-    shop.executor = ProcessExecutor(config=lambda: Config(wrapper=wanted[0]))
     server = _server(shop)
-    wanted[0] = "sh"
-    assert shop.finish(shop.executor.start(shop.launch("exit 7"))) == 7
+    with monkeypatch.context() as away:
+        away.setattr(compiled, "PROGRAM", "/nowhere")
+        assert shop.finish(shop.executor.start(shop.launch("exit 7"))) == 7
     assert identity.read_stat(server) is None
     assert not _servers()
-    wanted[0] = "auto"
     server = _server(shop)
     shop.executor.close()
     assert identity.read_stat(server) is None

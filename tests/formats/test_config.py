@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from formats.wrong_values import texts_of
 from spool.core.errors import InvalidConfig, InvalidReservation
@@ -30,16 +31,11 @@ EXPECTED = {
     "everything": Config(
         policy=Policy(
             order="arrival",
-            learn_run_times=False,
             fair_share=True,
             fair_share_by="project",
-            half_life_ns=14 * 86400 * S,
-            cpu_weight=0.0,
             disk_floor_bytes=5 * GIB,
             gpu_strategy="spread",
             gpu_use=("0", "2", "GPU-8f1c0b1e-0000-0000-0000-000000000001"),
-            reservation_horizon_ns=86400 * S,
-            reservation_allows_unlimited=True,
             default_user_limits=Limits(max_running_jobs=8, max_running_gpus=2),
             default_project_limits=Limits(max_queued_jobs=1000),
             user_limits={"alice": Limits(max_running_gpus=config.UNLIMITED)},
@@ -52,19 +48,15 @@ EXPECTED = {
         memory_reserve=Reserve(share_ppm=25_000),
         resources=(Pool("licence", 3), Pool("scratch-bw", 100), Pool("tpu", 3, (0, 1, 5))),
         executor="tmux",
-        keep_session=True,
         durability="strict",
         autostart=False,
         idle_exit_ns=None,
-        look_every_ns=10 * S,
         kill_grace_ns=20 * S,
-        max_requeues=1,
         prolog="ulimit -c 0",
         epilog="sync",
-        log_level="debug",
         other_hosts_gone=("oldbox",),
-        gpu=GpuConfig(2 * S, frozenset({"Xorg"}), frozenset({"gdm"}), 600 << 20),
-        gc=RetentionPolicy(30 * 86400 * S, 5, 10 * GIB),
+        gpu=GpuConfig(frozenset({"Xorg"}), frozenset({"gdm"}), 600 << 20),
+        gc=RetentionPolicy(30 * 86400 * S, max_size_bytes=10 * GIB),
         export=("PATH", "WANDB_*"),
         defaults=JobDefaults(20 * S, DEFAULTS, toml.write(DEFAULTS).decode()),
     ),
@@ -79,11 +71,22 @@ EXPECTED = {
 }
 
 
+GONE = {
+    "everything": [
+        *("learn_run_times", "half_life", "cpu_weight", "reservation_horizon", "reservation_allows_unlimited"),
+        *("look_every", "log_level", "keep_session", "max_requeues", "gpu.poll", "gc.max_runs"),
+    ]
+}
+"""The keys in these files that have no effect any more."""
+
+
 @pytest.mark.parametrize("name", EXPECTED)
 def test_golden_configurations_load_for_ever(name: str) -> None:
-    """A configuration that was right once keeps its meaning in every later version."""
+    """A configuration that was right once is so in every later version; of a key that went, it is told what to do."""
     assert {path.stem for path in GOLDEN.glob("*.toml")} == set(EXPECTED)
-    assert config.parse((GOLDEN / f"{name}.toml").read_bytes()) == EXPECTED[name]
+    found = config.parse((GOLDEN / f"{name}.toml").read_bytes())
+    assert replace(found, advice=()) == EXPECTED[name]
+    assert [text.partition(" ")[0] for text in found.advice] == GONE.get(name, [])
 
 
 WRONG = texts_of(r"""
@@ -100,9 +103,6 @@ cpus: true
 memory: 100 | "8G\n"
 memory_reserve: 5 | "5" | "100%" | "-1%" | "5% "
 idle_exit: 600
-look_every: "1ms"
-half_life: "0s"
-cpu_weight: -1
 fair_share_by: "group"
 on_failure: "stop"
 other_hosts_gone: ["a "]
@@ -110,8 +110,6 @@ gpu.ignore_processes.names: [" python"]
 gpu.ignore_processes.below: 600
 gpu.use: ["01"] | [1, '1'] | [-1] | ["all"]
 gpu.strategy: "pack"
-gpu.poll: "0s"
-gc.max_runs: 0
 gc.max_age: 30
 quotas.users.alice.max_running_jobs: "many" | -1
 quotas.users.alice: 3
@@ -229,7 +227,10 @@ def test_exports_are_read() -> None:
     assert "VIRTUAL_ENV" in config.parse(b"").export
 
 
-def test_a_table_of_what_is_gone_is_advice_and_no_mistake() -> None:
-    """A configuration that named HyperQueue or prices stays usable, and says what to write instead."""
-    found = config.parse(b'[hq]\nserver_dir = "/x"\n[tariff]\nkwh = 0.3\n')
-    assert [text.partition(" ")[0] for text in found.advice] == ["hq", "tariff"]
+def test_what_is_gone_is_advice_and_no_mistake() -> None:
+    """Each key that went, and each table, stays where it is with any value; the advice says what to do."""
+    for key in config.GONE:
+        for value in ("3", "{ x = [1] }"):
+            (advice,) = config.parse(f"{key} = {value}\n".encode()).advice
+            assert advice.startswith(f"{key} has no effect: ")
+            assert re.search(r"; remove it|remove \[|write |multiply |requeue = false", advice), advice

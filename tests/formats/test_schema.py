@@ -27,7 +27,6 @@ from spool.formats import capabilities, config, jobfile, keys, schema, toml
 from spool.formats.capabilities import REQUIRED, KeyTable
 from spool.formats.jobfile import FORMAT
 from spool.formats.schema import Documented
-from spool.formats.validation import Format
 from support import ROOT, WHOLE
 
 
@@ -57,7 +56,7 @@ def test_the_schema_of_a_job_is_strict() -> None:
     made = schema.schema("job")
     assert made["required"] == ["command"]
     assert made["additionalProperties"] is False
-    assert set(made["properties"]) == set(FORMAT.struct.__struct_fields__)
+    assert set(made["properties"]) == {key.name for key in FORMAT.table.keys}
     assert made["properties"]["executor"]["examples"] == list(capabilities.executors())  # packages offer others
     assert all(table["additionalProperties"] is False for table in made["$defs"].values())
 
@@ -89,7 +88,7 @@ def test_one_command_writes_what_is_made_of_the_tables(tmp_path: Path, monkeypat
             assert (ROOT / "examples" / copy.name).read_text(encoding="utf-8") == schema.render(kind)
 
 
-def _stated(format_: Format, table: KeyTable) -> dict[str, Any]:
+def _stated(format_: Documented, table: KeyTable) -> dict[str, Any]:
     """Return a file that states each default of *table*."""
     return {
         key.name: _stated(format_, key.table) if key.table is not None and not key.many else default
@@ -101,7 +100,7 @@ def _stated(format_: Format, table: KeyTable) -> dict[str, Any]:
 def test_the_defaults_on_the_pages_are_those_of_the_model() -> None:
     """To state the default of a key, as the pages have it, is to leave the key out."""
     stated = _stated(Documented(config.FORMAT), config.CONFIG)
-    assert stated["look_every"] == format_duration(config.Config().look_every_ns)
+    assert stated["kill_grace"] == format_duration(config.Config().kill_grace_ns)
     assert replace(config.parse(toml.write(stated)), parts=()) == config.Config()
     for kind in (kind for _, kinds in capabilities.contributed("files") for kind in kinds):
         assert kind.parse(toml.write(_stated(Documented(kind.format), kind.format.table))) == kind.parse(b"")
@@ -140,10 +139,20 @@ CONFIG_PARTS = {
     "policy.default_user_limits": Limits,
     "policy.default_project_limits": Limits,
 }
-# Keys that become other fields, or a word of advice; and the fields that come of these, or are the simulator's.
-NO_FIELDS = {"start_after", "on_dependency_failure", "starvation_after", "time_bonus", "hq", "tariff"}
+# Keys that become other fields; and the fields that come of these, are fixed, of an option, or the simulator's.
+NO_FIELDS = {"start_after", "on_dependency_failure"}
 NO_KEYS = {"start_after_ns", "start_delay_ns", "cancel_on_dependency_failure", "advice", "parts"}
-NO_KEYS |= {"defaults_text", "promotes", "protects", "guess_budget", "strict_order", "memory_auto", "gpu_memory_auto"}
+NO_KEYS |= {"learn_run_times", "half_life_ns", "cpu_weight", "reservation_horizon_ns", "reservation_allows_unlimited"}
+NO_KEYS |= {
+    "max_runs",
+    "defaults_text",
+    "promotes",
+    "protects",
+    "guess_budget",
+    "strict_order",
+    "memory_auto",
+    "gpu_memory_auto",
+}
 
 
 @pytest.mark.parametrize(

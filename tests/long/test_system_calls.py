@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from served import Served
+from served import HOUR_NS, LOOKS, Served
 from support import wait_for
 
 JOBS = 200
@@ -95,7 +95,8 @@ def _drain(served: Served, beside: int = 0) -> tuple[Counter[str], Counter[str]]
     *beside*: how many others run on.
     """
     trace = served.root.parent / "strace"
-    (served.root / "config.toml").write_text(f'cpus = {2 + beside}\nlook_every = "1h"\n')
+    (served.root / "config.toml").write_text(f"cpus = {2 + beside}\n")
+    served.changes[LOOKS] = HOUR_NS
     for number in range(beside):
         served.drop(f"long{number}", ["sleep", "1000"])
     if beside:

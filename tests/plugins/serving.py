@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from served import Served
+from served import HOUR_NS, LOOKS, Served
 from wrapper_runs import installed_wrapper
 
 
@@ -34,7 +34,8 @@ def live(served: Served) -> Served:
 def shared_spool(tmp_path_factory: pytest.TempPathFactory, executor: str | None) -> Iterator[Served]:
     """Give the spool of a whole module, for tests that do not disturb each other, with 8 CPUs to give."""
     with Served(tmp_path_factory.mktemp("shared") / "spool", executor=executor) as spool:
-        (spool.root / "config.toml").write_text('cpus = 8\nlook_every = "1h"\n')
+        (spool.root / "config.toml").write_text("cpus = 8\n")
+        spool.changes[LOOKS] = HOUR_NS
         spool.start()
         yield spool
 

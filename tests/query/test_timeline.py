@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from spool.core.accounting import By, RunFilter
 from spool.core.model import SECOND_NS as S
-from spool.core.model import Grant, Machine, Result, RunAccount, State
+from spool.core.model import Grant, Machine, Result, State
 from spool.formats.run_records import GrantRecord, render_grant, render_history
 from spool.query import timeline as module
 from spool.query.timeline import NO_GROUP, OTHERS, Frame, Timeline, TimelineUse, timeline
@@ -119,14 +119,15 @@ def test_no_cpu_is_given_twice(spans: list[tuple[int, int, int]]) -> None:
     """Runs that overlap have different lanes, each as many as it has CPUs."""
     runs = [_run(str(at), start, end, cpus) for at, (start, end, cpus) in enumerate(sorted(spans))]
     placed = list(module._placed(runs))
-    assert [lanes.bit_count() for _, lanes in placed] == [run.cpus for run in runs if run.cpus]
+    assert [lanes.bit_count() for _, lanes in placed] == [run.grant.cpus for run in runs if run.grant.cpus]
     for (one, lanes), (other, others) in itertools.combinations(placed, 2):
         if (one.started_at_ns or 0) < (other.ended_at_ns or 0) and (other.started_at_ns or 0) < (one.ended_at_ns or 0):
             assert not lanes & others
 
 
-def _run(job: str, start: int, end: int, cpus: int) -> RunAccount:
-    return RunAccount(job, 1, "finished", started_at_ns=T0 + start * S, ended_at_ns=T0 + end * S, cpus=cpus)
+def _run(job: str, start: int, end: int, cpus: int) -> Result:
+    times = {"started_at_ns": T0 + start * S, "ended_at_ns": T0 + end * S}
+    return Result(job, 1, 1, State.FINISHED, "", grant=Grant(cpus), **times)
 
 
 def test_each_gpu_has_a_row_and_a_shared_one_several(spool_root: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from served import Served
+from served import GPU_LOOKS, Served
 from spool.core.model import SECOND_NS, Gpu
 from spool.machine.gpus import LIMIT_NS, GpuLook, GpuWatcher, in_pid_namespace
 from spool.machine.nvml import Sample
@@ -88,9 +88,8 @@ def now(card: Gpu) -> Gpu:
 def spool(card: Gpu, tmp_path: Path, executor: str) -> Iterator[Served]:
     """Give a spool that uses that card alone, and looks at it often."""
     with Served(tmp_path / "spool", None, executor) as served:
-        (served.root / "config.toml").write_text(
-            f'gpu.use = ["{card.uuid}"]\ngpu.poll = "1s"\nstatus_page = "status.html"\n'
-        )
+        (served.root / "config.toml").write_text(f'gpu.use = ["{card.uuid}"]\nstatus_page = "status.html"\n')
+        served.changes[GPU_LOOKS] = 10**9
         yield served.start()
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from plugins.fake_nvml import FakeNvml
 from spool.core.model import SECOND_NS, Gpu, Grant, Machine, Request, Running, Spec, Waiting
-from spool.machine.gpus import NO_ANSWER
+from spool.machine.gpus import NO_ANSWER, GpuWatcher
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.edited import Settings
@@ -91,8 +91,7 @@ def watched(
     for name, value in fake_nvml.variables.items():
         monkeypatch.setenv(name, value)
     fake_nvml.gpu("GPU-a")
-    (tmp_path / "spool/config.toml").write_text('gpu.poll = "1h"\n')
-    settings.reload()
+    monkeypatch.setattr(GpuWatcher, "every_ns", 3600 * 10**9)
     world = MachineMonitor(Spool(str(tmp_path / "spool")), table, settings, with_gpus=True)
     yield world
     world.close()
@@ -222,7 +221,7 @@ def test_where_things_are_is_asked_only_on_a_spool_that_pins(
     watched.machine(NOW)
     before = answer(watched)
     assert (before.cores, before.gpus[0].node) == ((), None)
-    (tmp_path / "spool" / "config.toml").write_text('gpu.poll = "1h"\ncpu_pinning = true\ncpus = 4096\n')
+    (tmp_path / "spool" / "config.toml").write_text("cpu_pinning = true\ncpus = 4096\n")
     settings.reload()
     watched.configuration_changed()
     watched.ask_gpus_again(NOW)

@@ -7,8 +7,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextlib import suppress
-from difflib import get_close_matches
 from functools import wraps
 from typing import Any
 
@@ -26,13 +24,14 @@ from spool.cli.group import (
     names_argument,
     one_job,
     opened,
+    option_in,
     own,
     states_of,
     states_option,
 )
 from spool.cli.render import tell
 from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
-from spool.core.errors import ExitCode, InvalidFile, SpoolError, UsageError, cannot
+from spool.core.errors import ExitCode, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, is_pattern
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid, SignalTo, State
@@ -228,7 +227,15 @@ def release(requests: Requests, name: str, *, dry_run: bool) -> Change:
 @click.option("--since", metavar="TIME", help='With --failed: only since "2h" (ago), 0:00, friday, a date.')
 @click.option("--yes", is_flag=True, help="With --failed: do not ask before running several jobs again.")
 @click.option("--cascade", is_flag=True, help="Also jobs that were cancelled because one of these failed.")
-@click.option("--with", "keys", multiple=True, metavar="KEY=VALUE", help="Change a key of the jobs. May be repeated.")
+@option_in("")(
+    "--set",
+    "sets",
+    also=("--with",),
+    instead=joboptions.instead,
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a key of the jobs. May be repeated.",
+)
 @click.pass_obj
 def requeue(
     root: str,
@@ -237,20 +244,20 @@ def requeue(
     since: str | None,
     yes: bool,
     cascade: bool,
-    keys: tuple[str, ...],
+    sets: tuple[str, ...],
     dry_run: bool,
     **picks: Any,
 ) -> int:
     """Run ended jobs again, or stop running jobs and start them over.
 
     Every earlier run keeps its directory and output. For an array that has ended, --failed and the other selecting
-    options apply to its tasks. --with takes any key that `spool edit` can change.
+    options apply to its tasks. --set takes any key that `spool edit` can change.
 
     --failed alone means every job that ever failed and is still in done/. It asks before it takes more than the last
     job that failed, or the last array; without a terminal it refuses. Names, --since, --project and --tag say what you
     mean, and --yes takes all.
 
-      spool requeue train --with memory=16G --with time_limit=4h
+      spool requeue train --set memory=16G --set time_limit=4h
       spool requeue --failed --since 1h --cascade
       spool requeue @
 
@@ -264,7 +271,7 @@ def requeue(
         raise click.UsageError("--since needs --failed")
     spool = opened(root)
     requests = Requests(spool, this_user())
-    change = _rewriter(keys, spool.root)
+    change = _rewriter(sets, spool.root)
     from spool.query.selection import UNSUCCESSFUL, cancelled_with, unknown_ends
 
     picks["since_at_ns"] = moment_of("--since", since, time.time_ns())
@@ -306,50 +313,17 @@ def _ask_about(spool: Spool, names: Sequence[str]) -> None:
 
 
 def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] | None:
-    """Return the function that changes a job's file by the keys given with `--with`; None without any."""
+    """Return the function that changes a job's file by the keys given with `--set`; None without any."""
     if not pairs:
         return None
-    values: joboptions.Values = {}
-    commands = [_command(pair.partition("=")[2]) for pair in pairs if pair.startswith("command=")]
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if pair.startswith("command="):
-            continue
-        known = next(
-            (option.key for option in joboptions.OPTIONS if option.key == key or f"--{key}" in option.flags), ""
-        )
-        if not equals or not known:
-            raise UsageError(_bad_key(pair, key))
-        values.setdefault(known, []).append(value)
-    changes = joboptions.keys_of(values) | ({"command": commands[-1]} if commands else {})
+    changes = joboptions.keys_of(joboptions.stated(pairs))
 
     def rewritten(name: str, text: bytes) -> bytes:
         from spool.formats import jobfile
 
-        return joboptions.checked(root, name, jobfile.edited(text, changes, name=name), changes, "--with")
+        return joboptions.checked(root, name, jobfile.edited(text, changes, name=name), changes, joboptions.SET)
 
     return rewritten
-
-
-def _command(text: str) -> str | list[str]:
-    """Return a command as a job file has it: a list, or a text for the shell, which can begin with "[" too."""
-    from spool.formats import toml
-
-    with suppress(InvalidFile):
-        stated = toml.read(f"command = {text}".encode(), "--with").get("command") if text.startswith("[") else None
-        if isinstance(stated, list):
-            return stated
-    return text
-
-
-def _bad_key(pair: str, key: str) -> str:
-    what = ("requeue", f"a job with {pair!r}")
-    if "=" not in pair:
-        return cannot(*what, "it needs a key and a value", remedy="write, for example, --with priority=50")
-    known = sorted({option.key for option in joboptions.OPTIONS})
-    near = get_close_matches(key, known, n=1)
-    remedy = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(known)}"
-    return cannot(*what, f"unknown key {key!r}", remedy=remedy)
 
 
 @SUSPEND.command(click.option("--reason", default="", metavar="TEXT", help="The reason; shown by `spool ls`."))

@@ -13,7 +13,7 @@ import sys
 from spool.client import submit as submitting
 from spool.client.draft import Draft, Exports, exports, fresh_name, job_keys, may_go, stem_of
 from spool.core import layout
-from spool.store.glance import config_if, machine_told
+from spool.store.glance import machine_told
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
@@ -37,16 +37,11 @@ OF_A_JOB = {
 
 _PLAIN = {**OF_A_JOB, "-c": ("text", "")}
 
-_SCARCE = (
-    *("cpus", "memory", "gpus", "gpu_memory", "gpu_min_memory", "gpu_type"),
-    *("executor", "executor_options", "resources"),
-)
+_SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_min_memory")
 """Keys that may request more than a machine has."""
 
 _OF_OTHERS = ("SLURM", "PBS_", "GFLOW_", "SGE_", "SBATCH_", "NCPUS", "srun", "sbatch", "scontrol", "qsub")
 _OF_THE_SHELL = frozenset(" \t\n|&;<>()$`\"'*?[]#~{}")
-_NOT_ELSEWHERE = frozenset({"keep_session", "gpu_idle"})  # without effect on an engine, which may be configured
-_PLAIN_PATH = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./")
 
 
 class UnclearError(Exception):
@@ -172,13 +167,10 @@ def _certainly_welcome(root: str, name: str | None, values: Mapping[str, list[st
     return (
         (name is None or (layout.valid_name(name) and not name.endswith(layout.JOB_SUFFIX) and not name.isdecimal()))
         and _certainly_fits(root, values)
-        and (_NOT_ELSEWHERE.isdisjoint(values) or config_if(root, b"executor") is None)
         and submitting.is_spool(root)
         and submitting.is_ours(root)
         and (name is None or submitting.where_taken(root, name) is None)
         and _are_there(root, name, values.get("depends_on", ()))
-        and all(map(os.path.isdir, values.get("workdir", ())))
-        and not any(map(os.path.isdir, (*values.get("stdout", ()), *values.get("stderr", ()))))
     )
 
 
@@ -246,11 +238,8 @@ def _is_plain(key: Key, value: Any, keys: Mapping[str, object]) -> bool:
     """Whether *value* is one that the reader of job files takes without a second thought, beside the rest of *keys*."""
     if key.needs and not keys.get(key.needs.partition(":")[0]):
         return False
-    if key.name == "retry" and isinstance(value, dict):
-        inner = {each.name: each for each in key.table.keys} if key.table is not None else {}
-        return all(_is_plain(inner[name], each, value) for name, each in value.items())
     is_plain = _PLAIN_VALUES.get(key.kind)
-    return is_plain is not None and is_plain(key, value, keys)
+    return is_plain is not None and is_plain(key, value)
 
 
 def _is_text(text: object) -> bool:
@@ -268,23 +257,15 @@ def _is_amount(text: object, units: str) -> bool:
     return len(number) < 6 and number.isascii() and number.isdecimal() and not number.startswith("0")
 
 
-_PLAIN_VALUES: Mapping[str, Callable[[Key, Any, Mapping[str, object]], bool]] = {
-    "count": lambda key, value, _: (
-        not key.array_only and isinstance(value, int) and (key.least or 0) <= value <= key.most
-    ),
-    "DependsOn": lambda _key, value, _: isinstance(value, list) and value != [] and all(map(layout.valid_name, value)),
-    "duration": lambda _key, value, _: _is_amount(value, "smhd"),
-    "flag": lambda _key, _value, _: True,
-    "label": lambda _key, value, _: _are_labels([value]),
-    "labels": lambda _key, value, _: _are_labels(value),
-    "output": lambda _key, value, _: _PLAIN_PATH.issuperset(value) and value[-1:] not in ("", "/", "."),
-    "size": lambda _key, value, _: _is_amount(value, _UNITS),
-    "size or auto": lambda _key, value, _: _is_amount(value, _UNITS),
-    "timeout": lambda _key, value, _: _is_amount(value, "smhd"),
-    "variables": lambda _key, value, _: all(may_go(name) and _is_text(text) for name, text in value.items()),
-    # A word may need another key, which the configuration may have: "stop" needs an idle time.
-    "word": lambda key, value, keys: value in key.words and (key.name != "gpu_idle_action" or "gpu_idle" in keys),
-    "workdir": lambda _key, value, _: value.startswith("/") and "$" not in value,
+_PLAIN_VALUES: Mapping[str, Callable[[Key, Any], bool]] = {
+    "count": lambda key, value: isinstance(value, int) and (key.least or 0) <= value <= key.most,
+    "DependsOn": lambda _, value: isinstance(value, list) and value != [] and all(map(layout.valid_name, value)),
+    "duration": lambda _, value: _is_amount(value, "smhd"),
+    "label": lambda _, value: _are_labels([value]),
+    "labels": lambda _, value: _are_labels(value),
+    "size": lambda _, value: _is_amount(value, _UNITS),
+    "size or auto": lambda _, value: _is_amount(value, _UNITS),
+    "variables": lambda _, value: all(may_go(name) and _is_text(text) for name, text in value.items()),
 }
 """By kind, which values are plain; of another kind none is."""
 

@@ -382,6 +382,9 @@ def _of_an_unknown_option(name: str, near: Sequence[str], ctx: click.Context | N
         return f"unknown option {name}; name jobs, where '*' means all of them"
     options = ctx.command.params if ctx is not None else ()
     known = {word for each in options for word in (*each.opts, *each.secondary_opts, *getattr(each, "also", ()))}
+    advice = (each.instead(name) for each in options if isinstance(each, SpelledOption) and each.instead is not None)
+    if told := next(advice, ""):
+        return f"unknown option {name}; write {told}"
     begun = sorted(word for word in known if name.startswith("--") and word.startswith(name))
     meant = [f"{name}s"] if f"{name}s" in known else begun[:_MOST_MEANT] or sorted(near)
     if "--state" in known and name.startswith("--") and name[2:] in {*layout.PLACES, *State}:
@@ -408,12 +411,23 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 class SpelledOption(click.Option):
-    """An option in a *section* of the help. It also accepts other tools' spellings, which the help does not list."""
+    """An option in a *section* of the help. It also accepts other tools' spellings, which the help does not list.
 
-    def __init__(self, *args: Any, also: Sequence[str] = (), section: str = "", **kwargs: Any) -> None:
+    *instead* returns how it says what an unknown option might mean, "" if it cannot.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        also: Sequence[str] = (),
+        section: str = "",
+        instead: Callable[[str], str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.also = also
         self.section = section
+        self.instead = instead
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         """Register every spelling with the parser."""
@@ -600,7 +614,7 @@ states_option = option_in("")(
     "-s", "--state", "states", also=("-t",), multiple=True, metavar="STATE,...", help="Only jobs in this state."
 )
 strict_option = click.option(
-    "--strict", is_flag=True, help="Treat warnings as errors: a job that can never run, or a missing dependency."
+    "--strict", is_flag=True, help="Warnings are errors: a job that can never run, a missing dependency."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

@@ -11,7 +11,7 @@ import os
 
 from spool.client.submit import literal
 from spool.formats.capabilities import Key
-from spool.formats.keys import BY_OPTION, COMMON, SECTIONS
+from spool.formats.keys import BY_OPTION, COMMON, SECTIONS, TASK
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ Values = dict[str, list[str]]
 
 
 class Option:
-    """One option of a key, *path* (dotted in a table); with a *value* it is a flag for that value."""
+    """One option of a key, *path* (dotted in a table); with a *value* it is a flag for that value.
+
+    A key without a spelling is given by `--set`; and by what it is called elsewhere, which the help does not list.
+    """
 
     def __init__(self, key: Key, path: str, spelling: str, help: str, value: str = "") -> None:  # noqa: A002
         self.key = path
@@ -38,20 +41,26 @@ class Option:
         self.words = key.words
         self.flags = [word for word in spelling.split() if word.startswith("-")]
         self.also = key.also.split() if not value else []
-        self.metavar = spelling.split()[-1]
+        self.metavar = spelling.split()[-1] if spelling else "VALUE"
         self.help = help
         self.value = value
         self.is_flag = key.kind == "flag" or bool(value)
         self.repeats = key.kind in _REPEATED
         self.word = value or path.replace(".", "_")  # its Python name
 
+    @property
+    def name(self) -> str:
+        """Its spelling in messages."""
+        words = (word for word in (*self.flags, *self.also) if word.startswith("--"))
+        return next(words, f"--set {self.key}")
+
 
 def _options(keys: Iterable[Key], table: str = "") -> Iterator[Option]:
     for key in keys:
         path = table + key.name
-        if key.option:
+        if key.option or key.table is None:
             yield Option(key, path, key.option, key.help or key.about.replace("`", ""))
-        elif key.table is not None:
+        elif key.table is not TASK:  # which no user writes
             yield from _options(key.table.keys, f"{path}.")
         for spelling, value, said in key.shortcuts:
             yield Option(key, path, spelling, said, value)
@@ -109,6 +118,19 @@ def _resources(given: list[str]) -> dict[str, object]:
     """Return `NAME=N,…` as a table; `NAME` alone means one."""
     pairs = (text.partition("=") for text in _names(given))
     return {name: _count([count]) if equals else 1 for name, equals, count in pairs}
+
+
+def _command(given: list[str]) -> object:
+    """Return a command as a job file has it: a list, or a text for the shell, which can begin with "[" too."""
+    from spool.core.errors import InvalidFile
+    from spool.formats import toml
+
+    text = given[-1]
+    try:
+        stated = toml.read(f"command = {text}".encode(), "--set").get("command") if text.startswith("[") else None
+    except InvalidFile:
+        return text
+    return stated if isinstance(stated, list) else text
 
 
 def _directory(given: list[str]) -> str:
@@ -207,6 +229,8 @@ _DEPENDENCIES = ("all", "any", "ended", "failed", "each")
 _SHORT = tuple(
     (key.name, key.table.short.name) for key in BY_OPTION if not key.option and key.table and key.table.short
 )
+_SHORT_KEYS = {table: f"{table}.{short}" for table, short in _SHORT}
+_PAIRS = ("amounts", "choices", "limits", "variables")  # kinds that are tables of the user's own names
 # The name of another key in a message: a value that it quotes is its first word, or comes after "names".
 _OTHER_KEY = r'(?<!: )(?<!names )(?:the key )?"([a-z_.]+)"'
 
@@ -219,15 +243,18 @@ _REPEATED: dict[str, Callable[[list[str]], object]] = {
     "events": _names,
     "GPU type": _one_or_several,
     "labels": _names,
+    "limits": _resources,
     "options of a program": list,
     "variables": _variables,
 }
 """The readers of kinds whose options may be repeated; of other options the last one counts."""
 
 _READERS = _REPEATED | {
+    "command": _command,
     "count": _count,
     "flag": lambda given: given[-1] == "true",
     "moment or delay": _moment,
+    "niceness": _count,
     "number": lambda given: _number(given[-1]),
     "rows": _rows,
     "workdir": _directory,
@@ -241,6 +268,53 @@ FLAGS = {
     for flag in (*option.flags, *option.also)
 }
 """Each spelling of an option -> its key, and the value of a flag, "" if it takes a value."""
+
+SET = "--set"
+"""The option that takes any key."""
+
+
+def stated(pairs: Iterable[str]) -> Values:
+    """Return the values that `--set KEY=VALUE` states. Raises UsageError."""
+    values: Values = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        option, (table, _, name) = _option_of(_SHORT_KEYS.get(key, key)), key.partition(".")
+        if option is None and name and (whole := _option_of(table)) is not None and whole.kind in _PAIRS:
+            option, value = whole, f"{name}={value}"
+        if option is None or not equals:
+            from difflib import get_close_matches
+
+            from spool.core.errors import UsageError, cannot
+
+            known = sorted({each.key for each in OPTIONS})
+            near = get_close_matches(key, known, n=1)
+            why, remedy = f"unknown key {key!r}", f"the keys are {', '.join(known)}"
+            if not equals:
+                why, remedy = "it needs a key and a value", f"write, for example, {SET} priority=50"
+            elif near:
+                remedy = f"did you mean {near[0]!r}?"
+            raise UsageError(cannot("use", f"{SET} {pair}", why, remedy=remedy))
+        values.setdefault(option.key, []).append(value)
+    return values
+
+
+def _option_of(word: str) -> Option | None:
+    """Return the option of the key that *word* names: as files do, or as an option would."""
+    bare = word.removeprefix("--").removeprefix("no-").replace("-", "_")
+    for option in OPTIONS:
+        words = (option.word, *option.flags) if option.flags else (option.word, option.word.removesuffix("s"))
+        if not option.value and (word == option.key or bare in words or f"--{word}" in words):
+            return option
+    return None
+
+
+def instead(flag: str) -> str:
+    """Return how `--set` gives the key for which *flag* would be the option; "" if there is none."""
+    option = _option_of(flag)
+    if option is None or option.flags or option.kind in ("command", "program"):
+        return ""
+    value = ("false" if flag.startswith("--no-") else "true") if option.kind == "flag" else "VALUE"
+    return f"{SET} {option.key}={value}"
 
 
 def _by_section() -> Iterator[tuple[str, Option]]:
@@ -257,33 +331,31 @@ def _by_section() -> Iterator[tuple[str, Option]]:
                 yield title, option
 
 
-def key_options(function: Callable[..., int], alone: Mapping[str, str] | None = None) -> Callable[..., int]:
-    """Give a click command an option for every key of a job file.
-
-    *alone*: keys whose option may stand without a value, which is then "", and what that means.
-    """
+def key_options(function: Callable[..., int]) -> Callable[..., int]:
+    """Give a click command the options of the keys of a job file, and the one that takes any key."""
     import click
 
     from spool.cli.group import SpelledOption
 
+    told = f"Set any key of the job file: {SET} kill_grace=1m. May be repeated."
+    any_key = {"multiple": True, "metavar": "KEY=VALUE", "help": told, "instead": instead}
+    function = click.option(SET, "sets", cls=SpelledOption, **any_key)(function)
     for section, option in reversed(list(_by_section())):
-        flags, more = option.flags, dict[str, object]()
+        flags, more = option.flags or option.also, dict[str, object]()
+        if not flags:
+            continue
         if option.value:
             more = {"flag_value": option.value}
         elif option.is_flag:
             flags = ["/".join(flags)]
         else:
             more = {
-                "also": option.also,
+                "also": option.also if option.flags else (),
                 "metavar": option.metavar,
                 "multiple": option.repeats,
             }
-        said = option.help
-        if alone is not None and option.key in alone:
-            more |= {"is_flag": False, "flag_value": "", "metavar": f"[{option.metavar}]"}
-            said = f"{said} {alone[option.key]}"
-        made = click.option(*flags, option.word, cls=SpelledOption, section=section, default=None, help=said, **more)
-        function = made(function)
+        more |= {"section": section, "default": None, "help": option.help, "hidden": not option.flags}
+        function = click.option(*flags, option.word, cls=SpelledOption, **more)(function)
     return function
 
 
@@ -297,6 +369,10 @@ def values_of(parameters: Mapping[str, object]) -> Values:
                 values[option.key] = list(given)
         elif given is not None:
             values[option.key] = [str(given) if not isinstance(given, bool) else "true" if given else "false"]
+    sets = parameters.get("sets", ())
+    assert isinstance(sets, tuple)
+    for key, texts in stated(sets).items():
+        values.setdefault(key, []).extend(texts)
     return values
 
 
@@ -320,14 +396,13 @@ def in_options(error: InvalidFile, what: str, stated: Collection[str], spelled: 
     """Return *error* for a user who wrote options instead of a file: it names the option, and no line.
 
     *what* names the job. *stated* are the keys that were set; for other keys the message stays unchanged. *spelled* is
-    the option that takes any key, `--with`.
+    the option by which all of them were set.
     """
     import re
 
     from msgspec.structs import replace
 
-    options = [option for option in OPTIONS if not option.value]
-    flags = {option.key: next(flag for flag in option.flags if flag.startswith("--")) for option in reversed(options)}
+    flags = {option.key: option.name for option in OPTIONS if not option.value}
     flags |= {name: flags[f"{table}.{short}"] for table, short in _SHORT for name in (table, short)}
     problems = []
     for problem in error.problems:

@@ -104,7 +104,7 @@ def run(arguments: Sequence[str]) -> int:
             if "_SPOOL_COMPLETE" in os.environ:  # a shell wants a word completed
                 from spool.cli import completion
 
-                completion.answer_shells()
+                completion.offer(group.spool, {*os.environ.get("COMP_WORDS", "").split()})
             code = group.run(arguments)
     except KeyboardInterrupt:
         from spool.core.errors import ExitCode

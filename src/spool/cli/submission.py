@@ -20,7 +20,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from spool.cli import fastsubmit, joboptions
-from spool.cli.fastsubmit import OF_A_JOB, command_of
+from spool.cli.fastsubmit import command_of
 from spool.cli.group import ensure_dispatcher
 from spool.cli.render import progress, tell
 from spool.client import submit as submitting
@@ -42,7 +42,7 @@ _ASKS_WHERE_IT_LIES = re.compile(r"__file__|BASH_SOURCE|\$\{0%|(?:dirname|realpa
 _RUN_BY = {"py": "python3", "sh": "sh", "bash": "bash", "zsh": "zsh", "pl": "perl", "rb": "ruby", "js": "node",
            "R": "Rscript", "r": "Rscript", "jl": "julia", "lua": "lua", "m": "octave"}  # fmt: skip
 SHELLS = frozenset(("sh", "dash", "bash", "ash", "ksh", "zsh", "csh", "tcsh"))
-OPTIONS = joboptions.FLAGS | fastsubmit.OF_A_JOB
+OPTIONS = joboptions.FLAGS | fastsubmit.OF_A_JOB | {joboptions.SET: ("set", "")}
 
 
 STDIN = ("-",)
@@ -346,7 +346,7 @@ def own_options(script: bytes, what: str) -> joboptions.Values:
         #!/bin/sh
         # Trains the small model.
         #SPOOL --gpus 1 --time-limit 2h
-        #SPOOL --group "night runs"
+        #SPOOL --project "night runs"
 
     Only the head of the script is read: the lines before the first that is neither empty nor a comment. `##SPOOL` is a
     comment like any other. Raises UsageError, which names the line.
@@ -359,13 +359,17 @@ def own_options(script: bytes, what: str) -> joboptions.Values:
         if "\0" in line:
             raise _wrong_line(what, number, "it has a NUL")
         try:
-            found, rest, _ = fastsubmit.read(shlex.split(match.group(1) or "", comments=True), OPTIONS)
+            found, rest = read_options(shlex.split(match.group(1) or "", comments=True))
         except ValueError as error:
             raise _wrong_line(what, number, f"{str(error).lower()} in {line!r}") from None
         except fastsubmit.UnclearError as error:
-            near = get_close_matches(str(error).rpartition(" ")[2], OPTIONS, n=1)
+            word = str(error).rpartition(" ")[2]
+            near = get_close_matches(word, OPTIONS, n=1)
             meant = f"; did you mean {near[0]}?" if near and near[0] not in str(error) else ""
+            meant = f"; write {told}" if (told := joboptions.instead(word)) else meant
             raise _wrong_line(what, number, f"{error}{meant}") from None
+        except UsageError as error:
+            raise _wrong_line(what, number, str(error)) from None
         if rest:
             raise _wrong_line(what, number, f"{rest[0]!r} is not an option; write them as in `#SPOOL --gpus 1`")
         for key, given in found.items():
@@ -373,6 +377,14 @@ def own_options(script: bytes, what: str) -> joboptions.Values:
     for late in late_lines(script):
         tell(f"{what}: line {late}: this #SPOOL line comes after the first command and is ignored")
     return values
+
+
+def read_options(words: Sequence[str]) -> tuple[joboptions.Values, Sequence[str]]:
+    """Return the values of the options that *words* begin with, and the rest. Raises UsageError, UnclearError."""
+    found, rest, _ = fastsubmit.read(words, OPTIONS)
+    for key, texts in joboptions.stated(found.pop("set", ())).items():
+        found.setdefault(key, []).extend(texts)
+    return found, rest
 
 
 def late_lines(script: bytes) -> list[int]:
@@ -406,6 +418,9 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         text = asked.shell_command
         remedy = f"for CPUs write --cpus {text}" if text.isdecimal() else "remove the other words"
         raise UsageError(f"cannot submit a job: -c already gives the command; {remedy}")
+    if of_others := {"command", "script"} & asked.values.keys():
+        why = f"--set {of_others.pop()} changes a job that is there"
+        raise UsageError(cannot("submit", "a job", why, remedy="write the command after `--`"))
     if is_job_file(asked.loose):
         return _job_file(asked, root)
     others = tuple(kind(root) for _, kind in contributed("scripts"))
@@ -510,7 +525,7 @@ def _has_script_on_stdin() -> bool:
 def _tell_late_options(words: Sequence[str]) -> None:
     """Report options of spool that come after the script, and are its arguments, as in sbatch."""
     flags = (word.partition("=")[0] for word in words[1:] if word.startswith("--"))
-    late = [flag for flag in dict.fromkeys(flags) if flag in joboptions.FLAGS or flag in OF_A_JOB]
+    late = [flag for flag in dict.fromkeys(flags) if flag in OPTIONS]
     if late:
         its = f"{late[0]} is an argument" if len(late) == 1 else f"{', '.join(late)} are arguments"
         tell(f"{its} of {words[0]}, as in sbatch; write spool's options before {words[0]}")

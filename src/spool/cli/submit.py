@@ -9,7 +9,6 @@ import stat
 import sys
 import termios
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +44,6 @@ from spool.formats.capabilities import OtherWay, contributed, engine_offer, load
 from spool.formats.jobfile import edited
 from spool.formats.toml import MAX_BYTES
 from spool.query.foresight import doubts
-from spool.query.selection import priority_for
 from spool.store.glance import defaults_of
 from spool.store.ownership import this_user
 from spool.store.reading import is_too_long, read_named
@@ -58,22 +56,22 @@ name_option = _common(
     *("-n", "--name"),
     also=("-J", "--job-name"),
     metavar="NAME",
-    help="Job name. Default: the program's name with a short suffix.",
+    help="Job name. Default: by the program.",
 )
 shell_command_option = _common(
     *("-c", "--shell-command"),
     also=("--wrap",),
     metavar="TEXT",
-    help="The command as a string for the shell: -c 'sort a | uniq'.",
+    help="A text for the shell: -c 'sort a | uniq'.",
 )
 replace_option = click.option(
-    "--replace", is_flag=True, help="Replace a waiting or held job of that name; queue behind a running one."
+    "--replace", is_flag=True, help="Replace a waiting or held job of that name; run after a running one."
 )
 export_option = _environment(
     "--export",
     multiple=True,
     metavar="ALL|NONE|NAME[=VALUE],…",
-    help="Environment variables to copy into the job's env: all, none, or these; NAME may be a pattern. "
+    help="Variables to copy into the job's env; NAME may be a pattern. "
     f"Default: {', '.join(EXPORTED)}, or as configured.",
 )
 
@@ -98,17 +96,17 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
         click.option(
             "--ignore-directives",
             is_flag=True,
-            help="Ignore the script's directives for other schedulers, such as #SBATCH.",
+            help="Ignore a script's lines for other schedulers, such as #SBATCH.",
         ),
         click.option(
             *("-v", "--verbose"),
             is_flag=True,
-            help="Report every line for another scheduler, not only those without an equivalent.",
+            help="Report each line for another scheduler, also those with an equivalent.",
         ),
         _environment(
             "--capture/--no-capture",
             default=None,
-            help="Run a copy of the script as it is now, or run it by its path later. Default: a copy.",
+            help="Run a copy of the script, the default, or later what is at its path.",
         ),
     ):
         function = option(function)
@@ -122,9 +120,7 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
 @_common("--wait", "wait_for_it", is_flag=True, help="Wait for the job to end, and exit with its code.")
 @key_options
 @option_in("Arrays")("--lines", metavar="FILE", help="Submit one job for each line, a shell command.")
-@option_in("When it runs")(
-    "--hold", also=("-H",), is_flag=True, help="Submit the job held: it does not start until `spool release`."
-)
+@option_in("When it runs")("--hold", also=("-H",), is_flag=True, help="Submit it held, until `spool release`.")
 @export_option
 @replace_option
 @strict_option
@@ -155,11 +151,8 @@ def command(
                                   and its `#SPOOL --gpus 1` lines are options
       spool submit < job.sh       a script on stdin, also as `spool submit <<EOF`
       spool submit -f train.toml  a job file, copied byte for byte
-      spool submit --export NONE -- make  with the PATH of a login, not this one
 
-    By hand:
-      cp train.toml ~/.spool/.tmp/
-      mv ~/.spool/.tmp/train.toml ~/.spool/queued/
+    By hand: cd ~/.spool; cp ~/train.toml .tmp/; mv .tmp/train.toml queued/
     """
     root, request = ctx.obj, asked(ctx)
     jobs = _of_files(files, request, root) if files else [draft_of(request, root)]
@@ -210,7 +203,7 @@ def _other_ways(function: Callable[..., int]) -> Callable[..., int]:
 @shell_command_option
 @option_in(COMMON_TITLE)("-q", "--quiet", is_flag=True, help="Print only the job's output.")
 @_other_ways
-@partial(key_options, alone=dict(way.alone for way in _WAYS))
+@key_options
 @export_option
 @replace_option
 @strict_option
@@ -239,7 +232,6 @@ def run(
       spool run -c 'make -j4 && make check' --cpus 4
     """
     request = asked(ctx)
-    runs = runs or next((way.runs for way in _WAYS if request.values.get(way.alone[0]) == [""]), None)
     if runs is not None:
         code: int = loaded(runs)(ctx.obj, request, quiet=quiet, strict=strict, replaces=replace)
         return code
@@ -453,6 +445,8 @@ def edit(
     if first + last + (before is not None) + ("priority" in changes) > 1:
         raise UsageError("--first, --last, --before and --priority cannot be combined; give one of them")
     if first or last or before is not None:
+        from spool.query.selection import priority_for  # imports half of the program
+
         rival = one_job(spool, before) if before is not None else None
         changes["priority"] = priority_for(spool, _file(spool, name)[0], name, first=first, before=rival)
         render.say(f"{change_keys(spool, name, changes, unset)}: priority {changes['priority']}")
@@ -516,7 +510,7 @@ def _file(spool: Spool, name: str) -> tuple[str, bytes]:
     places = spool.places(name)
     if not places:
         raise spool.no_such_job("edit", f"job {name}", name)
-    remedy = f"`spool requeue {name} --with KEY=VALUE` changes it and runs it again"
+    remedy = f"`spool requeue {name} --set KEY=VALUE` changes it and runs it again"
     raise SpoolError(cannot("edit", f"job {name}", "it has ended", remedy=remedy))
 
 
@@ -533,7 +527,7 @@ def _check_running(name: str, old: bytes, new: bytes, defaults: JobDefaults) -> 
             raise SpoolError(cannot("edit", f"job {name}", why, remedy=f"edit the tasks: {name}_0 and so on"))
     elif in_force(before, after) != after:
         why = "it runs; only its time limit and priority, and gpu_idle, can be changed"
-        remedy = f"`spool requeue {name} --with KEY=VALUE` stops it and runs it again with other keys"
+        remedy = f"`spool requeue {name} --set KEY=VALUE` stops it and runs it again with other keys"
         raise SpoolError(cannot("edit", f"job {name}", why, remedy=remedy))
 
 

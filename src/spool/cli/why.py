@@ -71,6 +71,11 @@ MEANINGS = {
 def command(root: str, names: tuple[str, ...], as_json: bool) -> int:
     """Explain why jobs are not running yet, what they are doing, or how they ended.
 
+    The job goes first that has waited longest for its size; its size is its time limit (or what jobs like it took) plus
+    what its user has been given since it came; heavy users count for up to a third less. A job goes first, one at a
+    time, once later ones have used the whole machine for 8 hours (15% of its wait if that is more, plus twice what its
+    own user got beyond that), and nothing may delay the first job that does not fit.
+
     Prints every reason in the order in which the rules apply; the first is the one that `spool ls` shows, and the
     next line says what it means. Then it prints which jobs must end first, and when the job could start if each job
     ends when it is expected to; `spool plan` gives the same time. The scheduler itself answers, from a fresh look at

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from spool.core.model import SECOND_NS, RunAccount, State
+from spool.core.model import SECOND_NS, Grant, Result, State
 from spool.core.units import LARGEST, nearest_rank
 
 Day = tuple[str, int, int]
@@ -27,6 +27,7 @@ Day = tuple[str, int, int]
 _DAY_NS = 24 * 3600 * SECOND_NS
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HOUR_NS = 3600 * SECOND_NS
+_NOTHING = Grant()
 
 MJ_PER_KWH = 3_600_000_000
 """Millijoules in a kilowatt-hour."""
@@ -184,7 +185,7 @@ class GroupSums:
         self._resource_ns: dict[str, int] = {}
         self._given = Intervals()  # grants within the period, whenever their runs ended
 
-    def count(self, run: RunAccount, waited_ns: int | None, ran_ns: int | None) -> None:
+    def count(self, run: Result, waited_ns: int | None, ran_ns: int | None) -> None:
         """Count a run that ended in the period."""
         kind = run.outcome, run.again
         self._kinds[kind] = self._kinds.get(kind, 0) + 1
@@ -195,23 +196,24 @@ class GroupSums:
             if run.cpu_time_ns is not None:
                 self._cpu_known_runs += 1
                 self._cpu_known_ns += run.cpu_time_ns
-                self._cpu_given_ns += run.cpus * ran_ns
-            if run.gpu_percent is not None:
+                self._cpu_given_ns += run.grant.cpus * ran_ns
+            percents = [use.mean_percent for use in run.gpu_use if use.mean_percent is not None]
+            if percents:
                 given_ns = len(run.gpus) * ran_ns
                 self._gpu_known_runs += 1
-                self._gpu_used_ns += run.gpu_percent / 100 * given_ns
+                self._gpu_used_ns += sum(percents) / len(percents) / 100 * given_ns
                 self._gpu_given_ns += given_ns
-        if run.gpu_energy_mj is not None:
-            self._energy_runs += 1
-            self._energy_mj += run.gpu_energy_mj
+        energies = [use.energy_mj for use in run.gpu_use if use.energy_mj is not None]
+        self._energy_runs += bool(energies)
+        self._energy_mj += sum(energies)
         peak = run.peak_memory_bytes
         if peak is not None and (self._largest[0] is None or peak > self._largest[0]):
             self._largest = peak, run.job
 
-    def give(self, run: RunAccount, gpus: tuple[str, ...], start_at_ns: int, end_at_ns: int) -> None:
+    def give(self, run: Result, gpus: tuple[str, ...], start_at_ns: int, end_at_ns: int) -> None:
         """Count what a run held within the period; equal *gpus* are one object."""
-        self._given.add(start_at_ns, end_at_ns, run.cpus, gpus)
-        for name, number in run.resources.items() if run.resources else ():
+        self._given.add(start_at_ns, end_at_ns, run.grant.cpus, gpus)
+        for name, number in run.grant.resources:
             self._resource_ns[name] = self._resource_ns.get(name, 0) + number * (end_at_ns - start_at_ns)
 
     def _runs(self, outcome: State | None = None, *, again: str | None = None, any_way: bool = False) -> int:
@@ -363,7 +365,7 @@ class Ledger:
         self._duplicates = 0
         self._clock_set = 0
 
-    def add(self, runs: Iterable[RunAccount]) -> None:
+    def add(self, runs: Iterable[Result]) -> None:
         """Count those of *runs* that the filter selects."""
         for run in runs:
             if self._wanted.anyone or self._wanted.wants(run):
@@ -374,7 +376,7 @@ class Ledger:
                     self._seen.add(mark)
                     self._count(run)
 
-    def _count(self, run: RunAccount) -> None:
+    def _count(self, run: Result) -> None:
         start, end = run.started_at_ns, run.ended_at_ns
         waited_ns, length_ns = _length(self._ready_ns(run), start), _length(start, end)
         if self._always if end is None else self._since <= end < self._until:
@@ -382,10 +384,10 @@ class Ledger:
                 self._first, self._last = min(self._first, end), max(self._last, end)
                 self._clock_set += start is not None and length_ns is None
             # If the clock was set while it was suspended, it was suspended longer than it ran.
-            ran_ns = None if length_ns is None else max(length_ns - (run.suspended_ns or 0), 0)
+            ran_ns = None if length_ns is None else max(length_ns - run.suspended_ns, 0)
             for sums in self._sums_of(run):
                 sums.count(run, waited_ns, ran_ns)
-        if length_ns is None or start is None or end is None or not (run.cpus or run.gpus or run.resources):
+        if length_ns is None or start is None or end is None or run.grant == _NOTHING:
             return
         start, end = max(start, self._since), min(end, self._until)
         if start < end:
@@ -396,7 +398,7 @@ class Ledger:
             for day, begin, finish in self._days.parts(start, end) if by_day else ():
                 self._groups[day].give(run, gpus, begin, finish)
 
-    def _ready_ns(self, run: RunAccount) -> int | None:
+    def _ready_ns(self, run: Result) -> int | None:
         """Return when a run's wait began: at its submission, or at the end of the run before it; None: unknown."""
         ready_ns = run.submitted_at_ns
         if run.job in self._going_on:
@@ -422,7 +424,7 @@ class Ledger:
             return (list(State).index(State(key or "invalid")),)
         return -totals.gpu_hours, -totals.cpu_hours, -totals.runs
 
-    def _counted_in(self) -> Callable[[RunAccount], Sequence[GroupSums]]:
+    def _counted_in(self) -> Callable[[Result], Sequence[GroupSums]]:
         groups, total, days = self._groups, self._total, self._days
         match self._by:
             case None:
@@ -440,7 +442,7 @@ class Ledger:
 GROUP_KEYS: dict[By, Callable[[object], str | None]] = {
     By.USER: attrgetter("user"),
     By.PROJECT: attrgetter("project"),
-    By.STATE: attrgetter("outcome"),
+    By.STATE: attrgetter("outcome.value"),
     By.GROUP: attrgetter("group"),
     By.EXECUTOR: attrgetter("executor"),
 }

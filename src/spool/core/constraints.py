@@ -218,12 +218,13 @@ class Constraints:
         self._paused = paused
         limits = (self.policy.default_user_limits, self.policy.default_project_limits)
         named = (*self.policy.user_limits.values(), *self.policy.project_limits.values())
+        self._ranks: dict[tuple[str, str], dict[str, int]] = {}  # of jobs by owner, made on first use
         self.counts_queued = any(each.max_queued_jobs is not None for each in (*limits, *named))
 
     def after(self, protection: BackfillReservation | StrictOrder | None, cycles: Cycles) -> Constraints:
         """Return the rules as the pass leaves them: it protects a job, and knows which dependencies are circular."""
         after = copy(self)
-        after._protection, after._cycles = protection, cycles
+        after._protection, after._cycles, after._ranks = protection, cycles, {}
         return after
 
     def reasons(self, job: Waiting) -> Iterator[Reason]:
@@ -287,15 +288,24 @@ class Constraints:
         """Limit the waiting jobs of a user and of a project: only the oldest ones up to the limit are considered."""
         if not self.counts_queued or job.name not in self._queue:
             return None
-        quotas = self.room.quotas
-        most = quotas.limits("user", job.user).max_queued_jobs
-        if most is not None and not self._queue.is_among_first(job, most):
-            return _queued(job.user, self._queue.users[job.user], most)
-        project = job.spec.project
-        most = None if project is None else quotas.limits("project", project).max_queued_jobs
-        if most is not None and not self._queue.is_among_first(job, most, by_project=True):
-            return _queued(f"project {project}", self._queue.projects[project], most)
+        for kind, name in _owners(job):
+            most = self.room.quotas.limits(kind, name).max_queued_jobs
+            if most is None:
+                continue
+            ranks = self._ranks_of(kind, name, job)
+            if ranks.get(job.name, 0) >= most:
+                return _queued(name if kind == "user" else f"project {name}", len(ranks), most)
         return None
+
+    def _ranks_of(self, kind: str, name: str, job: Waiting) -> dict[str, int]:
+        """Return how many others of that user or project arrived before each of their waiting jobs."""
+        if job.name not in self._ranks.get((kind, name), ()):
+            self._ranks = {}
+            for each in sorted(self._queue.values(), key=lambda each: (each.arrived_at_ns, each.name)):
+                for owner in _owners(each):
+                    ranks = self._ranks.setdefault(owner, {})
+                    ranks[each.name] = len(ranks)
+        return self._ranks.get((kind, name), {})
 
     def room_helps(self, name: str) -> bool:
         """Whether the job *name* can start now, or as soon as running jobs have ended."""
@@ -346,6 +356,11 @@ class Constraints:
             return None
         shown = circle if len(circle) <= 6 else (*circle[:4], "…", circle[-1])
         return f"a cycle, {' waits for '.join(shown)}"
+
+
+def _owners(job: Waiting) -> tuple[tuple[str, str], ...]:
+    project = job.spec.project
+    return (("user", job.user),) if project is None else (("user", job.user), ("project", project))
 
 
 def _queued(whose: str, count: int, most: int) -> Reason:

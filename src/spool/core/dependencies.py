@@ -12,10 +12,9 @@ since the last.
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Set
 from enum import Enum
-from heapq import heappop, heappush
 
 from msgspec import Struct
 
@@ -229,64 +228,26 @@ class ArrayProgress:
     def __init__(self, name: str, members: tuple[str, ...]) -> None:
         self.members = members
         self._name = name
-        self._at = {member: at for at, member in enumerate(members)}
-        self._states: list[State | None] = [None] * len(members)
-        self._finished = self._bad = 0
-        self._unseen = len(members)
-        self._pending = list(range(len(members)))  # a heap of positions that may hold a task that has not ended
-        self._worst: list[int] = []  # … or a task that ended badly
-        self._changed: set[int] = set(self._pending)
-
-    def changed(self, member: str) -> None:
-        """Look up *member* again."""
-        at = self._at.get(member)
-        if at is not None:
-            self._changed.add(at)
-
-    def look_again(self) -> None:
-        """Look up every task again that had never been seen."""
-        if self._unseen:
-            self._changed.update(at for at, state in enumerate(self._states) if state is None)
+        self._states: dict[str, State | None] = dict.fromkeys(members)
+        self.changed = set(members)
 
     def tally(self, doing: Callable[[str], State | None]) -> NameProgress:
         """Return the progress of the array; *doing* returns the state of a changed task."""
-        for at in self._changed:
-            self._set(at, doing(self.members[at]))
-        self._changed.clear()
-        states = self._states
-        while self._pending and _has_ended(states[self._pending[0]]):
-            heappop(self._pending)
-        while self._worst and not _is_bad(states[self._worst[0]]):
-            heappop(self._worst)
+        for member in self.changed & self._states.keys():
+            self._states[member] = doing(member)
+        self.changed.clear()
+        states, counts = self._states.items(), Counter(self._states.values())
+        bad = sum(counts[state] for state in _BAD)
+        total, finished = len(self.members), counts[State.FINISHED]
         pending = worst = None
-        if self._pending:
-            at = self._pending[0]
-            pending = (self.members[at], states[at])
-        if self._worst:
-            at = self._worst[0]
-            worst = (self.members[at], states[at] or State.FAILED)
-        return NameProgress(self._name, len(states), self._finished, self._bad, pending, worst, self._unseen > 0)
-
-    def _set(self, at: int, state: State | None) -> None:
-        before = self._states[at]
-        if state is before:
-            return
-        self._states[at] = state
-        self._finished += (state is State.FINISHED) - (before is State.FINISHED)
-        self._bad += _is_bad(state) - _is_bad(before)
-        self._unseen += (state is None) - (before is None)
-        if _is_bad(state) and not _is_bad(before):
-            heappush(self._worst, at)
-        if _has_ended(before) and not _has_ended(state):
-            heappush(self._pending, at)
+        if finished + bad < total:
+            pending = next((name, state) for name, state in states if state is not State.FINISHED and state not in _BAD)
+        if bad:
+            worst = next((name, state) for name, state in states if state in _BAD)
+        return NameProgress(self._name, total, finished, bad, pending, worst, counts[None] > 0)
 
 
-def _has_ended(state: State | None) -> bool:
-    return state is not None and state.ended
-
-
-def _is_bad(state: State | None) -> bool:
-    return state is not None and state.ended and state is not State.FINISHED
+_BAD = frozenset(state for state in State if state.ended and state is not State.FINISHED)
 
 
 class DependencyIndex:
@@ -296,29 +257,18 @@ class DependencyIndex:
     long ago: `look_again` judges the jobs again that wait for such names.
     """
 
-    __slots__ = ("_by_name", "_held", "_jobs", "_progress", "_seen", "impossible", "resolved", "unresolved", "unseen")
-
     def __init__(self) -> None:
+        self.jobs: dict[str, Waiting] = {}  # held ones included
         self._by_name: dict[str, set[str]] = {}
-        self._jobs: dict[str, Waiting] = {}
-        self._held: dict[str, Waiting] = {}  # of these, the ones held at the last `sees`
+        self._held: dict[str, Waiting] = {}  # of the jobs, the ones held at the last `sees`
         self._seen: Set[str] = frozenset()
         self._progress: dict[str, ArrayProgress] = {}  # of the arrays that some job depends on
         self.resolved: dict[str, Resolution] = {}  # as of the last change
-        self.unresolved: set[str] = set()  # jobs not judged since a change
-        self.impossible: set[str] = set()  # jobs that impossible dependencies were to end when last judged
-        self.unseen: set[str] = set()  # jobs that depend on a name that was never seen
+        self.unresolved: set[str] = set()  # jobs not judged since a change, and those to judge in each pass
+        self.unsatisfied: set[str] = set()  # jobs that waited for others when last judged, or never were
 
     def __len__(self) -> int:
-        return len(self._jobs)
-
-    def jobs(self) -> Iterable[Waiting]:
-        """Return every watched job, held ones included."""
-        return self._jobs.values()
-
-    def job(self, name: str) -> Waiting | None:
-        """Return the job *name* if it depends on others."""
-        return self._jobs.get(name)
+        return len(self.jobs)
 
     def names(self) -> Set[str]:
         """Return the names that some waiting job depends on: the ones whose outcome matters."""
@@ -327,20 +277,20 @@ class DependencyIndex:
     def add(self, job: Waiting) -> None:
         """Watch the dependencies of *job*, which replaces another of its name."""
         self.discard(job.name)
-        self._held.pop(job.name, None)
-        self._jobs[job.name] = job
+        self.jobs[job.name] = job
         self.unresolved.add(job.name)
+        self.unsatisfied.add(job.name)
         for name in dependencies_of(job):
             self._by_name.setdefault(name, set()).add(job.name)
 
     def discard(self, name: str) -> None:
         """Stop watching the job *name*."""
-        job = self._jobs.pop(name, None)
+        job = self.jobs.pop(name, None)
         if job is None:
             return
         self.resolved.pop(name, None)
-        for jobs in (self.unresolved, self.impossible, self.unseen):
-            jobs.discard(name)
+        self.unresolved.discard(name)
+        self.unsatisfied.discard(name)
         for other in dependencies_of(job):
             dependents = self._by_name.get(other)
             if dependents is not None:
@@ -351,10 +301,7 @@ class DependencyIndex:
 
     def dependents(self, name: str) -> Set[str]:
         """Return the jobs that depend on *name*, or on the array that it is a task of."""
-        found: Set[str] = frozenset()
-        for unit in aliases(name):
-            found = found | self.naming(unit)
-        return found
+        return frozenset().union(*map(self.naming, aliases(name)))
 
     def naming(self, unit: str) -> Set[str]:
         """Return the jobs that depend on *unit* by that name."""
@@ -373,21 +320,20 @@ class DependencyIndex:
     def changed_all(self) -> None:
         """Mark every job to be judged again."""
         self._progress.clear()
-        self.unresolved |= self._jobs.keys()
+        self.unresolved |= self.jobs.keys()
 
     def look_again(self) -> None:
         """Mark the jobs to be judged again that depend on a name never seen."""
-        if self.unseen:
-            for progress in self._progress.values():
-                progress.look_again()
-            self.unresolved |= self.unseen
+        unseen = {name for name, resolution in self.resolved.items() if resolution.unseen}
+        if unseen:
+            self._progress.clear()
+            self.unresolved |= unseen
 
     def touch(self, name: str) -> None:
         """Mark *name* as changed in the progress of its array."""
         for unit in aliases(name) if self._progress else ():
-            progress = self._progress.get(unit)
-            if progress is not None:
-                progress.changed(name)
+            if unit in self._progress:
+                self._progress[unit].changed.add(name)
 
     def progress(self, name: str, members: tuple[str, ...]) -> ArrayProgress:
         """Return the progress of the array *name* with these *members*."""
@@ -400,13 +346,13 @@ class DependencyIndex:
 
     def sees(self, running: Set[str], held: Mapping[str, Waiting], queue: Mapping[str, Waiting]) -> None:
         """Record the running and held jobs: jobs that depend on a name that came or went are judged again."""
-        for name in [name for name, job in self._held.items() if name in queue or held.get(name) is not job]:
-            if self._jobs.get(name) is self._held.pop(name):
-                self.discard(name)
-        for name, job in held.items():
-            if job.spec.depends_on is not None and name not in self._held and name not in queue:
+        before = self._held
+        self._held = {name: job for name, job in held.items() if job.spec.depends_on is not None and name not in queue}
+        for name in [name for name, job in before.items() if self.jobs.get(name) is job is not self._held.get(name)]:
+            self.discard(name)
+        for name, job in self._held.items():
+            if self.jobs.get(name) is not job:
                 self.add(job)
-                self._held[name] = job
         if not self._by_name:
             self._seen = frozenset()
             return
@@ -453,7 +399,7 @@ def _stuck(watch: DependencyIndex, names: DependencyResolver) -> dict[str, Waiti
     All waiting jobs are assumed stuck, then freed one after the other: first those whose dependencies lie outside this
     set, then those that depend only on freed jobs, and so on.
     """
-    stuck = {job.name: job for job in watch.jobs() if names.resolution(job).verdict is DependencyStatus.NOT_YET}
+    stuck = {job.name: job for job in watch.jobs.values() if names.resolution(job).verdict is DependencyStatus.NOT_YET}
     left: dict[str, list[str]] = {}  # unit -> its members, up to the last one that is stuck
 
     def blocks(unit: str) -> bool:

@@ -61,12 +61,6 @@ class Playback:
         self._policy = policy
         self._ends: list[tuple[int, str, int, Running]] = []
         self._number = count()
-        self.past.asked_by(self._arrivals)
-
-    def _arrivals(self) -> Iterator[int]:
-        """Yield the arrivals of the jobs that other work can have passed."""
-        yield from (job.arrived_at_ns for job in self.queue.values())
-        yield from (run.arrived_at_ns for run in self.running.values() if run.arrived_at_ns is not None)
 
     def ends_at(self, run: Running, at_ns: int) -> None:
         """Let *run* end at *at_ns*. A run without an end goes on for ever."""
@@ -204,7 +198,7 @@ class _Forecast:
             following = spool.next_at_ns(plan, now_ns)
             if following is None or not self._left:
                 break
-            self._enough -= _TURN + spool.queue.shape_count
+            self._enough -= _TURN + len(spool.queue.shapes)
             if self._enough <= 0:
                 self._found |= dict.fromkeys(self._left, StartForecast(later_than_ns=now_ns))
                 return self._found

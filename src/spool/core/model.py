@@ -207,7 +207,7 @@ class Spec(Struct, frozen=True):
     prolog: str | None = None
     epilog: str | None = None
     executor: str | None = None  # None is the configured default
-    keep_session: bool | None = None  # None is the configured default
+    keep_session: bool = False
     project: str | None = None
     tags: tuple[str, ...] = ()
     comment: str | None = None
@@ -285,6 +285,9 @@ def in_force(spec: Spec, edited: Spec) -> Spec:
     )
 
 
+_MOST_GPUS = 1024  # of one run on a cluster: an edited line may claim any number
+
+
 class Result(Struct, frozen=True):
     """The end of a run; `result.toml` and one line of `history.jsonl`."""
 
@@ -323,36 +326,11 @@ class Result(Struct, frozen=True):
         """When its history line was written: the lines are ordered by this, not by the ends of the runs."""
         return self.recorded_at_ns if self.recorded_at_ns is not None else self.ended_at_ns
 
-
-class RunAccount(Struct, gc=False):
-    """One run as the sums and pictures count it: the part of its records that its history line has."""
-
-    job: str
-    run: int
-    outcome: str  # its state, while it goes on
-    attempt: int = 1
-    user: str | None = None
-    project: str | None = None
-    group: str | None = None
-    tags: tuple[str, ...] = ()
-    cpus: int = 0  # granted
-    memory_bytes: int | None = None  # granted
-    gpus: tuple[str, ...] = ()  # UUIDs; for a run of an engine, which does not report them, made-up names
-    gpu_indices: tuple[int, ...] = ()
-    resources: dict[str, int] | None = None
-    cpu_list: str | None = None  # as in the grant
-    peak_memory_bytes: int | None = None
-    requeues: int = 0
-    again: str | None = None
-    executor: str | None = None
-    submitted_at_ns: int | None = None
-    started_at_ns: int | None = None
-    ended_at_ns: int | None = None  # None: unknown, or it goes on
-    told_at_ns: int | None = None  # when its history line was written, as `Result.told_at_ns`
-    cpu_time_ns: int | None = None
-    suspended_ns: int = 0  # within the time from its start to its end
-    gpu_percent: float | None = None  # share of the time in which its GPUs computed, on average
-    gpu_energy_mj: int | None = None  # of its GPUs whose energy is known, together
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The UUIDs of its GPUs; made-up ones if only its engine knows which: each counts as one that no other had."""
+        elsewhere = range(min(self.grant.gpus_elsewhere, _MOST_GPUS))
+        return tuple([f"{self.job}:{self.run}:{at}" for at in elsewhere]) if elsewhere else self.grant.gpu_uuids
 
 
 class GpuUse(Struct, frozen=True):

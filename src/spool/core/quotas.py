@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
-
-from msgspec import Struct, field
 
 from spool.core.model import Grant, Limits, Policy, Pool, Request, Running, State, Waiting
 from spool.core.reasons import count_of
@@ -203,28 +201,6 @@ def _use(uses: dict[Any, QuotaUse], key: str | None, grant: Grant, sign: int) ->
         del uses[key]
 
 
-class Lowest:
-    """Limits stated by members of groups: in each group the lowest one is in force."""
-
-    __slots__ = ("_stated",)
-
-    def __init__(self) -> None:
-        self._stated: dict[str, dict[int, int]] = {}  # group -> limit -> number of members that state it
-
-    def count(self, name: str | None, limit: int | None, sign: int) -> None:
-        """Count one more member of *name* that states *limit*, or one fewer; None: of no group, or no limit."""
-        if name is not None and limit is not None:
-            stated = self._stated.setdefault(name, {})
-            count(stated, limit, sign)
-            if not stated:
-                del self._stated[name]
-
-    def of(self, name: str) -> int | None:
-        """Return the lowest limit that a member of *name* states, None if none does."""
-        stated = self._stated.get(name)
-        return min(stated) if stated else None
-
-
 def limits_of(default: Limits, named: Mapping[str, Limits], name: str) -> Limits:
     """Return the limits in force for *name*: field by field its own, else the default."""
     own = named.get(name)
@@ -291,22 +267,40 @@ class Quotas:
         return None
 
 
-class SharedLimits(Struct, frozen=True):
+_NONE: Mapping[str, Any] = {}
+
+
+class SharedLimits:
     """The limits in force for groups and arrays: the lowest that a waiting or running member states."""
 
-    groups: Sequence[Lowest] = ()
-    arrays: Sequence[Lowest] = ()
-    held: Mapping[str, State] = field(default_factory=dict)  # arrays whose tasks must not start
-    edited: Mapping[str, int | None] = field(default_factory=dict)  # of arrays whose own file was edited since
+    def __init__(
+        self,
+        stated: Callable[[], Iterable[tuple[str, str | None, int | None]]] = tuple,
+        held: Mapping[str, State] = _NONE,
+        edited: Mapping[str, int | None] = _NONE,
+    ) -> None:
+        """Take the limits from what *stated* yields of each member: "group" or "array", its name, and the limit.
+
+        *held* are the arrays whose tasks must not start, *edited* has the limits of arrays whose own file was edited.
+        """
+        self.held = held
+        self._stated = stated
+        self._edited = edited
+        self._lowest: dict[tuple[str, str], int] | None = None  # until a member is asked about
 
     def of_group(self, name: str) -> int | None:
         """Return how many jobs of that group may run at once; None: no limit is set."""
-        return _lowest(self.groups, name)
+        return self._of("group", name)
 
     def of_array(self, name: str) -> int | None:
         """Return how many tasks of that array may run at once; None: no limit is set."""
-        return self.edited[name] if name in self.edited else _lowest(self.arrays, name)
+        return self._edited[name] if name in self._edited else self._of("array", name)
 
-
-def _lowest(stated: Sequence[Lowest], name: str) -> int | None:
-    return min((limit for each in stated if (limit := each.of(name)) is not None), default=None)
+    def _of(self, kind: str, name: str) -> int | None:
+        if self._lowest is None:
+            lowest: dict[tuple[str, str], int] = {}
+            self._lowest = lowest
+            for which, named, limit in self._stated():
+                if named is not None and limit is not None:
+                    lowest[which, named] = min(limit, lowest.get((which, named), limit))
+        return self._lowest.get((kind, name))

@@ -10,7 +10,7 @@ them with sums computed from scratch.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from heapq import merge
@@ -21,9 +21,8 @@ from msgspec.structs import replace
 from spool.core import gpus
 from spool.core import gpus as reserved
 from spool.core.gpus import GpuSlot, GpuSlots
-from spool.core.model import Grant, Machine, Policy, Pool, Request, Reservation, Running, Waiting
-from spool.core.queue import Ordered
-from spool.core.quotas import Counts, Lowest, Quotas, SharedLimits, why_never
+from spool.core.model import Grant, Machine, Policy, Request, Reservation, Running, Waiting
+from spool.core.quotas import Counts, Quotas, SharedLimits, why_never
 from spool.core.reasons import Reason, count_of, ranges_of
 from spool.core.runtimes import Expected, RunTimes
 from spool.core.units import cpus_in, show_size
@@ -38,14 +37,12 @@ class Runs(Mapping[str, Running]):
     def __init__(self, runs: Iterable[Running] = (), run_times: RunTimes | None = None) -> None:
         self.run_times = run_times or RunTimes()
         self.counts = Counts()
-        self.group_limits = Lowest()
-        self.array_limits = Lowest()
         self.with_gpus: dict[str, Running] = {}
         self.elsewhere: dict[str, Runs] = {}
         self._runs: dict[str, Running] = {}
         self._expected: dict[str, Expected] = {}  # as of the begin of the run, or of its recovery
         self._ends: dict[str, int] = {}
-        self._in_order: Ordered[tuple[int, str]] = Ordered()
+        self._in_order: list[tuple[int, str]] = []  # the ends
         self.preemptible: set[str] = set()  # the jobs whose runs may be preempted, now or later
         self._stopping: set[str] = set()
         self._suspended: set[str] = set()
@@ -117,7 +114,7 @@ class Runs(Mapping[str, Running]):
             self.with_gpus[name] = run
         self._expected[name] = expected
         end_ns = self._ends[name] = run.counts_from_ns + expected.ns
-        self._in_order.add((end_ns, name))
+        insort(self._in_order, (end_ns, name))
         if run.spec.preemptible and run.elsewhere is None:
             self.preemptible.add(name)
         if run.stopping:
@@ -126,12 +123,7 @@ class Runs(Mapping[str, Running]):
             self._suspended.add(name)
 
     def _count_sums(self, run: Running, sign: int) -> None:
-        spec, task = run.spec, run.spec.task
         self.counts.add(run, sign)
-        if spec.group is not None:
-            self.group_limits.count(spec.group, spec.group_limit, sign)
-        if task is not None:
-            self.array_limits.count(task.array, task.max_running, sign)
         if run.blocked and run.submitted:
             self.blocked += sign
         elif run.submitted:
@@ -145,7 +137,7 @@ class Runs(Mapping[str, Running]):
         else:
             self.with_gpus.pop(name, None)
         del self._expected[name]
-        self._in_order.discard((self._ends.pop(name), name))
+        del self._in_order[bisect_left(self._in_order, (self._ends.pop(name), name))]
         self._stopping.discard(name)
         self.preemptible.discard(name)
         self._suspended.discard(name)
@@ -174,7 +166,7 @@ class Runs(Mapping[str, Running]):
         end. A guess that has passed is replaced by another, which depends only on the instant and the past. A suspended
         run keeps the time that was left then, as if it resumed now.
         """
-        entries = self._in_order.entries
+        entries = self._in_order
         elsewhere = {name: self._stopped_by_ns(name, now_ns) for name in self._stopping}
         elsewhere |= {name: self._if_continued_ns(name, now_ns) for name in self._suspended}
         for _, name in entries[: bisect_left(entries, (now_ns + 1,))]:
@@ -203,18 +195,27 @@ class Runs(Mapping[str, Running]):
         return now_ns + max(0, end_ns - since_ns)
 
 
-class _Share(NamedTuple):
-    """One pool: its place in `priority.Work`, or what it is if it has a name; and what of it is free."""
+PoolName = int | str
+"""What a job can lack: one of these pools, or a named resource."""
 
-    which: int | Pool
+CPUS, MEMORY, GPUS = range(3)
+
+RUNS = ""
+"""The pool that `max_running` makes: the runs themselves."""
+
+
+class _Share(NamedTuple):
+    """One pool, and what of it is free."""
+
+    name: PoolName
     free: int
     total: int
 
 
-def _asked_of(which: int | Pool, request: Request) -> int:
-    if isinstance(which, Pool):
-        return dict(request.resources).get(which.name, 0)
-    return (request.cpus, request.memory_bytes or 0, request.gpus)[which]
+def _asked_of(pool: PoolName, request: Request) -> int:
+    if isinstance(pool, str):
+        return dict(request.resources).get(pool, 0)
+    return (request.cpus, request.memory_bytes or 0, request.gpus)[pool]
 
 
 UNLIMITED = SharedLimits()
@@ -341,14 +342,15 @@ class FreeResources:
         """
         parts = []
         for pool in self._scarce(request):
-            wanted = sum(_asked_of(pool.which, each) * number for each, number in refused)
+            wanted = sum(_asked_of(pool.name, each) * number for each, number in refused)
             parts.append(min(pool.free, wanted) / pool.total)
         return max(parts, default=0.0)
 
-    def scarce(self, request: Request) -> tuple[tuple[int, ...], Sequence[Pool]]:
-        """Return which pools *request* lacks, places in `priority.Work` and named ones; if none, all it asks for."""
-        which = [pool.which for pool in self._scarce(request)]
-        return tuple(one for one in which if isinstance(one, int)), [one for one in which if isinstance(one, Pool)]
+    def scarce(self, request: Request) -> list[tuple[PoolName, int]]:
+        """Return the pools that *request* lacks, and their totals; if none, all that it asks for."""
+        found: list[tuple[PoolName, int]] = [(pool.name, pool.total) for pool in self._scarce(request)]
+        most = self.policy.max_running
+        return found if most is None else [*found, (RUNS, most)]
 
     def _scarce(self, request: Request) -> list[_Share]:
         machine, counts = self.machine, self.counts
@@ -357,9 +359,9 @@ class FreeResources:
         totals = (machine.cpus, machine.memory_bytes, len(machine.gpus))
         pools = [_Share(place, max(free[place], 0), totals[place]) for place in range(len(totals))]
         if request.resources:
-            pools += [_Share(pool, counts.named.free(pool), pool.total) for pool in machine.resources]
-        asked = [pool for pool in pools if _asked_of(pool.which, request) and pool.total]
-        return [pool for pool in asked if _asked_of(pool.which, request) > pool.free] or asked
+            pools += [_Share(pool.name, counts.named.free(pool), pool.total) for pool in machine.resources]
+        asked = [pool for pool in pools if _asked_of(pool.name, request) and pool.total]
+        return [pool for pool in asked if _asked_of(pool.name, request) > pool.free] or asked
 
     # The rules, in order. Each returns its reason, or None.
 

@@ -12,6 +12,7 @@ of its shape are not tried in that pass. If the sums alone show that no waiting 
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Set
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
@@ -142,7 +143,7 @@ class Plan(Struct, frozen=True, eq=False):
         A job with a higher score than one of its shape that arrived earlier comes right behind that.
         """
         queue, order = self.view.queue, self._order
-        shapes = [shape for demand in queue.demands for shape in demand.shapes.values() if shape.eligible]
+        shapes = [shape for shape in queue.shapes.values() if shape.eligible]
         for shape in shapes:
             order.of_shape(shape, 0)
         found = []
@@ -168,7 +169,7 @@ class Plan(Struct, frozen=True, eq=False):
         if self.policy.strict_order or self.policy.order != SLOWDOWN:
             return
         order = self._order
-        shapes = [shape for demand in self.view.queue.demands for shape in demand.shapes.values() if shape.eligible]
+        shapes = [shape for shape in self.view.queue.shapes.values() if shape.eligible]
         entries = [(*order.of_shape(shape, 0), number, 0) for number, shape in enumerate(shapes)]
         heapify(entries)
         first = entries[0][0] if entries else 0
@@ -206,8 +207,7 @@ class Plan(Struct, frozen=True, eq=False):
         but = but | self._started
         found = [
             self._order.of_shape(shape, at)
-            for demand in self.view.queue.demands
-            for shape in demand.shapes.values()
+            for shape in self.view.queue.shapes.values()
             if shape.key.time_limit_ns is not None and shape.key.time_limit_ns <= limit_ns
             for at in islice((at for at, (*_, name) in enumerate(shape.eligible) if name not in but), 1)
         ]
@@ -232,11 +232,11 @@ class Plan(Struct, frozen=True, eq=False):
 def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     """Return the plan for *now_ns*."""
     queue = view.queue
-    queue.mark_eligible(now_ns)
     running = view.running
     queue.watch.sees(running.keys(), view.held, queue)
     names = DependencyResolver(queue, view.held, running.keys(), view.ended.get, view.arrays, queue.watch)
     resolve_dependencies(queue, names, now_ns, paused=view.paused, held_arrays=view.held_arrays)
+    queue.make_ready(now_ns)
     room = room_in(view, now_ns, policy)
     constraints = Constraints(queue, room, names, paused=view.paused)
     order = Order(queue, room, view.past, constraints.room_helps)
@@ -279,13 +279,18 @@ def _endings(view: View, constraints: Constraints, names: DependencyResolver) ->
 
 def room_in(view: View, now_ns: int, policy: Policy) -> FreeResources:
     """Return the free resources of the machine of *view* beside the runs, with the limits in force."""
-    queue, running = view.queue, view.running
-    limits = SharedLimits(
-        (queue.group_limits, running.group_limits),
-        (queue.array_limits, running.array_limits),
-        view.held_arrays,
-        view.array_limits,
-    )
+    shapes, running = view.queue.shapes, view.running
+
+    def stated() -> Iterator[tuple[str, str | None, int | None]]:
+        for key in shapes:
+            yield "group", key.group, key.group_limit
+            yield "array", key.array, key.array_limit
+        for run in running.values():
+            yield "group", run.spec.group, run.spec.group_limit
+            if run.spec.task is not None:
+                yield "array", run.spec.task.array, run.spec.task.max_running
+
+    limits = SharedLimits(stated, view.held_arrays, view.array_limits)
     room = FreeResources(view.machine, policy, now_ns, running, limits, view.reservations)
     for name, machine in view.elsewhere.items():
         room.add_machine(name, machine)
@@ -342,15 +347,15 @@ class SchedulingPass:
         """Sort the first job of each shape; return whether any could fit."""
         room, of_shape = self._room, self._order.of_shape
         demands = [
-            (demand, (room if demand.elsewhere is None else room.of(demand.elsewhere)).may_have(demand.request))
-            for demand in self._queue.demands
+            (same, (room if elsewhere is None else room.of(elsewhere)).may_have(request))
+            for (request, elsewhere), same in self._queue.demands.items()
         ]
         if not any(fits for _, fits in demands):
             return False
         shapes = self._shapes
-        for demand, fits in demands:
+        for same, fits in demands:
             entries = self._entries if fits else self._blocked
-            for shape in demand.shapes.values():
+            for shape in same.values():
                 if shape.eligible:
                     entries.append((*of_shape(shape, 0), len(shapes)))
                     shapes.append(shape)
@@ -505,38 +510,32 @@ def resolve_dependencies(
 def _judge(queue: WaitingQueue, names: DependencyResolver, ending: list[str]) -> None:
     """Judge the jobs affected by a change, and append those that end to *ending*."""
     watch = queue.watch
-    todo = list(watch.unresolved | watch.impossible)
-    for name in ending:
-        todo += watch.dependents(name)
-    todo.sort(reverse=True)  # the order decides nothing; sorting makes it the same for the same spool
+    # The order decides nothing. The names are sorted so that it is the same for the same spool, and each stands in the
+    # queue once: what depends on an array is judged after all of its tasks that end.
+    todo = deque(sorted(watch.unresolved.union(*map(watch.dependents, ending))))
+    listed = set(todo)
     watch.unresolved = set()
-    satisfied: dict[str, None] = {}
     while todo:
-        name = todo.pop()
-        if name in names.ended_now:
-            if name not in watch.impossible:
-                watch.unresolved.add(name)  # not judged; it will be, unless it ends otherwise
-            continue
-        job = watch.job(name)
+        name = todo.popleft()
+        listed.discard(name)
+        job = watch.jobs.get(name)
         if job is None:
             continue
-        resolution = watch.resolved[name] = resolve(job, names)
-        watch.impossible.discard(name)
-        watch.unseen.discard(name)
-        if resolution.verdict is DependencyStatus.SATISFIED:
-            satisfied[name] = None
+        if name in names.ended_now:
+            watch.unresolved.add(name)  # not judged; it will be, unless it ends
             continue
-        satisfied.pop(name, None)
-        if name in queue:
-            queue.close_dependency(name)
-        if resolution.unseen:
-            watch.unseen.add(name)
+        resolution = watch.resolved[name] = resolve(job, names)
+        if resolution.verdict is DependencyStatus.SATISFIED:
+            watch.unsatisfied.discard(name)
+            continue
+        watch.unsatisfied.add(name)
         if resolution.verdict is DependencyStatus.IMPOSSIBLE and job.spec.cancel_on_dependency_failure:
-            watch.impossible.add(name)  # found again in each pass until it has ended
+            watch.unresolved.add(name)  # found again in each pass until it has ended
             names.end(name, State.CANCELLED)
             ending.append(name)
-            todo += watch.dependents(name)
+            others = watch.dependents(name) - listed
+            todo += sorted(others)
+            listed |= others
     for name in names.ended_now:  # jobs judged by decisions of this pass are judged again by their results
         watch.touch(name)
         watch.unresolved |= watch.dependents(name) & watch.resolved.keys()
-    queue.open_dependency(name for name in satisfied if name in queue)

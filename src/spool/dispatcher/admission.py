@@ -177,7 +177,7 @@ class Admission(Component):
         """After a change of the reviewed events: drop reviews that are no longer needed."""
         if EventName.QUEUEING not in self.asked:
             for name in {**self._state.to_review, **self._files}:
-                self._state.asked_to_review(name)
+                self._state.to_review.pop(name, None)
                 if (job := self._state.jobs.get(name)) is not None:
                     self._state.needs_no_review(job)
             self._files.clear()
@@ -200,7 +200,7 @@ class Admission(Component):
             with self._confinement.of(Thing.of_job(name), _ASK) as piece:
                 self._ask_about_file(name)
             if not piece.failed:
-                self._state.asked_to_review(name)
+                self._state.to_review.pop(name, None)
 
     def _ask_about_file(self, name: str) -> None:
         job, known = self._state.jobs.get(name), self._files.get(name)

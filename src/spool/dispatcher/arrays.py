@@ -133,7 +133,7 @@ class Arrays(Component):
     def _issue_some(self, array: Array, until_ns: int, now_ns: int) -> bool:
         for task in list(array.taken):
             if task not in self._state.jobs and task not in self._state.arrays:
-                array.name_freed(task)
+                array.to_issue.appendleft(array.taken.pop(task))
         while array.to_issue:
             if time.monotonic_ns() >= until_ns:
                 return True
@@ -268,7 +268,7 @@ class Arrays(Component):
         spool.put_record(name, run, layout.STATUS, run_records.render_status(outcome))
         self.store.archive(array.inode, name, spool.record(name, run, layout.SPEC_COPY))
         self._journal.write([journal.Over(name, run, True, outcome)])
-        self._state.end_array(array)
+        self._state.arrays.pop(name)
         self._finalizer.outcomes.record(name, outcome)
         log.info("array %s run %d: %s (%s)", name, run, outcome, result.reason)
         # A second file of its name may have waited for this.

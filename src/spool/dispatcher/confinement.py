@@ -13,8 +13,8 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -55,6 +55,12 @@ class Thing(NamedTuple):
         return f"run {self.run} of job {self.name}" if self.kind == "run" else f"{self.kind} {self.name}"
 
 
+class Piece(Struct):
+    """One piece of work. After its block `failed` says whether an error ended it."""
+
+    failed: bool = False
+
+
 class Trouble(Struct):
     """The last error of a piece of work."""
 
@@ -78,12 +84,24 @@ class Confinement:
 
     # The work.
 
-    def of(self, thing: Thing, verb: str, *, partly: bool = False) -> Piece:
+    @contextmanager
+    def of(self, thing: Thing, verb: str, *, partly: bool = False) -> Iterator[Piece]:
         """Return the boundary around one piece of work on *thing*: *verb* is used in "cannot VERB THING".
 
-        *partly*: the work is not complete after this block, so its trouble lasts until :meth:`done`.
+        It suppresses an error, unless that is the spool's and the thing is not the spool. *partly*: the work is not
+        complete after this block, so its trouble lasts until :meth:`done`.
         """
-        return Piece(self, thing, verb, partly=partly)
+        piece = Piece()
+        try:
+            yield piece
+        except Exception as error:
+            if isinstance(error, SpoolTrouble) and thing.kind not in ("spool", "service"):
+                raise
+            piece.failed = True
+            self.failed(thing, verb, error)
+        else:
+            if self.troubled and not partly:
+                self.done(thing, verb)
 
     def attempt(
         self, thing: Thing, verb: str, action: Callable[..., object], *about: object, partly: bool = False
@@ -91,17 +109,17 @@ class Confinement:
         """Do a piece of work, unless it failed a moment ago; return whether it succeeded."""
         if self._troubles and self.pauses(thing, verb):
             return False
-        with Piece(self, thing, verb, partly=partly) as piece:
+        with self.of(thing, verb, partly=partly) as piece:
             action(*about)
         return not piece.failed
 
-    def spool(self, verb: str, what: str = "the spool") -> Piece:
+    def spool(self, verb: str, what: str = "the spool") -> AbstractContextManager[Piece]:
         """Return the boundary around work for the spool as a whole; its trouble delays all starts."""
-        return Piece(self, Thing("spool", what), verb)
+        return self.of(Thing("spool", what), verb)
 
-    def service(self, verb: str, what: str) -> Piece:
+    def service(self, verb: str, what: str) -> AbstractContextManager[Piece]:
         """Return the boundary around work that nothing else needs."""
-        return Piece(self, Thing("service", what), verb)
+        return self.of(Thing("service", what), verb)
 
     def pauses(self, thing: Thing, verb: str) -> bool:
         """Whether that work has failed, and its pause is not over."""
@@ -205,36 +223,3 @@ class Confinement:
             where=where,
             remedy=f"{remedy}; spool retries automatically",
         )
-
-
-class Piece:
-    """One piece of work. After the block `failed` says whether an error ended it."""
-
-    __slots__ = ("_confinement", "_partly", "_thing", "_verb", "failed")
-
-    def __init__(self, confinement: Confinement, thing: Thing, verb: str, *, partly: bool = False) -> None:
-        self._partly = partly
-        self._confinement = confinement
-        self._thing = thing
-        self._verb = verb
-        self.failed = False
-
-    def __enter__(self) -> Piece:
-        """Begin."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        """End it; suppress an error, unless it is the spool's and the thing is not the spool."""
-        if error is None:
-            if self._confinement.troubled and not self._partly:
-                self._confinement.done(self._thing, self._verb)
-            return False
-        if not isinstance(error, Exception) or (
-            isinstance(error, SpoolTrouble) and self._thing.kind not in ("spool", "service")
-        ):
-            return False
-        self.failed = True
-        self._confinement.failed(self._thing, self._verb, error)
-        return True

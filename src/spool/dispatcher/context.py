@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct, field
 
+from spool.core.lifecycle import Prober
 from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.events import EventRecorder
@@ -38,6 +39,7 @@ class Context(Struct, frozen=True):
     settings: Settings
     state: SchedulerState
     executors: Executors
+    prober: Prober
     changes: Changes
     journal: Journal
     events: EventRecorder
@@ -56,7 +58,7 @@ class Component:
         self._spool, self._settings, self._state = context.spool, context.settings, context.state
         self._executors, self._changes, self._clock = context.executors, context.changes, context.clock
         self._journal, self._events, self._gate = context.journal, context.events, context.gate
-        self._confinement = context.confinement
+        self._confinement, self._prober = context.confinement, context.prober
 
 
 class WorkQueue:

@@ -26,7 +26,7 @@ from spool.client.autostart import environment
 from spool.core.errors import NO_ROOM
 from spool.core.model import SECOND_NS, Answer, Event, EventName, Reservation, Result, Spec, Stop
 from spool.core.units import show_size
-from spool.dispatcher.confinement import Confinement, Thing
+from spool.dispatcher.confinement import Confinement
 from spool.dispatcher.wakeup import Timers
 from spool.formats.capabilities import capabilities
 from spool.formats.events import (
@@ -242,7 +242,6 @@ class _Pending(Struct):
     wanted: bool = True  # False: the answer is no longer needed
 
 
-_OPENING = Thing("spool", "the events"), "open"
 _EVERYTHING = frozenset(EventName) - {
     EventName.POLLING,
     EventName.QUEUEING,
@@ -357,11 +356,6 @@ class EventRecorder:
         self._subscriptions = found  # not before: on a full disk it is begun again
         self._settle()
 
-    def begin_again(self) -> None:
-        """Try again to begin the listeners for whose cursors there was no room."""
-        if self._to_begin and not self._confinement.pauses(*_OPENING):
-            self._begin(())
-
     def work(self) -> None:
         """Maintain the process, and let it deliver the new events, whose effects are complete at the end of a pass."""
         try:
@@ -385,7 +379,7 @@ class EventRecorder:
     def _begin(self, kinds: Iterable[str]) -> None:
         """Give new listeners of these kinds every event from now on; on a full disk from the first flush."""
         self._to_begin |= set(kinds)
-        with self._confinement.of(*_OPENING):
+        with suppress(OSError):
             self._begin_listeners()
 
     def _begin_listeners(self) -> None:
@@ -412,7 +406,6 @@ class EventRecorder:
             if not piece.failed:
                 self._to_begin.discard(kind)
                 self.client.listen((kind,))
-        self._confinement.done(*_OPENING)
 
     def _settle(self) -> None:
         """Compute the wanted events from what is known of the listeners."""

@@ -208,13 +208,9 @@ class Finalizer(Component):
     def _end_taken_back(self, job: JobEntry, live: ActiveRun, now_ns: int) -> None:
         """End a job whose start was taken back and which cannot wait: deleted, or a newer one of its name waits."""
         spool, name = self._spool, live.name
-        text = spool.record(name, live.run, layout.SPEC_COPY)
-        result = self._cut_off(name, live.wait)
-        filed = spool.holds(live.inode, name, DONE)
-        if result is None:
-            why = self._why_taken_back(live, filed=filed)
-            result = result_of(live, spool.next_run(name), State.CANCELLED, why, now_ns)
-        self._put_unstarted(job, result, text, live.spec)
+        text, filed = spool.record(name, live.run, layout.SPEC_COPY), spool.holds(live.inode, name, DONE)
+        end = State.CANCELLED, self._why_taken_back(live, filed=filed), now_ns
+        result = self._put_unstarted(job, live, end, text)
         if not filed:
             spool.archive(name, RUNNING, text)
         self._ended(name, result)
@@ -234,14 +230,23 @@ class Finalizer(Component):
         if self._state.told(job, result.run):
             self._events.end(result, spec)
 
-    def _put_unstarted(self, job: JobEntry, result: Result, text: bytes | None, spec: Spec | None) -> None:
-        """Record the end of a job that never started, as far as that is not done, and report it."""
-        spool = self._spool
+    def _put_unstarted(
+        self, job: JobEntry, ended: Submission | ActiveRun, end: tuple[State, str, int], text: bytes | None
+    ) -> Result:
+        """Record the end of a job that never started, as far as an earlier dispatcher has not, report and return it.
+
+        *end* is its outcome, the reason and the time.
+        """
+        spool, wait, result = self._spool, ended.wait, self._spool.newest_result(ended.name)
+        done = result is not None and wait is not None and (result.started_at_ns, result.again) == (None, None)
+        if result is None or wait is None or not done or result.submitted_at_ns != wait.arrived_at_ns:
+            result = result_of(ended, spool.next_run(ended.name), *end)
         if spool.result(result.job, result.run) is None:
+            said = "" if result.reason.startswith(result.outcome) else f"{result.outcome} before it started: "
             files = {
                 layout.RESULT: render_result(result),
                 layout.STATUS: run_records.render_status(result.outcome),
-                layout.JOB_LOG: _said(_never_started(result)),
+                layout.JOB_LOG: _said(said + result.reason),
             }
             if text is not None and not is_too_long(text):
                 files[layout.SPEC_COPY] = text
@@ -249,8 +254,9 @@ class Finalizer(Component):
             self._journal.logs.account(render_history(result, self._clock()))
         elif not spool.accounted(result):
             self._journal.logs.account(render_history(result, self._clock()))
-        self._tell(job, result, spec)
+        self._tell(job, result, ended.spec)
         self._events.flush()
+        return result
 
     def _result(self, live: ActiveRun, ended: Ended) -> Result:
         outcome, reason, end = ended.outcome, ended.reason, ended.end
@@ -273,11 +279,14 @@ class Finalizer(Component):
         if kind in (StopKind.REQUEUE, StopKind.HOLD):
             if set(self._spool.places(live.name)) <= {DONE}:  # the user has changed the order to a cancellation
                 return replace(result, reason=f"{reason}, and cancelled")
-        elif self._superseded(self._state.job(live.name), live):
-            return result
-        unstarted, most = reason.startswith(COULD_NOT_START), self._settings.config.max_requeues
+        elif live.file_missing_ns is not None or (
+            (newer := self._state.job(live.name).queued) is not None
+            and (newer.inode != live.inode or live.mtime_ns not in (None, newer.mtime_ns))
+        ):
+            return result  # this submission does not go on: its file was taken away, or a newer one of its name waits
+        unstarted = reason.startswith(COULD_NOT_START)
         spec = self._state.may_grow(live, result)
-        result = continued(spec, result, kind, could_not_start=unstarted, max_requeues=most)
+        result = continued(spec, result, kind, could_not_start=unstarted)
         if live.copied and (outcome is State.LOST or result.again is not None):
             return replace(result, reason=live.copied, again="hold", again_at_ns=None)
         return result
@@ -286,18 +295,17 @@ class Finalizer(Component):
         """Return what a task has of its array's matrix or rows; () for another job."""
         if spec.task is None:
             return ()
-        array = self._state.arrays.get(spec.task.array)
-        tasks = array.tasks if array is not None else self._tasks_before(spec.task.array)
+        name, array = spec.task.array, self._state.arrays.get(spec.task.array)
+        if array is None:  # it is over, and this task of it ran again
+            record = self._spool.newest_array(name)
+            of_array = self._spool.spec(name, record.run) if record is not None else None
+            tasks = Tasks(name, of_array) if of_array is not None else None
+        else:
+            tasks = array.tasks
         if tasks is None or len(tasks.keys) == 1:  # the index alone, which is no parameter
             return ()
         position = tasks.position_of(spec.task.index)
         return tuple(tasks.parameters(position).items()) if position is not None else ()
-
-    def _tasks_before(self, array: str) -> Tasks | None:
-        """Return the tasks of an array that is over, one of whose tasks ran again; None if its file is lost."""
-        record = self._spool.newest_array(array)
-        spec = self._spool.spec(array, record.run) if record is not None else None
-        return Tasks(array, spec) if spec is not None else None
 
     def _metrics(self, live: ActiveRun) -> tuple[tuple[str, str], ...]:
         """Return the metrics that a run has written; () if there are none, or the job has made them unreadable.
@@ -309,13 +317,6 @@ class Finalizer(Component):
             return metrics_in(end_of_file(path)) if status_of(path) is not None else ()
         except OSError:
             return ()
-
-    def _superseded(self, job: JobEntry, live: ActiveRun) -> bool:
-        """Whether this submission does not go on: its file was taken away, or a newer one of its name waits."""
-        newer = job.queued is not None and (
-            job.queued.inode != live.inode or live.mtime_ns not in (None, job.queued.mtime_ns)
-        )
-        return newer or live.file_missing_ns is not None
 
     def end_unstarted(self, job: JobEntry, place: str, outcome: State, reason: str, now_ns: int) -> None:
         """End a job that never started (given up, or cancelled while it waited): records, history, `done/`.
@@ -332,8 +333,7 @@ class Finalizer(Component):
             return
         file, text = found
         at_ns = _moved_at_ns(job, file, now_ns) if place == DONE else now_ns
-        result = self._cut_off(name, job.wait) or self._unstarted(job, file, outcome, reason, at_ns)
-        self._put_unstarted(job, result, text, file.spec)
+        result = self._put_unstarted(job, _submission(job, file), (outcome, reason, at_ns), text)
         if place != DONE:
             spool.archive(name, place, text)
         self._ended(name, result)
@@ -351,9 +351,8 @@ class Finalizer(Component):
         name, reason = gone.name, cancelled_by_mover(self._spool.root, QUEUED)
         file = gone.queued
         assert file is not None
-        at_ns = _moved_at_ns(gone, file, now_ns)
-        result = self._cut_off(name, gone.wait) or self._unstarted(gone, file, State.CANCELLED, reason, at_ns)
-        self._put_unstarted(gone, result, text, file.spec)
+        end = State.CANCELLED, reason, _moved_at_ns(gone, file, now_ns)
+        result = self._put_unstarted(gone, _submission(gone, file), end, text)
         if not is_too_long(text):
             self._spool.disk.put(self._spool.layout.job_file(DONE, name), text)
         self._ended(name, result)
@@ -362,13 +361,6 @@ class Finalizer(Component):
             self._journal.note(journal.Left(name))
         else:  # the earlier submission waits again, and keeps its place
             self._journal.note_place(goes_on)
-
-    def _cut_off(self, name: str, wait: QueueTime | None) -> Result | None:
-        """Return how this submission has ended already, if an earlier dispatcher was interrupted in recording it."""
-        result = self._spool.newest_result(name)
-        if result is None or wait is None or result.started_at_ns is not None or result.again is not None:
-            return None
-        return result if result.submitted_at_ns == wait.arrived_at_ns else None
 
     def file_in(self, place: str, name: str) -> tuple[JobFileVersion, bytes] | None:
         """Return the file of a job that lies in *place* now, with its spec, and its text; None if there is none."""
@@ -383,9 +375,9 @@ class Finalizer(Component):
             defaults = jobfile.with_set(defaults, reviewed.keys)
         return JobFileVersion(*seen, spec_of(text, name, defaults)), text
 
-    def _unstarted(self, job: JobEntry, file: JobFileVersion, outcome: State, reason: str, now_ns: int) -> Result:
-        ended = Submission(job.name, file.spec, name_of(file.uid), job.wait, job.attempts)
-        return result_of(ended, self._spool.next_run(job.name), outcome, reason, now_ns)
+
+def _submission(job: JobEntry, file: JobFileVersion) -> Submission:
+    return Submission(job.name, file.spec, name_of(file.uid), job.wait, job.attempts)
 
 
 def result_of(ended: Submission | ActiveRun, run: int, outcome: State, reason: str, at_ns: int) -> Result:
@@ -412,11 +404,6 @@ def _moved_at_ns(job: JobEntry, file: JobFileVersion, now_ns: int) -> int:
     """Return when the file of a job was moved to its directory, at the latest now: a rename sets its ctime."""
     arrived_at_ns = job.wait.arrived_at_ns if job.wait is not None else 0
     return min(max(file.changed_at_ns, arrived_at_ns), now_ns)
-
-
-def _never_started(result: Result) -> str:
-    said = f"{result.outcome} before it started"
-    return result.reason if result.reason.startswith(result.outcome) else f"{said}: {result.reason}"
 
 
 def _said(text: str) -> bytes:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from spool.core import layout
 from spool.core.errors import SpoolError, StartRefused
 from spool.core.lifecycle import Liveness, Unstartable
-from spool.core.model import SECOND_NS, Answer, EventName, Spec
+from spool.core.model import Answer, EventName, Spec
 from spool.core.scheduler import Start
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
@@ -38,18 +38,8 @@ from spool.store.spool import Spool
 
 log = logging.getLogger(__name__)
 
-_LOAD_AGAIN_NS = SECOND_NS  # for an executor that could not be imported
-
 IN_THE_WAY = "running/ already has a file with its name that belongs to no run: move that file away"
 SILENT_NS = 30_000_000_000  # how long a launched wrapper may take to write its jid
-
-
-class Blocked(Struct, frozen=True):
-    """A job that cannot be started, for a reason that the plan cannot know."""
-
-    name: str
-    why: str
-    told: bool = False  # it is in the log
 
 
 class Launcher(Component):
@@ -60,7 +50,6 @@ class Launcher(Component):
         super().__init__(context)
         self._put = put
         self._shortage = shortage
-        self._load_timer = context.timers.timer("files")
         self._scripts = WrapperWriter(context.spool, context.settings)
         self._ahead = Preparation(context, self._scripts)
 
@@ -68,19 +57,6 @@ class Launcher(Component):
         """Release everything prepared."""
         self._ahead.drop()
         self._executors.close()
-
-    def load_executors_again(self) -> bool:
-        """Try once in a while to import executors that could not be imported; return whether there is news of them."""
-        due_ns, unloaded = self._load_timer.at_ns, bool(self._executors.unloaded)
-        if due_ns is None and not unloaded:
-            return False
-        now_ns = time.monotonic_ns()
-        if due_ns is not None and now_ns < due_ns and unloaded:
-            return False
-        if unloaded and due_ns is not None:
-            self.ask_executors_again()
-        self._load_timer.set(now_ns + _LOAD_AGAIN_NS if self._executors.unloaded else None)
-        return True
 
     def ask_executors_again(self) -> None:
         """Let the executors be asked again, and tell the table which jobs were waiting for that."""
@@ -96,15 +72,16 @@ class Launcher(Component):
 
     def start(
         self, starts: Sequence[tuple[Start, Answer | None]], now_ns: int
-    ) -> tuple[list[ActiveRun], list[Blocked], SpoolTrouble | None]:
-        """Start each of *starts*; return the runs (an `Unstartable` one was not launched) and the jobs left behind.
+    ) -> tuple[list[ActiveRun], SpoolTrouble | None]:
+        """Start each of *starts*; return the runs: an `Unstartable` one was not launched.
 
         Each start comes with the hooks' variables for its run. A job whose file was changed, moved or deleted since the
-        last look is skipped: the next look sees why. A failure of the spool as a whole is returned too, and the caller
-        takes the runs back.
+        last look is skipped: the next look sees why. One that cannot be started for another reason is blocked until the
+        next complete look, so that it does not keep others waiting. A failure of the spool as a whole is returned too,
+        and the caller takes the runs back.
         """
         prepared: dict[ActiveRun, RunGroup | None] = {}
-        blocked: list[Blocked] = []
+        blocked: dict[str, str] = {}
         trouble: SpoolTrouble | None = None
         try:
             try:
@@ -119,7 +96,9 @@ class Launcher(Component):
                 self._gate.leases.used(live)
         if trouble is None and any(not is_unstartable(live) and not is_on_its_way(live) for live in prepared):
             self.ask_executors_again()  # one of them has started nothing, or could not tell whether it has
-        return list(prepared), blocked, trouble
+        for name, why in blocked.items():
+            self._state.block(self._state.job(name), why)
+        return list(prepared), trouble
 
     def _launch_all(self, prepared: Mapping[ActiveRun, RunGroup | None], now_ns: int, *, refused: bool) -> None:
         """Start the wrappers of claimed runs, until one is *refused*: then all others would be refused, too."""
@@ -137,7 +116,7 @@ class Launcher(Component):
         starts: Sequence[tuple[Start, Answer | None]],
         now_ns: int,
         prepared: dict[ActiveRun, RunGroup | None],
-        blocked: list[Blocked],
+        blocked: dict[str, str],
     ) -> None:
         """Claim the jobs of *starts* for runs, and add these to *prepared*, unless something is in the way."""
         for start, answer in starts[: self._shortage.most()]:
@@ -153,8 +132,10 @@ class Launcher(Component):
                     made = self._prepare(job, job.queued, start, answer, now_ns)
                     prepared.update(made)
                     why = "" if made else self._in_the_way(start.name)
+            if why and self._state.told_blocked.get(start.name) != why:
+                log.error("cannot start job %s: %s", start.name, why)
             if piece.failed or why:
-                blocked.append(Blocked(start.name, why or self._confinement.why(start.name), told=piece.failed))
+                blocked[start.name] = why or self._confinement.why(start.name)
 
     def _remember(self, prepared: Iterable[ActiveRun], now_ns: int) -> None:
         boot_id, lines = identity.boot_id(), list[journal.Line]()
@@ -288,7 +269,7 @@ class Launcher(Component):
             spool_dir=self._spool.root,
             metadir=metadir,
             script=f"{metadir}/{layout.WRAPPER}",
-            keep=self._settings.config.keep_session if live.spec.keep_session is None else live.spec.keep_session,
+            keep=live.spec.keep_session,
             group=group,
             cpus=live.grant.cpu_list,
             spec=live.requested,
@@ -454,7 +435,6 @@ class WrapperWriter:
             run=live.run,
             attempt=live.attempts.attempt,
             metadir=metadir,
-            gpu_names=self._settings.config.gpu_names,
         )
         if live.elsewhere is None:
             for visible in self._visible:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 
 from msgspec import Struct
@@ -25,7 +26,7 @@ from spool.core.model import SECOND_NS, State
 from spool.core.scheduler import Ending, Plan, Start
 from spool.dispatcher.admission import Admission
 from spool.dispatcher.arrays import Arrays
-from spool.dispatcher.confinement import Confinement, Piece, Thing
+from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.context import Changes, Component, Context, ContributedSteps, Journal, all_lines
 from spool.dispatcher.events import EventRecorder
 from spool.dispatcher.finalizer import Finalizer
@@ -37,7 +38,7 @@ from spool.dispatcher.planner import Planner
 from spool.dispatcher.recovery import Recovery
 from spool.dispatcher.scanner import Reservations, Scanner
 from spool.dispatcher.status import StatusWriter
-from spool.dispatcher.supervisor import News, Supervisor
+from spool.dispatcher.supervisor import Supervisor
 from spool.dispatcher.terminator import Halt, Preempter, StopOrders, Suspender, Terminator
 from spool.dispatcher.wakeup import DirectoryWatcher, Part, Timers, Wakeup
 from spool.executors import Executors
@@ -127,6 +128,8 @@ class Dispatcher:
 
     _unpinned: str | None = None  # what of the configuration has no effect on which CPUs runs get, as logged
     _shown_version = 0  # the version of the state that the status shows
+    _passing, _busy = True, False  # during a pass; whether it has ended or started runs
+    _ahead_of: tuple[object, ...] = ()  # what the prepared start follows from
 
     def __init__(self, spool: LockedSpool, *, clock: Callable[[], int] = time.time_ns) -> None:
         self.spool = spool
@@ -150,6 +153,7 @@ class Dispatcher:
             settings=self.settings,
             state=self.state,
             executors=self.executors,
+            prober=self.prober,
             changes=Changes(),
             journal=self.journal,
             events=self.events,
@@ -158,7 +162,8 @@ class Dispatcher:
             gate=self.gate,
             clock=clock,
         )
-        self.outcomes = OutcomeIndex(spool, self.state, self._reading_outcome, self._matters)
+        reading, matters = self._reading_outcome, lambda name: bool(self.state.queue.watch.dependents(name))
+        self.outcomes = OutcomeIndex(spool, self.state, reading, matters)
         self.world = MachineMonitor(spool, self.state, self.settings)
         self.reservations = Reservations(context)
         self.scanner = Scanner(context)
@@ -170,7 +175,7 @@ class Dispatcher:
         self.limits = LimitEnforcer(context, self.stops.order)
         self.suspender = Suspender(context, self.limits.add)
         self.gpu_use = GpuUseRecorder(context, self.world, self.stops.order)
-        self.supervisor = Supervisor(context, self.prober, self.terminator, self.wakeup)
+        self.supervisor = Supervisor(context, self.terminator, self.wakeup, self.monitor, self.limits)
         self.filemoves = FileMoves(context, self.scanner, self.finalizer, self.stops, self.limits)
         self.arrays = Arrays(context, self.scanner, self.finalizer, self.stops, self.world.why_no_room)
         self.observer = Observer(context, self.watcher, self.scanner, self.filemoves, self.reservations)
@@ -180,12 +185,10 @@ class Dispatcher:
         self.preempter = Preempter(context, self.stops, self._plan_again)
         self.steps = ContributedSteps(context, self.wakeup)
         self.launcher = Launcher(context, self.planner.shortage, self.steps.put)
-        self.recovery = Recovery(context, self.prober)
+        self.recovery = Recovery(context)
         self.status = StatusWriter(context, self.arrays, self.world)
         self._unfiled: list[ActiveRun] = []  # runs that are over, with unfinished paperwork
         self._first, self._then = self._observing(), self._acting()
-        self._passing, self._busy = True, False  # during a pass; whether it has ended or started runs
-        self._ahead_of: tuple[object, ...] = ()  # what the prepared start follows from
         self._watches_gpus, self._watched = False, frozenset[int]()  # the descriptors of engines
         self._lock_seen_ns, self._logs_seen_ns, self.busy_at_ns = -_LOCK_EVERY_NS, 0, time.monotonic_ns()
 
@@ -199,12 +202,8 @@ class Dispatcher:
             outlasted=self.spool.outlasted,
         )
 
-    def _reading_outcome(self, name: str) -> Piece:
+    def _reading_outcome(self, name: str) -> AbstractContextManager[object]:
         return self.confinement.of(Thing.of_job(name), "read the outcome of")
-
-    def _matters(self, name: str) -> bool:
-        """Whether a waiting job depends on the end of the job *name*."""
-        return bool(self.state.queue.watch.dependents(name))
 
     # Life.
 
@@ -283,11 +282,6 @@ class Dispatcher:
         """Whether a review of a start or a cancellation, or a question to NVML or for a lease, is open."""
         return self.admission.waiting or self.planner.awaits_gpus or self.gate.leases.asking or self.steps.waiting
 
-    @property
-    def searching(self) -> bool:
-        """Whether it is open if a run that is being ended, or whose wrapper has ended, is over."""
-        return self.terminator.searching
-
     # A pass.
 
     def _observing(self) -> tuple[Step, ...]:
@@ -297,7 +291,7 @@ class Dispatcher:
         changes, ends, terminator = self.context.changes, self.supervisor, self.terminator
         return (
             Step("files", "look at", "the spool", self._observe,
-                 lambda: wakeup.reload or executors.unloaded or self.observer.has_work, of_spool=True),
+                 lambda: wakeup.reload or self.observer.has_work, of_spool=True),
             Step("answers", "take in", "the answers of hooks", self._take_answers,
                  lambda: (events.replies or admission.allowed or state.to_review
                           or events.asked != admission.asked)),
@@ -352,8 +346,6 @@ class Dispatcher:
         confinement, state = self.confinement, self.state
         self._passing, self._busy = True, False
         self._keep_lock()
-        if confinement.troubled:
-            self.events.begin_again()
         due = self.timers.due()
         more = self._take_steps(self._first, due)
         version = state.version
@@ -481,8 +473,6 @@ class Dispatcher:
             self.executors.local.wake_wrappers()
             self.supervisor.look_for_leftovers()
             self.launcher.ask_executors_again()
-        if self.launcher.load_executors_again():
-            self._reload()  # which reports it
         return self.observer.unfinished
 
     def _reload(self) -> None:
@@ -588,15 +578,11 @@ class Dispatcher:
         # The findings of a look go to the journal before a start that follows from them.
         self.journal.commit()
         # They start now: an arbiter, and NVML, may have taken their time to answer, in which others' runs have ended.
-        runs, blocked, trouble = self.launcher.start(starts, self.clock())
+        runs, trouble = self.launcher.start(starts, self.clock())
         for live in runs:
             self._watch(live)
             self.outcomes.forget(live.name)
             self.state.began(live.name)
-        for one in blocked:
-            # It does not keep others waiting, and is tried again after the next complete look.
-            if self.state.block(self.state.job(one.name), one.why) and not one.told:
-                log.error("cannot start job %s: %s", one.name, one.why)
         if trouble is not None:
             raise trouble
         return sum(is_on_its_way(live) for live in runs)
@@ -624,25 +610,13 @@ class Dispatcher:
     def _collect_ended(self) -> bool:
         """Collect the runs that are over; return whether any are."""
         ended = self.supervisor.collect()
-        if self.executors.engines:
-            self._hear_of_engines()
+        if self.executors.engines and self.executors.turned():
+            self.launcher.ask_executors_again()
         if ended:
             self.planner.shortage.ended(ended, self.clock())
             self._unfiled += ended
             self._busy = True
         return bool(ended)
-
-    def _hear_of_engines(self) -> None:
-        """Ask again the executors that have changed; report runs that were accepted elsewhere, and time those begun."""
-        if self.executors.turned():
-            self.launcher.ask_executors_again()
-        for news, live in self.supervisor.take_news():
-            if news is News.ACCEPTED:
-                self.monitor.handed_over(live)
-            elif news is News.BEGUN:
-                self.limits.add(live)
-            else:
-                self.status.changed()
 
     def _file(self) -> None:
         """Do the paperwork of ended runs; work that an error leaves unfinished is done by a later call."""

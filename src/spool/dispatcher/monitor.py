@@ -32,6 +32,7 @@ from spool.dispatcher.wakeup import Pace, boot_clock
 from spool.formats import journal
 from spool.formats.capabilities import engine_title
 from spool.formats.run_records import render_gpus
+from spool.machine.gpus import GpuWatcher
 from spool.state.run import ActiveRun
 from spool.state.world import MachineMonitor
 
@@ -177,9 +178,9 @@ class Monitor(Component):
 
     def _jid(self, live: ActiveRun) -> Jid | Liveness:
         """Return the wrapper's identity; an unreadable one counts as missing for now."""
-        with self._confinement.of(Thing.of_run(live.key), "notice the start of"):
-            return self._spool.jid(live.name, live.run)
-        return Liveness.ABSENT
+        with self._confinement.of(Thing.of_run(live.key), "notice the start of") as piece:
+            found = self._spool.jid(live.name, live.run)
+        return Liveness.ABSENT if piece.failed else found
 
     def _see_started(self) -> None:
         now = time.monotonic_ns()
@@ -365,7 +366,7 @@ class LimitEnforcer(Component):
             if begun is None:
                 return since is not None and time.monotonic_ns() < live.unregistered_until_ns
             if since is not None:
-                live.command_began(begun[1], min(max(0, begun[1] - since[1]), SILENT_NS))
+                live.began(live.started_boot_ns + min(max(0, begun[1] - since[1]), SILENT_NS), begun[1])
         return False
 
     def _enforce(self, live: ActiveRun, *, warning: bool) -> None:
@@ -455,7 +456,7 @@ class GpuUseRecorder(Component):
         if live.suspension.since_ns is not None:
             live.gpus_watched(before.passed_over(at_ns))
             return
-        watch = before.looked(at_ns, work, _MOST_LOOKS * self._settings.config.gpu.poll_ns)
+        watch = before.looked(at_ns, work, _MOST_LOOKS * GpuWatcher.every_ns)
         live.gpus_watched(watch)
         if watch.is_due(live.spec) and not live.asking:
             with self._confinement.of(Thing.of_run(live.key), _JUDGE_GPUS):

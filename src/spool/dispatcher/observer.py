@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
@@ -153,7 +153,7 @@ class FileMoves(Component):
             log.warning("job %s was in running/ without a run; moved back to queued/", name)
             self._scanner.examine(QUEUED, name)
             return
-        self._state.doubt(name)
+        self._state.doubted.add(name)
         if job is not None:
             self._state.unblock(job)  # the file that blocked the one in queued/ may be gone
 
@@ -263,7 +263,8 @@ class FileMoves(Component):
             self._scanner.forget_place(job.name)
 
 
-POLL_NS = SECOND_NS  # between looks if no event reports changes of files
+LOOK_NS = 5 * SECOND_NS  # between looks at everything, beside the events that report changes of files
+POLL_NS = SECOND_NS  # the same if no event does
 # A look at everything may use one part in N of a processor: a safety net beside the events, or the only source.
 _SHARE_BESIDE_EVENTS = 1000
 _SHARE_WITHOUT_EVENTS = 20
@@ -306,7 +307,7 @@ class Observer(Component):
         watcher, changes, called_off = self._watcher, self._changes, self._filemoves.called_off
         if self._hints or watcher.hints or watcher.lost or changes.runs.names or changes.strays.names:
             return True
-        return bool(changes.vanished.names or called_off or self._reservations.untold) or self._scanner.has_work
+        return bool(changes.vanished.names or called_off) or self._scanner.unfinished
 
     def open(self) -> None:
         """Begin to watch the directories."""
@@ -350,6 +351,10 @@ class Observer(Component):
         until = now + BUDGET_NS
         if self._rescans:
             self._keep_directories()
+            self._state.unblock_all()
+            self._state.queue.look_again()
+            share = _SHARE_BESIDE_EVENTS if self._watcher.problem is None else _SHARE_WITHOUT_EVENTS
+            self._pace, self._pause_ns = Pace(share), 0
         hints, self._hints = self._hints, []
         for at, hint in enumerate(hints, 1):
             self._scanner.hint(hint)
@@ -357,21 +362,20 @@ class Observer(Component):
                 self._hints = hints[at:]
                 break
         if self._reservations_changed or self._reservations.due or self._rescans:
-            self._look_at_reservations()
-        if self._rescans:
-            self._rescan(now, until)
-        elif self._scanner.unfinished:
-            with self._pace:
+            self._reservations_changed = False
+            self._reservations.look()
+        is_part = self._rescans or self._scanner.unfinished  # of a look at everything, and so of its cost
+        with self._pace if is_part else nullcontext():
+            if self._rescans:
+                self.look_at_everything(until)
+            else:
                 self._scanner.go_on(until, busy=bool(self._hints))
-            self._put_off(now)
-        self._scanner.due(now)
-        self._reservations.tell_again()
-        if self._rescans:  # includes the file of every run
-            with self._pace:
-                self._filemoves.see()
-            self._put_off(now)
-        else:
-            self._filemoves.see()
+            self._scanner.due(now)
+            self._filemoves.see()  # of a look at everything: the file of every run
+        if is_part:  # the next one is due when this one has been paid for
+            self._pause_ns += self._pace.pause_ns
+            every_ns = LOOK_NS if self._watcher.problem is None else POLL_NS
+            self._timer.set(now + max(every_ns, self._pause_ns))
         return self._rescans
 
     def _keep_directories(self) -> None:
@@ -399,27 +403,7 @@ class Observer(Component):
     def look_at_first(self) -> None:
         """Look at everything in one go, before the first start."""
         self.look_at_everything()
-        self._look_at_reservations()
-
-    def _look_at_reservations(self) -> None:
-        self._reservations_changed = False
-        if self._reservations.look():
-            self._state.changed()
-
-    def _rescan(self, now: int, until: int) -> None:
-        self._state.unblock_all()
-        self._state.queue.look_again()
-        share = _SHARE_BESIDE_EVENTS if self._watcher.problem is None else _SHARE_WITHOUT_EVENTS
-        self._pace, self._pause_ns = Pace(share), 0
-        with self._pace:
-            self.look_at_everything(until)
-        self._put_off(now)
-
-    def _put_off(self, now: int) -> None:
-        """Set when the next look at everything is due, by the cost of this one so far."""
-        self._pause_ns += self._pace.pause_ns
-        every_ns = self._settings.config.look_every_ns if self._watcher.problem is None else POLL_NS
-        self._timer.set(now + max(every_ns, self._pause_ns))
+        self._reservations.look()
 
 
 class Pause(Component):

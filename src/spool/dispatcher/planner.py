@@ -72,11 +72,10 @@ class Remembered:
             policy.cpu_weight,
             policy.fair_share_by,
             policy.learn_run_times,
-            policy.max_running is None,
             sizes := table.sizing is not None,
         )
         if made_for != self._made_for and table.queue and (len(table.queue) + len(table.runs) > 1 or sizes):
-            table.remember(past_of(self._spool, now_ns, policy, table.arrivals, sizes=sizes))
+            table.remember(past_of(self._spool, now_ns, policy, sizes=sizes))
             self._made_for = made_for
         return table.past
 

@@ -19,7 +19,7 @@ from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.errors import InvalidFile, InvalidRecord, SpoolUnusable, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
-from spool.core.lifecycle import Liveness, Prober, Verdict
+from spool.core.lifecycle import Liveness, Verdict
 from spool.core.model import OUTCOMES, SECOND_NS, Jid, Result, Spec, State
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.context import Component, Context
@@ -54,9 +54,8 @@ class Recovery(Component):
     run that the journal knows is watched and limited, according to its job file.
     """
 
-    def __init__(self, context: Context, prober: Prober) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._prober = prober
         self.memory = Memory()
         self._loader = self._with(self.memory)
         self._served_until_ns: int | None = None  # the last sign of work of the previous dispatcher
@@ -395,9 +394,9 @@ class Recovery(Component):
         if files.stop is not None:
             live.stop_on_record(files.stop)
         # An empty jid may be in the middle of being written.
-        live.may_be_silent(time.monotonic_ns() + (SILENT_NS if files.jid is Liveness.ABSENT and not live.copied else 0))
-        if isinstance(known, journal.Started) and self._served_until_ns is not None:
-            live.was_alive(self._served_until_ns)
+        silent_ns = SILENT_NS if files.jid is Liveness.ABSENT and not live.copied else 0
+        served_until_ns = self._served_until_ns if isinstance(known, journal.Started) else None
+        live.may_be_silent(time.monotonic_ns() + silent_ns, served_until_ns)
         self._tell_damaged(live)
         return live
 

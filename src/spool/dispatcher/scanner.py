@@ -19,7 +19,7 @@ from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidReservation
 from spool.core.gpus import settle
 from spool.core.layout import HELD, QUEUED, RUNNING
-from spool.core.model import EventName, Problem, Reservation, Spec
+from spool.core.model import EventName, Reservation, Spec
 from spool.dispatcher.confinement import Confinement, Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.wakeup import Hint, NameChange
@@ -58,8 +58,8 @@ class Scanner(Component):
         self._layout = context.spool.layout
         self._timer = context.timers.timer("files")
         self._texts = JobFileReader(context.spool, context.settings, context.confinement)
-        self._troubled: set[tuple[str, str]] = set()  # files whose look failed
-        self._recheck: dict[tuple[str, str], tuple[int, int]] = {}  # file -> (when, after how long)
+        # Files that were being written, or whose look failed: when to look again, and after what pause.
+        self._recheck: dict[tuple[str, str], tuple[int, int]] = {}
         self._rest: Iterator[None] | None = None  # the rest of a look at everything
         self._large: dict[tuple[str, str], int] = {}  # large files still to be read, and since when
         self._vanished: dict[str, int] = {}
@@ -83,11 +83,6 @@ class Scanner(Component):
         """Whether a look has given way, and must be continued."""
         return self._rest is not None or bool(self._large)
 
-    @property
-    def has_work(self) -> bool:
-        """Whether there is something to look at again, at no certain time."""
-        return self.unfinished or bool(self._troubled or self._texts.unsaid)
-
     def go_on(self, until_ns: int | None, *, busy: bool = False) -> None:
         """Continue a look that has given way, by at least one step. *busy*: other files come first."""
         while self.unfinished:
@@ -107,14 +102,14 @@ class Scanner(Component):
     def _all(self, *, in_one_go: bool) -> Iterator[None]:
         """Look at everything, step by step. Anything may change between two steps, so no state is kept over them."""
         for place in (QUEUED, HELD):
-            scanned = None
-            with self._confinement.spool("list", f"{place}/"):
-                scanned = self._scan(place)
-            if scanned is None:
+            with self._confinement.spool("list", f"{place}/") as piece:
+                found, marks = self._scan(place)
+            if piece.failed:
                 continue
-            found, marks = scanned
-            for name in self._state.with_file[place] - found.keys():
-                self._set(place, name, None)
+            jobs = self._state.jobs.values()
+            for name in [job.name for job in jobs if (job.queued if place == QUEUED else job.held) is not None]:
+                if name not in found:
+                    self._set(place, name, None)
             for name in found:
                 self.examine(place, name, may_wait=True, marks=marks if in_one_go else None)
                 yield
@@ -195,32 +190,25 @@ class Scanner(Component):
             self._state.unblock(job)  # it may have been the obstacle
 
     def due(self, now_ns: int) -> None:
-        """Look again at files that were being written, and forget those that stayed away. *now_ns* is monotonic."""
-        if not (self._recheck or self._vanished or self._troubled or self._texts.unsaid):
-            self._timer.set(None)
-            return
+        """Look again at files that are not known well yet, and forget those that stayed away. *now_ns* is monotonic."""
+        pauses = self._confinement.pauses
         for (place, name), (when, _) in list(self._recheck.items()):
-            if when <= now_ns:
+            if when <= now_ns and not pauses(Thing.of_job(name), _LOOK_AT):
                 self.examine(place, name, may_wait=True)
-        for place, name in list(self._troubled):
-            if not self._confinement.pauses(Thing.of_job(name), _LOOK_AT):
-                self.examine(place, name)
-        self._texts.say_again()
         for name, since in list(self._vanished.items()):
             if since + FORGET_NS <= now_ns and name not in self._changes.vanished.names:
                 del self._vanished[name]
                 self.forget_place(name)
-        times = [when for when, _ in self._recheck.values()]
+        times = [at for (_, name), (at, _) in self._recheck.items() if not pauses(Thing.of_job(name), _LOOK_AT)]
         times += [since + FORGET_NS for since in self._vanished.values()]
         self._timer.set(min(times, default=None))
 
     @property
     def awaits_writers(self) -> bool:
         """Whether a file in `queued/` is being written, could not be read just now, or is still to be looked at."""
-        if self.unfinished or any(place == QUEUED for place, _ in self._recheck):
-            return True
         lasts = self._confinement.lasts
-        return any(place == QUEUED and not lasts(Thing.of_job(name), _LOOK_AT) for place, name in self._troubled)
+        waits = (name for place, name in self._recheck if place == QUEUED)
+        return self.unfinished or not all(lasts(Thing.of_job(name), _LOOK_AT) for name in waits)
 
     def examine(
         self, place: str, name: str, *, anew: bool = False, may_wait: bool = False, marks: set[str] | None = None
@@ -247,10 +235,8 @@ class Scanner(Component):
                         self._large.setdefault((place, name), time.monotonic_ns())
                         return
                     self._take(place, name, self._understood(place, name, seen, edited))
-        if piece.failed:
-            self._troubled.add((place, name))
-        elif self._troubled:
-            self._troubled.discard((place, name))
+        if piece.failed:  # the look is due when the pause of its trouble is over
+            self._recheck[place, name] = (0, 0)
 
     def _is_arrays(self, name: str) -> bool:
         """Whether the name is that of an array in progress, or a file of it waits for its end."""
@@ -265,7 +251,6 @@ class Scanner(Component):
         return (
             known is None
             or known.unread
-            or (place, name) in self._troubled
             or (known.inode, known.mtime_ns, known.size) != (status.st_ino, status.st_mtime_ns, status.st_size)
             or (known.invalid and known.changed_at_ns != status.st_ctime_ns)  # it may be readable by now
             or (known.problem == _IN_EDITOR) != edited
@@ -300,15 +285,16 @@ class Scanner(Component):
                 text = seen.data if is_foreign else text  # its owner could change it and restore its time
             except InvalidJob as error:
                 mistake = jobfile.render_errors(name, error.problems)
+        told = True
         if mistake:
-            problem = self._texts.complain(place, name, mistake, to_others=is_foreign)
+            problem, told = self._texts.complain(place, name, mistake, to_others=is_foreign)
         identity = (*seen.version, seen.status.st_ctime_ns, seen.status.st_uid)
         # What hooks set in an array is in the files of its tasks.
         is_task = spec is not None and spec.task is not None and spec.task.array in self._state.arrays
         asks = place == QUEUED and EventName.QUEUEING in self._events.asked and not is_task
         if spec is not None and reviewed is None and asks:
             return JobFileVersion(*identity, None, UNREVIEWED, unreviewed=spec, text=text)
-        return JobFileVersion(*identity, spec, problem, bool(mistake), text=text)
+        return JobFileVersion(*identity, spec, problem, bool(mistake), unread=not told, text=text)
 
     def _take(self, place: str, name: str, file: JobFileVersion | ReadFailure) -> None:
         if file in (ReadFailure.GONE, ReadFailure.NOT_OURS):
@@ -345,17 +331,17 @@ class Scanner(Component):
         if status is None:
             self._set(place, name, None)
             return
-        told = f"the file is {why.value}"
+        words = f"the file is {why.value}"
         if is_foreign := status.st_uid != self._spool.ownership.owner:
-            told = self._spool.why_not(status, place, name) or told
-        gist = self._texts.complain(place, name, f"cannot use job {name}: {told}\n", to_others=is_foreign)
+            words = self._spool.why_not(status, place, name) or words
+        gist, told = self._texts.complain(place, name, f"cannot use job {name}: {words}\n", to_others=is_foreign)
         identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
-        self._set(place, name, JobFileVersion(*identity, None, gist, True, why is ReadFailure.UNREADABLE))
+        self._set(place, name, JobFileVersion(*identity, None, gist, True, why is ReadFailure.UNREADABLE or not told))
 
     def refuse(self, place: str, job: JobEntry, text: str) -> None:
         """Mark a file that could be read as invalid after all; *text* says why."""
         if job.file(place) is not None:
-            self._state.refuse_file(job, place, self._texts.complain(place, job.name, text), invalid=True)
+            self._state.refuse_file(job, place, self._texts.complain(place, job.name, text)[0], invalid=True)
 
     def _set(self, place: str, name: str, file: JobFileVersion | None) -> None:
         job = self._state.job(name)
@@ -457,8 +443,6 @@ class JobFileReader:
         self._settings = settings
         self._confinement = confinement
         self._parsed: dict[bytes, tuple[Spec, bytes]] = {}
-        # Complaints that could not be written or removed, and whether other users may read them.
-        self.unsaid: dict[tuple[str, str], tuple[str | None, bool]] = {}
 
     def parse(self, name: str, data: bytes, reviewed: journal.Reviewed | None = None) -> tuple[Spec, bytes | None]:
         """Return the spec of job *name*, with what hooks set in it and the configured defaults.
@@ -485,16 +469,11 @@ class JobFileReader:
         """Forget all parsed texts, since the configuration has changed."""
         self._parsed.clear()
 
-    def say_again(self) -> None:
-        """Retry complaints that could not be written or removed."""
-        for (place, name), (text, to_others) in list(self.unsaid.items()):
-            if not self._confinement.pauses(Thing.of_job(name), _SAY):
-                self.complain(place, name, text, to_others=to_others)
-
-    def complain(self, place: str, name: str, text: str | None, *, to_others: bool = False) -> str:
+    def complain(self, place: str, name: str, text: str | None, *, to_others: bool = False) -> tuple[str, bool]:
         """Write the problems of a job file into the `.error` file beside it, which other users may read if *to_others*.
 
-        Return the first of them. None removes that file; a directory of that name is ignored.
+        Return the first of them, and whether that succeeded: else the next look at everything repeats it. None removes
+        that file; a directory of that name is ignored.
         """
         path = self._spool.layout.error_file(place, name)
         with self._confinement.of(Thing.of_job(name), _SAY) as piece:
@@ -503,11 +482,7 @@ class JobFileReader:
             else:
                 with suppress(IsADirectoryError):
                     self._spool.disk.discard(path)
-        if piece.failed:
-            self.unsaid[place, name] = text, to_others
-        else:
-            self.unsaid.pop((place, name), None)
-        return jobfile.gist_of(text)
+        return jobfile.gist_of(text), not piece.failed
 
 
 _TELL = "report what is wrong with"
@@ -522,8 +497,8 @@ class Reservations(Component):
         super().__init__(context)
         self._timer = context.timers.timer("files")  # when to read a file again that was being written
         self._pause_ns = 0  # the pause before that
-        self.untold: dict[str, str | None] = {}  # `.error` files that could not be written; None: or removed
-        self.files: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
+        self._told: dict[str, str | None] = {}  # what was written beside each file; None: nothing
+        self.files: dict[str, tuple[tuple[int, int, int], Reservation | str]] = {}  # or what is wrong with it
         self.standing: tuple[Reservation, ...] = ()  # the valid ones, now or in future, in the order of writing
         self._gpus: frozenset[int] | None = None
         self._removed: dict[str, tuple[int, Reservation]] = {}  # when noticed, monotonic, and its value
@@ -534,23 +509,15 @@ class Reservations(Component):
         """Whether a file that was being written must be read again."""
         return self._timer.at_ns is not None and time.monotonic_ns() >= self._timer.at_ns
 
-    def tell_again(self) -> None:
-        """Retry the `.error` files that could not be written."""
-        for name, text in list(self.untold.items()):
-            if not self._confinement.pauses(Thing("reservation", name), _TELL):
-                self._tell(name, text)
-
-    def look(self) -> bool:
-        """Read the changes; return whether the reservations have changed."""
-        before = self.standing
+    def look(self) -> None:
+        """Read the changes."""
         last, self._pause_ns = self._pause_ns, 0
         self._timer.set(None)
-        found: dict[str, tuple[tuple[int, int, int], Reservation | None]] = {}
-        names: list[str] | None = None
-        with self._confinement.service("list", f"{layout.RESERVATIONS}/"):
+        found: dict[str, tuple[tuple[int, int, int], Reservation | str]] = {}
+        with self._confinement.service("list", f"{layout.RESERVATIONS}/") as listing:
             names = self._spool.names(layout.RESERVATIONS)
-        if names is None:  # keep the valid ones as they were
-            return False
+        if listing.failed:  # keep the valid ones as they were
+            return
         for name in names:
             seen: FileText | ReadFailure = ReadFailure.UNREADABLE
             with self._confinement.of(Thing("reservation", name), "read") as piece:
@@ -572,23 +539,17 @@ class Reservations(Component):
                 found[name] = known
                 continue
             if why := self._spool.why_not(seen.status, layout.RESERVATIONS, name):
-                found[name] = ((0, 0, 0), None)  # checked again at the next look: it may be accepted by then
-                self._complain(name, [Problem(None, None, why)])
+                found[name] = ((0, 0, 0), f"- {why}\n")  # checked again at the next look: it may be accepted by then
                 continue
             try:
                 found[name] = (identity, reservation.parse(seen.data, name=name, created_at_ns=seen.status.st_mtime_ns))
-                self._tell(name, None)
             except InvalidReservation as error:
-                found[name] = (identity, None)
-                self._complain(name, list(error.problems))
-        for name in self.files.keys() - found.keys():
-            self._tell(name, None)
+                found[name] = (identity, "".join(f"- {problem.message}\n" for problem in error.problems))
         self._see_removed(found)
         self._names = frozenset(names)
-        self._confinement.keep("reservation", {*names, *self.untold, *self._removed})
+        self._confinement.keep("reservation", {*names, *self._told, *self._removed})
         self.files = found
         self._settle()
-        return self.standing != before
 
     def _see_removed(self, found: Collection[str]) -> None:
         """Keep the texts of valid reservations whose files are gone."""
@@ -614,7 +575,7 @@ class Reservations(Component):
         if name not in self._names:
             return f"by {mover(self._spool.root, layout.RESERVATIONS)}: its file was removed"
         _, now = self.files.get(name, (None, None))
-        is_other = name in self.files and (now is None or now.created_at_ns != created_at_ns)
+        is_other = isinstance(now, str) or (now is not None and now.created_at_ns != created_at_ns)
         return "its file was changed" if is_other else ""
 
     @property
@@ -630,27 +591,23 @@ class Reservations(Component):
 
     def _settle(self) -> None:
         """Determine the valid reservations, and report the problems of the others beside their files."""
-        settled = settle((found for _, found in self.files.values() if found is not None), self._gpus)
-        for one in settled.standing:
-            self._tell(one.name, None)
-        for name, why in settled.refused.items():
-            self._complain(name, [Problem(None, None, why)])
-        self.standing = settled.standing
-
-    def _complain(self, name: str, problems: list[Problem]) -> None:
-        told = "".join(f"- {problem.message}\n" for problem in problems)
-        text = f"The reservation {name} is not in force:\n{told}This file disappears when it is fixed or removed.\n"
-        self._tell(name, text)
-
-    def _tell(self, name: str, text: str | None) -> None:
-        """Write the `.error` file of a reservation; None: remove it."""
-        path = self._spool.layout.error_file(layout.RESERVATIONS, name)
-        with self._confinement.of(Thing("reservation", name), _TELL) as piece:
-            if text is not None:
-                self._spool.complain(path, text)
-            elif status_of(path) is not None:
-                self._spool.disk.discard(path)
-        if piece.failed:
-            self.untold[name] = text
-        else:
-            self.untold.pop(name, None)
+        settled = settle((found for _, found in self.files.values() if isinstance(found, Reservation)), self._gpus)
+        if settled.standing != self.standing:
+            self.standing = settled.standing
+            self._state.changed()
+        wrong = {name: found for name, (_, found) in self.files.items() if isinstance(found, str)}
+        wrong |= {name: f"- {why}\n" for name, why in settled.refused.items()}
+        for name in self._told.keys() | self.files.keys():
+            thing, why = Thing("reservation", name), wrong.get(name)
+            if self._told.get(name, "") == why or self._confinement.pauses(thing, _TELL):
+                continue
+            with self._confinement.of(thing, _TELL) as piece:
+                path = self._spool.layout.error_file(layout.RESERVATIONS, name)
+                if why is not None:
+                    end = "This file disappears when it is fixed or removed.\n"
+                    self._spool.complain(path, f"The reservation {name} is not in force:\n{why}{end}")
+                elif status_of(path) is not None:
+                    self._spool.disk.discard(path)
+            if not piece.failed:  # else the next look tries again
+                self._told[name] = why
+        self._told = {name: why for name, why in self._told.items() if name in self.files or why is not None}

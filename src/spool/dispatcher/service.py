@@ -6,8 +6,11 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import import_module, invalidate_caches
+from typing import TypeVar
 
 from spool.client.submit import make_spool
 from spool.core.errors import ExitCode, LockHeld
@@ -49,6 +52,7 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0  # while the spool cannot be used
 _LONGER_NS = SECOND_NS  # a single pass waits that much longer than it may search for what a killed wrapper has left
 _TELLING_S = 30.0
 
+Made = TypeVar("Made")
 _Version = tuple[str, int, int]  # version of a job file: the job, the inode, the time of the last change
 
 
@@ -69,10 +73,11 @@ def serve(root: str, *, once: bool = False, until_idle: bool = False, idle_exit_
 def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None) -> int:
     left_over: set[_Version] = set()
     failures = 0
+    # A dispatcher started in the background leaves: the next submission starts another one.
+    stays = not once and idle_exit_ns is None
     while True:
         try:
-            # A dispatcher started in the background leaves: the next submission starts another one.
-            spool = _lock(root, patient=not once and idle_exit_ns is None)
+            spool = _made(partial(LockedSpool, root), root, patient=lambda: stays and os.path.isdir(root))
         except LockHeld:
             if once:
                 return 0
@@ -81,7 +86,7 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None) ->
             return 0
         dispatcher = None
         try:
-            dispatcher = _open(spool, patient=not once)
+            dispatcher = _made(partial(_open, spool, anew=not once), spool.root, patient=lambda: not once)
             if dispatcher is None:
                 return 0
             log.info("dispatcher serves %s", spool.root)
@@ -109,27 +114,23 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None) ->
             return ExitCode.JOBS_FAILED if until_idle and failures else ExitCode.DONE
 
 
-def _lock(root: str, *, patient: bool) -> LockedSpool | None:
-    """Return the spool at *root*, locked; *patient*: wait while something else has the name `.lock`.
+def _made(make: Callable[[], Made], root: str, *, patient: Callable[[], bool]) -> Made | None:
+    """Return what *make* returns, tried again after a pause as long as the spool cannot be used and this is *patient*.
 
     None if told to leave meanwhile.
     """
     said, pause_s = "", _PAUSE_S
     while True:
         try:
-            return LockedSpool(root)
-        except OSError as error:
-            if not patient or not os.path.isdir(root):
+            return make()
+        except (OSError, ImportError) as error:
+            if not patient():
                 raise
             said = _say(said, root, error)
-        if _is_told_to_leave(pause_s):
+        signalled = signal.sigtimedwait(_SIGNALS, pause_s)
+        if signalled is not None and signalled.si_signo != signal.SIGHUP:
             return None
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-
-def _is_told_to_leave(within_s: float) -> bool:
-    signalled = signal.sigtimedwait(_SIGNALS, within_s)
-    return signalled is not None and signalled.si_signo != signal.SIGHUP
 
 
 def preload() -> None:
@@ -146,37 +147,26 @@ def preload() -> None:
         raise
 
 
-def _open(spool: LockedSpool, *, patient: bool) -> Dispatcher | None:
-    """Return a dispatcher for *spool*; *patient*: wait while the spool cannot be read or written.
-
-    None if told to leave meanwhile.
-    """
-    said, pause_s = "", _PAUSE_S
-    while True:
-        dispatcher, told = None, False
-        try:
-            preload()
-            capabilities.search()  # no word is missed of those of a package that only listens, or has steps of a pass
-            if patient:
-                make_spool(spool.root)
-            dispatcher = Dispatcher(spool)
-            logging.getLogger("spool").setLevel(dispatcher.settings.config.log_level.upper())
-            logging.getLogger("spool").addHandler(dispatcher.status.logged)
-            dispatcher.open()
-        except BaseException as error:
-            if dispatcher is not None:
-                told = dispatcher.wakeup.leaving
-                dispatcher.close()
-                logging.getLogger("spool").removeHandler(dispatcher.status.logged)
-            if not isinstance(error, OSError | ImportError) or not patient:
-                raise
-            spool.keep()
-            said = _say(said, spool.root, error)
-        else:
-            return dispatcher
-        if _is_told_to_leave(pause_s) or told:
-            return None
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+def _open(spool: LockedSpool, *, anew: bool) -> Dispatcher:
+    """Return a dispatcher for *spool*, whose missing directories are created *anew*."""
+    dispatcher = None
+    spool.keep()
+    try:
+        preload()
+        capabilities.search()  # no word is missed of those of a package that only listens, or has steps of a pass
+        if anew:
+            make_spool(spool.root)
+        dispatcher = Dispatcher(spool)
+        logging.getLogger("spool").addHandler(dispatcher.status.logged)
+        dispatcher.open()
+    except BaseException:
+        if dispatcher is not None:
+            dispatcher.close()
+            logging.getLogger("spool").removeHandler(dispatcher.status.logged)
+            if dispatcher.wakeup.leaving:
+                signal.raise_signal(signal.SIGTERM)  # it is blocked again, and ends the next pause
+        raise
+    return dispatcher
 
 
 def _say(said: str, root: str, error: OSError | ImportError) -> str:
@@ -217,7 +207,7 @@ def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: 
         if more:
             dispatcher.sleep(0)
             continue
-        searches = dispatcher.searching and time.monotonic_ns() < search_until_ns
+        searches = dispatcher.terminator.searching and time.monotonic_ns() < search_until_ns
         if (once and not dispatcher.asking and not searches) or (until_idle and (dispatcher.idle or dispatcher.stuck)):
             return
         limit = None

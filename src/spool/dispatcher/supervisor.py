@@ -7,7 +7,6 @@ import os
 import re
 import time
 from contextlib import suppress
-from enum import Enum
 
 from msgspec.structs import replace
 
@@ -23,7 +22,6 @@ from spool.core.lifecycle import (
     LastSigns,
     Liveness,
     Outlived,
-    Prober,
     Proof,
     RunEnd,
     TakenBack,
@@ -39,6 +37,7 @@ from spool.core.lifecycle import (
 from spool.core.model import SECOND_NS, Jid, State, StopKind
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
+from spool.dispatcher.monitor import LimitEnforcer, Monitor
 from spool.dispatcher.terminator import Terminator
 from spool.dispatcher.wakeup import Wakeup, boot_clock
 from spool.executors import RunHandle
@@ -67,17 +66,13 @@ _SHELL_SAYS = (  # exit codes of a shell, its last line then, and what that mean
             rb"|set: Illegal option -o pipefail|(?:\S+: )?Bad substitution|\[: [^\n]*unexpected operator"
             rb"|(?:\[\[|source|declare|let|shopt|mapfile|pushd|popd): not found)[^\n]*\n\Z"
         ),
-        "/bin/sh cannot run that; if it is for bash, submit it with --shell /bin/bash",
+        "/bin/sh cannot run that; if it is for bash, submit it with --set shell=/bin/bash",
     ),
 )
 
 
 class Concluder(Component):
     """Looks at the evidence of runs. Unreadable evidence raises OSError, and nothing is concluded from it."""
-
-    def __init__(self, context: Context, prober: Prober) -> None:
-        super().__init__(context)
-        self._prober = prober
 
     def conclude(self, live: ActiveRun, left: Exit | None = None) -> bool:
         """Look at the evidence of *live* and return whether it is over; its phase then says how, and when.
@@ -302,27 +297,22 @@ POLL_NS = SECOND_NS  # where no event reports an end, or a change of the files
 _FIND_OUT = "find out the end of"
 
 
-class News(Enum):
-    """What an engine tells of a run."""
-
-    ACCEPTED = "its engine has it"
-    BEGUN = "it has begun: its time limit counts from now on"
-    WAITS = "why it waits there has changed"
-
-
 class Supervisor(Component):
-    """Finds the runs that have no processes left."""
+    """Finds the runs that have no processes left, and hears what engines tell of theirs."""
 
-    def __init__(self, context: Context, prober: Prober, terminator: Terminator, wakeup: Wakeup) -> None:
+    def __init__(
+        self, context: Context, terminator: Terminator, wakeup: Wakeup, monitor: Monitor, limits: LimitEnforcer
+    ) -> None:
         super().__init__(context)
         self._terminator = terminator
         self._wakeup = wakeup
-        self.concluder = Concluder(context, prober)
+        self._monitor = monitor
+        self._limits = limits
+        self.concluder = Concluder(context)
         self._timer = context.timers.timer("ends", always=True)
         self.suspects: set[tuple[str, int]] = set()  # runs whose end must be checked
         self._polled: dict[tuple[str, int], ActiveRun] = {}  # runs whose end no event reports
         self._ended: list[ActiveRun] = []  # found, and not returned yet
-        self._news: list[tuple[News, ActiveRun]] = []  # of runs elsewhere, and not returned yet
         self._poll_at_ns = 0
 
     def watch(self, live: ActiveRun) -> None:
@@ -381,18 +371,13 @@ class Supervisor(Component):
 
     def _go_on_ending(self) -> list[ActiveRun]:
         """Continue to end the runs that must end; return those without processes."""
-        with self._confinement.service("look at", "the processes of runs that are stopped"):
+        with self._confinement.service("look at", "the processes of runs that are stopped") as piece:
             for live in (run.live for run in self._terminator.runs.values()):
                 if live.jid is None and live.elsewhere is None:
                     with suppress(OSError):  # a search may miss its children, which get their mark late
                         self.concluder.identify(live)
-            return self._terminator.tick()
-        return []
-
-    def take_news(self) -> list[tuple[News, ActiveRun]]:
-        """Return what engines have told of their runs since the last call."""
-        news, self._news = self._news, []
-        return news
+            gone = self._terminator.tick()
+        return [] if piece.failed else gone
 
     def _look_at(self, key: tuple[str, int]) -> None:
         run = self._state.live.get(key)
@@ -460,7 +445,7 @@ class Supervisor(Component):
     def _see_elsewhere(self, live: ActiveRun, handle: RunHandle, found: Liveness) -> Liveness:
         """Note what the engine of a run tells of it; return its liveness, which is only presumed there."""
         if live.accepted_as(handle.engine_id):
-            self._news.append((News.ACCEPTED, live))
+            self._monitor.handed_over(live)
         self._note_begin(live)
         if handle.halted is not None and handle.halted != (live.suspended_by if live.suspended else ""):
             self._changes.suspensions.add(live.name)
@@ -489,9 +474,8 @@ class Supervisor(Component):
         if (spoke_ns := self._spool.spoke_at_ns(*live.key, live.started_at_ns)) is not None:
             now_ns = time.time_ns()
             at_ns = min(max(spoke_ns, live.started_at_ns), now_ns)
-            live.began_elsewhere(at_ns, boot_clock() - (now_ns - at_ns))
+            live.began(boot_clock() - (now_ns - at_ns), at_ns)
             self._state.recount(live)
-            self._news.append((News.BEGUN, live))
+            self._limits.add(live)  # its time limit counts from now on
         if live.heard():
-            self._news.append((News.WAITS, live))
             self._state.recount(live)

@@ -528,9 +528,9 @@ def _executor(subject: Subject) -> Findings:
         yield good(f"{name} can be used")
 
 
-def _wrapper(subject: Subject) -> Findings:
+def _wrapper(_: Subject) -> Findings:
     """Report the program that starts jobs; a dispatcher of the same installation uses the same."""
-    found = compiled.find(subject.config.wrapper)
+    found = compiled.find()
     if found.path is not None:
         yield good(f"compiled: {found.path}")
     else:

@@ -48,7 +48,7 @@ def by_name(
     Capabilities offer those of other machines. Raises ImportError if one cannot be loaded.
     """
     if name in LOCAL_EXECUTORS:
-        local_one: Executor = loaded(_HERE[name])(local, config)
+        local_one: Executor = loaded(_HERE[name])(local)
         return local_one
     offer = engine_offer(name)
     if offer is None:
@@ -242,7 +242,6 @@ class Executors:
         """Release the shared resources of the starts, and the orphans."""
         for executor in self._made.values():
             executor.close()
-        self.local.close()
 
 
 def why_not_imported(error: Exception) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from spool.core.errors import SHORTAGES
+from spool.core.errors import SHORTAGES, SpoolError, cannot
 from spool.core.layout import SERVICE
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import Jid, Machine, SignalTo, Spec
@@ -238,27 +238,34 @@ class RunHandle(Protocol):
 
 
 class Engine(Protocol):
-    """The place where runs run, regardless of their executor: this machine, or another."""
+    """The place where runs run, regardless of their executor: this machine, or another.
 
-    def machine(self) -> Machine | None:
-        """Return the resources for its runs; None: those of this machine."""
+    What is not overridden is so for an engine of this machine, which has no work of its own.
+    """
 
-    @property
-    def tells(self) -> bool:
-        """Whether :meth:`work` reports every change, so that the runs need no polling."""
+    tells: bool = False
+    """Whether :meth:`work` reports every change, so that the runs need no polling."""
 
     @property
     def silent(self) -> bool:
         """Whether it does not answer, so that no run can be started."""
+        return False
+
+    def machine(self) -> Machine | None:
+        """Return the resources for its runs; None: those of this machine."""
+        return None
 
     def fileno(self) -> int | None:
         """Return a descriptor that is readable when :meth:`work` has something to do; it never changes."""
+        return None
 
     def due_ns(self) -> int | None:
         """Return when it has work of its own to do, on the monotonic clock."""
+        return None
 
     def work(self) -> Collection[RunHandle]:
         """Do the due work, without waiting; return the runs with news."""
+        return ()
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> RunHandle:
         """Return a run that another dispatcher has started; *jid* is its wrapper's identity, if known."""
@@ -290,9 +297,8 @@ def sounds_refused(text: str) -> bool:
 class Executor(Protocol):
     """One way to start a wrapper."""
 
-    @property
-    def name(self) -> str:
-        """Its name in job files and in the configuration."""
+    name: str
+    """Its name in job files and in the configuration."""
 
     def unavailable(self) -> str | None:
         """Return why it cannot start anything on this machine now, or None if it can."""
@@ -300,9 +306,8 @@ class Executor(Protocol):
     def surroundings(self) -> Surroundings:
         """Return what the wrapper's text needs to know about this executor on this machine."""
 
-    @property
-    def engine(self) -> Engine:
-        """The engine where its wrappers run."""
+    engine: Engine
+    """The engine where its wrappers run."""
 
     def start(self, launch: Launch) -> RunHandle | None:
         """Start the wrapper without waiting for it.
@@ -316,9 +321,13 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Release the shared resources of the starts."""
+        return
 
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
         """Return the command that attaches a user to the terminal of a run. Raises SpoolError if it has none."""
+        why, remedy = f"run {run} has no terminal: it runs as a plain process", f"`spool log -f {job}` shows its output"
+        raise SpoolError(cannot("attach to", f"job {job}", why, remedy=remedy))
 
     def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
         """Close the terminals that were kept of these runs, which are over, if there are any. Never raises."""
+        return

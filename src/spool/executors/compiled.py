@@ -42,14 +42,12 @@ class FoundWrapper(NamedTuple):
     broken: bool = False  # the program exists, but cannot be used
 
 
-def find(wanted: str = "auto", program: str | None = None) -> FoundWrapper:
-    """Return the meaning of *wanted*, the key `wrapper` of the configuration, on this machine.
+def find(program: str | None = None) -> FoundWrapper:
+    """Return what carries out the runs' scripts on this machine: *program* or that beside this file, or `/bin/sh`.
 
     The program is tried once in the life of a process. If the machine has no room for the attempt, that says nothing
     about the program, so the next call tries again.
     """
-    if wanted == "sh":
-        return FoundWrapper(None, 'wrapper = "sh" in config.toml')
     program = program or PROGRAM
     try:
         return _tried(program)

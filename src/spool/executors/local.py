@@ -24,7 +24,7 @@ from contextlib import suppress
 
 from spool.core.lifecycle import EndStep, Liveness, Remains, ending
 from spool.core.model import SECOND_NS, Jid, SignalTo
-from spool.executors.base import Family
+from spool.executors.base import Engine, Family
 from spool.formats.run_records import Usage
 from spool.machine import identity, processes
 from spool.machine.cgroups import RunGroup, RunGroups
@@ -342,11 +342,8 @@ class LocalRun:
         return self.jid.pid if self.jid is not None else self.pid
 
 
-class LocalProcesses:
+class LocalProcesses(Engine):
     """The processes of all runs on this machine."""
-
-    tells = False  # nothing reports processes that are not children of this process
-    silent = False
 
     def __init__(
         self,
@@ -372,22 +369,9 @@ class LocalProcesses:
         self._own_peak_kib = 0  # as far as it was looked at
         self._unheard: set[LocalRun] = set()  # the kernel does not report when their wrappers are stopped
 
-    def close(self) -> None:
-        """Do nothing: it watches runs by nothing of its own."""
-
-    def machine(self) -> None:
-        """Return None: its resources are those of this machine."""
-
-    def fileno(self) -> None:
-        """Return None: SIGCHLD and pidfds report the ends."""
-
     def due_ns(self) -> int | None:
         """Return when to reap, on the monotonic clock, even without an ended child; None: not before one ends."""
         return self._processes.due_ns
-
-    def work(self) -> tuple[()]:
-        """Return nothing: :meth:`reap` reports all."""
-        return ()
 
     def wake_wrappers(self) -> None:
         """Continue stopped wrappers that are not children of this process: those of children, :meth:`reap` notices."""

@@ -16,14 +16,13 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 
 from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.executors import compiled
-from spool.executors.base import Launch, refused
+from spool.executors.base import Executor, Launch, refused
 from spool.executors.local import LocalProcesses, LocalRun
-from spool.formats.config import Config
 from spool.formats.wrapper import TOLD, Surroundings
 from spool.machine import identity
 from spool.machine.host import pin, pinned, unpin
@@ -45,7 +44,7 @@ Spawn = Callable[[list[str], Mapping[int, int], Mapping[str, str]], int]
 """Start a command, with descriptors (the child's number: this process's) and an environment; return the pid."""
 
 
-class ProcessExecutor:
+class ProcessExecutor(Executor):
     """Start the program that executes `run.sh`, in its own session, with the defined environment.
 
     It inherits nothing of the dispatcher. Every signal has its default effect in it again, and none is blocked: a
@@ -54,11 +53,11 @@ class ProcessExecutor:
     """
 
     name = "process"
+    engine: LocalProcesses
 
-    def __init__(self, engine: LocalProcesses | None = None, config: Callable[[], Config] = Config) -> None:
+    def __init__(self, engine: LocalProcesses | None = None) -> None:
         """Start runs that *engine* manages; without one, only for callers that start nothing."""
         self.engine = engine or LocalProcesses()
-        self._config = config
         self._server: WrapperServer | None = None
         self._catchable = [s for s in signal.valid_signals() if s not in _UNCATCHABLE]
 
@@ -117,7 +116,7 @@ class ProcessExecutor:
 
     def program(self) -> str | None:
         """Return the path of the compiled wrapper, None without one."""
-        return compiled.find(self._config().wrapper).path
+        return compiled.find().path
 
     def _server_of(self, program: str) -> WrapperServer | None:
         """Return a server of *program*, which may have been killed since; None if none can be started."""
@@ -159,14 +158,6 @@ class ProcessExecutor:
         if self._server is not None:
             self._server.dismiss()
             self._server = None
-
-    def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
-        """Raise SpoolError: its runs have no terminal."""
-        why, remedy = f"run {run} has no terminal: it runs as a plain process", f"`spool log -f {job}` shows its output"
-        raise SpoolError(cannot("attach to", f"job {job}", why, remedy=remedy))
-
-    def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
-        """Do nothing: nothing is kept."""
 
     def _spawn(self, words: list[str], files: Mapping[int, int], environment: Mapping[str, str], cpus: str = "") -> int:
         actions = [*((os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in files.items()), *_NULL_DEVICE]

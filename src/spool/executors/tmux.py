@@ -20,7 +20,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import redirect_stdout, suppress
 
 from msgspec.structs import replace
@@ -30,10 +30,9 @@ from spool.core.errors import SpoolError, StartRefused, cannot
 from spool.core.layout import SERVICE
 from spool.core.model import Jid
 from spool.core.units import cpus_in
-from spool.executors.base import Launch, refused, sounds_refused
+from spool.executors.base import Executor, Launch, refused, sounds_refused
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.executors.process import FIRST_PROGRAM, ProcessExecutor
-from spool.formats.config import Config
 from spool.formats.wrapper import Surroundings, outputs_of
 from spool.machine import identity
 from spool.machine.host import umask
@@ -65,15 +64,16 @@ _ELSEWHERE = "/tmp"  # noqa: S108  # for a directory whose owner is checked
 _LONGEST_SOCKET = 107  # bytes: sun_path of unix(7), less its NUL
 
 
-class TmuxExecutor:
+class TmuxExecutor(Executor):
     """Start wrappers in sessions of a tmux server of the spool's own."""
 
     name = "tmux"
+    engine: LocalProcesses
 
-    def __init__(self, engine: LocalProcesses | None = None, config: Callable[[], Config] = Config) -> None:
+    def __init__(self, engine: LocalProcesses | None = None) -> None:
         """Start runs that *engine* manages."""
         self.engine = engine or LocalProcesses()
-        self._process = ProcessExecutor(self.engine, config)
+        self._process = ProcessExecutor(self.engine)
         self._version: tuple[tuple[str, int, int], str | None] | None = None  # a program, and its problem
         self._placeless: str | None = None  # a spool whose server cannot have a socket
         self._slow_s = 0.0  # total duration of the last starts if each was slow
@@ -162,9 +162,6 @@ class TmuxExecutor:
             if answer.stdout or not _LEFT.search(answer.stderr) or time.monotonic() > until:
                 return answer
             time.sleep(0.005)
-
-    def close(self) -> None:
-        """Do nothing: the server lives as long as its sessions."""
 
     def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
         """Return the command that attaches to the run's session. Raises SpoolError if there is none."""
@@ -325,30 +322,19 @@ def _words(error: Exception) -> str:
 def socket_of(spool_dir: str) -> str:
     """Return the path of the server's socket: in the spool, or elsewhere if the spool's real path is too long for one.
 
-    Elsewhere is the place where a server has its socket already, else the first place that only this user can use.
-    Raises SpoolError if there is none.
+    Elsewhere is not in the directory of a login, which goes with that. Raises SpoolError if others can use it too.
     """
     root = os.path.realpath(spool_dir)  # a spool has one server, regardless of the path used
     path = layout.Layout(root).at(layout.TERMINALS)
     if len(os.fsencode(path)) <= _LONGEST_SOCKET:
         return path
-    name = hashlib.sha256(os.fsencode(root)).hexdigest()[:24]
-    places = [f"{_ELSEWHERE}/spool-{os.getuid()}"]
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(runtime) and len(os.fsencode(f"{runtime}/spool/{name}")) <= _LONGEST_SOCKET:
-        places.insert(0, f"{runtime}/spool")
-    for place in places:
-        if os.path.lexists(f"{place}/{name}") and not _why_not_private(place):
-            return f"{place}/{name}"
-    why = ""
-    for place in places:
-        with suppress(OSError):  # an existing entry, and whether it is suitable, is checked next
-            os.mkdir(place, 0o700)
-        why = _why_not_private(place)
-        if not why:
-            return f"{place}/{name}"
-    text = f"the spool's path is too long for a socket, and this directory {why}"
-    raise SpoolError(cannot("use", "tmux", text, where=places[-1]))
+    place = f"{_ELSEWHERE}/spool-{os.getuid()}"
+    with suppress(OSError):  # an existing entry, and whether it is suitable, is checked next
+        os.mkdir(place, 0o700)
+    if why := _why_not_private(place):
+        text = f"the spool's path is too long for a socket, and this directory {why}"
+        raise SpoolError(cannot("use", "tmux", text, where=place))
+    return f"{place}/{hashlib.sha256(os.fsencode(root)).hexdigest()[:24]}"
 
 
 def _why_not_private(directory: str) -> str:

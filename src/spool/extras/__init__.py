@@ -41,7 +41,7 @@ TABLE = (
                 "Slurm",
                 "spool.extras.engines.engine:executor",
                 check="spool.extras.engines.language:check",
-                shortcut="Hand it to Slurm: the same as --executor slurm.",
+                shortcut="Hand it to Slurm.",
             ),
             "sge": EngineOffer(
                 "Grid Engine",

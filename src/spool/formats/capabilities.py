@@ -31,9 +31,6 @@ else:
 MOST = 1_000_000
 """The largest count in any file."""
 
-SHORTEST_NS = 100_000_000
-"""The shortest period of anything periodic."""
-
 MAX_INDEX = 9_999_999
 """The largest index of an array."""
 
@@ -70,12 +67,13 @@ class Key(Row):
           plus the unit for a size or duration.
     * `option`: its spelling on the command line; `help` if that differs from the docs. `shortcuts` are flags that
           stand for one value each: the spelling, the value, the help.
-    * `also`: how other tools spell the option; accepted, but not listed in the help.
+    * `also`: how other tools spell the option; accepted, but not listed in the help. Without an `option` too.
     * `words`: the allowed ones. `least`, `most`: its bounds. `examples`: for editors.
     * `needs`: another key, and why this one is meaningless without it.
     * `array_only`: for the array file only, not for its tasks.
     * `in_defaults`: it may also stand in `[defaults]` of config.toml.
     * `many`: "list" for a list of such tables, "named" for a table of them by names that the user chooses.
+    * `internal`: only spool writes it, so the page of keys leaves it out.
     """
 
     name: str
@@ -95,6 +93,7 @@ class Key(Row):
     array_only: bool = False
     in_defaults: bool = False
     many: str = ""
+    internal: bool = False
 
     @property
     def table(self) -> KeyTable | None:
@@ -113,13 +112,19 @@ class Key(Row):
 
 
 class KeyTable:
-    """The keys of a file, or of a table in it. A value that is not a table stands for the key *short*."""
+    """The keys of a file, or of a table in it. A value that is not a table stands for the key *short*.
 
-    def __init__(self, name: str, about: str, *keys: Key, short: Key | None = None) -> None:
+    *gone*: keys of the file that have no effect any more, `NAME` or `TABLE.NAME`, each with what to do.
+    """
+
+    def __init__(
+        self, name: str, about: str, *keys: Key, short: Key | None = None, gone: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self.about = about
         self.keys = keys
         self.short = short
+        self.gone = gone or {}
 
 
 _UNITS = {"size": "_bytes", "duration": "_ns", "timeout": "_ns"}
@@ -133,16 +138,24 @@ class Part:
 
     *excludes* are keys of the file that one with its keys cannot have, each with the reason. Defaults do not add them.
     *once*: why only one run can have its keys; such a job is not queued again, and copies of it are without.
+    *gone*: as in a `KeyTable`.
     """
 
     def __init__(
-        self, *keys: Key, after: str, reader: str, excludes: Mapping[str, str] | None = None, once: str = ""
+        self,
+        *keys: Key,
+        after: str,
+        reader: str,
+        excludes: Mapping[str, str] | None = None,
+        once: str = "",
+        gone: Mapping[str, str] | None = None,
     ) -> None:
         self.keys = keys
         self.after = after
         self.reader = reader
         self.excludes = excludes or {}
         self.once = once
+        self.gone = gone or {}
 
     @property
     def names(self) -> frozenset[str]:
@@ -196,7 +209,6 @@ class OtherWay(Row):
     """Another way of `spool run`, with an option of its own.
 
     * `option`: its spelling; `help`, `text`: its line of help, and what the verb's help says of it.
-    * `alone`: a key whose option, given without a value, means this way too, and what its help says of that.
     * `runs`: `(root, Asked, *, quiet, strict, replaces) -> int`: takes the place of the verb; the exit code.
     """
 
@@ -204,7 +216,6 @@ class OtherWay(Row):
     help: str
     text: str
     runs: str
-    alone: tuple[str, str]
 
 
 class GpuVendor(Row):

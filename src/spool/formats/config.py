@@ -18,7 +18,7 @@ from spool.core.layout import EXPORTED
 from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Parts, Policy, Pool
 from spool.core.units import parse_size
 from spool.formats import jobfile, toml
-from spool.formats.capabilities import REQUIRED, SHORTEST_NS, Key, KeyTable, executors, with_parts
+from spool.formats.capabilities import REQUIRED, Key, KeyTable, executors, with_parts
 from spool.formats.keys import DEFAULTS
 from spool.formats.toml import Path
 from spool.formats.validation import Format, Kind, Kinds, Problems, Reading
@@ -45,12 +45,27 @@ _EXPORT = re.compile(r"[A-Za-z_*?\[][A-Za-z0-9_*?\[\]!-]*")
 _ACCOUNT = re.compile(r"@?[^@\s:,/-][^@\s:,/]*(?:@[^@\s:,/]+)?")  # as in a directory service: alice@lab.example
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+")
 
-_GONE = {
+GONE = {
     "starvation_after": 'jobs no longer starve, with any value; remove it, or set order = "arrival" for first come, '
     "first served",
     "time_bonus": 'shorter jobs go first anyway; remove it, or set order = "arrival" for first come, first served',
     "hq": "spool hands no jobs to HyperQueue any more; remove it",
     "tariff": "multiply the hours and kWh of `spool stats --json` by your prices; remove it",
+    "learn_run_times": "a guess never holds up a job for long; remove it, and state time limits that you know",
+    "half_life": "usage always counts half after 7 days; remove it, or set fair_share = false to ignore it",
+    "cpu_weight": "20 CPUs always count as one GPU; remove it",
+    "reservation_horizon": "GPUs are always kept free from 12 hours before their reservation; remove it",
+    "reservation_allows_unlimited": "a job without a time limit would run into the reservation; remove it, and give "
+    "such jobs a time limit",
+    "wrapper": "spool takes the faster program by itself; remove it",
+    "look_every": "the directories are always read every 5 seconds, and at once after a file event; remove it",
+    "hook_time_limit": "a hook always has 30 seconds; remove it",
+    "log_level": "dispatcher.log has what a user may need; remove it",
+    "gpu_names": "write [defaults] setup = 'export CUDA_VISIBLE_DEVICES=$SPOOL_GPU_INDICES' for indices",
+    "keep_session": "write keep_session = true in the job file, or submit with --set keep_session=true",
+    "max_requeues": "a lost job always runs again 3 times at most; requeue = false in its file keeps it from that",
+    "gpu.poll": "GPUs in use are always looked at every 5 seconds; remove it",
+    "gc.max_runs": "write gc.max_age or gc.max_size; `spool gc --keep-runs` removes by number",
 }
 """The keys that have no effect any more, each with the reason and what to write instead."""
 
@@ -98,9 +113,6 @@ _GPU = KeyTable(
         'Which GPUs to use first: "sequential" (lowest index), "random", "packed" (the fullest that fits), "spread" '
         "(the emptiest). Default: the smallest memory (docs/SCHEDULING.md, clause 4); packed for jobs that share GPUs.",
         words=("sequential", "random", "packed", "spread"), field="policy.gpu_strategy"),
-    Key("poll", "duration",
-        "How often to check for processes outside spool while a job with GPUs runs or waits. Each start on GPUs "
-        "checks again.", least=SHORTEST_NS),
     Key("ignore_processes", _IGNORE,
         "Processes outside spool that do not keep jobs off a GPU, such as an idle notebook.", default={}),
 )
@@ -109,7 +121,6 @@ _GC = KeyTable(
     "GcTable",
     "Which ended runs the dispatcher (every hour) and `spool gc` remove. A limit that is not set removes nothing.",
     Key("max_age", "duration", "Remove runs that ended longer ago than this."),
-    Key("max_runs", "count", "Keep this many of the newest runs of each job and remove the rest.", least=1),
     Key("max_size", "size", "Remove the oldest runs until all metadirs together fit this size."),
 )
 
@@ -159,14 +170,6 @@ CONFIG = KeyTable(
         field="policy.max_running"),
     Key("executor", "executor", "What runs jobs that do not set `executor`: one of these, or an engine that an "
         "installed package offers.", words=executors()),
-    Key("gpu_names", "word",
-        "What `CUDA_VISIBLE_DEVICES` of jobs has: UUIDs, or indices for programs that take no UUIDs. A MIG instance "
-        "always has its UUID.", words=("uuid", "index")),
-    Key("keep_session", "flag",
-        "Whether to keep tmux sessions open after jobs end, for jobs that do not set `keep_session`."),
-    Key("wrapper", "word",
-        'What carries out `run.sh`: "auto" is a compiled program where it is installed, which is faster, and "sh" is '
-        "always `/bin/sh`.", words=("auto", "sh")),
     Key("durability", "word",
         'What may repeat after a power cut: "grouped" syncs records together, within 50 ms; "strict" syncs each one '
         "before anything relies on it.", words=("grouped", "strict")),
@@ -182,40 +185,20 @@ CONFIG = KeyTable(
         "only."),
     Key("idle_exit", "timeout",
         "A dispatcher that was started this way exits after this time without jobs. 0s means never."),
-    Key("look_every", "duration", "How often the directories are read even without file events.",
-        least=SHORTEST_NS),
     Key("kill_grace", "duration", "Time between TERM and KILL, for jobs that do not set `kill_grace`."),
-    Key("max_requeues", "count", "Maximum number of times a job is run again after its run was lost."),
     Key("prolog", "script", "Shell code to run before every job's own prolog."),
     Key("epilog", "script", "Shell code to run after every job's own epilog."),
-    Key("hook_time_limit", "duration",
-        "Maximum run time of a hook; after that it is killed with everything it started, and counts as a veto.",
-        least=SHORTEST_NS),
-    Key("log_level", "word", "Level of detail in the dispatcher's log.", words=("debug", "info", "warning", "error")),
     Key("other_hosts_gone", "words",
         "Hosts that no longer exist: their runs count as lost. Name a host only if it is really off.", default=()),
     Key("on_failure", "word",
         "What to do when a job has finally failed: continue, pause the spool, or cancel all jobs.",
         words=("continue", "pause", "halt"), field="policy.on_failure"),
-    *(Key(name, "anything", f"No longer has any effect: {why}.", field=f"gone.{name}") for name, why in _GONE.items()),
     Key("order", "word", "Which job goes first: the one that has waited longest for its size, or the oldest.",
         words=("slowdown", "arrival"), field="policy.order"),
-    Key("learn_run_times", "flag", "Whether to estimate the run time of jobs without a time limit from earlier runs.",
-        field="policy.learn_run_times"),
     Key("fair_share", "flag", "Whether jobs of users with more usage, recent or since they came, wait longer.",
         field="policy.fair_share"),
     Key("fair_share_by", "word", "What fair share compares.", words=("user", "project"),
         field="policy.fair_share_by"),
-    Key("half_life", "duration", "Half-life of usage: after this time it counts half.",
-        field="policy.half_life_ns"),
-    Key("cpu_weight", "number", "Weight of a CPU second relative to a GPU second.", least=0, most=1000,
-        field="policy.cpu_weight"),
-    Key("reservation_horizon", "duration",
-        "From this long before a reservation begins, its GPUs take no jobs that would run into it.",
-        field="policy.reservation_horizon_ns"),
-    Key("reservation_allows_unlimited", "flag",
-        "Whether jobs without a time limit may start on GPUs that are reserved for later.",
-        field="policy.reservation_allows_unlimited"),
     Key("defaults", "defaults of jobs",
         f"Defaults for keys that a job file does not set: {', '.join(f'`{key.name}`' for key in DEFAULTS.keys)}. "
         "Job files stay unchanged, and running jobs keep what they started with.", default={}),
@@ -223,7 +206,7 @@ CONFIG = KeyTable(
     Key("gpu", _GPU, "Which GPUs jobs may use, and how they are chosen.", default={}),
     Key("gc", _GC, "Which ended runs the dispatcher (every hour) and `spool gc` remove.", default={}),
     Key("quotas", _QUOTAS, "Limits on what users and projects use at once.", default={}),
-)))
+)), gone=GONE)
 
 # fmt: on
 
@@ -243,9 +226,8 @@ class Reserve(Struct, frozen=True):
 
 
 class GpuConfig(Struct, frozen=True):
-    """How GPUs are watched. The policy says which are used, and in which order."""
+    """Which processes outside spool keep no jobs off a GPU. The policy says which GPUs are used, and in which order."""
 
-    poll_ns: int = 5 * SECOND_NS
     ignore_names: frozenset[str] = frozenset()
     ignore_users: frozenset[str] = frozenset()
     ignore_below_bytes: int = 0
@@ -269,6 +251,7 @@ class Capacity(Struct, frozen=True):
     memory_reserve: Reserve = Reserve()
     resources: tuple[Pool, ...] = ()
     gpu: GpuConfig = GpuConfig()
+    advice: tuple[str, ...] = ()  # about keys without effect, and what to write instead
 
     def memory_of(self, total_bytes: int) -> int:
         """Return the memory for all jobs together on a machine with *total_bytes*."""
@@ -283,26 +266,18 @@ class Config(Capacity, frozen=True):
     machine: str = "auto"  # or "off", or a directory: absolute, or with ~
     machine_owner: str | None = None
     executor: str = "process"
-    gpu_names: str = "uuid"  # or "index"
-    keep_session: bool = False
-    wrapper: str = "auto"  # or "sh"
     durability: str = "grouped"  # or "strict"
     accept_from: tuple[str, ...] = ()
     autostart: bool = True
     export: tuple[str, ...] = EXPORTED
     idle_exit_ns: int | None = 600 * SECOND_NS  # None: never
-    look_every_ns: int = 5 * SECOND_NS
     kill_grace_ns: int = DEFAULT_KILL_GRACE_NS
-    max_requeues: int = 3
     prolog: str | None = None
     epilog: str | None = None
-    hook_time_limit_ns: int = 10 * SECOND_NS
-    log_level: str = "info"
     other_hosts_gone: tuple[str, ...] = ()
     defaults: JobDefaults = jobfile.NO_DEFAULTS
     gc: RetentionPolicy = RetentionPolicy()
     parts: Parts = ()
-    advice: tuple[str, ...] = ()  # about keys without effect, and what to write instead
 
     def part(self, capability: str) -> Any:
         """Return the value of the keys of a capability; None if the file has none of them."""
@@ -319,17 +294,14 @@ def parse(data: bytes) -> Config:
     grace_ns = config.get("kill_grace_ns", DEFAULT_KILL_GRACE_NS)
     config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
     config["gc"] = RetentionPolicy(**found["gc"])
-    advice = tuple(f"{key} has no effect: {why}" for key, why in _GONE.items() if key in found["gone"])
-    return Config(**config, advice=advice)
+    return Config(**config)
 
 
 def capacity_of(reading: Reading) -> dict[str, Any]:
     """Return the fields of the root that a file sets, those of `Capacity` complete, and add their problems."""
     found = reading.found
     root, policy = found[""], found["policy"]
-    if policy.get("half_life_ns") == 0:
-        why = "must be more than 0; to ignore all usage, set fair_share = false"
-        reading.problems.add(("half_life",), why)
+    root["advice"] = reading.advice
     for key in ("default_user_limits", "default_project_limits"):
         policy[key] = Limits(**found[f"policy.{key}"])
     for key in ("user_limits", "project_limits"):
@@ -439,7 +411,6 @@ _KINDS: Kinds = {
     "account": lambda key: Kind(Text, _account),
     "machine": lambda key: Kind(Text, _machine),
     "exports": lambda key: Kind(tuple[str, ...], _exports),
-    "anything": lambda key: Kind(bool | str | int | dict[str, Any]),
 }
 
 FORMAT = Format(CONFIG, {**KINDS, **_KINDS}, InvalidConfig, Config(), "config")

@@ -19,8 +19,7 @@ import msgspec
 
 from spool.core.model import Answer, Event, Grant, Request, Reservation
 from spool.formats.run_records import HISTORY
-from spool.formats.state import escaped
-from spool.formats.wire import Form, Table, decoded, render_instant, said
+from spool.formats.wire import Form, Table, as_json, decoded, render_instant
 from spool.formats.wrapper import resource_variables
 
 _OF_RESULT = (
@@ -41,11 +40,7 @@ _NAMES = tuple((field.name, field.default) for field in msgspec.structs.fields(E
 
 def render_event(event: Event) -> bytes:
     """Return *event* as one line of JSON. Unknown values are absent."""
-    found = {name: value for name, default in _NAMES if (value := getattr(event, name)) != default}
-    try:
-        return _encoder.encode(found) + b"\n"
-    except UnicodeEncodeError:  # a file name in a reason
-        return _encoder.encode(escaped(msgspec.to_builtins(found))) + b"\n"
+    return as_json({name: value for name, default in _NAMES if (value := getattr(event, name)) != default}) + b"\n"
 
 
 def parse_event(line: bytes) -> Event | None:
@@ -112,7 +107,7 @@ def facts(event: Event) -> dict[str, Any]:
 
 def render_facts(found: dict[str, Any]) -> bytes:
     """Return facts as JSON, one object on one line."""
-    return msgspec.json.encode(found) + b"\n"
+    return as_json(found) + b"\n"
 
 
 def _tables(value: Request | Grant | Reservation) -> dict[str, Any]:
@@ -141,9 +136,9 @@ _FACTS = Table(
     group tags executor engine_id metadir request:tables grant:tables submitted_at started_at reservation
     reserved:tables gpu keys:plain
     """,
-    word=Form(str, said, str, attrgetter("value")),
-    tables=Form(str, said, dict, _tables),
-    plain=Form(str, said, dict, dict),
+    word=Form(str, attrgetter("value")),
+    tables=Form(dict, _tables),
+    plain=Form(dict, dict),
 )
 
 

@@ -29,17 +29,14 @@ RETRY = KeyTable(
     "RetryTable",
     "When to retry a run that failed. Delay before retry n: min(delay * backoff^(n-1), max_delay).",
     Key("max", "count", "Maximum number of retries.", option="--retry-max N"),
-    Key("delay", "duration", "Delay before the first retry.", option="--retry-delay TIME"),
+    Key("delay", "duration", "Delay before the first retry."),
     Key("backoff", "number", "Backoff factor: the delay is multiplied by it after each retry.", least=1,
-        most=1000, option="--retry-backoff FACTOR", help="Multiply the delay by FACTOR after each retry."),
-    Key("max_delay", "duration", "Maximum delay between retries.", option="--retry-max-delay TIME"),
-    Key("on", "ends", 'Outcomes ("failed", "timeout", "out_of_memory") and exit codes (1-255) to retry.',
-        option="--retry-on OUTCOME|CODE,…",
-        help="Outcomes (failed, timeout, out_of_memory) and exit codes to retry. Default: failed."),
+        most=1000),
+    Key("max_delay", "duration", "Maximum delay between retries."),
+    Key("on", "ends", 'Outcomes ("failed", "timeout", "out_of_memory") and exit codes (1-255) to retry.'),
     Key("memory_factor", "number",
         "After `out_of_memory` the next run requests that many times the memory, never more than the machine has, and "
-        "later runs of the name do too. Adds `out_of_memory` to `on`.", least=1, most=1000,
-        option="--retry-memory-factor N", help="After out_of_memory, N times the memory."),
+        "later runs of the name do too. Adds `out_of_memory` to `on`.", least=1, most=1000),
 )
 
 TASK = KeyTable(
@@ -60,12 +57,11 @@ _COMMAND = with_parts("job", (
         "The text of a script; its first line begins with `#!`. Each run gets it as a file in its metadir and "
         "executes that file instead of the first word of `command`. `command` must then be a list; its other words "
         "are the arguments. `spool submit job.sh` writes it."),
-    Key("shell", "shell", "The shell that runs a `command` given as a string: an absolute path.",
-        option="--shell PATH"),
+    Key("shell", "shell", "The shell that runs a `command` given as a string: an absolute path."),
     Key("workdir", "workdir",
         "The working directory: an absolute path, or one that begins with `~` or an environment variable. Default: "
         "the home directory; `spool submit` writes the current one.", option="--workdir DIR", also="--chdir -D",
-        help="Working directory, absolute or relative to the current one. Default: the current directory."),
+        help="Working directory. Default: the current one."),
     Key("env", "variables", "Environment variables, added to those that every job starts with (clause 7).", default={},
         option="-e --env KEY[=VALUE]",
         help="Set an environment variable; without =VALUE, pass on its current value. May be repeated.",
@@ -90,8 +86,7 @@ _SETUP = with_parts("job", (
     Key("setup", "script",
         "Lines for `shell` to run just before the command, in the same shell: `module load cuda`, "
         "`. venv/bin/activate`, `ulimit -c 0`. If they fail, the command does not run.",
-        examples=["module load cuda"], option="--setup SHELL-TEXT",
-        help="Shell code to run first, in the command's shell.", in_defaults=True),
+        examples=["module load cuda"], in_defaults=True),
 ))
 
 _MACHINE = with_parts("job", (
@@ -101,7 +96,7 @@ _MACHINE = with_parts("job", (
         'Host memory: counted when the job is scheduled and enforced while it runs. "auto": what earlier runs of its '
         'name used, and a margin; "auto:8G" states the first guess.', least=1,
         field="request.memory_bytes", option="-m --memory SIZE|auto", also="--mem",
-        help="Host memory, enforced while it runs. auto: what earlier runs of its name used, and a margin.",
+        help="Host memory, enforced. auto: by earlier runs.",
         in_defaults=True),
 ))
 
@@ -112,49 +107,48 @@ _GPUS = with_parts("job", (
         "Memory on each GPU. With it, the job shares its GPUs with other jobs that set it; without it, the job has "
         'its GPUs to itself. "auto": to itself until a run of its name has shown how much it uses.', least=1,
         field="request.gpu_memory_bytes", option="--gpu-memory SIZE|auto",
-        help="Memory on each GPU, which the job then shares with others that set it; auto: by what earlier runs of its "
-        "name used.",
+        help="Memory on each GPU, which it then shares.",
         needs="gpus: it is the memory on each GPU"),
     Key("gpu_min_memory", "size",
         "The least total memory of each GPU. It does not share the GPUs: a job with `gpus = 1` and "
         '`gpu_min_memory = "40G"` has a whole GPU of 40 GiB or more to itself.', least=1,
         field="request.gpu_min_memory_bytes", option="--gpu-min-memory SIZE",
+        help="Minimum memory of each whole GPU.",
         needs="gpus: it is the least memory of each GPU"),
     Key("gpu_type", "GPU type",
         'The GPU model or part of its name, such as "A100"; a list, such as ["A100", "H100"], means that any of them '
         'will do. "auto" means any model.', default=None,
-        field="request.gpu_types", option="--gpu-type NAME,…", needs="gpus"),
+        field="request.gpu_types", option="--gpu-type NAME,…", needs="gpus",
+        help="GPU model, or a part of its name."),
 ))
 
 _RESOURCES = with_parts("job", (
     Key("resources", "amounts",
         "Amounts of the resources that the configuration defines, such as licences: `resources = { licence = 1 }`.",
-        default={}, field="request.resources", option="--resource --resources NAME=N,…",
-        help="Amounts of the resources defined in the configuration; NAME alone means 1. May be repeated."),
+        default={}, field="request.resources"),
 ))
 
 _LIMITS = with_parts("job", (
     Key("time_limit", "duration", "Maximum run time; a job that exceeds it is stopped with the outcome `timeout`.",
-        least=1, option="-t --time-limit TIME", also="--time", in_defaults=True),
+        least=1, option="-t --time-limit TIME", also="--time",
+        help="Maximum run time; then it is stopped.", in_defaults=True),
     Key("signal", "signal",
         'A warning signal before the time limit, and how long before: "USR1@60s". "USR1" alone means 60 seconds '
-        "before.", examples=["USR1@60s"], option="--signal NAME@TIME", needs="time_limit: it warns before that limit"),
+        "before.", examples=["USR1@60s"], also="--signal", needs="time_limit: it warns before that limit"),
     Key("signal_to", "word",
         'Which processes get it. "main": each program that the command, or a shell in it, runs, but not what that '
         'program has started, unless only those handle the signal. "all": these, too. "shell": the command itself, '
         "such as a script with a trap. Default: main, and a shell that has a trap for it; another shell that waits for "
         "a program is spared.", words=("main", "all", "shell"), default=None,
-        option="--signal-to main|all|shell", needs="signal",
-        help="Which processes get it: each program, also what that has started, or the command's shell alone. "
-        "Default: main, and a shell that has a trap."),
+        needs="signal"),
     Key("gpu_idle", "timeout",
         "How long the job may leave all its GPUs idle before `gpu_idle_action` applies. 0s means no limit.",
-        option="--gpu-idle TIME", in_defaults=True),
+        in_defaults=True),
     Key("gpu_idle_action", "word",
         'What happens then: "warn" sends a warning, "stop" also stops the run, with the outcome `cancelled`.',
-        words=("warn", "stop"), option="--gpu-idle-action warn|stop", in_defaults=True),
+        words=("warn", "stop"), in_defaults=True),
     Key("kill_grace", "duration", "Time between TERM and KILL when a run is stopped. Default: 10s.",
-        default=None, option="--kill-grace TIME"),
+        default=None),
 ))
 
 _WHEN = with_parts("job", (
@@ -163,25 +157,23 @@ _WHEN = with_parts("job", (
     Key("depends_on", DEPENDS_ON,
         "Jobs that this one waits for. A list means that all must finish successfully. An array's name means all of "
         "its tasks.", option="-d --depends-on [KIND:]NAME,…", also="--dependency",
-        help="Jobs that must finish first; prefix with any:, ended:, failed: or each: for other conditions. May be "
-        "repeated."),
+        help="Jobs that must finish first; before them any:, ended:, failed: or each: for other conditions."),
     Key("on_dependency_failure", "word",
         "What to do when a dependency can no longer be satisfied: cancel the job, or keep it waiting.",
-        words=("cancel", "wait"), default="cancel", option="--on-dependency-failure cancel|wait"),
+        words=("cancel", "wait"), default="cancel"),
     Key("start_after", "moment or delay",
         "Earliest start: a date and time (RFC 3339; the machine's local time if it has no offset), or a duration "
         "counted from when the job was queued.", examples=["2026-01-31T09:00:00+01:00", "2h"],
         option="--start-after TIME", also="--begin -b",
-        help="Do not start before: 16:00, 'tomorrow 8:00', friday, 2h, or a date and time."),
+        help="Do not start before: 16:00, 'tomorrow 8:00', friday, 2h, a date."),
     Key("scheduling_timeout", "timeout",
-        "Maximum wait; a job that waits longer ends as `unschedulable`. 0s means no maximum.",
-        option="--scheduling-timeout TIME"),
+        "Maximum wait; a job that waits longer ends as `unschedulable`. 0s means no maximum."),
 ))
 
 _GROUPS = with_parts("job", (
-    Key("group", "label", "Group name; `group_limit` limits its running jobs.", option="--group NAME"),
+    Key("group", "label", "Group name; `group_limit` limits its running jobs."),
     Key("group_limit", "count", "Maximum number of the group's jobs that run at once.", least=1,
-        option="--group-limit N", needs="group"),
+        needs="group"),
 ))
 
 _MANY = with_parts("job", (
@@ -189,65 +181,60 @@ _MANY = with_parts("job", (
         'Turns this file into many jobs, one for each index: "0-99", "0-99:2" with a step, "1,3,7-9" as a list. With '
         '"%4" at the end, at most 4 run at once.', examples=["0-99%4", "0-99:2", "1,3,7-9"], array_only=True,
         option="--array 0-99:2%4", also="-a",
-        help="Submit one job for each index; :2 is a step, %4 means at most 4 at once. Each job has its index in "
-        "$SPOOL_ARRAY_INDEX, and {index} is replaced in the command, env and paths."),
+        help="Submit one job for each index, its $SPOOL_ARRAY_INDEX and {index}; :2 is a step, %4 at most 4 at once."),
     Key("matrix", "choices",
         "Turns this file into many jobs: each key has a list, and each combination is a job. `{key}` in `command`, "
         "`env` and the paths is replaced by the job's value.", array_only=True, option="--matrix KEY=VALUE,…",
-        help="Submit one job for each value; {key} in the command is replaced. Repeat it for all combinations."),
+        help="Submit one job for each value of {key} in the command. May be repeated."),
     Key("rows", "rows",
         "Turns this file into many jobs: a list of tables with the same keys, one job for each. `{key}` is replaced "
         "as for `matrix`. `spool submit --param-file` writes it from a table.",
         examples=[[{"lr": 0.1, "seed": 1}, {"lr": 0.01, "seed": 7}]], array_only=True, option="--param-file FILE.csv",
-        help="Submit one job for each row of a table; its first line has the keys. {key} in the command is replaced."),
-    Key("max_running", "count", "Maximum number of the array's tasks that run at once.", least=1, array_only=True,
-        option="--max-running N"),
-    Key("task", TASK, "Written by spool: which array task this is."),
+        help="Submit one job for each row of a table, whose first line has the keys."),
+    Key("max_running", "count", "Maximum number of the array's tasks that run at once.", least=1, array_only=True),
+    Key("task", TASK, "Written by spool: which array task this is.", internal=True),
 ))
 
 _AGAIN = with_parts("job", (
     Key("retry", RETRY, "When to retry a run that failed.", in_defaults=True),
     Key("requeue", "flag",
         "Whether to run again after a reboot or when the process vanished: at most 3 times, counted separately from "
-        "`retry`.", option="--requeue --no-requeue",
-        help="Run it again after a reboot or when its process vanished. Default: yes, at most 3 times."),
+        "`retry`.", also="--requeue --no-requeue"),
     Key("preemptible", "flag",
         "Whether a run that is long may be stopped, with its `signal` and `kill_grace`, so that a short job can start. "
-        "It runs again as soon as there is room. For jobs that continue from a checkpoint.",
-        option="--preemptible --no-preemptible",
-        help="Stop a long run of it for a short job, and run it again when there is room. Default: no."),
+        "It runs again as soon as there is room. For jobs that continue from a checkpoint."),
 ))
 
 _OUTPUT = with_parts("job", (
     Key("stdout", "output",
         "Path for the output, relative to `workdir`; `%n` is the job's name, `%r` the run, `%a` the array index, `%%` "
         "a percent sign. Default: `log` in the metadir.", option="--stdout PATH", also="-o --output",
-        help="Path for the output: %n is the job, %r the run, %a the array index. Default: a file in the spool."),
+        help="Path for the output: %n the job, %r the run."),
     Key("stderr", "output", "Path for the error output, like `stdout`. Default: the same file as the output.",
-        option="--stderr PATH", also="--error"),
+        option="--stderr PATH", also="--error",
+        help="Path for the error output, if not the same."),
 ))
 
 _RUNNING = with_parts("job", (
-    Key("prolog", "script", "Shell code to run before the command.", option="--prolog SHELL-TEXT"),
-    Key("epilog", "script", "Shell code to run after the command.", option="--epilog SHELL-TEXT"),
+    Key("prolog", "script", "Shell code to run before the command."),
+    Key("epilog", "script", "Shell code to run after the command."),
     Key("executor", "executor",
         "What runs the job: one of these, or an engine that an installed package offers. Default: from the "
         "configuration.", words=executors(),
-        help="What runs the job, here or elsewhere. Default: from the configuration.",
+        help="What runs the job. Default: as configured.",
         option="--executor NAME",
         shortcuts=(
-            ("--tmux", "tmux", "Run it in a terminal that `spool attach` opens: the same as --executor tmux."),
+            ("--tmux", "tmux", "Run it in a terminal that `spool attach` opens."),
             *((f"--{name}", name, offer.shortcut) for name, offer in engines().items() if offer.shortcut),
         )),
     Key("keep_session", "flag",
-        "Whether to keep the job's tmux session open after it ends. Default: from the configuration.",
-        option="--keep-session --no-keep-session"),
+        "Whether to keep the job's tmux session open after it ends."),
 ))
 
 _PEOPLE = with_parts("job", (
     Key("project", "label", "Project name, for filters and quotas.", option="--project NAME"),
     Key("tags", "labels", "Tags, for filters.", default=(), option="--tag --tags TAG,…"),
-    Key("comment", "text", "Free-text comment.", option="--comment TEXT"),
+    Key("comment", "text", "Free-text comment.", also="--comment"),
 ))
 
 JOB = KeyTable(
@@ -265,7 +252,7 @@ DEFAULTS = KeyTable(
 
 BY_OPTION = (
     *_GPUS, *_MACHINE, *_RESOURCES, *_LIMITS, *_WHEN, *_AGAIN, *reversed(_COMMAND), *_SETUP, *_OUTPUT, *_RUNNING,
-    *_GROUPS, *_MANY, *_PEOPLE,
+    *_GROUPS, *_MANY, *_PEOPLE, *_INHERITED,
 )  # fmt: skip
 """The keys of a job file in the order in which a submission writes them."""
 
@@ -274,13 +261,9 @@ COMMON = ("gpus", "cpus", "memory", "time_limit", "depends_on", "start_after", "
 
 SECTIONS = (
     ("Resources", (*_GPUS, *_MACHINE, *_RESOURCES)),
-    ("When it runs", (*_WHEN, *_GROUPS)),
-    ("Limits", _LIMITS),
-    ("Retries", _AGAIN),
+    ("When it runs", (*_WHEN, *_GROUPS, *_LIMITS, *_AGAIN)),
     ("Arrays", _MANY),
     ("Environment", _COMMAND),
-    ("Output", _OUTPUT),
-    ("How it runs", (*_SETUP, *_RUNNING)),
-    ("Labels and notifications", _PEOPLE),
+    ("How it runs", (*_SETUP, *_RUNNING, *_OUTPUT, *_PEOPLE)),
 )
 """The sections of the help, each with the keys whose options it lists unless they are common."""

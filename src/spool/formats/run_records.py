@@ -15,7 +15,6 @@ How the records may change from one version to the next, for these and for the h
 from __future__ import annotations
 
 import re
-from operator import attrgetter
 
 import msgspec
 from msgspec import Struct
@@ -33,13 +32,12 @@ from spool.core.model import (
     Jid,
     Request,
     Result,
-    RunAccount,
     State,
     Stop,
     StopKind,
     Suspension,
 )
-from spool.formats.wire import MOST_READ, Table, decoded, one_line, optional, read_keys, several
+from spool.formats.wire import MOST_READ, Table, as_json, decoded, one_line, read_keys, tables
 
 VOID_JID = b"void\n"
 """The `jid` that a dispatcher writes for a run that it settles: the run never started and never will."""
@@ -300,7 +298,7 @@ _ARRAY = Table(
 render_array, parse_array = _ARRAY.render, _ARRAY.parse
 """`array.toml`."""
 
-_WATCH = Table("a gpus record", GpuWatch, "at idle_ms! told! is_told")
+_WATCH = Table("a gpus record", GpuWatch, "at idle_ms! told! is_told", {"gpus": ()})
 
 
 def render_gpus(watch: GpuWatch) -> bytes:
@@ -316,10 +314,10 @@ def render_gpus(watch: GpuWatch) -> bytes:
 def parse_gpus(data: bytes) -> GpuWatch:
     """Return the content of `gpus.toml`. Raises InvalidRecord."""
     keys = read_keys(data, "a gpus record")
-    tables = several(keys, "gpu_use", dict)
-    counters = tuple(optional(table, "counter_mj", int) for table in tables)
+    uses = tables(keys, "gpu_use")
+    counters = tuple(number if type(number := use.get("counter_mj")) is int else None for use in uses)
     known = counters if any(counter is not None for counter in counters) else ()
-    return _WATCH.made(keys, gpus=tuple(map(USE.made, tables)), counters_mj=known)
+    return replace(_WATCH.made(keys), gpus=tuple(map(USE.made, uses)), counters_mj=known)
 
 
 _LATE_NS = 60 * SECOND_NS  # from this long after the end, a line states when it was written
@@ -369,8 +367,7 @@ HISTORY = Table(
 )
 """One line of `history.jsonl`: the accounting data of one ended run, flat. Unknown values are absent."""
 
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(HISTORY.json).decode
+_decode = msgspec.json.Decoder(HISTORY.line).decode
 
 
 render_result, parse_result = _RESULT.render, _RESULT.parse
@@ -381,13 +378,13 @@ def render_history(result: Result, now_ns: int | None = None) -> bytes:
     """Return the line of `history.jsonl` for *result*, written at *now_ns*. CPU time is in milliseconds."""
     if now_ns is not None and result.ended_at_ns is not None and now_ns - result.ended_at_ns > _LATE_NS:
         result = replace(result, recorded_at_ns=now_ns)
-    return _encode(HISTORY.to_json(result)) + b"\n"
+    return as_json(HISTORY.to_line(result)) + b"\n"
 
 
 def parse_history_line(data: bytes) -> Result:
     """Return the result in one line of `history.jsonl`. Raises InvalidRecord, also for a torn line."""
     try:
-        return HISTORY.of_json(_decode(data))
+        return HISTORY.of_line(_decode(data))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:  # no ValueError in older versions of msgspec
         raise InvalidRecord(cannot("understand", "a line of the history", str(error))) from None
 
@@ -396,14 +393,6 @@ def job_of_line(line: bytes) -> str:
     """Return the job of a history line that cannot be parsed; "" if not even that can be read."""
     found = decoded(_job_decoder, line)
     return "" if found is None else found.job
-
-
-_MOST_GPUS = 1024  # of one run on a cluster: an edited line may claim any number
-_COUNTED = (
-    *("user", "project", "group", "tags", "peak_memory_bytes", "requeues", "again", "executor"),
-    *("submitted_at_ns", "started_at_ns", "ended_at_ns", "told_at_ns", "cpu_time_ns", "suspended_ns"),
-)
-_counted = attrgetter(*_COUNTED)
 
 
 class _JobAlone(msgspec.Struct, gc=False):
@@ -415,40 +404,16 @@ class _JobAlone(msgspec.Struct, gc=False):
 _job_decoder = msgspec.json.Decoder(_JobAlone)
 
 
-def account_of(result: Result) -> RunAccount:
-    """Return what the sums count of a run with that *result*."""
-    grant, uses, gpus = result.grant, result.gpu_use, result.grant.gpu_uuids
-    if grant.gpus_elsewhere:  # Only the engine knows which these were. Each counts as one that no other run had.
-        gpus = tuple(f"{result.job}:{result.run}:{at}" for at in range(min(grant.gpus_elsewhere, _MOST_GPUS)))
-    known = [use.mean_percent for use in uses if use.mean_percent is not None]
-    energies = [use.energy_mj for use in uses if use.energy_mj is not None]
-    return RunAccount(
-        result.job,
-        result.run,
-        result.outcome.value,
-        result.attempt,
-        cpus=grant.cpus,
-        memory_bytes=grant.memory_bytes,
-        gpus=gpus,
-        gpu_indices=grant.gpu_indices,
-        resources=dict(grant.resources) or None,
-        cpu_list=grant.cpu_list,
-        gpu_percent=sum(known) / len(known) if known else None,
-        gpu_energy_mj=sum(energies) if energies else None,
-        **dict(zip(_COUNTED, _counted(result), strict=True)),
-    )
-
-
-def read_ended_runs(text: bytes) -> tuple[list[RunAccount], int]:
+def read_ended_runs(text: bytes) -> tuple[list[Result], int]:
     """Return the runs in lines of history, and the number of lines that cannot be parsed: torn, or of a later version.
 
     A last line without its newline may be half written: it is not counted among these.
     """
     *lines, last = text.split(b"\n")
-    known, unreadable = list[RunAccount](), 0
+    known, unreadable = list[Result](), 0
     for line in (*lines, last):
         try:
-            known.append(account_of(parse_history_line(line)))
+            known.append(parse_history_line(line))
         except InvalidRecord:
             unreadable += line is not last and bool(line.strip(b"\0 \r"))
     return known, unreadable

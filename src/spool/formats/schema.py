@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any, Union
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from spool.formats import config, jobfile, reservation
 from spool.formats.capabilities import OF_ITS_FIELD, REQUIRED, Key, KeyTable, contributed, loaded
@@ -28,17 +28,18 @@ FOLDERS = {kind.name: f"extras/{one.name}" for one, kinds in contributed("files"
 """The kinds of files of capabilities, and the folders below src/spool of these; the others are in formats."""
 
 
-class Documented(Format):
-    """A format whose type states the default of each key, as a file would state it."""
+class Documented:
+    """A format as types of msgspec that state the meaning and the default of each key, as a file would state it."""
 
     def __init__(self, of: Format) -> None:
-        self._defaults: dict[Key, object] = {}
+        self._of = of
         self._models: dict[str, Struct] = {}
         for part in of.parts.values():
             self._models |= loaded(part.reader).models()
-        self.kinds, self.model = of.kinds, of.model
+        self._defaults: dict[Key, object] = {}
         self._find_defaults(of.table, "")
-        super().__init__(of.table, of.kinds, of.error, of.model, of.parts_of)
+        self._structs: dict[KeyTable, type[Struct]] = {}
+        self.struct = self._struct(of.table)
 
     def default_of(self, key: Key) -> object:
         """Return the default of a key; None: it has none."""
@@ -53,14 +54,52 @@ class Documented(Format):
                 self._find_defaults(key.table, path)
 
     def _default(self, key: Key, path: str) -> object:
-        value: Any = self.model
+        value: Any = self._of.model
         for name in path.split("."):
             owner = value[0] if isinstance(value, tuple) and value else value
-            value = getattr(owner, name, None if owner is not self.model else self._models.get(name))
-        kind = self.kind_of(key)
+            value = getattr(owner, name, None if owner is not self._of.model else self._models.get(name))
+        kind = self._of.kind_of(key)
         if kind is None or value is None or value == () or isinstance(value, Struct):
             return None
         return value if kind.written is None else kind.written(value)
+
+    def _struct(self, table: KeyTable) -> type[Struct]:
+        made = self._structs.get(table)
+        if made is None:
+            made = self._structs[table] = msgspec.defstruct(
+                table.name,
+                [self._column(key) for key in table.keys],
+                frozen=True,
+                forbid_unknown_fields=True,
+                kw_only=True,
+                namespace={"__doc__": table.about},
+            )
+        return made
+
+    def _column(self, key: Key) -> tuple[str, Any] | tuple[str, Any, Any]:
+        hint = self._hint(key)
+        extra: dict[str, Any] = {"type": "string"} if hint is Any else {}
+        if key.words:
+            extra["enum" if key.kind == "word" else "examples"] = list(key.words)
+        if key.examples:
+            extra["examples"] = list(key.examples)
+        hint = Annotated[hint, Meta(description=key.about, extra_json_schema=extra or None)]
+        default = self.default_of(key)
+        if default is REQUIRED:
+            return key.name, hint
+        if default is None:
+            return key.name, Union[hint, UnsetType], UNSET  # noqa: UP007  (made while the program runs)
+        if key.table is not None and not key.many:
+            return key.name, hint, self._struct(key.table)()
+        return key.name, hint, default
+
+    def _hint(self, key: Key) -> Any:
+        kind, table = self._of.kind_of(key), key.table
+        if kind is not None or table is None:
+            return None if kind is None else kind.type
+        hint: Any = self._struct(table)
+        hint = hint if table.short is None else Union[self._hint(table.short), hint]  # noqa: UP007
+        return {"": hint, "list": tuple[hint, ...], "named": dict[str, hint]}[key.many]
 
 
 def schema(kind: str) -> dict[str, Any]:
@@ -91,11 +130,13 @@ def table(kind: str) -> str:
 def rows(kind: str) -> Iterator[tuple[str, str, str, str]]:
     """Yield each key of one *kind* of file: its name, type, default and meaning, as Markdown."""
     format_ = Documented(KINDS[kind][1])
-    return _rows(format_.table, format_, msgspec.json.schema(format_.struct)["$defs"], "")
+    return _rows(KINDS[kind][1].table, format_, msgspec.json.schema(format_.struct)["$defs"], "")
 
 
-def _rows(table: KeyTable, format_: Format, shapes: dict[str, Any], prefix: str) -> Iterator[tuple[str, str, str, str]]:
-    for key in table.keys:
+def _rows(
+    table: KeyTable, format_: Documented, shapes: dict[str, Any], prefix: str
+) -> Iterator[tuple[str, str, str, str]]:
+    for key in (key for key in table.keys if not key.internal):
         stated = format_.default_of(key)
         default = ""
         if stated is REQUIRED:

@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from msgspec import Struct, convert, field, json, to_builtins
+from msgspec import Struct, convert, field, json
 from msgspec.structs import asdict, replace
 
 from spool.core.gpuuse import GpuWatch, RecentUse
 from spool.core.model import NVIDIA, ForeignProcess, Gpu, GpuUse, Holding, Pool, Request, Spec, State
 from spool.formats.capabilities import used_by
-from spool.formats.wire import decoded
+from spool.formats.wire import as_json, decoded
 
 
 class GpuUseView(GpuUse, frozen=True, kw_only=True):
@@ -224,24 +224,9 @@ class StateView(Struct, frozen=True, kw_only=True):
 
 
 V = TypeVar("V", bound=StateView)
-_encoder = json.Encoder()
 
-
-def render_state(view: StateView) -> bytes:
-    """Return the text of `state.json`. Names that are not UTF-8 are escaped."""
-    try:
-        return _encoder.encode(view)
-    except UnicodeEncodeError:
-        return _encoder.encode(escaped(to_builtins(view)))
-
-
-def escaped(value: Any) -> Any:
-    """Return *value*, of plain lists and dictionaries, with every character that UTF-8 cannot hold escaped."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {escaped(key): escaped(item) for key, item in value.items()}
-    return [escaped(item) for item in value] if isinstance(value, list | tuple) else value
+render_state = as_json
+"""`state.json`, the text of a `StateView`."""
 
 
 class StateParts(Struct, frozen=True):

@@ -166,6 +166,20 @@ def quote(text: str) -> str:
     return '"' + _ESCAPE.sub(lambda match: _SHORT.get(match.group()) or f"\\u{ord(match.group()):04X}", clean) + '"'
 
 
+def inline(value: object) -> str:
+    """Return *value* as written behind a key, on one line: a text, a number, a list or a table of such."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            return quote(value)
+        case dict():
+            return f"{{ {', '.join([f'{quote(key)} = {inline(item)}' for key, item in value.items()])} }}"
+        case list() | tuple():
+            return f"[{', '.join(map(inline, value))}]"
+    return str(value)
+
+
 def show(value: object) -> str:
     """Return *value* as short text for an error message, as written in a file."""
     if isinstance(value, bool):

@@ -1,9 +1,8 @@
 """Strict reading of a file by its table of keys: reports every problem, in the words of the format page.
 
-A `Format` turns the table into a type for `msgspec`, which reads a valid document quickly, and stops at the first
-mistake of an invalid one. Only then is the document read key by key (`_salvage`), so that each mistake is reported,
-with its line and the probable intention. Explaining a mistake costs far more than finding it, so beyond `MAX_PROBLEMS`
-they are only counted. Then each key that is set is parsed by its `Kind`, and stored in the field of its row.
+Each key that is set is read by itself: msgspec checks its type, its `Kind` parses it, and the value goes into the field
+of its row. A mistake hides no other; it has its line and the probable intention. Explaining one costs far more than
+finding it, so beyond `MAX_PROBLEMS` they are only counted.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct
 
 from spool.core.errors import InvalidFile, InvalidValue, shown
 from spool.core.model import Parts, Problem
@@ -25,7 +24,6 @@ from spool.formats.toml import Path, key_lines, line_of, show
 
 T = TypeVar("T")
 D = TypeVar("D")
-K = TypeVar("K", bound=str | int)
 
 Size = Annotated[str, Meta(title="size", extra={"unit": parse_size}, extra_json_schema={"examples": ["512M", "16G"]})]
 """A size, as text in the file."""
@@ -179,23 +177,45 @@ class PartReader(Struct, frozen=True):
     models: Callable[[], Mapping[str, Struct]] = dict
 
 
+class _Type:
+    """A type of msgspec, as the only element of a list: so msgspec keeps what it finds out about it."""
+
+    __slots__ = ("_list", "hint")
+
+    def __init__(self, hint: Any) -> None:
+        self.hint = hint
+        self._list: Any = msgspec.defstruct("Type", [("value", hint)], array_like=True)
+
+    def of(self, stated: object) -> Any:
+        """Return what is *stated* as a value of the type. Raises ValidationError."""
+        return msgspec.convert((stated,), self._list).value
+
+
+_LIST, _NAMED = _Type(tuple[Any, ...]), _Type(dict[str, Any])
+
+
 class _Row:
-    """A key, ready for reading: the parser of its value, and its field in a part of the model."""
+    """A key, ready for reading: the type and the parser of its value, and its field in a part of the model."""
 
-    __slots__ = ("each", "field", "hint", "key", "needs", "parse", "part", "read", "rows", "short", "why")
+    __slots__ = ("field", "key", "needs", "parse", "part", "read", "rows", "short", "type", "why")
 
-    def __init__(self, key: Key, kind: Kind | None, part: str, hint: Any) -> None:
+    def __init__(self, key: Key, kind: Kind | None, part: str) -> None:
         self.key = key
-        self.hint = hint  # the type of its value; for many tables, `each` is the type of one
-        self.each: Any = None
+        self.type = _NAMED if kind is None else _Type(kind.type)  # of many tables, of each one
         self.parse = None if kind is None else kind.parse
         self.read = None if kind is None else kind.read
         into, _, self.field = key.target.rpartition(".")
         self.part = into or part
         self.needs, colon, why = key.needs.partition(":")
         self.why = f'needs "{self.needs}"{colon}{why}'
-        self.rows: dict[str, _Row] = {}
+        self.rows: _Rows | None = None  # of a table
         self.short: _Row | None = None
+
+
+class _Rows(dict[str, _Row]):
+    """The keys of a table, by name."""
+
+    required: tuple[str, ...] = ()
 
 
 class FileKind(Struct, frozen=True):
@@ -237,9 +257,7 @@ class Format:
         for part in self.parts.values():
             if not part.kinds <= self.kinds.keys():
                 self.kinds |= loaded(part.reader).kinds
-        self._structs: dict[KeyTable, type[Struct]] = {}
         self.table = table
-        self.struct = self._struct(table)
         self._root = self._rows(table, "")
 
     def read(
@@ -256,17 +274,25 @@ class Format:
             raise self.error(what, error.problems) from None
         if complete is not None:
             document = complete(document)
+        advice = tuple(self._without_gone(document))
         if self.parts_of and not self._root.keys() >= document.keys() and search():
-            self._prepare(KeyTable(self.table.name, self.table.about, *with_parts(self.parts_of, self.table.keys)))
-        problems = Problems()
-        try:
-            raw = msgspec.convert(document, self.struct)
-        except msgspec.ValidationError:
-            document = _salvage(self._root, document, (), problems)
-            raw = msgspec.convert(document, self.struct)
-        reading = Reading(document, problems, name)
-        reading.read_table(self._root, raw, document, (), reading.found)
+            keys = with_parts(self.parts_of, self.table.keys)
+            self._prepare(KeyTable(self.table.name, self.table.about, *keys, gone=self.table.gone))
+        reading = Reading(document, Problems(), name, advice)
+        reading.document = reading.read_table(self._root, document, (), reading.found)
         return reading
+
+    def _without_gone(self, document: dict[str, Any]) -> Iterator[str]:
+        """Remove the keys that have gone from *document*; yield what to do about each."""
+        for gone in (self.table.gone, *(part.gone for part in self.parts.values())):
+            for key, why in gone.items():
+                place, _, name = key.rpartition(".")
+                table = document.get(place) if place else document
+                if isinstance(table, dict) and name in table:
+                    del table[name]
+                    yield f"{key} has no effect: {why}"
+                    if place and not table:
+                        del document[place]
 
     def judge(self, reading: Reading, data: bytes, what: str) -> None:
         """Raise `error` with every problem, if there is any."""
@@ -283,65 +309,24 @@ class Format:
             ]
         )
 
-    def default_of(self, key: Key) -> object:
-        """Return the default of a key in the type of the file; None: it says when the key is absent."""
-        return REQUIRED if key.default is REQUIRED else None
-
     def kind_of(self, key: Key) -> Kind | None:
         """Return the kind of the value of a key; None for a table."""
         return None if key.table is not None else self.kinds[key.kind](key)
 
-    def _rows(self, table: KeyTable, part: str) -> dict[str, _Row]:
-        rows = {}
-        for key in table.keys:
-            rows[key.name] = row = _Row(key, self.kind_of(key), part, self._column(key)[1])
-            if key.table is not None:
-                inner = "" if key.many else f"{row.part}.{row.field}".lstrip(".")
-                row.rows = self._rows(key.table, inner)
-                row.each = self._table_hint(key.table)
-                if (short := key.table.short) is not None:
-                    row.short = _Row(short, self.kind_of(short), inner, None)
+    def _rows(self, table: KeyTable, part: str) -> _Rows:
+        rows = _Rows({key.name: self._row(key, part) for key in table.keys})
+        rows.required = tuple(key.name for key in table.keys if key.default is REQUIRED)
         return rows
 
-    def _struct(self, table: KeyTable) -> type[Struct]:
-        made = self._structs.get(table)
-        if made is None:
-            made = self._structs[table] = msgspec.defstruct(
-                table.name,
-                [self._column(key) for key in table.keys],
-                frozen=True,
-                forbid_unknown_fields=True,
-                kw_only=True,
-                namespace={"__doc__": table.about},
-            )
-        return made
-
-    def _column(self, key: Key) -> tuple[str, Any] | tuple[str, Any, Any]:
-        hint = self._hint(key)
-        extra: dict[str, Any] = {"type": "string"} if hint is Any else {}
-        if key.words:
-            extra["enum" if key.kind == "word" else "examples"] = list(key.words)
-        if key.examples:
-            extra["examples"] = list(key.examples)
-        hint = Annotated[hint, Meta(description=key.about, extra_json_schema=extra or None)]
-        default = self.default_of(key)
-        if default is REQUIRED:
-            return key.name, hint
-        if default is None:
-            return key.name, Union[hint, UnsetType], UNSET  # noqa: UP007  (made while the program runs)
-        if key.table is not None and not key.many:
-            return key.name, hint, self._struct(key.table)()
-        return key.name, hint, default
-
-    def _hint(self, key: Key) -> Any:
-        if key.table is None:
-            return self.kinds[key.kind](key).type
-        hint: Any = self._table_hint(key.table)
-        return {"": hint, "list": tuple[hint, ...], "named": dict[str, hint]}[key.many]
-
-    def _table_hint(self, table: KeyTable) -> Any:
-        hint: Any = self._struct(table)
-        return hint if table.short is None else Union[self._hint(table.short), hint]  # noqa: UP007
+    def _row(self, key: Key, part: str) -> _Row:
+        row = _Row(key, self.kind_of(key), part)
+        if key.table is not None:
+            inner = "" if key.many else f"{row.part}.{row.field}".lstrip(".")
+            row.rows = self._rows(key.table, inner)
+            if key.table.short is not None:
+                row.short = self._row(key.table.short, inner)
+                row.type = _Type(Union[row.short.type.hint, dict[str, Any]])  # noqa: UP007  (made while it runs)
+        return row
 
 
 Found = defaultdict[str, dict[str, Any]]
@@ -349,113 +334,77 @@ Found = defaultdict[str, dict[str, Any]]
 
 
 class Reading:
-    """One file being read: its content, its problems, and the resulting fields."""
+    """One file being read: its content, its problems, advice about keys without effect, and the resulting fields."""
 
-    __slots__ = ("document", "found", "name", "problems")
+    __slots__ = ("advice", "document", "found", "name", "problems")
 
-    def __init__(self, document: Mapping[str, Any], problems: Problems, name: str) -> None:
+    def __init__(self, document: Mapping[str, Any], problems: Problems, name: str, advice: tuple[str, ...]) -> None:
         self.document = document
         self.problems = problems
         self.name = name
+        self.advice = advice
         self.found: Found = defaultdict(dict)
 
-    def read_table(
-        self, rows: Mapping[str, _Row], raw: Struct, document: Mapping[str, Any], at: Path, found: Found
-    ) -> None:
-        """Read each key of *document*, typed as in *raw*, into *found*."""
+    def read_table(self, rows: _Rows, document: Mapping[str, Any], at: Path, found: Found) -> dict[str, Any]:
+        """Read each key of *document* into *found*, and return what is known and of its type."""
+        good: dict[str, Any] = {}
+        for name in rows.required:
+            if name not in document:
+                self.problems.add((*at, name), "is required")
         for name, stated in document.items():
-            row = rows[name]
-            here = (*at, name)
+            here, row = (*at, name), rows.get(name)
+            if row is None:
+                self.problems.add_unknown(here, rows)
+                continue
             if row.needs and document.get(row.needs) in (None, 0):
                 self.problems.add(here, row.why)
-            if row.rows:
-                self._read_tables(row, getattr(raw, name), stated, here, found)
-            else:
-                self._read_value(row, getattr(raw, name), here, found)
+            value = (self._read_many if row.key.many else self._read_value)(row, stated, here, found)
+            if value is not UNSET:
+                good[name] = value
+        return good
 
-    def _read_value(self, row: _Row, value: Any, at: Path, found: Found) -> None:
+    def _read_value(self, row: _Row, stated: Any, at: Path, found: Found) -> Any:
+        """Read the value of a key, and return what of it is of its type; UNSET if it is not."""
+        if row.rows is not None and isinstance(stated, dict):
+            return self.read_table(row.rows, stated, at, found)
+        value = self._of_type(row.type, stated, at)
+        if value is UNSET:
+            return UNSET
+        row = row.short or row
         if row.parse is not None:
             try:
                 value = row.parse(value)
             except InvalidValue as error:
                 self.problems.add(at, str(error))
-                return
+                return stated
         elif row.read is not None:
             value = row.read(value, at, self)
         found[row.part][row.field] = value
+        return stated
 
-    def _read_tables(self, row: _Row, value: Any, stated: Any, at: Path, found: Found) -> None:
-        if row.key.many == "named":
-            found[row.part][row.field] = {
-                name: self._fields_of(row, value[name], stated[name], (*at, name)) for name in stated
-            }
-        elif row.key.many:
-            found[row.part][row.field] = [
-                self._fields_of(row, entry, stated[index], (*at, index)) for index, entry in enumerate(value)
-            ]
-        else:
-            self._read_entry(row, value, stated, at, found)
+    def _read_many(self, row: _Row, stated: Any, at: Path, found: Found) -> Any:
+        """Read several tables, as `_read_value` does with each."""
+        is_named = row.key.many == "named"
+        if self._of_type(_NAMED if is_named else _LIST, stated, at) is UNSET:
+            return UNSET
+        good: dict[Any, Any] = {}
+        fields: dict[Any, dict[str, Any]] = {}
+        for key, entry in stated.items() if is_named else enumerate(stated):
+            inner: Found = defaultdict(dict)
+            value = self._read_value(row, entry, (*at, key), inner)
+            if value is not UNSET:
+                good[key], fields[key] = value, inner[""]
+        found[row.part][row.field] = fields if is_named else list(fields.values())
+        return good if is_named else list(good.values())
 
-    def _fields_of(self, row: _Row, value: Any, stated: Any, at: Path) -> dict[str, Any]:
-        found: Found = defaultdict(dict)
-        self._read_entry(row, value, stated, at, found)
-        return found[""]
-
-    def _read_entry(self, row: _Row, value: Any, stated: Any, at: Path, found: Found) -> None:
-        if isinstance(value, Struct):
-            self.read_table(row.rows, value, stated, at, found)
-        elif (short := row.short) is not None:
-            self._read_value(short, value, at, found)
-
-
-def _salvage(rows: Mapping[str, _Row], document: Mapping[str, Any], path: Path, problems: Problems) -> dict[str, Any]:
-    """Return the part of *document* that fits *rows*, with required keys filled in, and add problems for the rest."""
-    good: dict[str, Any] = {}
-    for name, row in rows.items():
-        if row.key.default is REQUIRED:
-            parts = _parts(row.hint)
-            good[name] = "x" if str in parts else [0] if any(get_origin(part) is tuple for part in parts) else 0
-            if name not in document:
-                problems.add((*path, name), "is required")
-    for name, value in document.items():
-        here = (*path, name)
-        if name not in rows:
-            problems.add_unknown(here, rows)
-            continue
-        row = rows[name]
+    def _of_type(self, type_: _Type, stated: Any, at: Path) -> Any:
+        """Return what is *stated* as a value of a type; UNSET, and a problem is added, if it is none."""
         try:
-            msgspec.convert(value, row.hint)
+            return type_.of(stated)
         except msgspec.ValidationError as error:
-            if isinstance(value, list) and row.key.many == "list":
-                value = [entry for _, entry in _salvaged(enumerate(value), row, here, problems)]
-            elif isinstance(value, dict) and row.key.many == "named":
-                value = dict(_salvaged(value.items(), row, here, problems))
-            elif isinstance(value, dict) and row.rows and not row.key.many:
-                value = _salvage(row.rows, value, here, problems)
-            else:
-                where, why = _explain(value, row.hint, error)
-                problems.add((*here, *where), why)
-                continue
-        good[name] = value
-    return good
-
-
-def _salvaged(
-    entries: Iterable[tuple[K, Any]], row: _Row, path: Path, problems: Problems
-) -> Iterator[tuple[K, object]]:
-    """Yield the entries that fit, and add problems for the rest."""
-    for key, entry in entries:
-        where = (*path, key)
-        if isinstance(entry, dict):
-            yield key, _salvage(row.rows, entry, where, problems)
-            continue
-        try:
-            msgspec.convert(entry, row.each)
-        except msgspec.ValidationError as error:
-            at, why = _explain(entry, row.each, error)
-            problems.add((*where, *at), why)
-            continue
-        yield key, entry
+            where, why = _explain(stated, type_.hint, error)
+            self.problems.add((*at, *where), why)
+            return UNSET
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:
@@ -496,7 +445,7 @@ def _explain(value: object, hint: Any, error: msgspec.ValidationError) -> tuple[
             return (), str(why)
     match = _EXPECTED.match(str(error))
     if match is None:
-        return (), str(error)
+        return (), str(error).partition(" - at `")[0]
     words = [_TYPE_WORDS.get(word.strip(), word.strip()) for word in match["types"].split("|")]
     if "a whole number" in words and "a number" in words:
         words.remove("a whole number")

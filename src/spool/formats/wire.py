@@ -22,27 +22,40 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from operator import attrgetter, itemgetter
 from types import GenericAlias
-from typing import Annotated, Any, Generic, Required, TypedDict, TypeGuard, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, Union
 
-from msgspec import DecodeError, Meta, Struct, json
+from msgspec import (
+    UNSET,
+    DecodeError,
+    Meta,
+    Struct,
+    UnsetType,
+    ValidationError,
+    convert,
+    defstruct,
+    json,
+    to_builtins,
+)
+from msgspec.structs import astuple
 
 from spool.core.errors import InvalidFile, InvalidRecord, cannot, shown
 from spool.core.model import OUTCOMES, State
 from spool.formats import toml
 
+_encode = json.Encoder().encode
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _LATEST_NS = (1 << 63) - 1  # in the year 2262
 _RFC_3339 = re.compile(
-    r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt ]([0-9]{2}:[0-9]{2}):([0-5][0-9])(?:\.([0-9]{1,9}))?([Zz]|[+-][0-9]{2}:[0-9]{2})"
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}):([0-5][0-9])(?:\.([0-9]{1,9}))?([Zz]|[+-][0-9]{2}:[0-9]{2})"
 )
 
 
 def render_instant(at_ns: int, *, digits: int = 9) -> str:
     """Return *at_ns* as RFC 3339 in UTC, the second with that many digits after its point (rounded down)."""
     seconds, rest = divmod(at_ns, 1_000_000_000)
-    whole = _whole_second(seconds)
-    return f"{whole}.{rest:09}"[: len(whole) + 1 + digits] + "Z" if digits else f"{whole}Z"
+    fraction = f".{rest:09}"[: digits + 1] if digits else ""
+    return f"{_whole_second(seconds)}{fraction}Z"
 
 
 @lru_cache(maxsize=64)
@@ -55,8 +68,8 @@ def parse_instant(text: str) -> int | None:
     match = _RFC_3339.fullmatch(text)
     if match is None:
         return None
-    date, minute, second, fraction, offset = match.groups()
-    begun = _minute(f"{date}T{minute}{offset.upper()}")
+    minute, second, fraction, offset = match.groups()
+    begun = _minute(minute, offset)
     if begun is None:
         return None
     at_ns = (begun + int(second)) * 1_000_000_000 + int((fraction or "0").ljust(9, "0"))
@@ -64,19 +77,19 @@ def parse_instant(text: str) -> int | None:
 
 
 @lru_cache(maxsize=1024)  # the lines of a history are in the order of time
-def _minute(text: str) -> int | None:
+def _minute(text: str, offset: str) -> int | None:
     try:
-        return (datetime.fromisoformat(text) - _EPOCH) // timedelta(seconds=1)
+        return (datetime.fromisoformat(f"{text}{offset}".upper()) - _EPOCH) // timedelta(seconds=1)
     except ValueError:
         return None
 
 
-def at_lines(key: str, at_ns: int | None) -> str:
-    """Return the two TOML lines of an instant, "" if it is unknown.
+def at_lines(key: str, at_ns: int) -> str:
+    """Return the two TOML lines of an instant.
 
     The date and time is to the microsecond, because TOML readers may keep no more; `…_ns` beside it is exact.
     """
-    return "" if at_ns is None else f"{key} = {render_instant(at_ns, digits=6)}\n{key}_ns = {at_ns}\n"
+    return f"{key} = {render_instant(at_ns, digits=6)}\n{key}_ns = {at_ns}\n"
 
 
 def read_at(keys: dict[str, Any], key: str) -> int | None:
@@ -167,154 +180,194 @@ _EARLIEST = "earliest"  # of a run without an exit code: it ended then or later
 _MOST = (1 << 63) - 1  # of counted or measured values: no record that spool has written has a larger one
 _MOST_NAMED = 64 << 10  # bytes of a table of texts, in a record that has 1 MiB at most
 _OUTCOMES = {state.value: state for state in OUTCOMES}
-_typed_dict: Any = TypedDict  # of keys that are known only when it is made
 
 
 class Form(Struct, frozen=True):
-    """How values of a kind are written and read. What reads as None is unknown, as if the key were missing.
+    """How values of a kind are written and read.
 
-    None as `to_json` or `of_json`: the value is the same there. A word that means nothing raises ValueError.
+    *encode* makes the value of JSON, of that *type*, and *decode* undoes it; without them the two are the same. What is
+    encoded as None is not written. What is decoded as None is unknown, as if the key were missing; a word that means
+    nothing raises ValueError.
+
+    TOML has the value of JSON too, unless *lines* and *read* say otherwise. *clean* is what counts of it there.
     """
 
-    show: Callable[[Any], object]  # as a value of TOML
-    read: Callable[[Keys, str], Any]  # from the keys of TOML
-    json: Any = None  # its type in JSON; None: it is of TOML alone
-    to_json: Callable[[Any], Any] | None = None
-    of_json: Callable[[Any], Any] | None = None
-    lines: Callable[[str, Any], str] | None = None  # of TOML, by key and value, instead of `show`
+    type: Any = Any
+    encode: Callable[[Any], Any] | None = None
+    decode: Callable[[Any], Any] | None = None
+    clean: Callable[[Any], Any] | None = None
+    lines: Callable[[str, Any], str] | None = None  # of TOML, by key and value
+    read: Callable[[Keys, str], Any] | None = None  # the value, from the keys of TOML
+
+    def found_in(self, keys: Keys, key: str) -> Any:
+        """Return the value that *keys* of TOML have, None without one of that type."""
+        if self.read is not None:
+            return self.read(keys, key)
+        if key not in keys:
+            return None
+        try:
+            value = convert(keys[key], self.type)
+        except ValidationError:
+            return None
+        value = value if self.clean is None else self.clean(value)
+        return value if self.decode is None else self.decode(value)
+
+
+class _Column(Struct, frozen=True):
+    """One key of a table, with the attribute that it is of."""
+
+    key: str
+    form: Form
+    path: str
+    default: Any  # UNSET: the key is required
+    always: bool  # whether it is also written if it would read as a missing key does
+
+    @property
+    def left_out(self) -> Any:
+        """The value of JSON that is not written."""
+        encode = self.form.encode
+        return self.default if encode is None or self.default in (None, UNSET) else encode(self.default)
+
+    @property
+    def type(self) -> Any:
+        """The type in JSON, where a missing value is also null if that is how it reads."""
+        missing = UnsetType if self.default is UNSET else None if self.left_out is None else self.form.type
+        return Union[self.form.type, missing]  # noqa: UP007  (made while the program runs)
+
+    def lines(self, value: Any) -> str:
+        """Return the TOML of *value*."""
+        if self.form.lines is not None:
+            return self.form.lines(self.key, value)
+        encoded = value if self.form.encode is None else self.form.encode(value)
+        if encoded is None or (encoded == self.left_out and not self.always):
+            return ""
+        return f"{self.key} = {toml.inline(encoded)}\n"
 
 
 class Table(Generic[T]):
     """The keys of a record. *what* names it in errors; *missing* has values for missing keys without a default.
 
-    *forms* has the kinds that only this table knows.
+    *forms* has the kinds that only this table knows. `line` is the record as JSON has it: flat, for msgspec.
     """
 
     def __init__(
         self, what: str, made: Callable[..., T], text: str, missing: Mapping[str, Any] | None = None, **forms: Form
     ) -> None:
         self._what = what
-        self._made = made
-        self._missing = dict(missing or {})
-        self._required: list[str] = []
-        self._parts: dict[str, Callable[..., Any]] = {}
-        self._write: list[tuple[str, Callable[[Any], object], Callable[[str, Any], str] | None, Any, object]] = []
-        self._read: list[tuple[str, str, Callable[[Keys, str], Any]]] = []
-        self._encode: list[tuple[str, Callable[[Any], Any] | None, Any, Any]] = []
-        self._decode: dict[str, tuple[str, str, Callable[[Any], Any] | None]] = {}
-        self._types: Keys = {}
-        paths = []
-        for word in text.split():
-            always = word.endswith("!")
-            named, _, kind = word.rstrip("!").partition(":")
-            key, _, path = named.partition("=")
-            part, _, field = (path or key).rpartition(".")
-            owner = self._parts.setdefault(part, type(_defaults(made)[part])) if part else made
-            types = owner.__annotations__
-            if field not in types:
-                field = f"{field.removesuffix('_ms')}_ns"
-                kind = kind or ("ms" if key.endswith("_ms") else "instant")
-            form = forms.get(kind) or KINDS[kind or types[field]]
-            default = {**_defaults(owner), **self._missing}.get(field, ...)
-            if default is ...:
-                default = None
-                self._required.append(key)
-            usual = None if always else default
-            paths.append(f"{part}.{field}" if part else field)
-            left_out = "" if usual is None else form.lines(key, usual) if form.lines is not None else form.show(usual)
-            self._write.append((key, form.show, form.lines, usual, left_out))
-            self._read.append((key, field, form.read))
-            encoded = default if form.to_json is None or default is None else form.to_json(default)
-            self._encode.append((key, form.to_json, default, encoded))
-            self._decode[key] = part, field, form.of_json
-            self._types[key] = form.json
+        defaults = {**_defaults(made), **(missing or {})}
+        columns = self._columns = [_column(word, made, defaults, KINDS | forms) for word in text.split()]
+        paths = [column.path for column in columns]
         self._values = attrgetter(*paths)
-
-    @property
-    def json(self) -> Any:
-        """The type of the record in JSON."""
-        types = {key: kind | None for key, kind in self._types.items()}
-        required = {key: Required[self._types[key]] for key in self._required}
-        return _typed_dict("Keys", types | required, total=False)
+        self._encoded = [
+            (at, column.form.encode, column.default, column.left_out)
+            for at, column in enumerate(columns)
+            if column.form.encode is not None
+        ]
+        self._decoded = [
+            (at, column.form.decode, column.left_out, column.default)
+            for at, column in enumerate(columns)
+            if column.form.decode is not None or column.left_out is not column.default
+        ]
+        self._required = [(at, column.key) for at, column in enumerate(columns) if column.default is UNSET]
+        self._twins = [(paths.index(path), at) for at, path in enumerate(paths) if path in paths[:at]]
+        # The values of a record: those of the keys, of the attributes that have no key, and the parts with their own.
+        parts = list(dict.fromkeys(path.partition(".")[0] for path in paths if "." in path))
+        fields: tuple[str, ...] = getattr(made, "__struct_fields__")  # noqa: B009  (a class, for the type of `made`)
+        others = [field for field in fields if field not in paths and field not in parts]
+        self._others = [defaults.get(field) for field in others]
+        places = {name: at for at, name in enumerate([*paths, *others, *parts])}
+        self._parts = [_maker(type(defaults[part]), f"{part}.", places) for part in parts]
+        self._make = _maker(made, "", places)
+        fields_of_line = [(column.key, column.type, column.left_out) for column in columns]
+        self.line: Any = defstruct("Keys", fields_of_line, omit_defaults=True)
 
     def defaults(self) -> Keys:
         """Return each key of JSON with its value where it is missing; None: it is required, or then unknown."""
-        return {key: default for key, _, _, default in self._encode}
+        return {column.key: None if column.default is UNSET else column.left_out for column in self._columns}
+
+    def to_line(self, record: T) -> Any:
+        """Return *record* as a `line`."""
+        values = list(self._values(record))
+        for at, encode, default, left_out in self._encoded:
+            encoded = None if values[at] is default else encode(values[at])
+            values[at] = left_out if encoded is None else encoded
+        return self.line(*values)
+
+    def to_json(self, record: T) -> Keys:
+        """Return the JSON of *record*."""
+        found: Keys = to_builtins(self.to_line(record))
+        return found
+
+    def of_line(self, line: Any) -> T:
+        """Return the record of a `line`. Raises ValueError."""
+        values = list(astuple(line))
+        for at, decode, left_out, default in self._decoded:
+            value = values[at]
+            if value is not left_out and decode is not None:
+                value = decode(value)
+            values[at] = default if value is None or value is left_out else value
+        return self._record(values)
+
+    def _record(self, values: list[Any]) -> T:
+        """Return the record with the *values* of the columns, defaults included. Raises ValueError."""
+        for at, key in self._required:
+            if values[at] is UNSET:
+                raise ValueError(f'"{key}" is missing or of another type')
+        for first, second in self._twins:
+            if values[second] is self._columns[second].default:
+                values[second] = values[first]
+        values += self._others
+        for make in self._parts:
+            values.append(make(values))
+        made: T = self._make(values)
+        return made
+
+    def lines(self, record: T) -> str:
+        """Return the TOML of *record*."""
+        text = ""
+        for column, value in zip(self._columns, self._values(record), strict=True):
+            if value is not None and (column.always or value != column.default):
+                text += column.lines(value)
+        return text
 
     def render(self, record: T) -> bytes:
         """Return the TOML of *record*."""
         return self.lines(record).encode()
 
-    def lines(self, record: T) -> str:
-        """Return the TOML of *record*."""
-        text = ""
-        for (key, show, lines, usual, left_out), value in zip(self._write, self._values(record), strict=True):
-            if value is not usual:
-                shown = show(value) if lines is None else lines(key, value)
-                if shown != left_out:
-                    text += f"{key} = {shown}\n" if lines is None else f"{shown}"
-        return text
+    def made(self, keys: Keys) -> T:
+        """Return the record with the values in *keys*, from TOML. Raises InvalidRecord."""
+        values = []
+        try:
+            for column in self._columns:
+                value = column.form.found_in(keys, column.key)
+                values.append(column.default if value is None else value)
+            return self._record(values)
+        except ValueError as error:
+            raise InvalidRecord(cannot("understand", self._what, str(error))) from None
 
     def parse(self, data: bytes) -> T:
         """Return the record that is the TOML *data*. Raises InvalidRecord."""
         return self.made(read_keys(data, self._what))
 
-    def made(self, keys: Keys, **known: Any) -> T:
-        """Return the record with the values in *keys*, from TOML, and those that are *known*. Raises InvalidRecord."""
-        found: Keys = {**self._missing, **known}
-        try:
-            for key, field, read in self._read:
-                value = read(keys, key)
-                if value is not None:
-                    found[field] = value
-                elif key in self._required:
-                    raise ValueError(f'"{key}" is missing or of another type')
-        except ValueError as error:
-            raise InvalidRecord(cannot("understand", self._what, str(error))) from None
-        return self._made(**found)
-
-    def to_json(self, record: T) -> Keys:
-        """Return the JSON of *record*."""
-        found = {}
-        for (key, encode, usual, left_out), value in zip(self._encode, self._values(record), strict=True):
-            if value is not usual:
-                written = value if encode is None else encode(value)
-                if written is not None and written != left_out:
-                    found[key] = written
-        return found
-
-    def of_json(self, keys: Keys) -> T:
-        """Return the record of *keys*, decoded as `json`. Raises ValueError."""
-        found: Keys = self._missing.copy()
-        parts: dict[str, Keys] = {part: {} for part in self._parts}
-        parts[""] = found
-        for key, value in keys.items():
-            part, field, decode = self._decode[key]
-            if decode is not None and value is not None:
-                value = decode(value)
-            if value is not None:
-                parts[part][field] = value
-        for part, made in self._parts.items():
-            found[part] = made(**parts[part])
-        return self._made(**found)
-
     def part(self) -> Form:
         """Return the form of a record whose keys stand among the others."""
-        return Form(str, lambda keys, _: self.made(keys), lines=lambda _, record: self.lines(record))
+        return Form(lines=lambda _, record: self.lines(record), read=lambda keys, _: self.made(keys))
 
     def inner(self) -> Form:
         """Return the form of a record that is a table of its own."""
-        return Form(str, _typed(dict, self.made), lines=lambda key, record: f"\n[{key}]\n{self.lines(record)}")
+        return Form(
+            lines=lambda key, record: f"\n[{key}]\n{self.lines(record)}",
+            read=lambda keys, key: self.made(keys[key]) if isinstance(keys.get(key), dict) else None,
+        )
 
     def each(self) -> Form:
         """Return the form of several records, each of which is a table."""
         return Form(
-            str,
-            lambda keys, key: tuple(map(self.made, several(keys, key, dict))),
-            GenericAlias(tuple, (self.json, ...)),
-            lambda records: tuple(map(self.to_json, records)),
-            lambda tables: tuple(map(self.of_json, tables)),
-            lambda key, records: "".join([f"\n[[{key}]]\n{self.lines(record)}" for record in records]),
+            GenericAlias(tuple, (self.line, ...)),
+            lambda records: tuple(map(self.to_line, records)),
+            lambda lines: tuple(map(self.of_line, lines)),
+            lines=lambda key, records: "".join([f"\n[[{key}]]\n{self.lines(record)}" for record in records]),
+            read=lambda keys, key: tuple(map(self.made, tables(keys, key))),
         )
 
 
@@ -322,6 +375,42 @@ def _defaults(made: Any) -> Keys:
     """Return the defaults of the fields of a Struct that have one."""
     defaults = made.__struct_defaults__
     return dict(zip(made.__struct_fields__[-len(defaults) :], defaults, strict=True)) if defaults else {}
+
+
+def _column(word: str, made: Any, defaults: Keys, forms: Mapping[str, Form]) -> _Column:
+    """Return the column of a *word* of a table, for records that are *made* so."""
+    named, _, kind = word.rstrip("!").partition(":")
+    key, _, path = named.partition("=")
+    part, _, field = (path or key).rpartition(".")
+    owner = type(defaults[part]) if part else made
+    if field not in owner.__annotations__:
+        field = f"{field.removesuffix('_ms')}_ns"
+        kind = kind or ("ms" if key.endswith("_ms") else "instant")
+    form = forms[kind or owner.__annotations__[field]]
+    default = (_defaults(owner) if part else defaults).get(field, UNSET)
+    return _Column(key, form, f"{part}.{field}" if part else field, default, word.endswith("!"))
+
+
+def _maker(made: Any, prefix: str, places: Mapping[str, int]) -> Callable[[list[Any]], Any]:
+    """Return what makes a record of all values: those of its fields are at *places*, by *prefix* and name."""
+    fields = itemgetter(*(places[prefix + field] for field in made.__struct_fields__))
+    return lambda values: made(*fields(values))
+
+
+def as_json(value: object) -> bytes:
+    """Return *value* as JSON. What UTF-8 cannot hold is escaped: a record must always be written."""
+    try:
+        return _encode(value)
+    except UnicodeEncodeError:
+        return _encode(_escaped(to_builtins(value)))
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_escaped(key): _escaped(item) for key, item in value.items()}
+    return [_escaped(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def decoded(decoder: json.Decoder[T], data: bytes) -> T | None:
@@ -340,66 +429,23 @@ def read_keys(data: bytes, what: str) -> Keys:
         raise InvalidRecord(cannot("understand", what, error.problems[0].message)) from None
 
 
-def optional(keys: Keys, key: str, kind: type[T]) -> T | None:
-    """Return the value of *key*, None if it is missing or of another type, or a negative or too large number."""
+def tables(keys: Keys, key: str) -> list[Keys]:
+    """Return the tables in the list of *key*, without what is none; none if the key is missing."""
     value = keys.get(key)
-    return value if _is_of(value, kind) else None
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def said(keys: Keys, key: str) -> str | None:
-    """Return the text of *key* as `one_line`, because the job itself may have written the record."""
-    text = optional(keys, key, str)
-    return None if text is None else one_line(text)
-
-
-def several(keys: Keys, key: str, kind: type[T]) -> tuple[T, ...]:
-    """Return the list of *key* without elements of another type, empty if the key is missing."""
-    value = keys.get(key)
-    return tuple(element for element in value if _is_of(element, kind)) if isinstance(value, list) else ()
-
-
-def _is_of(value: Any, kind: type[T]) -> TypeGuard[T]:
-    if type(value) is int and not 0 <= value <= _MOST:
-        return False
-    return type(value) is kind
-
-
-def _clean(text: str) -> str:
-    """Return *text* with only characters that UTF-8 can hold: a record must always be written."""
-    return text if text.isascii() else text.encode(errors="replace").decode()
-
-
-def _typed(kind: type[T], decode: Callable[[T], Any] | None = None) -> Callable[[Keys, str], Any]:
-    """Return what reads a key whose value is of that type."""
-    if decode is None:
-        return lambda keys, key: optional(keys, key, kind)
-    return lambda keys, key: None if (value := optional(keys, key, kind)) is None else decode(value)
-
-
-def _quoted(texts: tuple[str, ...]) -> str:
-    return f"[{', '.join(map(toml.quote, texts))}]"
-
-
-def _clean_all(texts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(map(_clean, texts))
-
-
-def _inline(pairs: tuple[tuple[str, Any], ...]) -> str:
-    """Return an inline table of numbers, or lists of numbers, by their names."""
-    shown = (f"{toml.quote(name)} = {list(value) if isinstance(value, tuple) else value}" for name, value in pairs)
-    return f"{{ {', '.join(shown)} }}"
-
-
-def _read_texts(keys: Keys, key: str) -> tuple[str, ...] | None:
-    return tuple(map(one_line, several(keys, key, str))) or None
+def one_lines(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return each of *texts* as `one_line`."""
+    return tuple(map(one_line, texts))
 
 
 def _counts(table: Keys) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted((name, count) for name, count in table.items() if type(count) is int and count > 0))
+    return tuple(sorted((name, count) for name, count in table.items() if type(count) is int and 0 < count <= _MOST))
 
 
 def _to_table(pairs: tuple[tuple[str, Any], ...]) -> Keys | None:
-    return {_clean(name): value for name, value in pairs} or None
+    return dict(pairs) or None
 
 
 def _of_table(table: Keys) -> tuple[tuple[str, Any], ...]:
@@ -430,10 +476,6 @@ def _of_ms(span_ms: int) -> int | None:
     return span_ms * _NS_PER_MS if span_ms >= 0 else None
 
 
-def _rounded(percent: float) -> float:
-    return round(percent, 2)
-
-
 def _outcome(word: str) -> State:
     if (state := _OUTCOMES.get(word)) is None:
         raise ValueError(f"{toml.show(word)} is not an outcome")
@@ -446,73 +488,35 @@ def _is_bound(word: str) -> bool:
     return True
 
 
-_NUMBER = Form(str, _typed(int), Annotated[int, Meta(ge=0, le=_MOST)])
-_TEXT = Form(toml.quote, said, str, _clean)
+_NUMBER = Form(Annotated[int, Meta(ge=0, le=_MOST)])
+_TEXT = Form(str, clean=one_line)  # the job itself may have written it
 
 KINDS = {
-    "name": Form(toml.quote, _typed(str), str, _clean),  # a text that is compared, exactly
+    "name": Form(str),  # a text that is compared, exactly
     "str": _TEXT,
     "str | None": _TEXT,
     "int": _NUMBER,
     "int | None": _NUMBER,
     # A number where 0 means unknown.
-    "positive": Form(
-        str, _typed(int, lambda number: number or None), int, None, lambda number: number if number > 0 else None
-    ),
-    "bool": Form(toml.show, _typed(bool), bool),
-    "instant": Form(str, read_at, str, render_instant, parse_instant, at_lines),
-    "ms": Form(_to_ms, _typed(int, _of_ms), int, _to_ms, _of_ms),
-    "float | None": Form(  # a percentage
-        _rounded,
-        _typed(float, lambda value: value if 0 <= value <= 100 else None),
-        Annotated[float, Meta(ge=0, le=100)],
-        _rounded,
-    ),
-    "tuple[str, ...]": Form(_quoted, _read_texts, tuple[str, ...], _clean_all, lambda texts: texts or None),
-    "tuple[int, ...]": Form(list, lambda keys, key: several(keys, key, int), tuple[int, ...]),
-    "tuple[tuple[str, int], ...]": Form(_inline, _typed(dict, _counts), dict[str, int], _to_table, _of_table),
-    "tuple[tuple[str, tuple[int, ...]], ...]": Form(
-        _inline,
-        _typed(dict, lambda table: tuple(sorted((name, several(table, name, int)) for name in table))),
-        dict[str, tuple[int, ...]],
-        _to_table,
-        _of_table,
-    ),
-    "tuple[tuple[str, str], ...]": Form(str, _typed(dict, _named), lines=_named_lines),
+    "positive": Form(int, None, lambda number: number if number > 0 else None),
+    "bool": Form(bool),
+    "instant": Form(str, render_instant, parse_instant, lines=at_lines, read=read_at),
+    "ms": Form(int, _to_ms, _of_ms),
+    "float | None": Form(Annotated[float, Meta(ge=0, le=100)], lambda percent: round(percent, 2)),
+    "tuple[str, ...]": Form(tuple[str, ...], clean=one_lines),
+    "tuple[int, ...]": Form(tuple[int, ...]),
+    "tuple[tuple[str, int], ...]": Form(dict[str, Any], _to_table, _counts),
+    "tuple[tuple[str, tuple[int, ...]], ...]": Form(dict[str, tuple[int, ...]], _to_table, _of_table),
+    "tuple[tuple[str, str], ...]": Form(dict[str, Any], None, _named, lines=_named_lines),
     "inode": Form(  # a number as text, since it may need all of 64 bits
-        lambda number: f'"{number}"',
-        _typed(str, lambda text: int(text) if re.fullmatch(r"[0-9]{1,20}", text) else None),
+        str, str, lambda text: int(text) if re.fullmatch(r"[0-9]{1,20}", text) else None
     ),
-    "State": Form(toml.quote, _typed(str, _outcome), str, attrgetter("value"), _outcome),
-    "bound": Form(
-        lambda is_bound: f'"{_EARLIEST}"' if is_bound else "",
-        _typed(str, _is_bound),
-        str,
-        lambda is_bound: _EARLIEST if is_bound else None,
-        _is_bound,
-    ),
+    "State": Form(str, attrgetter("value"), _outcome),
+    "bound": Form(str, lambda is_bound: _EARLIEST if is_bound else None, _is_bound),
     # A list of one text, as that text, which is all that older readers know; its row stands before that of "several".
-    "alone": Form(
-        lambda texts: toml.quote(texts[0]) if len(texts) == 1 else "",
-        lambda keys, key: None if (text := said(keys, key)) is None else (text,),
-        str,
-        lambda texts: _clean(texts[0]) if len(texts) == 1 else None,
-        lambda text: (text,),
-    ),
-    "several": Form(
-        lambda texts: _quoted(texts) if len(texts) > 1 else "",
-        _read_texts,
-        tuple[str, ...],
-        lambda texts: _clean_all(texts) if len(texts) != 1 else None,
-        lambda texts: texts or None,
-    ),
+    "alone": Form(str, lambda texts: texts[0] if len(texts) == 1 else None, lambda text: (text,), one_line),
+    "several": Form(tuple[str, ...], lambda texts: texts if len(texts) != 1 else None, clean=one_lines),
     # Of an exit code. It is never read: the exit code has it.
-    "signal": Form(
-        lambda _code: "",
-        lambda _keys, _key: None,
-        int,
-        lambda code: code - 128 if 128 < code <= 192 else None,
-        lambda _: None,
-    ),
+    "signal": Form(int, lambda code: code - 128 if 128 < code <= 192 else None, lambda _: None),
 }
 """The kinds that each table knows, by a word, or by the type of an attribute that states no other."""

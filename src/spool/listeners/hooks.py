@@ -26,7 +26,6 @@ from spool.core.errors import InvalidFile, InvalidValue
 from spool.core.model import SECOND_NS, Answer, Event, EventName, Jid
 from spool.core.units import whole_words
 from spool.formats import jobfile, toml
-from spool.formats.config import Config
 from spool.formats.events import facts, plain_keys, render_facts, variables
 from spool.formats.wrapper import added_variables
 from spool.listeners import REVIEWED, Begin, Listener, find_hooks
@@ -34,6 +33,9 @@ from spool.machine import identity, processes
 from spool.machine.processes import HOOK_MARK, Process, Sought, send
 
 log = logging.getLogger(__name__)
+
+LIMIT_NS = 30 * SECOND_NS
+"""The longest that a hook may take."""
 
 _MOST_OUTPUT = 64 << 10
 _CUT_OFF = b"\n[the rest of its output was cut off]\n"
@@ -56,9 +58,8 @@ class Hooks(Listener):
 
     name = "hooks"
 
-    def __init__(self, root: str, config: Callable[[], Config]) -> None:
+    def __init__(self, root: str, _: object = None) -> None:
         self._root = root
-        self._config = config
 
     @property
     def wants(self) -> Collection[str]:
@@ -68,7 +69,7 @@ class Hooks(Listener):
     def hear(self, event: Event, done: Callable[[], None]) -> None:
         """Run the hooks of *event*; the event is done whatever they do."""
         for path in find_hooks(self._root).paths.get(event.name, ()):
-            self._run(path, event, self._config().hook_time_limit_ns)
+            self._run(path, event)
         done()
 
     def ask(self, event: Event, begin: Begin) -> Answer:
@@ -81,12 +82,11 @@ class Hooks(Listener):
         found: dict[str, str] = {}
         keys: list[tuple[str, dict[str, Any]]] = []
         for path in find_hooks(self._root).paths.get(event.name, ()):
-            limit_ns = self._config().hook_time_limit_ns
-            begin(limit_ns)
+            begin(LIMIT_NS)
             with _in_memory("answer") as answer:
                 # A path of this process, because a hook may start programs that close the rest.
                 place = f"/proc/{os.getpid()}/fd/{answer}"
-                ran = self._run(path, event, limit_ns, {_ANSWERS[event.name]: place} if event.name in _ANSWERS else {})
+                ran = self._run(path, event, {_ANSWERS[event.name]: place} if event.name in _ANSWERS else {})
                 if ran.problem is not None:
                     return Answer(no=f"hook {event.name}: {_brief(ran.output.strip()) or ran.problem}")
                 said = os.pread(answer, _MOST_OUTPUT + 1, 0)  # a byte more than can be good
@@ -105,10 +105,10 @@ class Hooks(Listener):
                 return Answer(no=f"hook {event.name}: {error}")
         return Answer(env=tuple(found.items()), keys=tuple(keys))
 
-    def _run(self, path: str, event: Event, limit_ns: int, more: Mapping[str, str] = _NOTHING) -> _HookResult:
+    def _run(self, path: str, event: Event, more: Mapping[str, str] = _NOTHING) -> _HookResult:
         shown = os.path.relpath(path, self._root)
         with _in_memory("event", render_facts(facts(event))) as told:
-            ran = _run_hook(path, told, {**variables(event), **more}, self._root, limit_ns)
+            ran = _run_hook(path, told, {**variables(event), **more}, self._root)
         for line in ran.output.splitlines():
             if line.strip():
                 log.info("%s: %s", shown, _printable(line))
@@ -150,8 +150,8 @@ class _HookResult(Struct, frozen=True):
     left: int = 0  # processes that it left behind, which are killed
 
 
-def _run_hook(path: str, stdin: int, variables: Mapping[str, str], root: str, limit_ns: int) -> _HookResult:
-    """Run the executable *path* in the spool *root*, and wait for its end, at most *limit_ns*."""
+def _run_hook(path: str, stdin: int, variables: Mapping[str, str], root: str) -> _HookResult:
+    """Run the executable *path* in the spool *root*, and wait for its end, at most `LIMIT_NS`."""
     mark = f"{os.getpid()}.{next(_marks)}"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SPOOL_")}
     environment |= {**variables, "SPOOL_DIR": root, HOOK_MARK: mark}
@@ -175,7 +175,7 @@ def _run_hook(path: str, stdin: int, variables: Mapping[str, str], root: str, li
     output, code = b"", None
     left = 0
     try:
-        output, ended = _attend(process, limit_ns)
+        output, ended = _attend(process)
         # The hook is reaped only afterwards, so that its pid cannot be reused before.
         left = end_tree(root, mark, jid) - (not ended)
         code = process.wait()
@@ -186,13 +186,13 @@ def _run_hook(path: str, stdin: int, variables: Mapping[str, str], root: str, li
             process.stdout.close()
     text = output.decode("utf-8", "replace")
     if not ended:
-        return _HookResult(f"it took longer than {limit_ns / SECOND_NS:g}s and was killed", text, 0)
+        return _HookResult(f"it took longer than {LIMIT_NS / SECOND_NS:g}s and was killed", text, 0)
     if code:
         return _HookResult(f"signal {-code}" if code < 0 else f"exit code {code}", text, left)
     return _HookResult(None, text, left)
 
 
-def _attend(process: subprocess.Popen[bytes], limit_ns: int) -> tuple[bytes, bool]:
+def _attend(process: subprocess.Popen[bytes]) -> tuple[bytes, bool]:
     """Collect the output until the hook ends or its time is over; return whether it ended."""
     assert process.stdout is not None
     out, end = process.stdout.fileno(), os.pidfd_open(process.pid)
@@ -202,7 +202,7 @@ def _attend(process: subprocess.Popen[bytes], limit_ns: int) -> tuple[bytes, boo
         ready.register(out, select.POLLIN)
         ready.register(end, select.POLLIN)
         taken = b""
-        deadline = time.monotonic_ns() + limit_ns
+        deadline = time.monotonic_ns() + LIMIT_NS
         while True:
             found = dict(ready.poll(max(0, deadline - time.monotonic_ns()) / 1e6))
             if out in found:

@@ -279,7 +279,6 @@ class _ListenerProcess:
         capabilities.search()
         logging.getLogger(edited.__name__).setLevel(logging.ERROR)  # the dispatcher reports mistakes in config.toml
         self._settings, self._reading = edited.Settings(root), threading.Lock()
-        logging.getLogger("spool").setLevel(self._config().log_level.upper())
         self._disk = Disk(f"{root}/{layout.STAGING}")
         self._listeners: dict[str, Listener] = {}
         self._deliveries: dict[str, Delivery] = {}
@@ -293,7 +292,7 @@ class _ListenerProcess:
         self._is_socket = stat.S_ISSOCK(os.fstat(channel).st_mode)
         if not self._is_socket:
             self._position = math.inf
-        self._asked, self._workers = hooks.Hooks(root, self._config), Workers(AT_ONCE)
+        self._asked, self._workers = hooks.Hooks(root), Workers(AT_ONCE)
         self._text = b""
 
     def run(self) -> None:
@@ -369,9 +368,8 @@ class _ListenerProcess:
         """Wait until the hooks have received all about *job* before *position*, no longer than one hook may take."""
         delivery = self._deliveries.get("hooks")  # none while an earlier process delivers its last events
         if delivery is not None and job is not None and (last := delivery.last_about(job, position)) is not None:
-            limit_ns = self._config().hook_time_limit_ns
-            begin(limit_ns)
-            if not delivery.wait_for(last, limit_ns / SECOND_NS):
+            begin(hooks.LIMIT_NS)
+            if not delivery.wait_for(last, hooks.LIMIT_NS / SECOND_NS):
                 log.warning("hooks are asked about job %s before they have received all earlier events of it", job)
 
     def _say(self, line: bytes) -> None:
@@ -452,7 +450,7 @@ class _ListenerProcess:
 
     def _leave(self) -> None:
         """Deliver the rest, for a limited time."""
-        within_s = _LEAVE_S + self._config().hook_time_limit_ns / SECOND_NS
+        within_s = _LEAVE_S + hooks.LIMIT_NS / SECOND_NS
         deadline = time.monotonic() + within_s
         while self._lock is None and time.monotonic() < deadline:
             self._go_on()

@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
+from typing import ClassVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -460,6 +461,8 @@ class GpuWatcher:
 
     A dispatcher may poll `fileno()`; when it is readable, an answer is there, and the next look takes it in.
     """
+
+    every_ns: ClassVar[int] = 5 * SECOND_NS  # between looks while a job with GPUs runs or waits
 
     def __init__(
         self,

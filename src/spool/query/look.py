@@ -98,7 +98,7 @@ class Look:
         name, run = files.name, files.run
         live = self.loader.run(files, self.memory.open.get((name, run)) or self.memory.waits.get(name))
         if live.elsewhere is not None and files.began_ns is not None:
-            live.began_elsewhere(files.began_ns, boot_ns=0)
+            live.began(0, files.began_ns)
         if files.proof.verdict is Verdict.STOPPING:
             live.see(Outlived(files.left.at_ns if files.left is not None else None))
         return live

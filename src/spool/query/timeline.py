@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from spool.core.accounting import GROUP_KEYS, By, RunFilter
 from spool.core.errors import UsageError
 from spool.core.layout import RUNNING, engine_of
-from spool.core.model import SECOND_NS, Machine, RunAccount
+from spool.core.model import SECOND_NS, Machine, Result
 from spool.core.units import LARGEST, cpus_in
 from spool.query.jobs import RECENT_NS, JobLister
 from spool.query.snapshot import machine_now
@@ -50,7 +50,7 @@ class LaneBar(Struct, frozen=True):
     first: int
     last: int
     busy: float
-    run: RunAccount
+    run: Result
     alone: bool
 
 
@@ -101,7 +101,7 @@ class Timeline(Struct, frozen=True):
     unreadable: int = 0  # lines of the history
     problems: tuple[str, ...] = ()
 
-    def group_of(self, run: RunAccount) -> str:
+    def group_of(self, run: Result) -> str:
         """Return the group of a run, one of `groups`."""
         key = _group(run, self.by)
         return key if key in self.groups else OTHERS
@@ -135,14 +135,14 @@ def timeline(
     return replace(drawn, unreadable=history.unreadable, problems=tuple(history.problems))
 
 
-def _drawn(runs: Sequence[RunAccount], axis: _Axis, frame: Frame, machine: Machine) -> Timeline:
+def _drawn(runs: Sequence[Result], axis: _Axis, frame: Frame, machine: Machine) -> Timeline:
     """Return the timeline of these runs, which are in the order of their starts."""
     elsewhere = Counter(name for run in runs if (name := engine_of(run.executor)) is not None)
     here = [run for run in runs if engine_of(run.executor) is None]
     gpus: dict[str, int] = {}  # the last known index of each; below 0: unknown
     for run in here:
-        known = len(run.gpus) == len(run.gpu_indices)
-        gpus.update(zip(run.gpus, run.gpu_indices, strict=True) if known else dict.fromkeys(run.gpus, -1))
+        known = len(run.gpus) == len(run.grant.gpu_indices)
+        gpus.update(zip(run.gpus, run.grant.gpu_indices, strict=True) if known else dict.fromkeys(run.gpus, -1))
     gpus |= {gpu.uuid: gpu.index for gpu in machine.gpus}
     by = frame.by if frame.by is not None else By.STATE if len({run.user for run in runs}) < 2 else By.USER
     return Timeline(
@@ -159,14 +159,14 @@ def _drawn(runs: Sequence[RunAccount], axis: _Axis, frame: Frame, machine: Machi
         going_on=sum(run.ended_at_ns is None for run in runs),
         cpu_rows=_cpu_rows(here, axis, machine.cpus, frame.cpu_rows),
         gpu_rows=_gpu_rows(here, axis, gpus),
-        cpus_used=axis.usage((*axis.cut(run), run.cpus) for run in here),
+        cpus_used=axis.usage((*axis.cut(run), run.grant.cpus) for run in here),
         gpus_used=axis.usage((*each, 1) for each in _gpu_use(here, axis)),
     )
 
 
-def _ended(history: Iterable[RunAccount], wanted: RunFilter) -> Collection[RunAccount]:
+def _ended(history: Iterable[Result], wanted: RunFilter) -> Collection[Result]:
     """Return the selected runs of a history that have started, each once."""
-    found: dict[tuple[object, ...], RunAccount] = {}
+    found: dict[tuple[object, ...], Result] = {}
     for run in history:
         start_ns, end_ns = run.started_at_ns, run.ended_at_ns
         if start_ns is not None and end_ns is not None and 0 <= end_ns - start_ns <= LARGEST and wanted.wants(run):
@@ -174,29 +174,28 @@ def _ended(history: Iterable[RunAccount], wanted: RunFilter) -> Collection[RunAc
     return found.values()
 
 
-def _going_on(spool: Spool, wanted: RunFilter, now_ns: int) -> list[RunAccount]:
+def _going_on(spool: Spool, wanted: RunFilter, now_ns: int) -> list[Result]:
     """Return the selected runs of the jobs in `running/`."""
     found = []
     for row in JobLister(spool, now_ns).listing(recent=0).rows:
         record = spool.grant(row.name, row.run) if row.place == RUNNING and row.run is not None else None
         if record is None or row.started_at_ns is None or row.started_at_ns > now_ns or not wanted.wants(row):
             continue
-        spec, grant = spool.spec(row.name, record.run), record.grant
-        run = RunAccount(
-            row.name, record.run, row.state.value, user=row.user, project=row.project,
-            group=spec.group if spec is not None else None, cpus=grant.cpus, cpu_list=grant.cpu_list,
-            gpus=grant.gpu_uuids, gpu_indices=grant.gpu_indices, executor=record.executor,
-            started_at_ns=row.started_at_ns,
+        spec = spool.spec(row.name, record.run)
+        run = Result(
+            row.name, record.run, record.attempt, row.state, "", started_at_ns=row.started_at_ns, user=row.user,
+            project=row.project, group=spec.group if spec is not None else None, grant=record.grant,
+            executor=record.executor,
         )  # fmt: skip
         found.append(run)
     return found
 
 
-def _start(run: RunAccount) -> int:
+def _start(run: Result) -> int:
     return run.started_at_ns or 0
 
 
-def _overlaps(run: RunAccount, since_ns: int, until_ns: int) -> bool:
+def _overlaps(run: Result, since_ns: int, until_ns: int) -> bool:
     """Whether part of a run is in the period; for a run without duration, its instant."""
     end = until_ns if run.ended_at_ns is None else run.ended_at_ns
     return _start(run) < until_ns and (end > since_ns or end == run.started_at_ns == since_ns)
@@ -219,7 +218,7 @@ class _Axis:
         """Return the part of the period in a column, in ns."""
         return min(self.step_ns, self.end_ns - self.begin_ns - column * self.step_ns)
 
-    def cut(self, run: RunAccount) -> tuple[int, int]:
+    def cut(self, run: Result) -> tuple[int, int]:
         """Return the part of a run within the period."""
         end_ns = self.end_ns if run.ended_at_ns is None else min(run.ended_at_ns, self.end_ns)
         return max(_start(run), self.begin_ns), end_ns
@@ -248,12 +247,12 @@ class _Axis:
         return TimelineUse(within / (self.end_ns - self.begin_ns), highest)
 
 
-def _group(run: RunAccount, by: By) -> str:
+def _group(run: Result, by: By) -> str:
     key = GROUP_KEYS[by](run)
     return NO_GROUP if key is None else key
 
 
-def _groups(runs: Iterable[RunAccount], by: By, axis: _Axis) -> tuple[str, ...]:
+def _groups(runs: Iterable[Result], by: By, axis: _Axis) -> tuple[str, ...]:
     """Return the groups with the largest use: of GPUs, or if equal, of CPUs."""
     held: dict[str, tuple[int, int]] = {}
     for run in runs:
@@ -262,14 +261,14 @@ def _groups(runs: Iterable[RunAccount], by: By, axis: _Axis) -> tuple[str, ...]:
         gpu_ns, cpu_ns = held.get(key, (0, 0))
         held[key] = (
             gpu_ns + len(run.gpus) * (end_ns - start_ns),
-            cpu_ns + run.cpus * (end_ns - start_ns),
+            cpu_ns + run.grant.cpus * (end_ns - start_ns),
         )
     ordered = sorted(held, key=lambda key: (-held[key][0], -held[key][1], key))
     few = by is By.STATE or len(ordered) <= _MOST_GROUPS
     return tuple(ordered) if few else (*ordered[: _MOST_GROUPS - 1], OTHERS)
 
 
-def _gpu_use(runs: Iterable[RunAccount], axis: _Axis) -> Iterator[tuple[int, int]]:
+def _gpu_use(runs: Iterable[Result], axis: _Axis) -> Iterator[tuple[int, int]]:
     """Yield the intervals in which GPUs were in use; a GPU shared by several runs counts once."""
     use: dict[str, list[tuple[int, int]]] = {}  # of each GPU, in the order of starts, disjoint
     for run in runs:
@@ -289,9 +288,9 @@ class _GridRow:
 
     def __init__(self, axis: _Axis) -> None:
         self._axis = axis
-        self._cells: dict[int, list[tuple[int, RunAccount]]] = {}
+        self._cells: dict[int, list[tuple[int, Result]]] = {}
 
-    def add(self, run: RunAccount, lanes: int = 1) -> None:
+    def add(self, run: Result, lanes: int = 1) -> None:
         """Count a run that had *lanes* of the row."""
         for column, held_ns in self._axis.parts(*self._axis.cut(run)):
             self._cells.setdefault(column, []).append((held_ns * lanes, run))
@@ -310,7 +309,7 @@ class _GridRow:
         return tuple(found)
 
 
-def _cpu_rows(runs: Sequence[RunAccount], axis: _Axis, cpus: int, most: int) -> tuple[TimelineRow, ...]:
+def _cpu_rows(runs: Sequence[Result], axis: _Axis, cpus: int, most: int) -> tuple[TimelineRow, ...]:
     """Return the CPUs in at most *most* rows; with fewer rows than CPUs, only as many as were in use."""
     placed = list(_placed(runs))
     used = max((lanes.bit_length() for _, lanes in placed), default=0)
@@ -323,7 +322,7 @@ def _cpu_rows(runs: Sequence[RunAccount], axis: _Axis, cpus: int, most: int) -> 
             part = (mask >> at * each) & ((1 << each) - 1)
             rows[at].add(run, part.bit_count())
             mask &= ~(part << at * each)
-    found, begin = [], 0 if any(run.cpu_list for run in runs) else 1  # the kernel counts them from 0
+    found, begin = [], 0 if any(run.grant.cpu_list for run in runs) else 1  # the kernel counts them from 0
     for at, row in enumerate(rows):
         first, last = at * each + begin, min((at + 1) * each, lanes) + begin - 1
         label = f"CPU {first}" if first == last else f"CPU {first}-{last}"
@@ -331,7 +330,7 @@ def _cpu_rows(runs: Sequence[RunAccount], axis: _Axis, cpus: int, most: int) -> 
     return tuple(found)
 
 
-def _placed(runs: Iterable[RunAccount]) -> Iterator[tuple[RunAccount, int]]:
+def _placed(runs: Iterable[Result]) -> Iterator[tuple[Result, int]]:
     """Yield each run with its lanes as bits: its own CPUs, or the lowest free ones, adjacent if there is room.
 
     There are as many lanes as needed, since the machine's size at that time is unknown.
@@ -341,18 +340,18 @@ def _placed(runs: Iterable[RunAccount]) -> Iterator[tuple[RunAccount, int]]:
     for run in runs:
         while ends and ends[0][0] <= _start(run):
             taken &= ~heapq.heappop(ends)[1]
-        if not run.cpus:
+        if not run.grant.cpus:
             continue
-        lanes = _own(run) or _free(taken, run.cpus)
+        lanes = _own(run) or _free(taken, run.grant.cpus)
         taken |= lanes
         heapq.heappush(ends, (LARGEST if run.ended_at_ns is None else run.ended_at_ns, lanes))
         yield run, lanes
 
 
-def _own(run: RunAccount) -> int:
+def _own(run: Result) -> int:
     """Return the CPUs that a run was pinned to, as bits; 0 if it was not pinned."""
-    cpus = cpus_in(run.cpu_list) if run.cpu_list else ()
-    return sum(1 << cpu for cpu in cpus) if len(cpus) == run.cpus else 0
+    cpus = cpus_in(run.grant.cpu_list) if run.grant.cpu_list else ()
+    return sum(1 << cpu for cpu in cpus) if len(cpus) == run.grant.cpus else 0
 
 
 def _free(taken: int, count: int) -> int:
@@ -366,7 +365,7 @@ def _free(taken: int, count: int) -> int:
     return lanes
 
 
-def _gpu_rows(runs: Iterable[RunAccount], axis: _Axis, gpus: Mapping[str, int]) -> tuple[TimelineRow, ...]:
+def _gpu_rows(runs: Iterable[Result], axis: _Axis, gpus: Mapping[str, int]) -> tuple[TimelineRow, ...]:
     """Return a row for each GPU, and one more for each run beside others that shared it."""
     tracks: dict[str, list[_GridRow]] = {uuid: [_GridRow(axis)] for uuid in gpus}
     ends: dict[str, list[int]] = {uuid: [0] for uuid in gpus}

@@ -6,7 +6,7 @@ A dispatcher reads it once there are jobs to put in order; a command reads it fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 
@@ -24,16 +24,9 @@ _MOST = 10_000  # newest runs that are read
 _HALF_LIVES = 10  # older runs count less than a thousandth
 
 
-def past_of(
-    spool: Spool,
-    now_ns: int,
-    policy: Policy,
-    asked: Callable[[], Iterable[int]] | None = None,
-    *,
-    sizes: bool = False,
-) -> Past:
-    """Return the lessons of the newest runs in the history; *asked* as in `Past`, *sizes* whether their peaks count."""
-    past = Past(policy, asked)
+def past_of(spool: Spool, now_ns: int, policy: Policy, *, sizes: bool = False) -> Past:
+    """Return the lessons of the newest runs in the history; *sizes*: whether their peaks count."""
+    past = Past(policy)
     if sizes:
         past.sizes = Sizes()
     known: list[Result] = []

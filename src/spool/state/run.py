@@ -391,9 +391,9 @@ class ActiveRun(Struct, eq=False):
         if isinstance(order, StopOrdered) and self.order is None:
             self.order = order
 
-    def began(self, boot_ns: int) -> None:
-        """Set its begin, on the clock since boot."""
-        self.started_boot_ns = boot_ns
+    def began(self, boot_ns: int, at_ns: int | None = None) -> None:
+        """Set its begin on the clock since boot, and when its wrapper elsewhere, or its command here, began."""
+        self.started_boot_ns, self.begun_at_ns = boot_ns, at_ns or self.begun_at_ns
 
     def heard(self) -> bool:
         """Record the reason for its wait at its engine; return whether that is news."""
@@ -405,19 +405,11 @@ class ActiveRun(Struct, eq=False):
         before, self.engine_id = self.engine_id, engine_id or self.engine_id
         return before is None and self.engine_id is not None
 
-    def began_elsewhere(self, at_ns: int, boot_ns: int) -> None:
-        """Set its begin on another machine, when its wrapper registered."""
-        self.begun_at_ns = at_ns
-        self.began(boot_ns)
-
-    def command_began(self, at_ns: int, late_ns: int) -> None:
-        """Let its time limit count from the begin of its command, *late_ns* after its start."""
-        self.begun_at_ns = at_ns
-        self.began(self.started_boot_ns + late_ns)
-
-    def may_be_silent(self, until_ns: int) -> None:
-        """Let a missing jid prove nothing until then, monotonic."""
+    def may_be_silent(self, until_ns: int, served_until_ns: int | None) -> None:
+        """Let a missing jid prove nothing until then, monotonic; an earlier dispatcher watched it *served_until_ns*."""
         self.unregistered_until_ns = until_ns
+        if self.origin is not None:
+            self.origin = replace(self.origin, served_until_ns=served_until_ns)
 
     def leased(self, lease: int | None) -> None:
         """Set its lease; None: the arbiter of the machine knows none."""
@@ -482,11 +474,6 @@ class ActiveRun(Struct, eq=False):
         if self.asking:
             self.order = None
         self.kept = kept or self.kept
-
-    def was_alive(self, at_ns: int) -> None:
-        """Set the last sign of work of an earlier dispatcher that watched it."""
-        if self.origin is not None:
-            self.origin = replace(self.origin, served_until_ns=at_ns)
 
     def suspends(self, suspension: Suspension, by: str = "") -> None:
         """Set its suspensions so far, and the current one; *by*: the user and the reason."""

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from spool.core.arrays import Tasks, array_of, cancelled_by, in_words, outcome_of, progress
 from spool.core.gpuuse import RecentRecorder
-from spool.core.layout import HELD, QUEUED
 from spool.core.model import (
     Holding,
     Machine,
@@ -146,10 +145,6 @@ class Array(Struct, eq=False):
         """Record that another job has the name of a task, which must wait."""
         self.taken[task] = position
 
-    def name_freed(self, task: str) -> None:
-        """Issue a task next whose name another job had."""
-        self.to_issue.appendleft(self.taken.pop(task))
-
     def task_ended(self, task: str, outcome: State, at_ns: int | None) -> None:
         """Record the outcome of a task, and its time, if known."""
         self.ended[task] = outcome
@@ -230,7 +225,6 @@ class SchedulerState(Struct):
     """The jobs, and the same facts in the form for the planner."""
 
     jobs: dict[str, JobEntry] = field(default_factory=dict)
-    with_file: dict[str, set[str]] = field(default_factory=lambda: {QUEUED: set(), HELD: set()})  # jobs with files
     queue: WaitingQueue = field(default_factory=WaitingQueue)
     held: dict[str, Waiting] = field(default_factory=dict)
     live: dict[tuple[str, int], ActiveRun] = field(default_factory=dict)
@@ -266,14 +260,6 @@ class SchedulerState(Struct):
         job.live = live
         self.live[live.key] = live
         self.recount(live)
-
-    def arrivals(self) -> Iterator[int]:
-        """Yield the arrivals of the present jobs."""
-        for job in self.jobs.values():
-            if job.wait is not None:
-                yield job.wait.arrived_at_ns
-            if job.live is not None:
-                yield job.live.wait.arrived_at_ns
 
     def recount(self, live: ActiveRun) -> None:
         """Update the planner's view of a run after a change that decisions depend on."""
@@ -383,14 +369,9 @@ class SchedulerState(Struct):
     def see_file(self, job: JobEntry, place: str, file: JobFileVersion | None) -> None:
         """Set the file of a job in `queued/` or `held/` as seen; None: it is not there. Settles nothing."""
         job.see_file(place, file)
-        self._note_files(job)
         job.blocked = None  # the file may have been the reason
         if file is not None and file.problem == UNREVIEWED:
             self.to_review[job.name] = None
-
-    def _note_files(self, job: JobEntry) -> None:
-        for place, names in self.with_file.items():
-            (names.add if job.file(place) is not None else names.discard)(job.name)
 
     def refuse_file(self, job: JobEntry, place: str, problem: str, *, invalid: bool = False) -> None:
         """Mark a file as unusable after all; *invalid*: because of a mistake in it."""
@@ -407,10 +388,6 @@ class SchedulerState(Struct):
     def keys_set(self, line: journal.Reviewed) -> None:
         """Record what hooks set in a job file."""
         self.reviewed[line.job] = line
-
-    def asked_to_review(self, name: str) -> None:
-        """Record that hooks were asked about the file of a job, or need not be."""
-        self.to_review.pop(name, None)
 
     def needs_no_review(self, job: JobEntry) -> None:
         """Let a file be used as it is, in which hooks set nothing."""
@@ -451,17 +428,11 @@ class SchedulerState(Struct):
 
     # Obstacles to a start.
 
-    def block(self, job: JobEntry, why: str) -> bool:
-        """Take a job that could not be started out of the order; return whether the reason is new."""
-        new = self.told_blocked.get(job.name) != why
+    def block(self, job: JobEntry, why: str) -> None:
+        """Take a job that could not be started out of the order."""
         job.blocked = self.told_blocked[job.name] = why
-        self.doubt(job.name)
+        self.doubted.add(job.name)
         self.settle(job)
-        return new
-
-    def doubt(self, name: str) -> None:
-        """Let the next start of *name* check for conflicting files first, before it uses up a number."""
-        self.doubted.add(name)
 
     def unblock(self, job: JobEntry) -> None:
         """Let the start of a job be tried again."""
@@ -531,10 +502,6 @@ class SchedulerState(Struct):
         """Add an array in progress."""
         self.arrays[array.name] = array
 
-    def end_array(self, array: Array) -> None:
-        """Remove an array that is completely filed."""
-        del self.arrays[array.name]
-
     def expanded(self, job: JobEntry, array: Array) -> None:
         """Record that the file of an array was claimed, and its tasks can be issued."""
         self.arrays[array.name] = array
@@ -561,7 +528,6 @@ class SchedulerState(Struct):
     def settle(self, job: JobEntry) -> None:
         """Update the planner's view of *job* from its files."""
         self.version += 1
-        self._note_files(job)
         waiting = self._waiting(job, job.queued)
         news = waiting is not None or job.name in self.array_files
         self.array_files.discard(job.name)

@@ -85,7 +85,9 @@ class MachineMonitor:
 
     def gpus_matter(self) -> bool:
         """Whether a waiting or running job wants GPUs, or the caller asked for them."""
-        return self.wants_gpus or bool(self._table.queue.gpu_requests or self._table.runs.with_gpus)
+        return self.wants_gpus or bool(
+            self._table.runs.with_gpus or any(request.gpus for request in self._table.queue.requests_here())
+        )
 
     def want_gpus(self, *, wanted: bool) -> None:
         """Look at the GPUs even if no job uses them."""
@@ -159,7 +161,7 @@ class MachineMonitor:
         """Return when a pass must look at the GPUs, on the monotonic clock; None if no job needs them."""
         if not self.gpus_matter():
             return None
-        due_ns = time.monotonic_ns() + self._settings.config.gpu.poll_ns
+        due_ns = time.monotonic_ns() + GpuWatcher.every_ns
         answer_due_ns = self.answer_due_ns()
         return due_ns if answer_due_ns is None else min(due_ns, answer_due_ns)
 
@@ -198,7 +200,7 @@ class MachineMonitor:
         watcher.ignoring(Ignore(config.ignore_names, config.ignore_users, config.ignore_below_bytes))
         watcher.asking_where(on=self._settings.config.cpu_pinning)
         anew = self._needed > watcher.asked
-        look = watcher.look(now_ns, self._ours(), max_age_ns=0 if anew else config.poll_ns, patience_ns=patience_ns)
+        look = watcher.look(now_ns, self._ours(), max_age_ns=0 if anew else watcher.every_ns, patience_ns=patience_ns)
         if self._needed > watcher.answered and time.monotonic_ns() >= self._doubt_at_ns:
             self._doubts = True
             look = watcher.doubt()
@@ -242,7 +244,7 @@ class MachineMonitor:
         self._totals = (0, 0, 0)
 
     def _memory_matters(self) -> bool:
-        return bool(self._table.queue.memory_requests)
+        return any(request.memory_bytes for request in self._table.queue.requests_here())
 
     def _ours(self) -> Ours:
         on: dict[str, dict[str, int | None]] = {}

@@ -17,7 +17,7 @@ from io import BufferedIOBase, BytesIO
 
 from spool.core import layout
 from spool.core.accounting import By, Day, Ledger, RunFilter, Statistics
-from spool.core.model import SECOND_NS, RunAccount
+from spool.core.model import SECOND_NS, Result
 from spool.formats.run_records import read_ended_runs, read_told
 
 _SLACK_NS = 3600 * SECOND_NS  # tolerance in the order of lines, for a clock that was set
@@ -45,7 +45,7 @@ class History:
         ledger.add(self.since(wanted.since_at_ns))
         return ledger.statistics()
 
-    def since(self, since_ns: int | None) -> Iterator[RunAccount]:
+    def since(self, since_ns: int | None) -> Iterator[Result]:
         """Yield the runs that ended from *since_ns* on, and some before, in recorded order. Reads no older part."""
         files = [*self._rotated(), self._current]
         firsts = [self._first_told(path) for path in files]
@@ -65,7 +65,7 @@ class History:
             return []
         return sorted(f"{folder}/{file}" for file in listed if file.startswith((f"{name}.", f"{name}-")))
 
-    def _read(self, path: str, since_ns: int | None) -> Iterator[RunAccount]:
+    def _read(self, path: str, since_ns: int | None) -> Iterator[Result]:
         try:
             with _opened(path) as file:
                 if since_ns is not None and not path.endswith(_PACKED):

@@ -18,13 +18,12 @@ import errno
 import inspect
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 from msgspec import Struct, field
 
 from spool.core import layout
-from spool.core.errors import SpoolError, cannot
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import (
     SECOND_NS,
@@ -38,7 +37,7 @@ from spool.core.model import (
     State,
 )
 from spool.core.units import parse_duration, parse_size
-from spool.executors import EngineEnd, Launch, Usage
+from spool.executors import Engine, EngineEnd, Executor, Launch, Usage
 from spool.formats import run_records
 from spool.formats.wrapper import Surroundings
 from spool.machine import identity
@@ -175,7 +174,7 @@ class FakeRun(Struct, eq=False):
         self.engine.runs.pop(self.key, None)
 
 
-class FakeEngine:
+class FakeEngine(Engine, Executor):
     """Executor and engine in one. Its runs outlive the dispatcher, so there is one table for all instances."""
 
     name = "fake"
@@ -183,17 +182,11 @@ class FakeEngine:
     has: ClassVar[Machine] = Machine(cpus=8, memory_bytes=64 << 30)
     problem: ClassVar[str | None] = None
 
-    tells = silent = False
-
     def __init__(self, *made_with: object) -> None:
         """Ignore the machine, the configuration and the spool."""
+        self.engine = self
 
     # The executor.
-
-    @property
-    def engine(self) -> FakeEngine:
-        """Return itself."""
-        return self
 
     def unavailable(self) -> str | None:
         """Return the problem that the test set."""
@@ -208,31 +201,11 @@ class FakeEngine:
         made = self.runs[launch.job, launch.run] = FakeRun(self, (launch.job, launch.run), launch.metadir)
         return made
 
-    def close(self) -> None:
-        """Release nothing."""
-
-    def attach(self, spool_dir: str, job: str, run: int, *, read_only: bool) -> tuple[str, ...]:
-        """Raise SpoolError: there are no terminals."""
-        raise SpoolError(cannot("attach to", f"job {job}", "it runs elsewhere"))
-
-    def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
-        """Do nothing."""
-
     # The engine.
 
     def machine(self) -> Machine:
         """Return the machine for all its runs."""
         return self.has
-
-    def fileno(self) -> None:
-        """Return None."""
-
-    def due_ns(self) -> None:
-        """Return None."""
-
-    def work(self) -> tuple[FakeRun, ...]:
-        """Do nothing: each run is asked."""
-        return ()
 
     def adopt(self, job: str, run: int, jid: Jid | None) -> FakeRun:
         """Return the run of that name; one that is not in the table is gone."""

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from extras.capture.test_code import git, pytestmark
-from served import Served
-from spool.extras.capture import CaptureConfig
+from served import HOUR_NS, LOOKS, Served
 from spool.formats import config
 from support import wait_for
 from test_examples import configure as configure_example
@@ -25,11 +24,14 @@ __all__ = ["pytestmark"]
 EXECUTORS = ("process", "sh", "tmux")
 
 
-def test_nothing_is_captured_that_the_table_does_not_ask_for() -> None:
-    """By default that is nothing at all."""
-    assert config.parse(b"[capture]\n").part("capture") is None
-    for name in ("git", "packages"):
-        assert config.parse(f"[capture]\n{name} = true\n".encode()).part("capture") == CaptureConfig(**{name: True})
+def test_nothing_is_captured_unless_the_configuration_asks_for_it() -> None:
+    """By default that is nothing at all; the table of earlier versions is told what stands for it."""
+    assert [config.parse(text).part("capture") for text in (b"", b"capture = false", b"capture = true")] == [
+        None, None, True,
+    ]  # fmt: skip
+    found = config.parse(b'[capture]\ngit = true\ndiff = "1M"\n')
+    assert found.part("capture") is None
+    assert all("write capture = true instead" in each for each in found.advice)
 
 
 @pytest.fixture
@@ -53,9 +55,10 @@ def path_before(directory: Path, program: str, text: str) -> str:
     return f"{directory}:{os.environ['PATH']}"
 
 
-def configure(served: Served, text: str = "git = true\n") -> None:
+def configure(served: Served) -> None:
     """Write the configuration."""
-    (served.root / "config.toml").write_text(f'cpus = 4\nlook_every = "1h"\n[capture]\n{text}')
+    (served.root / "config.toml").write_text("cpus = 4\ncapture = true\n")
+    served.changes[LOOKS] = HOUR_NS
 
 
 def captured(served: Served, name: str, run: int = 1) -> dict[str, Any]:
@@ -70,7 +73,7 @@ def inodes(served: Served, name: str, run: int = 1) -> set[int]:
 
 def test_a_run_has_the_commit_and_the_diff_that_it_began_with(served: Served, tree: Path) -> None:
     """What the job itself changes is not in it; the next run has that."""
-    configure(served, "git = true\npackages = true\n")
+    configure(served)
     served.start()
     served.completes("train", "cat a; echo three > a", workdir=str(tree))
     assert (served.log("train"), served.outcome("train")) == ("two\n", "finished")
@@ -158,7 +161,7 @@ def test_starts_in_one_tree_share_a_capture_and_none_is_left_over(served: Served
 @pytest.mark.executors("process")
 def test_without_capture_nothing_is_asked_or_kept(served: Served, tree: Path) -> None:
     """No helper runs, and the metadir has no such record."""
-    served.serves("cpus = 4\n[capture]\n")
+    served.serves("cpus = 4\ncapture = false\n")
     served.completes("plain", "true", workdir=str(tree))
     assert not inodes(served, "plain")
     assert served.process is not None
@@ -169,7 +172,7 @@ def test_without_capture_nothing_is_asked_or_kept(served: Served, tree: Path) ->
 @pytest.fixture
 def ran(served: Served, tree: Path) -> Served:
     """Give a spool with two runs of a job, with other code each."""
-    configure(served, "git = true\npackages = true\n")
+    configure(served)
     served.start()
     served.drop(
         "train", 'cat a "$0"; echo "loss = 1" > $SPOOL_METADIR/metrics', workdir=str(tree), env={"A": f"{tree}/a"}
@@ -223,7 +226,7 @@ def test_diff_does_not_call_unknown_what_differs(ran: Served) -> None:
     assert not {"code", "python", "packages", "environment"} & {each["section"] for each in said["differences"]}
     assert not {"kernel", "driver"} & {each["key"] for each in said["differences"]}
     assert said["notes"]
-    assert not any("[capture]" in note for note in said["notes"])
+    assert not any("capture = true" in note for note in said["notes"])
     values = {each["key"]: each["one"] for each in said["differences"] if each["section"] == "file"}
     assert (values["command"], values["requeue"]) == ('["a b", "c"]', "false")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from served import Served, alive
+from served import LOOKS, Served, alive
 from support import ROOT
 
 EXECUTORS = ("process", "tmux")
@@ -59,7 +59,8 @@ def machine(tmp_path: Path, executor: str | None) -> Iterator[Machine]:
                 (programs / name).symlink_to(Path(folder, name))
                 break
     with Served(tmp_path / "spool", {"PATH": str(programs)}, executor) as spool:
-        (spool.root / "config.toml").write_text('cpus = 4\nlook_every = "200ms"\n')
+        (spool.root / "config.toml").write_text("cpus = 4\n")
+        spool.changes[LOOKS] = 200_000_000
         made = Machine(spool, state, programs / "docker")
         yield made
 
@@ -216,7 +217,7 @@ def test_the_example_runs(machine: Machine) -> None:
 def test_a_run_in_a_container_has_no_python_of_the_machine_in_its_record(machine: Machine) -> None:
     """Its commit is captured; the packages of the host, which it does not see, are not."""
     machine.install()
-    machine.spool.root.joinpath("config.toml").write_text("[capture]\npackages = true\n")
+    machine.spool.root.joinpath("config.toml").write_text("capture = true\n")
     machine.spool.start()
     machine.spool.completes("inside", ["python3", "-c", "0"], container="ml/image")
     record = machine.spool.record("inside", "capture.toml") or ""

@@ -26,7 +26,7 @@ def test_a_golden_job_file_loads_for_ever() -> None:
 def test_a_short_form_becomes_a_table_and_stays_in_it(spool: Command, spool_root: Path) -> None:
     """An option of a container keeps its image, and another image its options."""
     path = put_job(spool_root, "a", 'command = "true"\ncontainer = "x:1"\ncpus = 2\n', "held")
-    assert spool("edit", "a", "--container-option=--volume=/a:/b").code == 0
+    assert spool("edit", "a", "--set=container.options=--volume=/a:/b").code == 0
     assert container(path.read_bytes()) == Container("x:1", None, ("--volume=/a:/b",))
     assert "cpus = 2" in path.read_text()
     assert spool("edit", "a", "--container", "x:2").code == 0
@@ -55,7 +55,7 @@ def test_a_value_that_cannot_be_meant_is_refused_with_its_key_and_line(value: st
 
 def test_options_of_a_submission_state_it(spool: Command, spool_root: Path) -> None:
     """Image and options come out as a person would have written them; an image without a name is refused."""
-    options = ("--container-option=--ipc=host", "--container-option=-v /a:/a")
+    options = ("--set=container.options=--ipc=host", "--set=container.options=-v /a:/a")
     assert spool("submit", "--name", "a", "--container", "an/image", *options, "--", "true").code == 0
     found = container((spool_root / "queued" / "a.toml").read_bytes())
     assert found == Container("an/image", None, ("--ipc=host", "-v /a:/a"))

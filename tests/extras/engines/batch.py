@@ -76,15 +76,15 @@ class BatchLanguage(Language):
     title = "the batch system"
     surroundings = EngineSurroundings("batch", "BATCH_NODE", "BATCH_ID")
     variables = (DIRECTORY,)
+    look_ns, submit_ns = 100_000_000, 1_000_000
 
     def __init__(self, config: Callable[[], Config] = Config) -> None:
         """Use the settings of *config* as they are now."""
         self._config = config
 
     def policy(self) -> EngineConfig:
-        """Return its table in the configuration, or a policy of frequent looks and unlimited submissions."""
-        usual = EngineConfig(poll_ns=100_000_000, submit_per_second=1000, max_in_flight=200)
-        return self._config().part(self.name) or usual
+        """Return its table in the configuration, or the settings for tests."""
+        return self._config().part(self.name) or EngineConfig(max_in_flight=200)
 
     def missing(self) -> str | None:
         """Return that its directory is unknown."""

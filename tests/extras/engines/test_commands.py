@@ -17,7 +17,7 @@ from spool.extras.engines import slurm
 from spool.formats import jobfile
 from spool.formats.state import JobView
 
-_FOR_SLURM = "--slurm --executor-option --constraint=ib --executor-option=--exclude=n1,n2"
+_FOR_SLURM = "--slurm --set executor_options=--constraint=ib --set=executor_options=--exclude=n1,n2"
 
 
 @pytest.mark.parametrize("way", ["quick", "full", "line"])
@@ -25,7 +25,7 @@ def test_an_option_is_short_for_its_executor(spool: Command, spool_root: Path, w
     """On the command line as in a `#SPOOL` line; what sbatch is told besides goes along, option by option."""
     script = Path("script.sh")
     script.write_text(f"#!/bin/sh\n#SPOOL {_FOR_SLURM}\ntrue\n")
-    full = ("--executor", "process", *_FOR_SLURM.split(), "--prolog", "true", "--", "true")
+    full = ("--executor", "process", *_FOR_SLURM.split(), "--set", "prolog=true", "--", "true")
     words = {"quick": (*_FOR_SLURM.split(), "--", "true"), "full": full, "line": (script,)}
     spool("submit", "--name", "t", *words[way])
     spec = jobfile.parse((spool_root / "queued" / "t.toml").read_bytes(), name="t")
@@ -36,7 +36,7 @@ def test_options_for_slurm_that_the_default_executor_would_pass_over_keep_a_job_
     spool: Command, spool_root: Path
 ) -> None:
     """They are told of when it is submitted, and it starts nowhere without them."""
-    submitted = spool("submit", "--name", "t", "--executor-option=--constraint=ib", "--", "true")
+    submitted = spool("submit", "--name", "t", "--set=executor_options=--constraint=ib", "--", "true")
     assert (submitted.code, "executor_options" in submitted.err) == (0, True)
     assert [each["code"] for each in asked(spool, "why", "t")["reasons"]] == ["executor"]
 
@@ -44,7 +44,11 @@ def test_options_for_slurm_that_the_default_executor_would_pass_over_keep_a_job_
 @pytest.mark.parametrize("way", ["configured", "stated"])
 @pytest.mark.parametrize(
     ("option", "key"),
-    [("--gpu-idle=30m", "gpu_idle"), ("--keep-session", "keep_session"), ("--resource=x", "resources")],
+    [
+        ("--set=gpu_idle=30m", "gpu_idle"),
+        ("--set=keep_session=true", "keep_session"),
+        ("--set=resources=x", "resources"),
+    ],
 )
 def test_a_key_that_has_no_effect_in_slurm_is_refused_for_a_job_there(
     spool: Command, spool_root: Path, tmp_path: Path, way: str, option: str, key: str

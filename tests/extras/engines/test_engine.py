@@ -921,9 +921,9 @@ def test_steady_news_do_not_flood_the_engine_with_questions(bench: Bench) -> Non
 # The engine's mistakes.
 
 
-def test_the_highest_priority_goes_first_and_each_at_its_time(bench: Bench) -> None:
+def test_the_highest_priority_goes_first_and_each_at_its_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """One submission is under way at a time, and no more are made than the rate allows."""
-    bench.config = with_settings(submit_per_second=0.5)
+    monkeypatch.setattr(SlurmLanguage, "submit_ns", 2 * SECOND_NS)
     for name, priority in (("a", 10), ("b", 10), ("c", 20)):
         bench.start(name, Spec("true", priority=priority))
     for later_s, answered in ((0, False), (5, True), (0, False), (1, False), (1, True), (2, True)):

@@ -37,7 +37,7 @@ def test_its_name_works_wherever_a_built_in_one_does(served: Served, packages: P
     """In a job file, as an option, as the default; check, ls, show, why and doctor know it."""
     batch_package(packages)
     (served.root / "config.toml").write_text(
-        'autostart = false\nexecutor = "mine"\ndisk_floor = "0M"\n[mine]\npoll = "200ms"\n'
+        'autostart = false\nexecutor = "mine"\ndisk_floor = "0M"\n[mine]\nmax_pending = 30\n'
     )
     file = served.root.parent / "job.toml"
     file.write_text('command = "sleep 600"\nexecutor = "mine"\n')

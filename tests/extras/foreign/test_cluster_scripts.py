@@ -190,7 +190,7 @@ def cluster(fake_nvml: FakeNvml, usual: Path, tmp_path: Path) -> Iterator[Served
     with Served(tmp_path / "spool", fake_nvml.variables) as spool:
         spool.environment["PATH"] = f"{programs}:{usual}"
         (spool.root / "config.toml").write_text(
-            'cpus = 16\nautostart = false\nnotifier = "true"\ngpu.poll = "200ms"\n[resources]\nmatlab = 1\n'
+            'cpus = 16\nautostart = false\nnotifier = "true"\n[resources]\nmatlab = 1\n'
         )
         yield spool
 

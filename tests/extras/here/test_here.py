@@ -24,7 +24,7 @@ import pytest
 import spool
 from docs.test_pages import START
 from plugins.fake_nvml import FakeNvml
-from served import Served
+from served import GPU_LOOKS, Served
 from shell import Home, home_of_test
 from spool.core.errors import InvalidValue
 from spool.formats import jobfile
@@ -243,7 +243,7 @@ def test_the_whole_environment_is_there_and_in_no_file(desk: Desk) -> None:
 def test_what_a_prolog_says_counts_more_than_the_terminal(desk: Desk) -> None:
     """As it does for any job (FORMAT 3.12); `setup` runs in the terminal, with the same variables."""
     desk.environment["TOKEN"] = "terminal"
-    words = ("--prolog", 'echo TOKEN=prolog >> "$SPOOL_ENV"', "--setup", 'echo "setup $TOKEN"; A=1', "-c")
+    words = ("--set", 'prolog=echo TOKEN=prolog >> "$SPOOL_ENV"', "--set", 'setup=echo "setup $TOKEN"; A=1', "-c")
     done = desk.piped(*words, "echo command $TOKEN $A")
     assert (done.stdout, done.returncode) == (b"setup prolog\ncommand prolog 1\n", 0)
 
@@ -326,15 +326,13 @@ def test_a_pipeline_reads_what_a_command_in_the_terminal_prints(desk: Desk) -> N
 
 
 def test_a_shell_is_opened(desk: Desk) -> None:
-    """`--shell`, or no command, opens the user's shell."""
+    """`--here` without a command opens the user's shell."""
     desk.environment["SHELL"] = "/bin/sh"
-    for option in ((), ("--shell",)):
-        name = f"shell{len(option)}"
-        terminal = desk.terminal("-n", name, *option)
-        desk.served.until(lambda name=name: "sh" in _commands(desk.served, name), "the shell")  # type: ignore[misc]
-        terminal.type("echo $SPOOL_JOB $((40 + 2)); exit 5\r")
-        terminal.shows(f"{name} 42")
-        assert terminal.ends() == 5
+    terminal = desk.terminal("-n", "shell")
+    desk.served.until(lambda: "sh" in _commands(desk.served, "shell"), "the shell")
+    terminal.type("echo $SPOOL_JOB $((40 + 2)); exit 5\r")
+    terminal.shows("shell 42")
+    assert terminal.ends() == 5
 
 
 # The end of the terminal.
@@ -499,8 +497,8 @@ def test_inside_a_job_it_takes_nothing_new(desk: Desk) -> None:
     More than that job has is refused, and a container; a size that is left to spool is what is there.
     """
     calls = [
-        ["--cpus", "1", "-m", "auto", "--setup", "A=1", "-c", "echo in $SPOOL_JOB, A=$A"],
-        ["--setup", "false", "-c", "echo never"],
+        ["--cpus", "1", "-m", "auto", "--set", "setup=A=1", "-c", "echo in $SPOOL_JOB, A=$A"],
+        ["--set", "setup=false", "-c", "echo never"],
         ["--cpus", "2", "true"],
         ["--container", "img", "true"],
     ]
@@ -528,7 +526,7 @@ def test_what_ran_in_a_terminal_is_not_run_without_it(desk: Desk) -> None:
     """`requeue` refuses it, with what to type; Python can take the key out."""
     assert desk.piped("-n", "once", "-c", "true").returncode == 0
     desk.served.wait_done("once")
-    for words in (("requeue", "once"), ("requeue", "once", "--with", "cpus=1")):
+    for words in (("requeue", "once"), ("requeue", "once", "--set", "cpus=1")):
         done = desk.served.spool(*words)
         assert done.returncode == 1, words
     assert desk.served.places("once") == ["done"]
@@ -577,10 +575,11 @@ def test_idle_gpus_are_taken_back(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     fake_nvml.gpu(uuid, bus=0)
     fake_nvml.busy(uuid, 0, 0)
     with Served(tmp_path / "spool", fake_nvml.variables) as served:
-        served.serves('cpus = 4\ngpu.poll = "100ms"\n')
+        served.changes[GPU_LOOKS] = 100_000_000
+        served.serves("cpus = 4\n")
         desk = Desk(served)
-        idle = ("-g", "1", "--gpu-idle", "1s", "--gpu-idle-action")
-        terminal = desk.terminal("-n", "idle", *idle, "stop", "-c", "echo on $CUDA_VISIBLE_DEVICES; exec sleep 1000")
+        idle = ("-g", "1", "--set", "gpu_idle=1s", "--set", "gpu_idle_action=stop")
+        terminal = desk.terminal("-n", "idle", *idle, "-c", "echo on $CUDA_VISIBLE_DEVICES; exec sleep 1000")
         terminal.shows(f"on {uuid}")
         assert terminal.ends() == 130
         assert "gpu_idle = " in terminal.screen()

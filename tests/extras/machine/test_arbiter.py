@@ -181,17 +181,17 @@ def test_a_restart_counts_no_use_twice(place: Path, ended: bool) -> None:
         [line] = (place / "usage.jsonl").read_bytes().splitlines()
         return ledger.parse_line(line).used
 
-    with driven(place, f'{USERS}cpus = 4\ncpu_weight = 1\nhalf_life = "1000d"\n', clock=clock) as machine:
+    with driven(place, f"{USERS}cpus = 4\n", clock=clock) as machine:
         [bob] = machine.users(BOB)
         lease = bob.uses(4)
         clock.now_ns += HOUR_NS
         if ended:
             bob.tells(EndLease(lease.lease))
         machine.restart()
-        assert kept() == pytest.approx(4 * 3600, rel=0.01)
+        assert kept() == pytest.approx(4 * 180, rel=0.01)
         clock.now_ns += HOUR_NS
         machine.restart()
-        assert kept() == pytest.approx(4 * 3600 * (1 if ended else 2), rel=0.01)
+        assert kept() == pytest.approx(4 * 180 * (1 if ended else 2), rel=0.01)
 
 
 # The directory.

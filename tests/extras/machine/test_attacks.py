@@ -564,20 +564,17 @@ def test_memory_that_is_used_outside_is_not_granted(place: Path, monkeypatch: py
         alice.takes(1, memory_bytes=1 << 29)
 
 
-GPUS = '[gpu]\npoll = "1s"\n'
-
-
 @with_setpriv
 @pytest.mark.usefixtures("at_once")
 def test_who_sits_on_a_gpu_is_named_and_counted(place: Path, nvml: FakeNvml) -> None:
     """Mallory ends her lease and computes on: all can see it, and the GPU counts for her quota and her fair share."""
     clock, quota = Clock(time.time_ns()), "[quotas.default_user]\nmax_running_gpus = 1\n"
-    with process_of(MALLORY) as (pid, _), driven(place, f"{MACHINE}{GPUS}{quota}", clock=clock) as machine:
+    with process_of(MALLORY) as (pid, _), driven(place, f"{MACHINE}{quota}", clock=clock) as machine:
         [mallory] = machine.users(MALLORY)
         lease = mallory.uses(1, gpus=1)
         assert lease.units.gpu_uuids == ("GPU-a",)
         nvml.process("GPU-a", pid, GIB)
-        clock.now_ns += 2 * SECOND_NS
+        clock.now_ns += 6 * SECOND_NS
         mallory.say(EndLease(lease.lease))
         machine.until(lambda: any(gpu.without_lease for gpu in machine.status().gpus))
         assert [gpu.without_lease for gpu in machine.status().gpus] == [(name_of(MALLORY),), ()]
@@ -592,7 +589,7 @@ def test_who_sits_on_a_gpu_is_named_and_counted(place: Path, nvml: FakeNvml) -> 
         clock.now_ns += 10 * HOUR_NS
         machine.settle()
         nvml.leave(pid)
-        clock.now_ns += 2 * SECOND_NS
+        clock.now_ns += 6 * SECOND_NS
         machine.until(lambda: bob.grant(late) is not None)
         machine.until(lambda: not any(gpu.without_lease for gpu in machine.status().gpus))
         machine.restart()
@@ -607,14 +604,14 @@ def test_a_reason_is_renewed_when_a_gpu_changes(place: Path, nvml: FakeNvml) -> 
     clock = Clock(time.time_ns())
     with process_of(STRANGER) as (first, _), process_of(STRANGER) as (second, _):
         nvml.process("GPU-a", first, GIB)
-        with driven(place, f"{MACHINE}{GPUS}", clock=clock) as machine:
+        with driven(place, MACHINE, clock=clock) as machine:
             [alice] = machine.users(ALICE)
             number = alice.ask(1, gpus=2)
             machine.until(lambda: f"pid {first}" in alice.why(number))
             machine.turns(3)
             nvml.leave(first)
             nvml.process("GPU-a", second, GIB)
-            clock.now_ns += 2 * SECOND_NS
+            clock.now_ns += 6 * SECOND_NS
             machine.until(lambda: f"pid {second}" in alice.why(number))
             assert name_of(STRANGER) in alice.why(number)
 

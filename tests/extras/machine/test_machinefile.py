@@ -9,6 +9,7 @@ from typing import get_args
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from cli.test_fuzz import MANY, SEED, variant
 from docs.test_format_page import clause
@@ -76,6 +77,13 @@ def test_an_empty_file_serves_every_user() -> None:
     assert MachineConfig().users == ()
     assert MachineConfig().memory_of(100 * GIB) == 95 * GIB
     assert MachineConfig(memory_bytes=GIB).memory_of(100 * GIB) == GIB
+
+
+def test_a_key_that_has_gone_stops_no_arbiter() -> None:
+    """It is told what to do about it instead."""
+    found = machine.parse(b'half_life = "7d"\ncpu_weight = 1\n[gpu]\npoll = "5s"\n')
+    assert replace(found, advice=()) == MachineConfig()
+    assert [each.partition(" ")[0] for each in found.advice] == ["half_life", "cpu_weight", "gpu.poll"]
 
 
 def test_its_own_keys_are_read() -> None:

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from served import Served
+from served import HOUR_NS, LOOKS, Served
 from spool.core.errors import InvalidConfig
 from spool.core.model import SECOND_NS, Event, EventName, ForeignProcess, Grant, Result, State
 from spool.extras.metrics import listener as writing
@@ -262,7 +262,8 @@ def test_the_key_names_a_file_that_node_exporter_reads() -> None:
 def test_metrics_follow_the_spool(served: Served, tmp_path: Path) -> None:
     """The file is there soon after the dispatcher, and says at its end what has happened, and that nobody serves."""
     out = tmp_path / "spool.prom"
-    (served.root / "config.toml").write_text(f'cpus = 4\nlook_every = "1h"\nmetrics = "{out}"\n')
+    (served.root / "config.toml").write_text(f'cpus = 4\nmetrics = "{out}"\n')
+    served.changes[LOOKS] = HOUR_NS
     served.start()
     wait_for(lambda: out.exists() and "spool_dispatcher_up" in out.read_text())
     assert out.stat().st_mode & 0o777 == 0o644

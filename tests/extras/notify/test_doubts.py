@@ -99,9 +99,9 @@ def test_an_address_that_nothing_reaches_is_told_at_submission(
 
 
 def test_the_options_fill_the_key(spool: Command, spool_root: Path) -> None:
-    """`--notify-on` alone is an error with the name of the option that it lacks."""
-    words = ("--notify", "me", "--notify-on", "started", "--notify-log-lines", "5")
+    """`notify.on` alone is an error with the name of the option that it lacks."""
+    words = ("--notify", "me", "--set", "notify.on=started", "--set", "notify.log_lines=5")
     assert spool("submit", "--hold", "--name", "a", *words, "--", "true").code == 0
     text = (spool_root / "held" / "a.toml").read_bytes()
     assert jobfile.parse(text, name="a").part("notify") == Notify(("me",), ("started",), 5)
-    assert "--notify: " in spool("submit", "--notify-on", "failed", "--", "true").err
+    assert "--notify: " in spool("submit", "--set", "notify.on=failed", "--", "true").err

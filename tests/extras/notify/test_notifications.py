@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from receivers import HOST, MailServer, WebServer
-from served import Served
+from served import HOUR_NS, LOOKS, Served
 from spool import __version__
 from spool.core.model import Event, EventName, Result, State
 from spool.extras.notify import sending
@@ -277,8 +277,9 @@ def test_the_end_of_a_log_is_plain_text(tmp_path: Path) -> None:
 def configure(served: Served, text: str) -> None:
     """Write the configuration as its owner would."""
     path = served.root / "config.toml"
-    path.write_text(f'cpus = 4\nlook_every = "1h"\n{text}')
+    path.write_text(f"cpus = 4\n{text}")
     path.chmod(0o600)
+    served.changes[LOOKS] = HOUR_NS
 
 
 def told_of(web: WebServer, job: str) -> list[str]:

@@ -233,6 +233,6 @@ def test_what_a_configuration_cannot_say(line: str, meant: str) -> None:
 
 
 def test_an_option_adds_to_a_name_that_stands_alone() -> None:
-    """`spool edit --notify-on` keeps the recipient."""
+    """`spool edit --set notify.on=…` keeps the recipient."""
     after = jobfile.edited(b'command = "x"\nnotify = "me"\n', {"notify": {"on": "failed"}}, name="a")
     assert jobfile.parse(after, name="a").part("notify") == Notify(("me",), ("failed",))

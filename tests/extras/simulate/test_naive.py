@@ -135,7 +135,7 @@ class Naive:
         competing = self.fair and len({job.user for job in waiting}) > 1
 
         def score(job: Job) -> tuple[float, int, str]:
-            size = max(self.expected(job), 60 * S) + (self.own(job) if competing else 0)
+            size = max(self.expected(job), 60 * S) + (self.served(job) // self.cpus if competing else 0)
             return -((self.now - job.at + size) / size * factors[job.user]), job.at, job.name
 
         order: list[Job] = []
@@ -144,30 +144,28 @@ class Naive:
             place[job.name] = place[job.equal] = max(score(job), place.get(job.equal, score(job)))
             order.append(job)
         order.sort(key=lambda job: place[job.name])
-        passed = [job for job in waiting if self.is_passed(job)]
-        if passed:  # of its equals the first to arrive goes first, also where only one behind it was passed
-            _, first = min((job.at, self.first_alike(job, waiting)) for job in passed)
-            order.sort(key=lambda job: job.name != first)
+        heads: dict[object, Job] = {}
+        for job in sorted(waiting, key=lambda job: (job.at, job.name)):  # of its equals only the first may go first
+            heads.setdefault(job.equal, job)
+        passed = [(job.at, job.name) for job in heads.values() if self.is_passed(job, competing=competing)]
+        if passed:
+            order.sort(key=lambda job: job.name != min(passed)[1])
         return order
 
-    def first_alike(self, job: Job, waiting: list[Job]) -> str:
-        """Return which of the jobs that are equal to *job* came first."""
-        alike = [each for each in waiting if each.equal == job.equal]
-        return min(alike, key=lambda each: (each.at, each.name)).name
-
-    def is_passed(self, job: Job) -> bool:
+    def is_passed(self, job: Job, *, competing: bool) -> bool:
         """Tell whether later arrivals have finished so much work that *job* goes first."""
         later = sum(each.lasts * each.cpus for each in self.ended() if each.at > job.at)
-        return later > max(8 * HOUR, 0.15 * (self.now - job.at)) * self.cpus
+        enough = max(8 * HOUR, 0.15 * (self.now - job.at)) * self.cpus
+        return later > enough + (2 * max(0, self.served(job) - enough) if competing else 0)
 
-    def own(self, job: Job) -> int:
-        """Return what the user of *job* was served since it arrived, in time of all processors."""
+    def served(self, job: Job) -> int:
+        """Return what the user of *job* was served since it arrived, in time of one processor."""
         served = 0
         for name, began in self.start.items():
             run = self.jobs[name]
             if run.user == job.user:
                 served += max(0, min(began + run.lasts, self.now) - max(began, job.at)) * run.cpus
-        return served // self.cpus
+        return served
 
     def factors(self, waiting: list[Job]) -> dict[str, float]:
         """Return the factor of fair share of each user: the integral of what it used, decayed, over all."""

@@ -127,27 +127,45 @@ def amounts(request: Request) -> tuple[int, int, int]:
 
 
 def watched(jobs: list[SimulatedJob], policy: Policy) -> Iterator[tuple[Pass, list[str]]]:
-    """Yield each pass, with those that wait and were passed: worked out plainly from all that has ended before.
+    """Yield each pass, with those that wait and were passed: worked out plainly from all that has run before.
 
-    That is who lacks a pool that later arrivals have used for 8h in all, and 15 % of its wait.
+    That is who lacks a pool that later arrivals have used for 8h in all, and 15 % of its wait, and twice what its user
+    was served of it beyond that, while others wait; of equal jobs the first.
     """
+    came = {each.name: each for each in jobs}
     asks = {each.name: amounts(each.spec.request) for each in jobs}
     whole = (BOX.cpus, BOX.memory_bytes, len(BOX.gpus))
-    ended: list[SimulatedJob] = []
+    ended: list[Outcome] = []
     for step in Simulation(jobs, BOX, policy).steps():
         if isinstance(step, Outcome):
-            ended.append(step.job)
+            ended.append(step)
             continue
         running = [asks[name] for name in step.view.running]
         free = [total - sum(each[pool] for each in running) for pool, total in enumerate(whole)]
-        passed = []
-        for name, waits in step.view.queue.items():
+        spans = [(each.job, each.started_at_ns or 0, each.ended_at_ns or 0) for each in ended]
+        spans += [(came[name], run.started_at_ns, step.now_ns) for name, run in step.view.running.items()]
+        competing = policy.fair_share and len({each.user for each in step.view.queue.values()}) > 1
+        passed, alike = [], set()
+        for name, waits in sorted(step.view.queue.items(), key=lambda each: (each[1].arrived_at_ns, each[0])):
+            like = waits.user, waits.spec.request, waits.spec.time_limit_ns or name.rstrip("0123456789")
+            if like in alike:
+                continue
+            alike.add(like)
             asked = [pool for pool in range(3) if asks[name][pool]]
             lacked = [pool for pool in asked if asks[name][pool] > free[pool]] or asked
-            later = [each for each in ended if each.submit_at_ns > waits.arrived_at_ns]
+            later = [each.job for each in ended if each.job.submit_at_ns > waits.arrived_at_ns]
+            own = [
+                sum(
+                    asks[each.name][pool] * max(end - max(begin, waits.arrived_at_ns), 0)
+                    for each, begin, end in spans
+                    if competing and each.user == waits.user
+                )
+                for pool in range(3)
+            ]
             enough = max(8 * HOUR, int(0.15 * (step.now_ns - waits.arrived_at_ns)))
             work = [sum(each.duration_ns * asks[each.name][pool] for each in later) for pool in range(3)]
-            if any(work[pool] > enough * whole[pool] for pool in lacked):
+            needed = [enough * all_of + 2 * max(0, own[pool] - enough * all_of) for pool, all_of in enumerate(whole)]
+            if any(work[pool] > needed[pool] for pool in lacked):
                 passed.append(name)
         yield step, passed
 

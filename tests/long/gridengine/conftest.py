@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from long.gridengine.cluster import GridEngine, unavailable
-from served import Served
+from served import ENGINE_LOOKS, Served
 from spool.testing.engine_claims import Site
 
-SETTINGS = 'autostart = false\ndisk_floor = "0M"\n[sge]\npoll = "200ms"\npe = "smp"\ngpus = "gpu"\n'
+SETTINGS = 'autostart = false\ndisk_floor = "0M"\n[sge]\npe = "smp"\ngpus = "gpu"\n'
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,6 +38,7 @@ def engine_site(sge: GridEngine, tmp_path: Path) -> Iterator[Site]:
     """Give a spool on Grid Engine; the test starts the dispatcher."""
     with Served(tmp_path / "spool", executor="sge") as spool:
         (spool.root / "config.toml").write_text(SETTINGS)
+        spool.changes[ENGINE_LOOKS] = 200_000_000
         yield Site(
             spool,
             "sge",

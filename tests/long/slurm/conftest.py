@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from long.slurm import cluster
-from served import Served
+from served import ENGINE_LOOKS, Served
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +56,9 @@ def served(unserved: Served) -> Served:
 _IMPATIENT = """
 from msgspec.structs import replace
 from spool.cli.main import main
+from spool.extras.engines.language import Language
 from spool.machine.commands import CommandRunner
+Language.look_ns = 200_000_000
 order = CommandRunner.order
 CommandRunner.order = lambda self, command: order(self, replace(command, within_s=2.0))
 raise SystemExit(main())
@@ -77,5 +79,6 @@ class Impatient(Served):
 def spool_on_slurm(root: Path, kind: type[Served] = Served) -> Served:
     """Make a spool whose jobs go to Slurm unless they say otherwise."""
     spool = kind(root, executor="slurm")
-    (root / "config.toml").write_text('autostart = false\ndisk_floor = "0M"\n[slurm]\npoll = "200ms"\n')
+    (root / "config.toml").write_text('autostart = false\ndisk_floor = "0M"\n')
+    spool.changes[ENGINE_LOOKS] = 200_000_000
     return spool

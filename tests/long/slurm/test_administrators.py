@@ -242,8 +242,6 @@ def test_a_partition_that_takes_no_new_jobs_has_them_held_with_slurms_words(serv
 
 def test_a_partition_of_more_weight_ends_a_job_that_runs_again_when_it_is_over(served: Served, slurm: Cluster) -> None:
     """The preempted run leaves in order and costs no retry; the second one waits for the job of more weight."""
-    config = served.root / "config.toml"
-    config.write_text(f"max_requeues = 0\n{config.read_text()}")  # no run counts as lost by itself
     served.drop("light", _noted(f"trap 'echo told; exit 9' TERM; {AGAIN}"), executor_options=["--partition=low"])
     served.says("light", "up")
     heavy = _noted(f"echo up; {UNTIL_TOLD}")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from long.slurm.cluster import Cluster, engine_id
-from served import Served, alive, pids_in, remember
+from served import ENGINE_LOOKS, Served, alive, pids_in, remember
 from support import PATIENCE_S, ROOT, wait_for
 
 TIMED = int(os.environ.get("SLURM_TIMED", "3"))
@@ -123,9 +123,10 @@ def test_what_a_job_asks_for_is_slurms_to_give(served: Served) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_runs_in_slurm_are_recorded_with_their_own_times_and_use(served: Served) -> None:
+def test_runs_in_slurm_are_recorded_with_their_own_times_and_use(unserved: Served) -> None:
     """Each run ends when its wrapper wrote the exit code, not when Slurm was asked, and its use is known."""
-    (served.root / "config.toml").write_text('autostart = false\ndisk_floor = "0M"\n[slurm]\npoll = "2s"\n')
+    unserved.changes[ENGINE_LOOKS] = 2 * 10**9
+    served = unserved.start()
     names = [f"short{number}" for number in range(TIMED)]
     for name in names:
         served.drop(name, ["sh", "-c", "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done"])

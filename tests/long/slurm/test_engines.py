@@ -104,9 +104,9 @@ def test_another_engine_takes_fewer_than_150_lines() -> None:
 
 
 def test_the_code_of_a_job_is_captured_when_it_is_handed_over(engine_site: Site) -> None:
-    """With `[capture]`; the engine's job is the same."""
+    """With `capture`; the engine's job is the same."""
     site, config = engine_site, engine_site.spool.root / "config.toml"
-    config.write_text(f"{config.read_text()}\n[capture]\ngit = true\n")
+    config.write_text(f"capture = true\n{config.read_text()}")
     site.spool.start()
     site.spool.drop("x", "echo hi")
     site.spool.wait_done("x")

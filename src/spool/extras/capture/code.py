@@ -34,7 +34,7 @@ from spool.core.model import SECOND_NS
 from spool.core.reasons import count_of
 from spool.core.units import show_duration
 from spool.formats import toml
-from spool.formats.wire import Form, Table, one_line, said, several
+from spool.formats.wire import Form, Table, one_line, one_lines
 from spool.machine import identity
 from spool.store.disk import Disk
 
@@ -59,6 +59,9 @@ _PYTHON = re.compile(r"(?:python|pypy)[0-9]*(?:\.[0-9]+)?")
 _VERSION = re.compile(r"(?:version|version_info)\s*=\s*([0-9]+(?:\.[0-9]+)*)", re.ASCII)
 _INFO = re.compile(r"([A-Za-z0-9._]+)-([^-]+?)(?:-py[0-9.]+)?\.(?:dist|egg)-info")
 _DRIVER = re.compile(r"Kernel Module\S*\s+(?:for \S+\s+)?([0-9]+(?:\.[0-9]+)+)")
+MOST_DIFF = 1 << 20
+"""How many bytes of the uncommitted changes are kept."""
+
 MOST_UNTRACKED = 100
 """How many untracked files are named; the others are counted."""
 
@@ -72,7 +75,7 @@ FILES = (DIFF, RECORD)
 _LATER_NS = 60 * SECOND_NS  # a capture that is older than this may not be what the run began with
 
 WHOLE, CUT, NONE = "whole", "cut", "none"
-"""What is kept of the uncommitted changes: all of them; the first bytes of too many; nothing, as configured."""
+"""What is kept of the uncommitted changes: all of them; the first bytes of too many; nothing without a commit."""
 
 
 class Code(Struct, frozen=True):
@@ -159,8 +162,9 @@ def capture_of(spool: Spool, name: str, run: int) -> Capture | None:
 def _list(most: int) -> Form:
     """Return the form of a list of texts, a line each."""
     return Form(
-        lambda texts: f"[\n{''.join(f'  {toml.quote(text)},{chr(10)}' for text in texts)}]",
-        lambda keys, key: tuple(map(one_line, several(keys, key, str)))[:most],
+        tuple[str, ...],
+        clean=lambda texts: one_lines(texts[:most]),
+        lines=lambda key, texts: f"{key} = [\n{''.join(f'  {toml.quote(text)},{chr(10)}' for text in texts)}]\n",
     )
 
 
@@ -173,7 +177,7 @@ _CODE = Table(
     untracked:untracked
     """,
     {"top": ""},
-    extent=Form(toml.quote, lambda keys, key: text if (text := said(keys, key)) in (WHOLE, CUT, NONE) else None),
+    extent=Form(str, clean=one_line, decode=lambda text: text if text in (WHOLE, CUT, NONE) else None),
     untracked=_list(MOST_UNTRACKED),
 )
 _PYTHON_KEYS = "path! version packages:packages"
@@ -265,7 +269,7 @@ def _git(arguments: Sequence[str], where: str, until: float, most: int) -> tuple
     return out, True
 
 
-def code_at(directory: str, until: float, most_diff: int) -> tuple[Code, bytes]:
+def code_at(directory: str, until: float, most_diff: int = MOST_DIFF) -> tuple[Code, bytes]:
     """Return the work tree that *directory* is in, and its uncommitted changes, at most *most_diff* bytes of them.
 
     Raises GitError, also if it is in none.
@@ -287,7 +291,7 @@ def code_at(directory: str, until: float, most_diff: int) -> tuple[Code, bytes]:
         elif kind in (b"1", b"2", b"u"):
             changed += 1
     diff, whole = b"", True
-    if changed and commit is not None and most_diff:
+    if changed and commit is not None:
         words = ["diff", "--no-ext-diff", "--no-textconv", "--binary", "--no-color", "--no-renames", "--no-relative"]
         words += ["--submodule=short"]
         words += ["--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=dirty", "--unified=3", "HEAD"]
@@ -297,7 +301,7 @@ def code_at(directory: str, until: float, most_diff: int) -> tuple[Code, bytes]:
         commit=commit,
         branch=branch,
         changed=changed,
-        diff=None if not changed else NONE if not most_diff or commit is None else WHOLE if whole else CUT,
+        diff=None if not changed else NONE if commit is None else WHOLE if whole else CUT,
         diff_bytes=len(diff),
         diff_hash=sha256(diff).hexdigest() if diff else None,
         untracked=tuple(untracked[:MOST_UNTRACKED]),
@@ -385,14 +389,13 @@ def capture(order: dict[str, Any]) -> dict[str, bytes]:
     workdir, files, problems = str(order["workdir"]), dict[str, bytes](), list[str]()
     captured_at_ns = time.time_ns()
     code = interpreter = None
-    if order["git"]:
-        try:
-            code, diff = code_at(workdir, until, int(order["diff_bytes"]))
-            if diff:
-                files[DIFF] = diff
-        except GitError as error:
-            problems.append(one_line(str(error)))
-    if order["packages"] and order["program"] is not None:
+    try:
+        code, diff = code_at(workdir, until)
+        if diff:
+            files[DIFF] = diff
+    except GitError as error:
+        problems.append(one_line(str(error)))
+    if order["program"] is not None:
         interpreter = interpreter_of(order["program"], workdir, order["environment"])
     record = Capture(
         captured_at_ns=captured_at_ns,

@@ -63,7 +63,6 @@ class Captures(Steps):
     def __init__(self, context: Context) -> None:
         self._spool = context.spool
         self._state = context.state
-        self._settings = context.settings
         self._timer = context.timers.timer("answers")
         self._runner = CommandRunner()
         self._common = login_environment()
@@ -146,16 +145,12 @@ class Captures(Steps):
         environment = {key: environment.get(key, "") for key in ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")}
         # In a container, the image has its own Python.
         program = program_of(_words(spec)) if spec.part("containers") is None else None
-        wanted = self._settings.config.part("capture")
         key = (workdir, *environment.values(), program)
         if (order := self._asked.get(key)) is not None:
             return order
         self._serial += 1
         directory = f"{self._spool.disk.staging}/{os.getpid()}.capture.{self._serial}"
-        said = {
-            "workdir": workdir, "program": program, "environment": environment, "into": directory, "git": wanted.git,
-            "diff_bytes": wanted.diff_bytes, "packages": wanted.packages,
-        }  # fmt: skip
+        said = {"workdir": workdir, "program": program, "environment": environment, "into": directory}
         arguments = (sys.executable, "-P", "-m", "spool.extras.capture.code")
         command = Command(arguments, within_s=_WITHIN_S, urgent=True, standard_input=json.dumps(said))
         order = self._asked[key] = _Capturing(self._runner.order(command), directory, now_ns)

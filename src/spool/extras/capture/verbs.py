@@ -68,7 +68,7 @@ class _Side(Struct, frozen=True):
 def diff(root: str, one: str, other: str, as_json: bool) -> int:
     """Show what differs between two runs.
 
-    Compares their job files, parameters, code (with `[capture]` in the configuration), packages, environment, machine
+    Compares their job files, parameters, code (with `capture` in the configuration), packages, environment, machine
     and GPUs, and their outcomes. Without RUN it is the newest run. The exit code is 0 whether or not anything differs.
 
       spool diff train/1 train/4
@@ -170,7 +170,7 @@ def _notes(names: list[str], sides: list[_Side]) -> Iterator[str]:
         if side.run.record.started_at_ns is None:
             yield f"{name}: it has not started, so nothing is known of its code and environment"
         elif capture is None:
-            yield f"{name}: its code was not captured; `[capture]` in config.toml does that (docs/OPERATIONS.md)"
+            yield f"{name}: its code was not captured; `capture = true` in config.toml does that (docs/OPERATIONS.md)"
         elif capture.problem:
             yield f"{name}: not captured: {capture.problem}"
         elif capture.code is not None and capture.code.diff_bytes:
@@ -242,7 +242,7 @@ def rerun(root: str, /, name: str, new_name: str | None, workdir: str | None, ho
 
     The new job has the file that the run began with, whatever became of the job since. Without RUN it is the newest
     run. `spool requeue` runs the job itself again, with its present file. The code is that of now; docs/OPERATIONS.md
-    says how to make a work tree with the code of then, where `[capture]` in the configuration has kept it.
+    says how to make a work tree with the code of then, where `capture` in the configuration has kept it.
 
       spool rerun train/3
       spool rerun train/3 --workdir ../train-old

@@ -16,11 +16,10 @@ _CONTAINER = KeyTable(
     image := Key("image", "label", "Name of the image, or the path of a file of apptainer.", default=REQUIRED,
         option="--container IMAGE", help="Run the command in a container of this image."),
     Key("runtime", "word", "What runs the container. Default: the first of these that is installed.",
-        words=RUNTIMES, option="--container-runtime NAME", help="podman, docker or apptainer."),
+        words=RUNTIMES),
     Key("options", "options of a program",
         "More options for `podman run`, `docker run` or `apptainer exec`, such as `--volume=/data:/data:ro`.",
-        default=(), examples=[["--volume=/data:/data:ro"]], option="--container-option OPTION",
-        help="An option for its runtime. May be repeated."),
+        default=(), examples=[["--volume=/data:/data:ro"]]),
     short=image,
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spool.formats.capabilities import SHORTEST_NS, Key, KeyTable, Part
+from spool.formats.capabilities import Key, KeyTable, Part
 
 # A row stays a row of a table.
 # fmt: off
@@ -11,9 +11,7 @@ JOB = Part(
     Key("executor_options", "options of a program",
         "More options for the command that submits the job to its engine, such as `--constraint=ib` for sbatch. "
         "Options that spool sets are refused.",
-        default=(), field="engines.options", examples=[["--constraint=ib"]], option="--executor-option OPTION",
-        also="--executor-options",
-        help="One more option for sbatch, qsub or the like, such as --constraint=ib. May be repeated."),
+        default=(), field="engines.options", examples=[["--constraint=ib"]]),
     after="executor",
     reader="spool.extras.engines.language:JOB_READER",
 )
@@ -26,23 +24,15 @@ def keys_of_all(engine: str, command: str) -> tuple[Key, ...]:
         Key("max_pending", "count",
             f"How many jobs may wait in {engine} for room at once. One that waits for something else, such "
             "as a drained node, a limit or a licence, does not count.", least=1),
-        Key("poll", "duration", f"The longest time between two questions to {engine} about all jobs.",
-            least=SHORTEST_NS),
-        Key("submit_per_second", "number",
-            "How many jobs a second are handed over at most.", least=0.1, most=1000),
-        Key("options", "options of a program", f"More options of {command} for every job.",
-            examples=[["--constraint=ib"]]),
+        Key("options", "options of a program",
+            f"More options of {command} for every job, such as the partition or the queue, and who pays.",
+            examples=[["--partition=gpu", "--account=vision"]]),
     )
 
 
 _SLURM = KeyTable(
     "SlurmTable",
     'How jobs with executor = "slurm" are handed to Slurm.',
-    Key("partition", "filled text", "The partition. If absent, Slurm's default; likewise for the next two."),
-    Key("account", "filled text", "The account that pays."),
-    Key("qos", "filled text", "The quality of service."),
-    Key("preemptible_qos", "filled text",
-        "The quality of service of jobs with `preemptible = true`, which Slurm may stop for others. Default: `qos`."),
     Key("gpus", "texts by name", 'What Slurm calls the GPU types of job files: `A100 = "gpu:a100"`.'),
     Key("gpu_memory", "word", 'What becomes of jobs that share a GPU: they are held ("refuse"), or ask for as many '
         'shards as GiB ("shard").', words=("refuse", "shard")),
@@ -52,8 +42,6 @@ _SLURM = KeyTable(
 _SGE = KeyTable(
     "SgeTable",
     'How jobs with executor = "sge" are handed to Grid Engine.',
-    Key("queue", "filled text", "The queue. If absent, any that fits; likewise for the project."),
-    Key("project", "filled text", "The project that pays."),
     Key("pe", "filled text",
         "The parallel environment of jobs with more than one CPU, all on one host. Without it they are held."),
     Key("memory", "filled text", "The resource that stands for `memory`, such as `mem_free` or `h_vmem`."),
@@ -70,6 +58,20 @@ CONFIG = Part(
     Key("sge", _SGE, "How to hand jobs to Grid Engine.", default={}),
     after="preemption",
     reader="spool.extras.engines.language:CONFIG_READER",
+    gone={
+        **{
+            f"{engine}.{key}": "spool asks, and hands jobs over, as often as is good; remove it"
+            for engine in ("slurm", "sge")
+            for key in ("poll", "submit_per_second")
+        },
+        **{
+            f"slurm.{key}": f'write [slurm] options = ["--{key}=NAME"], with what other options you have'
+            for key in ("partition", "account", "qos")
+        },
+        "slurm.preemptible_qos": 'write executor_options = ["--qos=NAME"] in the files of such jobs',
+        "sge.queue": 'write [sge] options = ["-q NAME"], with what other options you have',
+        "sge.project": 'write [sge] options = ["-P NAME"], with what other options you have',
+    },
 )
 
 # fmt: on

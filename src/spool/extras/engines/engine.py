@@ -26,7 +26,7 @@ from spool.core.errors import InvalidRecord, SpoolError, StartRefused, cannot
 from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
 from spool.core.model import SECOND_NS, Jid, Machine, SignalTo
 from spool.core.reasons import instant
-from spool.executors.base import Engine, EngineEnd, Home, Launch
+from spool.executors.base import Engine, EngineEnd, Executor, Home, Launch
 from spool.executors.process import reset_of_ignored_signals
 from spool.extras.engines.language import LANGUAGES, Language, Sighting, what_it_said
 from spool.formats.capabilities import loaded
@@ -57,7 +57,7 @@ _VAGUE = frozenset({EngineWord.FAILED, EngineWord.FORGOTTEN})
 Key = tuple[str, int]
 
 
-class ClusterEngine(Engine):
+class ClusterEngine(Engine, Executor):
     """The executor that submits wrappers to an engine that speaks *language*, and all its runs, of the spool *home*.
 
     Without a *home*, no run can be submitted or adopted. *clock* is monotonic; *gone* gives the nodes that the
@@ -76,7 +76,7 @@ class ClusterEngine(Engine):
     ) -> None:
         self.name, self.title = language.name, language.title
         self.language, self.now_ns = language, clock
-        self.engine = self  # it has the runs that it starts
+        self.engine: ClusterEngine = self  # it has the runs that it starts
         self.cluster: str | None = None  # the one that answers; None: no answer yet
         self.runs: dict[Key, ClusterRun] = {}
         self.full = ""  # why it accepts no more for now
@@ -137,9 +137,6 @@ class ClusterEngine(Engine):
         if there is None:
             why, remedy = "has not started", f"`spool why {job}` shows what it waits for"
         raise SpoolError(cannot("attach to", f"job {job}", f"it {why} in {self.title}", remedy=remedy))
-
-    def forget(self, spool_dir: str, runs: Iterable[Key]) -> None:
-        """Do nothing: nothing is kept."""
 
     # As the place of its runs.
 
@@ -233,7 +230,7 @@ class ClusterEngine(Engine):
             self._news[key] = run
             return
         run.phase, self._sending = Phase.SENT, True
-        self._submit_at_ns = self.now_ns() + int(1e9 / self.language.policy().submit_per_second)
+        self._submit_at_ns = self.now_ns() + self.language.submit_ns
         self._order(command, partial(self._submitted, run, launch))
 
     def _submitted(self, run: ClusterRun, launch: Launch, done: CommandEnd) -> None:
@@ -290,8 +287,8 @@ class ClusterEngine(Engine):
 
     def look_soon(self) -> None:
         """Look soon, because there is news; further apart while there is always news."""
-        poll_ns = self.language.policy().poll_ns
-        at_ns = max(self.now_ns() + min(_SOON_NS, poll_ns), self._looked_ns + min(_SPACING_NS, poll_ns))
+        look_ns = self.language.look_ns
+        at_ns = max(self.now_ns() + min(_SOON_NS, look_ns), self._looked_ns + min(_SPACING_NS, look_ns))
         self._look_at_ns = min(self._look_at_ns, at_ns)
 
     def _wants_to_look(self) -> bool:
@@ -340,7 +337,7 @@ class ClusterEngine(Engine):
             log.info("%s answers again", self.title)
             self._tell_waiting()
         self.away, self._doubt = "", False
-        self._look_at_ns = self.now_ns() + self.language.policy().poll_ns
+        self._look_at_ns = self.now_ns() + self.language.look_ns
         self._observe(seen)
         lost = {run.lost_node for run in self.runs.values() if run.lost_node}
         self._back = {node: since_ns for node, since_ns in self._back.items() if node in lost}
@@ -387,7 +384,7 @@ class ClusterEngine(Engine):
         if self.away != before:
             self._tell_waiting()
         self.cluster = None  # another one may answer next
-        self._look_at_ns = self.now_ns() + self.language.policy().poll_ns
+        self._look_at_ns = self.now_ns() + self.language.look_ns
 
     def _tell_waiting(self) -> None:
         """Let the runs that have not begun have another reason."""

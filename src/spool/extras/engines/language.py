@@ -37,8 +37,6 @@ class EngineConfig(Struct, frozen=True):
 
     max_in_flight: int = 2000
     max_pending: int = 20  # of these, jobs and arrays that wait there
-    poll_ns: int = 30 * SECOND_NS  # the longest interval of looks
-    submit_per_second: float = 10
     options: tuple[str, ...] = ()
 
 
@@ -147,6 +145,12 @@ class Language(ABC):
 
     logs_ends: ClassVar[bool] = False
     """Whether :meth:`last_words` finds every end that the engine itself has caused."""
+
+    look_ns: ClassVar[int] = 30 * SECOND_NS
+    """The longest interval of looks; after news they are sooner."""
+
+    submit_ns: ClassVar[int] = SECOND_NS // 10
+    """The shortest interval of submissions."""
 
     unheard: ClassVar[re.Pattern[str]] = _NEVER
     """Finds in the words of a command that failed that it got no answer."""

@@ -56,7 +56,9 @@ def words_of(meaning: Meaning, value: str | None) -> list[str]:
     if isinstance(meaning, NoEquivalent):
         raise meaning
     if isinstance(meaning, str):
-        return meaning.split() if value is None or meaning == NEEDLESS else [meaning, value]
+        if value is None or meaning == NEEDLESS:
+            return meaning.split()
+        return f"{meaning}{value}".split(" ", 1) if meaning.endswith("=") else [meaning, value]
     return meaning(value or "")
 
 
@@ -147,7 +149,7 @@ def _gres(text: str) -> list[str]:
         return gpus_asked(rest or "1")
     if name in ("shard", "mps"):
         raise NoEquivalent("give --gpus 1 --gpu-memory 8G", matters=True)
-    what = f"name {name!r} under [resources] in config.toml and give --resource {name}={rest or 1}"
+    what = f"name {name!r} under [resources] in config.toml and give --set resources.{name}={rest or 1}"
     return _of_a_gpu(name, rest or "1", NoEquivalent(what))
 
 
@@ -223,12 +225,13 @@ def _signal(text: str) -> list[str]:
     if match is None or not name:
         raise NoEquivalent("write it as --signal USR1@60s")
     to = "shell" if "B" in (match[1] or "") else "main"
-    return ["--signal", f"{name}@{match[3] or 60}s", "--signal-to", to]
+    return ["--signal", f"{name}@{match[3] or 60}s", "--set", f"signal_to={to}"]
 
 
 def _licenses(text: str) -> list[str]:
     pairs = (re.split("[:=]", part) for part in text.split(","))
-    return ["--resource", ",".join(f"{pair[0].split('@')[0]}={pair[1] if len(pair) > 1 else 1}" for pair in pairs)]
+    amounts = [f"{pair[0].split('@')[0]}={pair[1] if len(pair) > 1 else 1}" for pair in pairs]
+    return [word for amount in amounts for word in ("--set", f"resources.{amount}")]
 
 
 def _exported(text: str) -> list[str]:
@@ -257,7 +260,7 @@ PIECES = ("--ntasks", "--cpus-per-task", "--ntasks-per-node", "--ntasks-per-gpu"
 """Options of sbatch that are read together."""
 GRES = "--gres --tres-per-task --tres-per-node"
 
-_NO_PARTS = NoEquivalent("a spool has no partitions; use --group and --priority instead")
+_NO_PARTS = NoEquivalent("a spool has no partitions; use --set group=NAME and --priority instead")
 _OTHER_NODES = NoEquivalent("there is only one node, this machine", matters=True)
 _ONE_NODE = _of_form("1(?:-.*)?", "", _OTHER_NODES)
 _NO_NODES = NoEquivalent("a spool is one machine, without nodes to choose from")
@@ -294,7 +297,10 @@ _SBATCH: Table = {
     "-A --account --wckey": "--project",
     "--comment": "--comment",
     "--export": "--export",
-    "--kill-on-invalid-dep": lambda text: ["--on-dependency-failure", "wait" if text.lower() == "no" else "cancel"],
+    "--kill-on-invalid-dep": lambda text: [
+        "--set",
+        f"on_dependency_failure={'wait' if text.lower() == 'no' else 'cancel'}",
+    ],
     "-N --nodes": _ONE_NODE,
     "-p --partition -q --qos": _NO_PARTS,
     "-C --constraint": NoEquivalent("a spool is one machine; --gpu-type selects a GPU, --workdir a directory"),
@@ -331,13 +337,13 @@ _GFLOW: Table = {
     ),
     "-c --conda-env": NoEquivalent("activate it in the script, or submit from within it", matters=True),
     "--param --param-file": NoEquivalent("give --matrix NAME=VALUE,… or --param-file", matters=True),
-    "--max-concurrent": "--max-running",
+    "--max-concurrent": "--set max_running=",
     "--max-retries": "--retry-max",
     "--name-template": NoEquivalent("tasks are named NAME_0, NAME_1 and so on"),
 }
 _GFLOW_FLAGS: Table = {
     "--shared --auto-close": NEEDLESS,  # the first is implied by --gpu-memory
-    "--no-auto-cancel": "--on-dependency-failure wait",
+    "--no-auto-cancel": "--set on_dependency_failure=wait",
 }
 _OF_QSUB: Table = {
     "-N": _name,
@@ -428,7 +434,7 @@ _SGE: Table = {
     "-l": _resource(_SGE_RESOURCES, "1"),
     "-pe": _SLOTS,
     "-t": "--array",
-    "-tc": "--max-running",
+    "-tc": "--set max_running=",
     "-o": _path("--stdout", _OUTPUTS_OF_SGE),
     "-e": _path("--stderr", _OUTPUTS_OF_SGE),
     "-wd": "--workdir",

@@ -13,9 +13,9 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from spool.cli import fastsubmit, joboptions
+from spool.cli import joboptions
 from spool.cli.render import tell
-from spool.cli.submission import MAX_HEAD_BYTES, OPTIONS, SHELLS, Asked, ScriptText, head_lines
+from spool.cli.submission import MAX_HEAD_BYTES, SHELLS, Asked, ScriptText, head_lines, read_options
 from spool.client import submit as submitting
 from spool.client.draft import Exports, escaped, matching, placeholders
 from spool.core.errors import InvalidValue, UsageError, cannot
@@ -92,7 +92,7 @@ class ForeignScripts:
             if one.lost is not None and one.lost.matters and one.key not in stated:
                 errors.append(f"line {one.directive.line}: {one.directive}: {one.lost}")
                 continue
-            keys, _, _ = fastsubmit.read(one.words, OPTIONS)
+            keys, _ = read_options(one.words)
             if keys and keys.keys() <= stated - {"env"}:
                 continue
             if one.lost is None or one.key not in stated:

@@ -21,6 +21,7 @@ JOB = Part(
         "for the job. Once it is gone, the job fails. Not for arrays, nor with `retry`, `preemptible` or outputs.",
         field="here.terminal",
         default=None,
+        internal=True,
     ),
     after="keep_session",
     reader="spool.extras.here.launching:READER",
@@ -44,5 +45,4 @@ with the terminal. Inside a job, it just runs.
   spool run --here -g 1 -- python train.py
   spool run --here -g 1 -t 2h           a shell with a GPU""",
     "spool.extras.here.command:run_here",
-    alone=("shell", "Alone: open a shell here."),
 )

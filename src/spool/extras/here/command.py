@@ -76,14 +76,9 @@ def run_here(root: str, asked: Asked, *, quiet: bool, strict: bool, replaces: bo
 
 def _with_shell(asked: Asked) -> Asked:
     """Return the request with a shell for its command if it names none."""
-    values = dict(asked.values)
-    opens = values.get("shell") == [""]
-    if opens:
-        del values["shell"]
     if asked.shell_command is not None or asked.plain or asked.loose:
-        if opens:
-            raise UsageError("--shell alone opens a shell, and there is a command too; leave out one of the two")
         return asked
+    values = dict(asked.values)
     shell = values.pop("shell", [""])[-1] or os.environ.get("SHELL") or pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
     return replace(asked, values=values, plain=(shell,))
 

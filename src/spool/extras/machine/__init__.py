@@ -108,16 +108,13 @@ MACHINE = KeyTable(
         'Whose jobs may run: users, groups with an `@`, and user ids as numbers, as in `["alice", "@lab", 1005]`. '
         "An account with an id below 1000 counts only if it is named itself. Default: every user with an id from 1000.",
         default=()),
-    *_rows(CONFIG, "cpus", "memory", "memory_reserve", "resources", "order", "learn_run_times",
-           "fair_share", "half_life", "cpu_weight", "reservation_horizon", "reservation_allows_unlimited", "gpu"),
+    *_rows(CONFIG, "cpus", "memory", "memory_reserve", "resources", "order", "fair_share", "gpu"),
     Key("quotas", _QUOTAS, "Limits on what users use at once.", default={}),
     Key("reservations", _RESERVATION, "GPU reservations: `[[reservations]]`.", many="list", default=()),
+    gone=CONFIG.gone,
 )
 
 # fmt: on
-
-
-_REQUIRED = {key.name for key in _RESERVATION.keys if key.default is REQUIRED}
 
 
 class MachineConfig(Capacity, frozen=True):
@@ -142,12 +139,10 @@ def _reservations(tables: Sequence[dict[str, Any]], reading: Reading) -> tuple[R
     for index, found in enumerate(tables):
         at = ("reservations", index)
         stated = reading.document["reservations"][index]
-        if not stated.keys() >= _REQUIRED:  # which is told already
-            continue
-        name = found["name"]
-        if name in made:
+        name = found.get("name", "")  # that it is missing is told already
+        if name and name in made:
             problems.add((*at, "name"), f"{toml.show(name)} is the name of another reservation")
-        one = reservation.reservation_of({**found, "created_at_ns": index}, stated, problems, at)
+        one = reservation.reservation_of({**found, "name": name, "created_at_ns": index}, stated, problems, at)
         for other in made.values():
             both = sorted(set(one.gpu_indices).intersection(other.gpu_indices))
             if both and overlap(one, other):

@@ -598,7 +598,7 @@ class Hardware:
 
     def take_answer(self, now_ns: int) -> None:
         """Read NVML's answer, which is there."""
-        self._watcher.look(now_ns, self._ours, max_age_ns=self._config.gpu.poll_ns, patience_ns=0)
+        self._watcher.look(now_ns, self._ours, max_age_ns=self._watcher.every_ns, patience_ns=0)
 
     def close(self) -> None:
         """End the process that queries NVML."""
@@ -614,7 +614,7 @@ class Hardware:
                 held.setdefault(uuid, []).append(lease)
         on = {uuid: _granted(each) for uuid, each in held.items()}
         self._ours = Ours(lambda pid: users.get(identity.owner_of(pid)), on)
-        age_ns = self._config.gpu.poll_ns if self.seen_at_ns else 0
+        age_ns = self._watcher.every_ns if self.seen_at_ns else 0
         look = self._watcher.look(now_ns, self._ours, max_age_ns=age_ns, patience_ns=0)
         self.seen_at_ns = look.seen_at_ns or 0
         gpus = tuple(

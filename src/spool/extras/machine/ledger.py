@@ -100,7 +100,7 @@ class LeaseLedger:
         self._by_ask: dict[tuple[Holder, int], Lease] = {}  # those that can be withdrawn
         self._held: Counter[int] = Counter()  # granted leases by user
         self._queue = WaitingQueue()
-        self._past = Past(policy, self._arrivals)
+        self._past = Past(policy)
         self._runs = Runs(run_times=self._past.run_times)
         self._plan: Plan | None = None
         self._holders: dict[str, str] = {}  # who has the CPUs or the memory, in words, since the last decision
@@ -272,10 +272,6 @@ class LeaseLedger:
                 self._queue.put(replace(self._queue[lease.name], spec=self._spec(lease)))
         self.version += 1
 
-    def _arrivals(self) -> list[int]:
-        """Return when all that waits or is held was asked for."""
-        return [lease.asked_at_ns for some in (self.leases, self.asks) for lease in some.values()]
-
     def squat(self, squatters: dict[str, frozenset[str]], now_ns: int) -> None:
         """Count for quotas and fair share the GPUs on which users have processes without a lease."""
         for user in squatters.keys() | self.squatters.keys():
@@ -297,7 +293,7 @@ class LeaseLedger:
     @property
     def asks_for_gpus(self) -> bool:
         """Whether an open ask wants GPUs."""
-        return bool(self._queue.gpu_requests)
+        return any(request.gpus for request in self._queue.requests_here())
 
     def decide(self, machine: Machine, now_ns: int) -> list[tuple[Lease, Grant]]:
         """Return which asks get which part of *machine* now; `grant` carries that out."""

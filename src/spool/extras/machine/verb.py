@@ -240,9 +240,9 @@ def _written(path: str, text: bytes, unless: str = "") -> str:
 
 
 def _configuration(path: str) -> MachineConfig:
-    """Return the configuration in *path*, the defaults without one. Raises OSError, SpoolUnusable, InvalidConfig."""
+    """Return what *path* configures; tell what has no effect there. Raises OSError, SpoolUnusable, InvalidConfig."""
     try:
-        return parse(read_file(path, check=_why_not_trusted) or b"")
+        found = parse(read_file(path, check=_why_not_trusted) or b"")
     except PermissionError as error:
         remedy = f"let everyone read it: `chmod a+rx {os.path.dirname(path)}; chmod a+r {path}`"
         if error.errno == errno.EPERM:  # it can be read, and does not count
@@ -252,6 +252,9 @@ def _configuration(path: str) -> MachineConfig:
         ) from None
     except InvalidConfig as error:
         raise InvalidConfig(path, error.problems) from None
+    for each in found.advice:
+        tell(f"{path}: {each}")
+    return found
 
 
 def _why_not_trusted(status: os.stat_result) -> str:

@@ -17,7 +17,7 @@ CONFIG = Part(
         default=None,
         field="metrics.path",
     ),
-    after="hook_time_limit",
+    after="epilog",
     reader="spool.extras.metrics:READER",
 )
 

@@ -14,14 +14,15 @@ _NOTIFY = KeyTable(
     "Where to send notifications about the job, and for which events.",
     addresses := Key("to", "addresses",
         "Recipients: mail addresses, URLs of services, names from `contacts` in the configuration, or "
-        "whatever its `notifier` understands.", default=(), option="--notify ADDRESS,…"),
+        "whatever its `notifier` understands.", default=(), option="--notify ADDRESS,…",
+        help="Where to send a message when it has ended."),
     Key("on", "events",
         '"ended" (any outcome), an outcome such as "failed" or "timeout", or another job event such as "started", '
-        '"retrying" or "held".', default=("ended",), option="--notify-on EVENT,…"),
+        '"retrying" or "held".', default=("ended",)),
     Key("log_lines", "count", "Number of lines to include from the end of the job's log.",
-        default=0, most=_MOST_LOG_LINES, option="--notify-log-lines N"),
+        default=0, most=_MOST_LOG_LINES),
     Key("tasks", "flag", "Whether each task of an array sends messages of its own, besides those of the array.",
-        default=True, option="--notify-tasks --no-notify-tasks"),
+        default=True),
     short=addresses,
 )
 
@@ -54,6 +55,6 @@ CONFIG = Part(
         default=None, field="notify.contacts"),
     Key("notify", _RULE, "Notifications about all jobs: `[[notify]]`.", many="list", default=None,
         field="notify.rules"),
-    after="hook_time_limit",
+    after="epilog",
     reader="spool.extras.notify.settings:CONFIG_READER",
 )

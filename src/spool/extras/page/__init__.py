@@ -24,7 +24,7 @@ CONFIG = Part(
         default=None,
         field="page.path",
     ),
-    after="hook_time_limit",
+    after="epilog",
     reader="spool.extras.page:READER",
 )
 
