@@ -420,8 +420,8 @@ class JobLister:
             live.gpus_watched(watch)
         reason = f"has ended ({result.outcome}); it runs again" if result is not None else found.reason
         row = JobRow(name=name, place=RUNNING, **live.row(found.state or State.STARTING, reason))
-        suspended = found.suspension
-        row = replace(row, suspended_ns=suspended.before_ns, suspended_at_ns=suspended.since_ns)
+        suspended, node = found.suspension, files.so_far.node
+        row = replace(row, node=node, suspended_ns=suspended.before_ns, suspended_at_ns=suspended.since_ns)
         if found.end is None:
             return row
         end = row_of_result(found.end)
