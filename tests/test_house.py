@@ -113,12 +113,12 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7150,
-    "client": 2750,
+    "cli": 7100,
+    "client": 2700,
     "core": 7950,
-    "dispatcher": 8000,
-    "doctor": 650,
-    "executors": 2200,
+    "dispatcher": 7900,
+    "doctor": 600,
+    "executors": 2150,
     "extras": 200,
     "extras/amd": 250,
     "extras/capture": 950,
@@ -170,7 +170,7 @@ SAME_NAMES: dict[str, str] = {
 CIRCLES: dict[str, str] = {}
 DEEP_ASSIGNMENTS: dict[str, str] = {}
 OF_OTHERS: dict[str, str] = {
-    "dispatcher: memory.open": "what the journal remembers, which recovery completes before there is a state"
+    "dispatcher: self.memory.open": "what the journal remembers, which recovery completes before there is a state"
 }
 CHILDREN_WITH_MAKERS: dict[str, str] = {
     "ClusterRun takes ClusterEngine": "a handle on one run asks its back end, which has one answer for all",

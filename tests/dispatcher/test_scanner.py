@@ -14,7 +14,7 @@ from crash.world import Session, ends_of
 from spool.core.layout import DONE, HELD, QUEUED
 from spool.core.model import SECOND_NS, Spec
 from spool.dispatcher import observer
-from spool.dispatcher.scanner import JobFileReader
+from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.wakeup import DirectoryWatcher, Hint, NameChange
 from spool.formats import jobfile
 from spool.formats.journal import Reviewed
@@ -38,15 +38,13 @@ def session(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note of which jobs a text is looked into."""
     found: list[str] = []
-    parse = JobFileReader.parse
+    parse = Scanner.parse
 
-    def noted(
-        self: JobFileReader, name: str, data: bytes, reviewed: Reviewed | None = None
-    ) -> tuple[Spec, bytes | None]:
+    def noted(self: Scanner, name: str, data: bytes, reviewed: Reviewed | None = None) -> tuple[Spec, bytes | None]:
         found.append(name)
         return parse(self, name, data, reviewed)
 
-    monkeypatch.setattr(JobFileReader, "parse", noted)
+    monkeypatch.setattr(Scanner, "parse", noted)
     return found
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.client.autostart import outlook
-from spool.core.gpus import GpuSlot, is_active, unknown_gpus, why_closed
+from spool.core.gpus import HORIZON_NS, GpuSlot, is_active, unknown_gpus, why_closed
 from spool.core.layout import DONE
 from spool.core.model import Gpu, Request, Reservation, Running, State
 from spool.core.reasons import instant, some_of
@@ -135,11 +135,7 @@ def _gpus(seen: Snapshot) -> GpuList:
     )
     machine = replace(seen.machine, gpus=gpus)
     room = FreeResources(machine, seen.policy, now_ns, view.running, reservations=view.reservations)
-    near = [
-        each
-        for each in view.reservations
-        if now_ns < each.end_at_ns and each.start_at_ns <= now_ns + seen.policy.reservation_horizon_ns
-    ]
+    near = [each for each in view.reservations if now_ns < each.end_at_ns and each.start_at_ns <= now_ns + HORIZON_NS]
     return GpuList(
         gpus=tuple(_gpu_use(card, view.running, near, seen, leases.get(card.gpu.uuid)) for card in room.cards.cards),
         problem=machine.gpu_problem,

@@ -134,8 +134,7 @@ class MachineMonitor:
         )
         if self.gpus_matter() and (known := known_gpus(seen)) is not None:
             self.gpu_indices = known
-        if seen != self._seen:
-            self._seen = seen
+        self._seen = self._seen if seen == self._seen else seen
         return self._seen or seen
 
     def why_no_room(self) -> str:
