@@ -113,12 +113,12 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7150,
-    "client": 2750,
+    "cli": 7100,
+    "client": 2700,
     "core": 7950,
-    "dispatcher": 8000,
-    "doctor": 650,
-    "executors": 2200,
+    "dispatcher": 7850,
+    "doctor": 600,
+    "executors": 2150,
     "extras": 200,
     "extras/amd": 250,
     "extras/capture": 950,
@@ -134,13 +134,13 @@ BUDGET = {
     "extras/plot": 450,
     "extras/simulate": 950,
     "extras/top": 1150,
-    "formats": 5500,
+    "formats": 5400,
     "listeners": 1050,
     "machine": 3250,
     "python": 950,
     "query": 4350,
     "state": 2000,
-    "store": 3850,
+    "store": 3800,
     "testing": 900,
 }
 SLACK = 200  # a folder that has shrunk by more keeps that: its number goes down
@@ -170,7 +170,7 @@ SAME_NAMES: dict[str, str] = {
 CIRCLES: dict[str, str] = {}
 DEEP_ASSIGNMENTS: dict[str, str] = {}
 OF_OTHERS: dict[str, str] = {
-    "dispatcher: memory.open": "what the journal remembers, which recovery completes before there is a state"
+    "dispatcher: self.memory.open": "what the journal remembers, which recovery completes before there is a state"
 }
 CHILDREN_WITH_MAKERS: dict[str, str] = {
     "ClusterRun takes ClusterEngine": "a handle on one run asks its back end, which has one answer for all",
@@ -187,6 +187,7 @@ LOOKS = {
     "spool.store.arrays.array_outcome": "how the tasks of an array ended",
     "spool.store.arrays.task_names": "which there are",
     "spool.store.disk.remedy_for": "a text",
+    "spool.store.disk.status_of": "it looks",
 }
 PRINTS = {
     "executors/compiled.py": "run by itself it builds the wrapper, and says where it is",

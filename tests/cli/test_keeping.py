@@ -401,7 +401,7 @@ def levels(said: str) -> dict[str, str]:
 def test_doctor_finds_a_fresh_spool_well(spool: Command, spool_root: Path) -> None:
     """Of a spool just made nothing about the spool itself is wrong."""
     found = levels(spool("doctor", "--json").out)
-    about_spool = "directories, mode, file system, moves, staging, configuration, job files, runs, clock"
+    about_spool = "directories, mode, file system, moves, configuration, job files, runs, clock"
     assert {found[check] for check in about_spool.split(", ")} == {"ok"}
 
 
@@ -450,18 +450,12 @@ def test_doctor_finds_a_directory_that_is_missing(spool: Command, spool_root: Pa
 
 
 def test_doctor_mends_what_is_safe_to_mend(spool: Command, spool_root: Path) -> None:
-    """`--fix` sets modes, makes directories, removes stale staging files and orphaned complaints."""
+    """`--fix` sets modes and makes directories."""
     os.chmod(spool_root / "queued", 0o777)
     (spool_root / "reservations").rmdir()
-    stale = spool_root / ".tmp" / "999999999.1"
-    stale.touch()
-    os.utime(stale, (1, 1))
-    (spool_root / "queued" / "gone.toml.error").write_text("- wrong\n")
     assert spool("doctor", "--fix").code == 0
     assert (spool_root / "queued").stat().st_mode & 0o777 == 0o700
     assert (spool_root / "reservations").is_dir()
-    assert not stale.exists()
-    assert os.listdir(spool_root / "queued") == []
 
 
 def test_doctor_of_nothing_says_so(spool: Command, tmp_path: Path) -> None:

@@ -95,36 +95,31 @@ nice -n 5 "$@" < /dev/null"""
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("said", "serves"),
     [
-        ({}, "{home}/.spool"),
-        ({"spool.service.d/a.conf": "[Service]\nEnvironment=SPOOL_DIR=/data/spool\n"}, "/data/spool"),
-        ({"spool.service.d/a.conf": '[Service]\nEnvironment="SPOOL_DIR=%h/jobs"\n'}, "{home}/jobs"),
-        ({"spool.service.d/a.conf": "#Environment=SPOOL_DIR=/no\n"}, "{home}/.spool"),
+        ("LANG=C SPOOL_DIR={root}/spool", True),
+        ('"SPOOL_DIR={root}/spool" LANG=C', True),
+        ("SPOOL_DIR={root}/link", True),
+        ("SPOOL_DIR={root}/another", False),
+        ("", False),
+        (None, False),
     ],
 )
-def test_the_unit_serves_the_spool_that_its_files_name(tmp_path: Path, files: dict[str, str], expected: str) -> None:
-    """The usual spool, or the one that a drop-in sets; only that one is started through systemd."""
-    for name, text in {"spool.service": "[Service]\nExecStart=%h/.local/bin/spool dispatch\n", **files}.items():
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    home = os.path.expanduser("~")
-    assert autostart._root_of_unit([str(tmp_path)]) == expected.format(home=home)
-
-
-def test_the_unit_serves_its_spool_by_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The unit names the spool by one path and the user by another: it is the unit's all the same."""
+def test_the_unit_serves_the_spool_of_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str | None, serves: bool
+) -> None:
+    """By whatever path it names it; else, or where systemd does not answer, the usual spool."""
     (tmp_path / "link").symlink_to(tmp_path / "spool")
-    drop_ins = tmp_path / "systemd/user/spool.service.d"
-    drop_ins.mkdir(parents=True)
-    (drop_ins.parent / "spool.service").touch()
+    (tmp_path / "systemd/user").mkdir(parents=True)
+    (tmp_path / "systemd/user/spool.service").touch()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr(os.path, "isdir", lambda _: True)  # systemd runs here
-    for named, other in (("link", "spool"), ("spool", "link")):
-        (drop_ins / "a.conf").write_text(f"[Service]\nEnvironment=SPOOL_DIR={tmp_path}/{named}\n")
-        assert autostart.unit_for(str(tmp_path / other)) == "spool.service"
-    assert autostart.unit_for(str(tmp_path / "another")) is None
+    shell = "exit 1" if said is None else f"printf %s '{said.format(root=tmp_path)}'"
+    (tmp_path / "systemctl").write_text(f"#!/bin/sh\n{shell}\n")
+    (tmp_path / "systemctl").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert (autostart.unit_for(f"{tmp_path}/spool") == "spool.service") is serves
+    assert (autostart.unit_for(os.path.expanduser("~/.spool")) is not None) is (not said)
 
 
 def test_a_dispatcher_searches_nothing_where_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

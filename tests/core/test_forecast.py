@@ -19,7 +19,7 @@ from core.planning import GIB, NOW, S, code, gpus, job, machine, numbers, plan, 
 from core.test_limits import THERE, far_job, far_run
 from core.worlds import BOX, POLICIES, over_committed, waiting
 from spool.core.constraints import as_run, earliest_start
-from spool.core.forecast import Preemption, StartForecast, forecast, preempt, preemptible_at_ns
+from spool.core.forecast import SHORT_NS, Preemption, StartForecast, forecast, preempt, preemptible_at_ns
 from spool.core.model import (
     Dependencies,
     ForeignProcess,
@@ -671,8 +671,8 @@ def test_what_is_stopped_is_needed_and_enough(runs, jobs):
     winner = next(each for each in waiting if each.name == preemption.winner)
     victim = next(each for each in running if each.name == preemption.victim)
     assert preemption.winner not in started(plan)
-    assert (winner.spec.time_limit_ns or 1 << 62) <= Policy().preempt_short_ns
-    from_ns = preemptible_at_ns(victim, before.running.run_times.of_run(victim).ns, Policy())
+    assert (winner.spec.time_limit_ns or 1 << 62) <= SHORT_NS
+    from_ns = preemptible_at_ns(victim, before.running.run_times.of_run(victim).ns)
     assert from_ns is not None
     assert from_ns <= NOW
     assert victim.spec.priority <= winner.spec.priority

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from core.planning import GIB, NOW, S, gpus, grant_of, job, machine, plan, run, started, used
 from spool.core.forecast import forecast
 from spool.core.model import ForeignProcess, Grant, Policy, Request, Result, State, Waiting
-from spool.core.priority import LEAST, PassedWork, Past, Served, Shares, show_score, weigh
+from spool.core.priority import HALF_LIFE_NS, LEAST, PassedWork, Past, Served, Shares, show_score, weigh
 from spool.core.resources import CPUS, MEMORY, PoolName
 
 HOUR = 3600 * S
@@ -109,13 +109,13 @@ def test_projects_share_where_so_configured():
 
 def test_what_runs_now_counts_as_used():
     """Usage includes the runs that have not ended: GPU-seconds, and CPU-seconds at a twentieth."""
-    past, policy = Past(Policy()), Policy()
+    past = Past(Policy())
     for user, cards in (("alice", (0,)), ("bob", ())):
         past.begin(user, None, grant_of(Request(cpus=4), cards), NOW - 100 * S)
     factors = past.shares.factors(NOW, ["alice", "bob"])
     assert factors["alice"] == pytest.approx(max(2 ** (0.5 * (1 - 120 / 140 * 2)), LEAST), rel=1e-4)
     assert factors["bob"] == pytest.approx(2 ** (0.5 * (1 - 20 / 140 * 2)), rel=1e-4)
-    assert weigh(Grant(cpus=4, gpu_uuids=("x",)), policy) == pytest.approx(1.2)
+    assert weigh(Grant(cpus=4, gpu_uuids=("x",))) == pytest.approx(1.2)
 
 
 def served(past: Past, key: str, amount: int, *, began: int, lasted: int, pool: PoolName = CPUS) -> Past:
@@ -293,13 +293,13 @@ def test_who_cannot_be_helped_keeps_nobody_from_going_first(stuck):
     assert started(found) == ["long"]
 
 
-HALF_LIFE = 1000 * S
+TICK = HALF_LIFE_NS // 1000
 KEYS = ("a", "b", "c", "d")
 SPANS = st.lists(
     st.tuples(
         st.sampled_from(KEYS),
         st.sampled_from([0.05, 1.0, 1.25, 8.0]),
-        st.integers(0, 20_000),  # begins, in seconds
+        st.integers(0, 20_000),  # begins, in ticks
         st.sampled_from([1, 10, 500, 3000]),  # lasts
     ),
     max_size=14,
@@ -320,18 +320,18 @@ def spent(spans: list[tuple[str, float, int, int]], at: int) -> dict[str, float]
 @given(SPANS, st.lists(st.integers(0, 30_000), max_size=4), st.sets(st.sampled_from(KEYS), min_size=1))
 def test_the_kept_sums_are_the_integral(spans, asked, waiting):
     """Whenever it is asked for, a factor is that of the decayed integral of what ran, also long after a reference."""
-    shares = Shares(HALF_LIFE)
+    shares = Shares()
     events = [(begins, 1, key, rate, True) for key, rate, begins, _ in spans]
     events += [(begins + lasts, 0, key, rate, False) for key, rate, begins, lasts in spans]
     events += [(at, 2, "", 0.0, False) for at in asked]
     for at, kind, key, rate, starts in sorted(events):
         if kind < 2:
-            shares.change(key, rate if starts else -rate, NOW + at * S)
+            shares.change(key, rate if starts else -rate, NOW + at * TICK)
             continue
         amounts = spent(spans, at)
         active = waiting | {key for key, _, begins, lasts in spans if begins <= at < begins + lasts}
         total = sum(amounts.values())
-        found = shares.factors(NOW + at * S, active)
+        found = shares.factors(NOW + at * TICK, active)
         if not total:
             assert found == dict.fromkeys(active, 1.0)
             continue
@@ -344,7 +344,7 @@ def test_the_kept_sums_are_the_integral(spans, asked, waiting):
 
 def test_what_is_long_past_counts_no_more():
     """Who has used next to nothing in comparison is nobody to be fair to, and a year later everybody begins anew."""
-    shares = Shares(HALF_LIFE)
+    shares = Shares()
     for key, rate in (("a", 1.0), ("b", 1e-5)):
         shares.change(key, rate, NOW)
         shares.change(key, -rate, NOW + 10 * S)

@@ -120,18 +120,10 @@ def test_what_will_be_needed_is_given_only_to_who_ends_before(limit, said):
         assert why(found, "j") == (f"reserved: {what} for alice from 14:00, {said}" if said else "None")
 
 
-@pytest.mark.parametrize(
-    ("policy", "now", "starts"),
-    [
-        ({"reservation_allows_unlimited": True}, "12:00", True),
-        ({"reservation_allows_unlimited": True}, "14:00", False),
-        ({"reservation_horizon_ns": 2 * HOUR - 1}, "12:00", True),
-        ({"reservation_horizon_ns": 2 * HOUR}, "12:00", False),
-    ],
-)
-def test_jobs_without_a_limit_may_be_let(policy, now, starts):
-    """So configured, one starts before a reservation that is to come, or further away, and never into an active one."""
-    found = decide(job("j", user="bob", gpus=4), kept=SOON, policy=Policy(**policy), now=at(now))
+@pytest.mark.parametrize(("now", "starts"), [("01:59", True), ("02:00", False), ("14:00", False)])
+def test_jobs_without_a_limit_start_long_before(now, starts):
+    """More than 12 hours before a reservation one may start on its GPUs, and later not any more."""
+    found = decide(job("j", user="bob", gpus=4), kept=SOON, now=at(now))
     assert (started(found) == ["j"]) is starts
 
 
@@ -193,8 +185,8 @@ def test_a_reservation_wakes_at_its_edges():
     """
     waits = job("j", user="bob", gpus=4)
     kept = keep(2, start="14:00", end="16:00")
-    for now, then in (("12:00", "13:00"), ("13:00", "14:00"), ("14:00", "16:00"), ("16:00", None)):
-        found = decide(waits, kept=kept, policy=Policy(reservation_horizon_ns=HOUR), now=at(now))
+    for now, then in (("01:00", "02:00"), ("02:00", "14:00"), ("14:00", "16:00"), ("16:00", None)):
+        found = decide(waits, kept=kept, now=at(now))
         assert found.next_at_ns == (then and at(then))
     assert foretold(decide(waits, kept=keep(2)), "j").at_ns == at("16:00")
 

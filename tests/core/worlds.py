@@ -33,7 +33,6 @@ SPECS = st.builds(
 POLICIES = st.builds(
     Policy,
     guess_budget=st.sampled_from([0.1, 0.1, 0.0]),
-    learn_run_times=st.booleans(),
     fair_share=st.booleans(),
     gpu_strategy=st.sampled_from([None, "random", "packed", "spread", "sequential"]),
     default_user_limits=st.builds(

@@ -11,7 +11,7 @@ import pytest
 
 from crash.cuts import Alike
 from crash.world import Ends, Session, World, check, ends_of, world_at
-from spool.core import layout
+from spool.core import forecast
 from spool.core.layout import DONE, QUEUED, RUNNING
 from spool.core.model import StopKind
 from spool.dispatcher import launcher, recovery, terminator
@@ -31,6 +31,7 @@ EXPECTED = Ends(
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for runs to stop in each pass, and wait for no wrapper that was never launched."""
+    monkeypatch.setattr(forecast, "AFTER_NS", 0)  # a run may be stopped as soon as it has begun
     monkeypatch.setattr(terminator, "_LOOK_EVERY_NS", 0)
     monkeypatch.setattr(terminator, "_SOON_NS", 0)
     monkeypatch.setattr(terminator, "_LOOK_SHARE", 0)
@@ -40,15 +41,8 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "_started_boot_ns", lambda *_: time.clock_gettime_ns(time.CLOCK_BOOTTIME))
 
 
-def configure(world: World, every: str = "1h") -> None:
-    """Let a run be stopped as soon as it has begun, and its job again after *every*."""
-    with (world.root / layout.CONFIG).open("a") as config:
-        config.write(f'[preemption]\nafter = "0s"\nevery = "{every}"\n')
-
-
 def play(world: World, disks: Iterator[Disk]) -> Session:
     """Let a long job run and a short one come; leave without a dispatcher."""
-    configure(world)
     session = Session(world, disks)
     try:
         session.users.submit("long", "hang until 2", LONG)
@@ -92,7 +86,6 @@ def test_a_full_disk_alters_nothing_either(alike: Alike) -> None:
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """Give a session in which the long job runs."""
     with world_at(tmp_path / "spool", monkeypatch) as world:
-        configure(world)
         made = Session(world)
         made.users.submit("long", "hang until 2", LONG)
         made.settle()
@@ -130,13 +123,13 @@ def test_a_job_that_is_cancelled_while_it_is_preempted_stays_cancelled(session: 
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["the_same", "another"])
-@pytest.mark.parametrize("every", ["1h", "0s"])
+@pytest.mark.parametrize("hours", [1, 0])
 def test_the_hour_counts_across_dispatchers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str, *, same: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int, *, same: bool
 ) -> None:
     """The next run of the job is spared, also by a dispatcher that finds it running: the run before it says so."""
     with world_at(tmp_path / "spool", monkeypatch) as world:
-        configure(world, every)
+        monkeypatch.setattr(forecast, "EVERY_NS", hours * 3600 * 10**9)
         session = Session(world)
         session.users.submit("long", "hang until 3", LONG)
         session.settle()
@@ -146,5 +139,5 @@ def test_the_hour_counts_across_dispatchers(
             session.end()
         session.users.submit("later", "ok", SHORT)
         session.settle()
-        assert ends_of(world).starts == {"long": 2, "short": 1} | ({"long": 3, "later": 1} if every == "0s" else {})
+        assert ends_of(world).starts == {"long": 2, "short": 1} | ({"long": 3, "later": 1} if not hours else {})
         session.end()

@@ -257,7 +257,8 @@ while :; do sleep 0.05; done
 @pytest.fixture
 def preempts(served: Served) -> Served:
     """Give a spool of one processor in which a run may be stopped as soon as it has begun."""
-    (served.root / "config.toml").write_text('cpus = 1\ndisk_floor = "0M"\n[preemption]\nafter = "0s"\n')
+    (served.root / "config.toml").write_text('cpus = 1\ndisk_floor = "0M"\n')
+    served.changes["spool.core.forecast.AFTER_NS"] = 0
     return served.start()
 
 

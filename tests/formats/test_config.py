@@ -60,14 +60,7 @@ EXPECTED = {
         export=("PATH", "WANDB_*"),
         defaults=JobDefaults(20 * S, DEFAULTS, toml.write(DEFAULTS).decode()),
     ),
-    "preemption": Config(
-        policy=Policy(
-            preempt_after_ns=1200 * S,
-            preempt_long_ns=12 * 3600 * S,
-            preempt_short_ns=1800 * S,
-            preempt_every_ns=3 * 3600 * S,
-        ),
-    ),
+    "preemption": Config(),
 }
 
 
@@ -75,7 +68,8 @@ GONE = {
     "everything": [
         *("learn_run_times", "half_life", "cpu_weight", "reservation_horizon", "reservation_allows_unlimited"),
         *("look_every", "log_level", "keep_session", "max_requeues", "gpu.poll", "gc.max_runs"),
-    ]
+    ],
+    "preemption": [f"preemption.{key}" for key in ("after", "long", "short", "every")],
 }
 """The keys in these files that have no effect any more."""
 

@@ -142,7 +142,6 @@ CONFIG_PARTS = {
 # Keys that become other fields; and the fields that come of these, are fixed, of an option, or the simulator's.
 NO_FIELDS = {"start_after", "on_dependency_failure"}
 NO_KEYS = {"start_after_ns", "start_delay_ns", "cancel_on_dependency_failure", "advice", "parts"}
-NO_KEYS |= {"learn_run_times", "half_life_ns", "cpu_weight", "reservation_horizon_ns", "reservation_allows_unlimited"}
 NO_KEYS |= {
     "max_runs",
     "defaults_text",

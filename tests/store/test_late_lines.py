@@ -12,6 +12,7 @@ from spool.formats import run_records as codec
 from spool.formats.run_records import render_history
 from spool.query.jobs import JobLister
 from spool.query.machine import _ended
+from spool.state import past
 from spool.state.past import past_of
 from spool.store.history import History
 from spool.store.spool import Spool
@@ -81,8 +82,9 @@ def test_rotated_files_are_read_by_when_they_were_written(spool: Spool) -> None:
 def test_the_past_is_learnt_from_behind_late_lines(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fair share, learnt run times, `spool info` and `spool ls` know what ended lately, though late lines follow."""
     learnt: list[str] = []
-    monkeypatch.setattr(Past, "learn", lambda past, user, result: learnt.append(result.job))
-    past_of(spool, NOW_NS, Policy(half_life_ns=HOUR_NS))
+    monkeypatch.setattr(Past, "learn", lambda _, user, result: learnt.append(result.job))
+    monkeypatch.setattr(past, "HALF_LIFE_NS", HOUR_NS)
+    past_of(spool, NOW_NS, Policy())
     assert {"fresh", "fresher"} <= set(learnt)
     assert not any(name.startswith("before") for name in learnt)
     for name in ("fresh", "fresher", "late-too"):

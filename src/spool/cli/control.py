@@ -179,8 +179,8 @@ def picked_names(
 def cancel(requests: Requests, name: str, reason: str, *, dry_run: bool) -> tuple[Change, ...]:
     """Cancel waiting or running jobs.
 
-    A running job gets TERM, and KILL after its grace period; its whole process tree ends. NAMES may be globs; `@` or
-    `-1` is the job that you submitted last. If a second file of the same name waits for the run to end, both are
+    A running job gets TERM, and KILL after its grace period; its whole process tree ends. NAMES may be globs; `@`
+    is the job that you submitted last. If a second file of the same name waits for the run to end, both are
     cancelled, and each gets its record and its line of history.
 
       spool cancel train

@@ -108,24 +108,16 @@ class Demonstration:
             )
 
     def told(self) -> Iterator[str]:
-        """Yield a line for each run that begins or ends, as it happens, until the dispatcher has left."""
-        began: set[tuple[str, int]] = set()
+        """Yield a line for each run that ends, as it happens, until the dispatcher has left."""
         ended, over = 0, False
         while not over:
             over = self.dispatcher.poll() is not None
-            runs = ((name, self.spool.latest_run(name)) for name in self.spool.names(RUNNING))
-            running = {(name, run) for name, run in runs if run is not None}
-            for name, _ in sorted(running - began):
-                yield self._line(time.time_ns(), name, "starts")
-            began |= running
             results = self.results()
             for result in results[ended:]:
-                yield self._line(result.ended_at_ns or time.time_ns(), result.job, _how(result))
+                at_s = max(0, (result.ended_at_ns or time.time_ns()) - self._begun_at_ns) / SECOND_NS
+                yield f"{at_s:5.1f}s  {result.job:8} {_how(result)}"
             ended = len(results)
             time.sleep(_POLL_S)
-
-    def _line(self, at_ns: int, name: str, words: str) -> str:
-        return f"{max(0, at_ns - self._begun_at_ns) / SECOND_NS:5.1f}s  {name:8} {words}"
 
     def results(self) -> list[Result]:
         """Return the results of all ended runs, in the order of the history."""
@@ -170,8 +162,7 @@ _NEXT = (
 
 @click.command(cls=Verb)
 @click.option("--keep", is_flag=True, help="Keep the spool and its results, and print where they are.")
-@click.option("-q", "--quiet", is_flag=True, help="Print only the final chart.")
-def command(keep: bool, quiet: bool) -> int:
+def command(keep: bool) -> int:
     """Run a demo with real jobs in a temporary spool.
 
     Thirteen jobs: one makes data; others count, pack and sum it; four estimate pi; one fails and is retried; one never
@@ -182,27 +173,24 @@ def command(keep: bool, quiet: bool) -> int:
     study: Demonstration | None = None
     try:
         study = Demonstration(directory)
-        if not quiet:
-            render.say(f"{len(study.names)} jobs in {study.root}/queued")
-            render.say()
+        render.say(f"{len(study.names)} jobs in {study.root}/queued")
+        render.say()
         for line in study.told():
-            if not quiet:
-                render.say(line, at_once=True)
+            render.say(line, at_once=True)
         if study.dispatcher.returncode not in (ExitCode.DONE, ExitCode.JOBS_FAILED):
             said = study.spool.file(layout.LOG) or b""
             for line in ("the dispatcher failed:", *said.decode("utf-8", "replace").splitlines()):
                 tell(line)
             return 1
         _picture(study)
-        if not quiet:
-            render.say()
-            for name in study.names:
-                run = study.spool.latest_run(name)
-                if run is not None and (line := last_line_of(study.spool, name, run)):
-                    render.say(f"{name:8}  {line}")
-            render.say()
-            program = "spool" if shutil.which("spool") is not None else sys.argv[0]  # `.venv/bin/spool demo`
-            render.pairs((f"{program} {words}", why) for words, why in _NEXT)
+        render.say()
+        for name in study.names:
+            run = study.spool.latest_run(name)
+            if run is not None and (line := last_line_of(study.spool, name, run)):
+                render.say(f"{name:8}  {line}")
+        render.say()
+        program = "spool" if shutil.which("spool") is not None else sys.argv[0]  # `.venv/bin/spool demo`
+        render.pairs((f"{program} {words}", why) for words, why in _NEXT)
         return 0 if went_well(study.results()) else 1
     finally:
         if study is not None:

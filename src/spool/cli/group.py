@@ -159,7 +159,7 @@ class Verb(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line; errors name this verb."""
         try:
-            return super().parse_args(ctx, self._last_job(args))
+            return super().parse_args(ctx, args)
         except click.UsageError as error:
             error.ctx = error.ctx or ctx  # click leaves it out if an option lacks its value
             raise
@@ -170,19 +170,6 @@ class Verb(click.Command):
             gc.freeze()
             gc.enable()
         return super().invoke(ctx)
-
-    def _last_job(self, args: list[str]) -> list[str]:
-        """Return *args* with `-1` replaced by `@` where a job is expected, since click would take it for an option."""
-        if "-1" not in args or not any(isinstance(parameter, JobArgument) for parameter in self.params):
-            return args
-        options = [parameter for parameter in self.params if isinstance(parameter, click.Option)]
-        takes_value = {flag for option in options if not option.is_flag for flag in option.opts}
-        found: list[str] = []
-        for at, word in enumerate(args):
-            if word == "--":
-                return found + args[at:]
-            found.append(LAST if word == "-1" and (at == 0 or args[at - 1] not in takes_value) else word)
-        return found
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by section."""
@@ -208,7 +195,7 @@ def by_section(ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
 
 
 class JobArgument(click.Argument):
-    """The names of jobs on the command line. `@` and `-1` are the last job."""
+    """The names of jobs on the command line. `@` is the last job."""
 
 
 class WordsVerb(Verb):
@@ -378,6 +365,8 @@ def _of_an_unknown_option(name: str, near: Sequence[str], ctx: click.Context | N
     """Suggest replacements for the unknown option *name*: options that begin with it, else the *near* ones."""
     if ctx is not None and ctx.parent is not None and name == "--spool":
         return f"{name} stands before the command: `spool {name} DIR {ctx.command_path.partition(' ')[2]} …`"
+    if name == "-1":
+        return f"unknown option {name}; `{LAST}` is the job that you submitted last"
     if name == "--all":
         return f"unknown option {name}; name jobs, where '*' means all of them"
     options = ctx.command.params if ctx is not None else ()

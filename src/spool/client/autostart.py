@@ -43,7 +43,7 @@ def ensure(root: str) -> str | None:
         return f"no dispatcher is running, and autostart is off: {by_hand}"
     unit = unit_for(root)
     try:
-        if unit is not None and _run(["systemctl", "--user", "--no-block", "--quiet", "start", unit]):
+        if unit is not None and _systemctl("--no-block", "--quiet", "start", unit) is not None:
             return None
         start(root, idle_exit)
     except OSError as error:
@@ -157,47 +157,21 @@ def unit_for(root: str) -> str | None:
     if not os.path.isdir(f"/run/user/{os.getuid()}/systemd"):
         return None
     config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    places = [place.format(config=config) for place in _UNIT_PLACES]
-    if not any(os.path.exists(f"{place}/{UNIT}") for place in places):
+    if not any(os.path.exists(f"{place.format(config=config)}/{UNIT}") for place in _UNIT_PLACES):
         return None
-    return UNIT if os.path.realpath(root) == os.path.realpath(_root_of_unit(places)) else None
+    import shlex  # imported here, because most submissions start no dispatcher
+
+    stated = shlex.split(_systemctl("show", "--property=Environment", "--value", UNIT) or "")
+    served = next((word.removeprefix("SPOOL_DIR=") for word in stated if word.startswith("SPOOL_DIR=")), _usual_root())
+    return UNIT if os.path.realpath(root) == os.path.realpath(served) else None
 
 
-def _root_of_unit(places: list[str]) -> str:
-    """Return the spool that the unit serves: SPOOL_DIR from its files and drop-ins, or else the default."""
-    home = os.path.expanduser("~")
-    for place in places:
-        drop_ins = f"{place}/{UNIT}.d"
-        files = sorted(os.listdir(drop_ins)) if os.path.isdir(drop_ins) else []
-        for path in [*(f"{drop_ins}/{file}" for file in files if file.endswith(".conf")), f"{place}/{UNIT}"]:
-            try:
-                with open(path, encoding="utf-8", errors="replace") as unit:
-                    lines = unit.read().splitlines()
-            except OSError:
-                continue
-            for line in lines:
-                before, named, value = line.partition("SPOOL_DIR=")
-                if named and before.strip().rstrip('"') == "Environment=":
-                    return os.path.abspath(_unescaped(value.strip().strip('"'), home))
-    return _usual_root()
-
-
-def _unescaped(value: str, home: str) -> str:
-    """Return the meaning of a value in a unit: `%h` is the home directory; % and a backslash quote one sign."""
-    import re
-
-    return re.sub(r"%(.)|\\(.)", lambda found: home if found[1] == "h" else found[1] or found[2], value)
-
-
-def _run(arguments: list[str]) -> bool:
-    """Run a program quietly and return whether it succeeded."""
+def _systemctl(*words: str) -> str | None:
+    """Return what the user's service manager answers; None if it does not do what it is told."""
     import subprocess  # imported here, because most submissions start none
 
-    null = subprocess.DEVNULL
+    command, null = ["systemctl", "--user", *words], subprocess.DEVNULL
     try:
-        done = subprocess.run(
-            arguments, env=without_here(os.environ), stdin=null, stdout=null, stderr=null, check=False
-        )
-    except OSError:
-        return False
-    return done.returncode == 0
+        return subprocess.check_output(command, env=without_here(os.environ), stdin=null, stderr=null, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None

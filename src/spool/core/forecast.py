@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from spool.core.constraints import as_run
 from spool.core.dependencies import dependencies_of
 from spool.core.gpus import NEW_RUN, left_by
-from spool.core.model import Machine, Policy, Running, State, Waiting
+from spool.core.model import SECOND_NS, Machine, Policy, Running, State, Waiting
 from spool.core.priority import Past
 from spool.core.queue import ShapeKey, WaitingQueue, shape_key
 from spool.core.reasons import some_of
@@ -380,6 +380,16 @@ def _without_end(runs: list[Running], titles: Mapping[str, Machine]) -> str:
     return "; ".join(said)
 
 
+AFTER_NS = 600 * SECOND_NS
+"""The least run time of a run that is preempted."""
+
+_LONG_NS = 8 * 3600 * SECOND_NS  # its least expected run time
+SHORT_NS = 2 * 3600 * SECOND_NS
+"""The longest time limit of a job that it makes room for."""
+
+EVERY_NS = 3600 * SECOND_NS
+"""The least time between two preemptions of a job."""
+
 _JOBS = 16  # short jobs that are looked at, the first in the order
 
 
@@ -390,29 +400,29 @@ class Preemption(Struct, frozen=True):
     winner: str
 
 
-def preemptible_at_ns(run: Running, expected_ns: int, policy: Policy) -> int | None:
+def preemptible_at_ns(run: Running, expected_ns: int) -> int | None:
     """Return from when on *run* may be preempted; None if it may not be.
 
     *expected_ns* is its expected run time. A run that exceeds it is long once it has run for long enough.
     """
     if not run.spec.preemptible or run.elsewhere is not None or run.stopping or run.suspended:
         return None
-    times = [run.started_at_ns + policy.preempt_after_ns]
+    times = [run.started_at_ns + AFTER_NS]
     if run.preempted_at_ns is not None:
-        times.append(run.preempted_at_ns + policy.preempt_every_ns)
-    if expected_ns < policy.preempt_long_ns:
+        times.append(run.preempted_at_ns + EVERY_NS)
+    if expected_ns < _LONG_NS:
         if run.spec.time_limit_ns is not None:
             return None
-        times.append(run.counts_from_ns + policy.preempt_long_ns)
+        times.append(run.counts_from_ns + _LONG_NS)
     return max(times)
 
 
-def may_yield(view: View, now_ns: int, policy: Policy) -> list[Running]:
+def may_yield(view: View, now_ns: int) -> list[Running]:
     """Return the runs that may be preempted now: of the lowest priority first, then the smallest, then the latest."""
     found = []
     for name in view.running.preemptible:
         run = view.running[name]
-        from_ns = preemptible_at_ns(run, view.running.run_times.of_run(run).ns, policy)
+        from_ns = preemptible_at_ns(run, view.running.run_times.of_run(run).ns)
         if from_ns is not None and from_ns <= now_ns:
             found.append(run)
     found.sort(
@@ -426,8 +436,8 @@ def preempt(plan: Plan) -> Preemption | None:
 
     Runs that are being preempted already count as gone, and the jobs that they make room for as started.
     """
-    view, policy = plan.view, plan.policy
-    victims = [] if view.paused else may_yield(view, plan.now_ns, policy)
+    view = plan.view
+    victims = may_yield(view, plan.now_ns) if plan.policy.preemption and not view.paused else []
     if not victims:
         return None
     leaving = [run for name in view.running.preemptible if (run := view.running[name]).preempted_for is not None]
@@ -436,7 +446,7 @@ def preempt(plan: Plan) -> Preemption | None:
     for name in sorted(served):
         if (job := view.queue.get(name)) is not None and room.fits(job):
             room.start(as_run(job, room.grant(job), plan.now_ns))
-    for job in plan.short_in_line(policy.preempt_short_ns, _JOBS, served):
+    for job in plan.short_in_line(SHORT_NS, _JOBS, served):
         if room.fits(job):
             continue
         for run in victims:

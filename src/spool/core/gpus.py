@@ -19,7 +19,19 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from spool.core.layout import ANY_GPU_TYPE
-from spool.core.model import NVIDIA, Core, ForeignProcess, Gpu, Grant, Machine, Policy, Request, Reservation, Running
+from spool.core.model import (
+    NVIDIA,
+    SECOND_NS,
+    Core,
+    ForeignProcess,
+    Gpu,
+    Grant,
+    Machine,
+    Policy,
+    Request,
+    Reservation,
+    Running,
+)
 from spool.core.reasons import count_of, instant, some_of
 from spool.core.units import show_size
 
@@ -36,6 +48,10 @@ Kind = tuple[tuple[str, ...], int | None]
 """What jobs ask of a GPU as it was built: one of these types, and the least memory in total."""
 
 _Need = tuple[int | None, Kind, bool]  # what a request asks of a GPU: memory, kind, several
+
+
+HORIZON_NS = 12 * 3600 * SECOND_NS
+"""From this long before a reservation begins, its GPUs take no jobs that would run into it."""
 
 
 class GpuSlot(Struct):
@@ -484,6 +500,15 @@ def overlap(one: Reservation, other: Reservation) -> bool:
     return one.start_at_ns < other.end_at_ns and other.start_at_ns < one.end_at_ns
 
 
+def as_if_alone(machine: Machine) -> Machine:
+    """Return *machine* without its other users: another judges what these have."""
+    gpus = tuple(
+        replace(gpu, foreign=(), taken_bytes=(), memory_free_bytes=None if gpu.problem else gpu.memory_total_bytes)
+        for gpu in machine.gpus
+    )
+    return replace(machine, memory_available_bytes=None, gpus=gpus)
+
+
 def known_gpus(machine: Machine) -> frozenset[int] | None:
     """Return the indices of the machine's GPUs, None if they are unknown."""
     if machine.gpu_problem is not None and not machine.gpus:
@@ -582,13 +607,10 @@ class Calendar(Struct, frozen=True):
         """
         now_ns = self.now_ns
         relevant = [each for each in self.reservations if each.end_at_ns > now_ns]
-        if end_ns is None and self.policy.reservation_allows_unlimited:
-            end_ns = now_ns
         starts = {
             each.start_at_ns
             for each in relevant
-            if now_ns < each.start_at_ns <= now_ns + self.policy.reservation_horizon_ns
-            and (end_ns is None or each.start_at_ns < end_ns)
+            if now_ns < each.start_at_ns <= now_ns + HORIZON_NS and (end_ns is None or each.start_at_ns < end_ns)
         }
         found = []
         for at_ns in sorted({now_ns, *starts}):

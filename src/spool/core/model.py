@@ -633,27 +633,19 @@ class Policy(Struct, frozen=True):
     order: str = "slowdown"  # or "arrival"; see `order`
     promotes: bool = True  # whether jobs passed by too much work go first; False in the simulator only
     protects: bool = True  # whether room is kept for the first that does not fit; False in the simulator only
-    learn_run_times: bool = True  # guess the run time of jobs that state no limit
     guess_budget: float = 0.1  # part of a job's wait for which guesses may hold all of a pool for it
     fair_share: bool = True
     fair_share_by: str = "user"  # or "project"
-    half_life_ns: int = 7 * 86400 * SECOND_NS
-    cpu_weight: float = 0.05
     disk_floor_bytes: int = 1 << 30
     gpu_strategy: str | None = None  # "sequential", "random", "packed", "spread"; None: the smallest memory
     gpu_use: tuple[str, ...] | None = None  # indices or UUIDs; None is all
-    reservation_horizon_ns: int = 12 * 3600 * SECOND_NS
-    reservation_allows_unlimited: bool = False  # start jobs without a time limit before a pending reservation
     default_user_limits: Limits = Limits()
     default_project_limits: Limits = Limits()
     user_limits: dict[str, Limits] = field(default_factory=dict)
     project_limits: dict[str, Limits] = field(default_factory=dict)
     max_running: int | None = None  # runs of the whole spool at once; None is unlimited
     on_failure: str = "continue"  # or "pause", "halt"
-    preempt_after_ns: int = 600 * SECOND_NS  # the least run time of a run that is preempted
-    preempt_long_ns: int = 8 * 3600 * SECOND_NS  # its least expected run time
-    preempt_short_ns: int = 2 * 3600 * SECOND_NS  # the longest time limit of a job that it makes room for
-    preempt_every_ns: int = 3600 * SECOND_NS  # the least time between two preemptions of a job
+    preemption: bool = True  # whether long runs of jobs that allow it are stopped for short jobs
     strict_order: bool = False  # no job overtakes one that does not fit; for comparison in the simulator
 
 

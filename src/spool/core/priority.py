@@ -62,14 +62,21 @@ _POINTS = 4096  # points of a line that are at least kept
 _NEAR = 100
 
 
+CPU_WEIGHT = 0.05
+"""What a second of a CPU counts, where one of a GPU is 1."""
+
+HALF_LIFE_NS = 7 * 86400 * SECOND_NS
+"""Usage that is this old counts half."""
+
+
 def share_key(user: str, project: str | None, policy: Policy) -> str:
     """Return the key under which usage is counted: the user, or the project ("" for none) if so configured."""
     return (project or "") if policy.fair_share_by == "project" else user
 
 
-def weigh(grant: Grant, policy: Policy) -> float:
-    """Return the usage per second of a run with that grant: its GPUs, and its CPUs times `cpu_weight`."""
-    return grant.gpu_count + grant.cpus * policy.cpu_weight
+def weigh(grant: Grant) -> float:
+    """Return the usage per second of a run with that grant: its GPUs, and its CPUs times `CPU_WEIGHT`."""
+    return grant.gpu_count + grant.cpus * CPU_WEIGHT
 
 
 class DecayedUse(NamedTuple):
@@ -83,14 +90,13 @@ class DecayedUse(NamedTuple):
 class Shares:
     """The decayed usage of each user or project, from intervals of constant usage per second."""
 
-    def __init__(self, half_life_ns: int) -> None:
-        self._half_life_s = max(half_life_ns, SECOND_NS) / SECOND_NS
+    def __init__(self) -> None:
         self._usage: dict[str, DecayedUse] = {}
 
     def copy(self) -> Shares:
         """Return an independent copy."""
-        other = Shares(0)
-        other._half_life_s, other._usage = self._half_life_s, self._usage.copy()
+        other = Shares()
+        other._usage = self._usage.copy()
         return other
 
     def change(self, key: str, rate: float, at_ns: int) -> None:
@@ -132,10 +138,10 @@ class Shares:
         return usage.until * self._left(past_ns) + usage.rate * self._integral_s(past_ns)
 
     def _left(self, past_ns: int) -> float:
-        return math.pow(2.0, -min(past_ns / SECOND_NS / self._half_life_s, _FORGOTTEN))
+        return math.pow(2.0, -min(past_ns / HALF_LIFE_NS, _FORGOTTEN))
 
     def _integral_s(self, past_ns: int) -> float:
-        return (1 - self._left(past_ns)) * self._half_life_s / math.log(2)
+        return (1 - self._left(past_ns)) * HALF_LIFE_NS / SECOND_NS / math.log(2)
 
 
 class Served:
@@ -260,8 +266,8 @@ class Past:
     """
 
     def __init__(self, policy: Policy) -> None:
-        self.run_times = RunTimes(learns=policy.learn_run_times)
-        self.shares = Shares(policy.half_life_ns)
+        self.run_times = RunTimes()
+        self.shares = Shares()
         self.served: dict[tuple[str, PoolName], Served] = {}  # by the keys of the shares
         self.passed: dict[PoolName, PassedWork] = {}
         self._policy = policy
@@ -277,7 +283,7 @@ class Past:
 
     def _use(self, user: str, project: str | None, grant: Grant, at_ns: int, sign: int) -> None:
         key = share_key(user, project, self._policy)
-        self.shares.change(key, sign * weigh(grant, self._policy), at_ns)
+        self.shares.change(key, sign * weigh(grant), at_ns)
         for pool, amount in amounts(grant):
             served = self.served.get((key, pool))
             if served is None:
@@ -402,7 +408,7 @@ class Order:
         self._shapes = queue.shapes
         self._factors: Mapping[str, float] | None = None
         self._levels: Mapping[str, float] | None = None
-        self._weights = ((GPUS, _UNITS), (CPUS, round(policy.cpu_weight * _UNITS)))  # of the pools, in usage
+        self._weights = ((GPUS, _UNITS), (CPUS, round(CPU_WEIGHT * _UNITS)))  # of the pools, in usage
         self._whole = len(room.machine.gpus) * _UNITS + room.machine.cpus * self._weights[1][1]
         self._sharing: dict[str, _Sharing] = {}
         self.front: dict[int, tuple[int, str]] = {}  # by priority: the arrival and the name of the promoted job

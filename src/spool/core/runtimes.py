@@ -126,8 +126,7 @@ def _upper_median(ordered: Sequence[int]) -> int:
 class RunTimes:
     """The learnt run times. The owner adds each ended run once, in order."""
 
-    def __init__(self, *, learns: bool = True) -> None:
-        self.learns = learns
+    def __init__(self) -> None:
         self._alike: dict[str, dict[tuple[str, Request], _Kind]] = {}  # by user
         self._kinds = 0
         self._users: dict[str, _Kind] = {}
@@ -135,8 +134,6 @@ class RunTimes:
 
     def add(self, user: str, name: str, request: Request, ran_ns: int) -> None:
         """Add the run time of a run whose outcome is in `TEACHES`."""
-        if not self.learns:
-            return
         kinds, key = self._alike.setdefault(user, {}), (stem(name), request)
         self._kinds += key not in kinds
         alike = kinds.pop(key, None) or _Kind()

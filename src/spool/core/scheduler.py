@@ -29,6 +29,7 @@ from spool.core.constraints import (
     exhausted_at_ns,
 )
 from spool.core.dependencies import CANCELLED_BY, Cycles, DependencyResolver, DependencyStatus, resolve
+from spool.core.gpus import HORIZON_NS
 from spool.core.model import SECOND_NS, Grant, Holding, Machine, Policy, Request, Reservation, Running, State, Waiting
 from spool.core.priority import SLOWDOWN, Order, OrderFactors, Past
 from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key
@@ -299,10 +300,10 @@ def room_in(view: View, now_ns: int, policy: Policy) -> FreeResources:
 def _next_at_ns(view: View, constraints: Constraints, placed: PassResult) -> int | None:
     if view.paused or not view.queue:
         return None
-    now_ns, policy = constraints.now_ns, constraints.policy
+    now_ns = constraints.now_ns
     times = [*view.queue.next_at_ns(now_ns), placed.exhausted_at_ns]
     for each in view.reservations:
-        times += (each.start_at_ns - policy.reservation_horizon_ns, each.start_at_ns, each.end_at_ns)
+        times += (each.start_at_ns - HORIZON_NS, each.start_at_ns, each.end_at_ns)
     return min((at for at in times if at is not None and at > now_ns), default=None)
 
 

@@ -67,13 +67,7 @@ class Remembered:
     def see_to(self, now_ns: int, policy: Policy) -> Past:
         """Return the past; empty until there are waiting jobs to put in order."""
         table = self._table
-        made_for = (
-            policy.half_life_ns,
-            policy.cpu_weight,
-            policy.fair_share_by,
-            policy.learn_run_times,
-            sizes := table.sizing is not None,
-        )
+        made_for = (policy.fair_share_by, sizes := table.sizing is not None)
         if made_for != self._made_for and table.queue and (len(table.queue) + len(table.runs) > 1 or sizes):
             table.remember(past_of(self._spool, now_ns, policy, sizes=sizes))
             self._made_for = made_for

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import time
@@ -48,7 +47,6 @@ from spool.store.ownership import name_of, this_user, unknown_in, why_replaceabl
 from spool.store.spool import Service
 from spool.store.tolerant import TolerantSpool
 
-_STALE_S = 3600
 _FEW_WATCHES = 64
 _MOST_IGNORED, _MOST_NAMED = 10, 5
 _INOTIFY = "/proc/sys/fs/inotify"
@@ -235,62 +233,6 @@ def _moves(subject: Subject) -> Findings:
         return
     took_ms = (time.monotonic_ns() - begun) / 1e6
     yield good(f"files can be created, linked and moved ({took_ms:.1f} ms with two syncs)")
-
-
-def _leases(subject: Subject) -> Findings:
-    if not subject.is_own:
-        return
-    disk = Disk(subject.spool.layout.at(layout.STAGING))
-    staged = disk.staged(b"\n")
-    fd = os.open(staged, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        works = True
-    except OSError:
-        works = False
-    finally:
-        os.close(fd)
-        disk.discard(staged)
-    if works:
-        yield good("the kernel reports whether a file is still being written")
-    else:
-        text = "no file leases here: a dropped file counts as complete once it has not changed for 0.3s"
-        yield warn(text, "write files in .tmp/ and `mv` them from there")
-
-
-def _staging(subject: Subject) -> Findings:
-    disk = Disk(subject.spool.layout.at(layout.STAGING))
-    stale = []
-    with os.scandir(disk.staging) as entries:
-        for entry in entries:
-            pid = entry.name.split(".", 1)[0]
-            old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_S
-            if pid.isdecimal() and old and not os.path.exists(f"/proc/{pid}"):
-                stale.append(entry)
-    if not stale:
-        yield good("no leftover files in .tmp/")
-        return
-    stays = (
-        [error for entry in stale for error in disk.removing(entry.path) if error is not None] if subject.fix else []
-    )
-    text = f"{count_of(len(stale), 'leftover file')} in .tmp/, from processes that are gone"
-    remedy = "`spool doctor --fix` removes them"
-    if stays:
-        remedy = f"{stays[0].filename}: {stays[0].strerror}; remove it by hand"
-    yield warn(text, remedy, fixed=subject.fix and not stays)
-
-
-def _complaints(subject: Subject) -> Findings:
-    tail = layout.JOB_SUFFIX + layout.ERROR_SUFFIX
-    for place in (QUEUED, HELD):
-        path = subject.spool.layout.at(place)
-        for file in os.listdir(path) if os.path.isdir(path) else ():
-            name = file.removesuffix(tail)
-            if file.endswith(tail) and not os.path.lexists(subject.spool.layout.job_file(place, name)):
-                if subject.fix:
-                    Disk(subject.spool.layout.at(layout.STAGING)).discard(subject.spool.layout.error_file(place, name))
-                text = f"{place}/{file} is about a job that does not exist"
-                yield warn(text, "remove it", fixed=subject.fix)
 
 
 def _configuration(subject: Subject) -> Findings:
@@ -589,21 +531,13 @@ def _unread(subject: Subject) -> Findings:
 
 
 _A_SPOOL = (QUEUED,)
-_ITS_STAGING = (QUEUED, layout.STAGING)  # a check creates no directories
 OF_THE_SPOOL = (
     Check("directories", _directories),
     Check("modes", _modes, _A_SPOOL),
     Check("one file system", _one_file_system, _A_SPOOL),
-    Check("moves", _moves, _ITS_STAGING),
-    Check("leases", _leases, _ITS_STAGING),
-    Check("staging", _staging, _ITS_STAGING),
-    Check("complaints", _complaints, _A_SPOOL),
+    Check("moves", _moves, (QUEUED, layout.STAGING)),  # a check creates no directories
     Check("configuration", _configuration, _A_SPOOL),
-    Check(
-        "dispatcher",
-        _dispatcher,
-        _A_SPOOL,
-    ),
+    Check("dispatcher", _dispatcher, _A_SPOOL),
     Check("jobs", _jobs, _A_SPOOL),
     Check("runs", _runs, _A_SPOOL),
     Check("reading", _unread, _A_SPOOL),

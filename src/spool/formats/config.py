@@ -57,6 +57,10 @@ GONE = {
     "reservation_horizon": "GPUs are always kept free from 12 hours before their reservation; remove it",
     "reservation_allows_unlimited": "a job without a time limit would run into the reservation; remove it, and give "
     "such jobs a time limit",
+    **dict.fromkeys(
+        ("preemption.after", "preemption.long", "preemption.short", "preemption.every"),
+        "remove [preemption]; its times are fixed, and preemption = false stops no run for another",
+    ),
     "wrapper": "spool takes the faster program by itself; remove it",
     "look_every": "the directories are always read every 5 seconds, and at once after a file event; remove it",
     "hook_time_limit": "a hook always has 30 seconds; remove it",
@@ -133,17 +137,6 @@ _RESOURCE = KeyTable(
     short=Key("total", "count", "How many units there are.", least=1),
 )
 
-_PREEMPTION = KeyTable(
-    "PreemptionTable",
-    "Which runs of jobs with `preemptible = true` are stopped, and for which jobs.",
-    Key("after", "duration", "A run is left alone for this long after its start.", field="policy.preempt_after_ns"),
-    Key("long", "duration", "Only a run that is expected to last this long, or has lasted this long, is stopped.",
-        field="policy.preempt_long_ns"),
-    Key("short", "duration", "Only for a waiting job that states a time limit of at most this. 0s: for none.",
-        field="policy.preempt_short_ns"),
-    Key("every", "duration", "A job is preempted at most once in this time.", field="policy.preempt_every_ns"),
-)
-
 CONFIG = KeyTable(
     "ConfigFile",
     "The configuration of a spool: `config.toml`. Every key is optional; an unknown key is an error.",
@@ -202,7 +195,8 @@ CONFIG = KeyTable(
     Key("defaults", "defaults of jobs",
         f"Defaults for keys that a job file does not set: {', '.join(f'`{key.name}`' for key in DEFAULTS.keys)}. "
         "Job files stay unchanged, and running jobs keep what they started with.", default={}),
-    Key("preemption", _PREEMPTION, "Which preemptible runs are stopped for short jobs.", default={}),
+    Key("preemption", "flag", "Whether long runs of jobs with `preemptible = true` are stopped for short jobs.",
+        field="policy.preemption"),
     Key("gpu", _GPU, "Which GPUs jobs may use, and how they are chosen.", default={}),
     Key("gc", _GC, "Which ended runs the dispatcher (every hour) and `spool gc` remove.", default={}),
     Key("quotas", _QUOTAS, "Limits on what users and projects use at once.", default={}),

@@ -6,17 +6,18 @@ refuses it. Every refusal is one `InvalidFile` that names the line.
 
 The parser does not report the position of a key, but an error message needs it. The search for it follows only the
 shape of a source that the parser has accepted, and validates nothing. It takes ten times as long as the parser, so it
-ends when every requested key is found, and after `MAX_TOKENS` in any case. `tomlkit` keeps positions but does not fit:
-it reads a hostile 60 kB in ten seconds, and moves the tables of a list together.
+ends after `MAX_TOKENS`. `tomlkit` keeps positions but does not fit: it reads a hostile 60 kB in ten seconds, and moves
+the tables of a list together.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from spool.core.errors import InvalidFile, shown
@@ -32,23 +33,24 @@ _BOM = b"\xef\xbb\xbf"
 # Forbidden values are written with an escape, with many digits, with an exponent, or as one of two words. A search for
 # these takes a tenth of the time of a check of every value.
 _MAY_BE_BAD = re.compile(r"[0-9_](?:[eE]|[0-9A-Fa-f_]{14})")
-_SMALLEST_INT, _LARGEST_INT = -(1 << 63), (1 << 63) - 1
+_TOO_LARGE = 1 << 63
 
 MAX_TOKENS = 30_000
 """How far into a source lines are searched: no handwritten file has this many words and marks."""
 
-# Compiled on first use, for mistakes and rarities: compiling takes longer than reading most files. None of them repeats
-# a group, so a search never backtracks or needs memory for each character; and Python 3.11.2, which Debian 12 has,
-# matches possessive groups wrongly.
-_MARKS = "[]{}=,\n"  # no key extends beyond these
-_SYNTAX = r"""[\[\]{}=,.\n]|"(?!"")[^"\\\n]*"|'(?!'')[^'\n]*'|["']|#[^\n]*"""  # of other strings only the begin
-_WORD = r"""[^\s\[\]{}=,.#"']+"""
-_END_OF_STRING = {
-    '"': r'(?s)\\.|["\n]',
-    "'": r"['\n]",
-    '"""': r'(?s)\\.|"""',
-    "'''": r"'''",
-}
+# Compiled on first use: that takes longer than reading most files. A string ends at quotes after an even number of
+# backslashes; no long one repeats a group, which would need memory for each character.
+_TOKENS = "|".join(
+    (
+        r'"{3}(?s:.*?)(?<!\\)(?:\\\\)*"{3,5}(?!")',
+        r"'{3}(?s:.*?)'{3,5}(?!')",
+        r'".*?(?<!\\)(?:\\\\)*"',
+        r"'[^'\n]*'",
+        r"#.*",
+        r"[\[\]{}=,.\n]",
+        r"""[^\s\[\]{}=,.#"']+""",
+    )
+)
 
 
 def read(data: bytes, what: str) -> dict[str, Any]:
@@ -61,9 +63,9 @@ def read(data: bytes, what: str) -> dict[str, Any]:
         raise InvalidFile(what, [Problem(None, None, "not readable: it is nested too deeply")]) from None
     except ValueError as error:  # TOMLDecodeError is one, and so is int() of 5,000 digits
         raise InvalidFile(what, [_syntax_problem(text, error)]) from None
-    if suspicious and (bad := _find_bad(document)) is not None:
+    if suspicious and (bad := next(_forbidden(document), None)) is not None:
         path, why = bad
-        line = line_of(key_lines(text, {path}), path)
+        line = line_of(key_lines(text), path)
         on_line = "" if line is None else f" on line {line}"
         key = ".".join(str(part) for part in path)
         raise InvalidFile(what, [Problem(key, line, f'"{key}"{on_line}: {why}')])
@@ -106,37 +108,23 @@ def _syntax_problem(text: str, error: ValueError) -> Problem:
     return Problem(None, error.lineno, f"not valid TOML {where}: {error.msg}")
 
 
-def _find_bad(document: dict[str, Any]) -> tuple[Path, str] | None:
-    """Return the first forbidden value, and why it is forbidden."""
-    for key, value in document.items():
-        bad = _bad_value(value)
-        if bad is not None:
-            return (key, *bad[0]), bad[1]
-        if "\0" in key:
-            return (key,), "NUL in a key"
-    return None
-
-
-def _bad_value(value: object) -> tuple[Path, str] | None:
-    kind = type(value)
-    if kind is str:
-        return ((), "NUL cannot be passed to any program") if "\0" in value else None  # type: ignore[operator]
-    if kind is bool:
-        return None
-    if isinstance(value, int):
-        if _SMALLEST_INT <= value <= _LARGEST_INT:
-            return None
-        return (), "this number does not fit 64 bits; write a smaller one"
-    if isinstance(value, float):
-        return None if math.isfinite(value) else ((), f"{value} is not a finite number")
-    if isinstance(value, list):
-        for index, element in enumerate(value):
-            bad = _bad_value(element)
-            if bad is not None:
-                return (index, *bad[0]), bad[1]
-    elif isinstance(value, dict):
-        return _find_bad(value)
-    return None
+def _forbidden(value: object, path: Path = ()) -> Iterator[tuple[Path, str]]:
+    """Yield the place of each forbidden value, and why it is forbidden."""
+    match value:
+        case dict():
+            for key, item in value.items():
+                if "\0" in key:
+                    yield (*path, key), "NUL in a key"
+                yield from _forbidden(item, (*path, key))
+        case list():
+            for at, item in enumerate(value):
+                yield from _forbidden(item, (*path, at))
+        case str() if "\0" in value:
+            yield path, "NUL cannot be passed to any program"
+        case int() if not -_TOO_LARGE <= value < _TOO_LARGE:
+            yield path, "this number does not fit 64 bits; write a smaller one"
+        case float() if not math.isfinite(value):
+            yield path, f"{value} is not a finite number"
 
 
 def write(document: Mapping[str, Any]) -> bytes:
@@ -208,158 +196,82 @@ def line_of(lines: dict[Path, int], path: Path) -> int | None:
     return None
 
 
-def key_lines(text: str, wanted: Set[Path] | None = None) -> dict[Path, int]:
-    """Return the line, counted from 1, of each key and each list element of the TOML source *text*.
-
-    With *wanted* the result may have only those, and what is found on the way to them.
-    """
-    scan = _Scan(text, wanted)
-    with suppress(RecursionError, _Enough):  # the lines found so far are right
+def key_lines(text: str) -> dict[Path, int]:
+    """Return the line, counted from 1, of each key and each list element of the valid TOML source *text*."""
+    scan = _Scan(text)
+    with suppress(RecursionError, IndexError):  # the lines found so far are right
         scan.document()
     return scan.lines
 
 
-class _Enough(Exception):  # noqa: N818  (it is no error)
-    """All wanted keys are found."""
-
-
 class _Scan:
-    """One pass over the tokens of a source."""
+    """One pass over the tokens of a source. Each step takes one at least, or raises IndexError at the end."""
 
-    def __init__(self, text: str, wanted: Set[Path] | None) -> None:
+    def __init__(self, text: str) -> None:
         self.lines: dict[Path, int] = {}
-        self._wanted = set(wanted) if wanted is not None else None
-        self._source = _tokens(text, f"{_SYNTAX}|{_WORD}")
         self._tokens: list[tuple[str, int]] = []
-        self._next = 0
+        self._at = 0
         self._last: dict[Path, int] = {}  # for each list of tables, `[[a]]`, the index of the last one
-
-    def _set(self, path: Path, line: int) -> None:
-        if path in self.lines:
-            return
-        self.lines[path] = line
-        if self._wanted is not None:
-            self._wanted.discard(path)
-            if not self._wanted:
-                raise _Enough
+        line = 1
+        for match in islice(re.finditer(_TOKENS, text), MAX_TOKENS):
+            if (token := match[0])[0] != "#":
+                self._tokens.append((token, line))
+            line += token.count("\n")
 
     def document(self) -> None:
         header: Path = ()
-        while (part := self._peek()) is not None:
-            if part == "\n":
-                self._next += 1
-            elif part == "[":
-                self._next += 1
+        while True:
+            if self._take("["):
                 many = self._take("[")
                 header = self._keys(())
                 if many:
-                    listed = header[:-1] if header and isinstance(header[-1], int) else header
+                    listed = header[:-1] if isinstance(header[-1], int) else header
                     self._last[listed] = self._last.get(listed, -1) + 1
                     header = (*listed, self._last[listed])
-                    self._set(header, self._tokens[self._next - 1][1])
-                self._skip_line()
-            else:
-                before = self._next
-                path = self._keys(header)
-                if self._take("="):
-                    self._value(path)
-                if self._next == before:
-                    self._next += 1
+                    self._found(header)
+                    self._take("]")
+                self._take("]")
+            elif not self._take("\n"):
+                self._pair(header)
 
-    def _peek(self) -> str | None:
-        if self._next == len(self._tokens):
-            token = next(self._source, None) if self._next < MAX_TOKENS else None
-            if token is None:
-                return None
-            self._tokens.append(token)
-        return self._tokens[self._next][0]
+    def _take(self, token: str) -> bool:
+        is_next = self._tokens[self._at][0] == token
+        self._at += is_next
+        return is_next
 
-    def _take(self, part: str) -> bool:
-        if self._peek() == part:
-            self._next += 1
-            return True
-        return False
-
-    def _skip_line(self) -> None:
-        while self._peek() not in (None, "\n"):
-            self._next += 1
+    def _found(self, path: Path) -> None:
+        self.lines.setdefault(path, self._tokens[self._at][1])
 
     def _keys(self, path: Path) -> Path:
         """Read a dotted key below *path*, and record the line of each part. A list of tables means its last one."""
-        while (part := self._peek()) is not None and part not in _MARKS:
-            if part != ".":
-                path = (*path, _plain_key(part))
-                self._set(path, self._tokens[self._next][1])
-                if path in self._last:
-                    path = (*path, self._last[path])
-            self._next += 1
-        return path
+        while True:
+            part = self._tokens[self._at][0]
+            path = (*path, str(_loads(f"k={part}")["k"]) if part[0] in "\"'" else part)
+            self._found(path)
+            self._at += 1
+            if path in self._last:
+                path = (*path, self._last[path])
+            if not self._take("."):
+                return path
+
+    def _pair(self, path: Path) -> None:
+        path = self._keys(path)
+        self._take("=")
+        self._value(path)
 
     def _value(self, path: Path) -> None:
         if self._take("["):
             index = 0
-            while (part := self._peek()) is not None and part != "]":
-                if part in ",\n":
-                    self._next += 1
-                    continue
-                element, before = (*path, index), self._next
-                self._set(element, self._tokens[before][1])
-                self._value(element)
-                if self._next == before:  # not the beginning of a value, such as "}"
-                    self._next += 1
-                index += 1
-            self._take("]")
+            while not self._take("]"):
+                if not self._take(",") and not self._take("\n"):
+                    self._found((*path, index))
+                    self._value((*path, index))
+                    index += 1
         elif self._take("{"):
-            while (part := self._peek()) is not None and part != "}":
-                before = self._next
-                inner = self._keys(path)
-                if self._take("="):
-                    self._value(inner)
-                if self._next == before or self._peek() == ",":
-                    self._next += 1
-            self._take("}")
+            while not self._take("}"):
+                if not self._take(","):
+                    self._pair(path)
         else:
-            while (part := self._peek()) is not None and part not in "[]{},\n":
-                self._next += 1
-
-
-def _tokens(text: str, kinds: str) -> Iterator[tuple[str, int]]:
-    """Yield the matches of *kinds* in *text*, with lines: strings whole, no comments, nothing after an open string."""
-    line, at = 1, 0
-    pattern = re.compile(kinds)
-    while (match := pattern.search(text, at)) is not None:
-        part, at = match.group(), match.end()
-        if part in ('"', "'"):
-            end = _end_of_string(text, match.start())
-            if end is None:
-                return
-            part, at = text[match.start() : end], end
-            yield part, line
-            line += part.count("\n")
-        elif part[0] != "#":
-            yield part, line
-            line += part == "\n"
-
-
-def _end_of_string(text: str, start: int) -> int | None:
-    """Return the end of the string that begins at *start* of *text*; None if it has none."""
-    quote = text[start]
-    delimiter = quote * 3 if text.startswith(quote * 3, start) else quote
-    for match in re.compile(_END_OF_STRING[delimiter]).finditer(text, start + len(delimiter)):
-        if match.group() == "\n":
-            return None
-        if match.group() == delimiter:
-            end = match.end()
-            while len(delimiter) == 3 and end < match.end() + 2 and text.startswith(quote, end):
-                end += 1  # one or two quotes before the end belong to the string
-            return end
-    return None
-
-
-def _plain_key(part: str) -> str:
-    if part[0] in "\"'":
-        try:
-            return str(_loads(f"k={part}")["k"])
-        except ValueError:
-            return part[1:-1]
-    return part
+            self._at += 1
+            while self._tokens[self._at][0] not in "]},\n":
+                self._at += 1

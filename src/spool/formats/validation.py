@@ -13,32 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
-from msgspec import UNSET, Meta, Struct
+from msgspec import UNSET, Struct
 
 from spool.core.errors import InvalidFile, InvalidValue, shown
 from spool.core.model import Parts, Problem
-from spool.core.units import parse_duration, parse_size
 from spool.formats import toml
 from spool.formats.capabilities import REQUIRED, Key, KeyTable, loaded, parts, search, with_parts
 from spool.formats.toml import Path, key_lines, line_of, show
 
 T = TypeVar("T")
 D = TypeVar("D")
-
-Size = Annotated[str, Meta(title="size", extra={"unit": parse_size}, extra_json_schema={"examples": ["512M", "16G"]})]
-"""A size, as text in the file."""
-SizeOrAuto = Annotated[
-    str,
-    Meta(title="size or auto", extra={"unit": parse_size}, extra_json_schema={"examples": ["16G", "auto", "auto:8G"]}),
-]
-"""A size, or that spool works it out."""
-Duration = Annotated[
-    str,
-    Meta(
-        title="duration", extra={"unit": parse_duration}, extra_json_schema={"examples": ["90s", "1h30m", "1-12:00:00"]}
-    ),
-]
-"""A duration, as text in the file."""
 
 MAX_PROBLEMS = 100
 """The most problems of one file that are listed; the others are counted."""
@@ -102,7 +86,7 @@ class Problems:
 
     def listed(self, text: str) -> list[Problem]:
         """Return the problems in the order of their lines in *text*, those without a line first."""
-        lines = key_lines(text, {path for path, _, _ in self._found})
+        lines = key_lines(text)
         problems = []
         for path, subject, rest in self._found:
             line = line_of(lines, path)
@@ -417,18 +401,6 @@ def _parts(hint: Any) -> tuple[Any, ...]:
     return (hint,)
 
 
-def _unit_of(hint: Any) -> Callable[[object], int] | None:
-    """Return the parser of a size or duration, if *hint* is one."""
-    for note in getattr(hint, "__metadata__", ()):
-        if isinstance(note, Meta) and note.extra:
-            unit: Callable[[object], int] | None = note.extra.get("unit")
-            return unit
-    for arg in get_args(hint):
-        if (unit := _unit_of(arg)) is not None:
-            return unit
-    return None
-
-
 def _explain(value: object, hint: Any, error: msgspec.ValidationError) -> tuple[Path, str]:
     """Return the path of the mistake below the key, and its description, in the words of the format page."""
     for key, entry, its_hint in _entries(value, hint):
@@ -437,12 +409,6 @@ def _explain(value: object, hint: Any, error: msgspec.ValidationError) -> tuple[
         except msgspec.ValidationError as mistake:
             at, why = _explain(entry, its_hint, mistake)
             return (key, *at), why
-    unit = _unit_of(hint)
-    if unit is not None and not isinstance(value, (str, list, dict)):
-        try:
-            unit(value)
-        except InvalidValue as why:
-            return (), str(why)
     match = _EXPECTED.match(str(error))
     if match is None:
         return (), str(error).partition(" - at `")[0]

@@ -23,7 +23,7 @@ from spool.core.model import ArraySpec, WarningSignal
 from spool.core.units import format_duration, format_size, parse_duration, parse_size
 from spool.formats.capabilities import MAX_INDEX, Key, executors, search
 from spool.formats.toml import show
-from spool.formats.validation import Duration, Kind, Kinds, Size, SizeOrAuto, closest
+from spool.formats.validation import Kind, Kinds, closest
 
 Names = str | tuple[str, ...]
 Text = Annotated[str, Meta(min_length=1)]
@@ -97,7 +97,7 @@ def one_of(value: str, words: Iterable[str]) -> str:
     raise InvalidValue(f"{show(value)} is unknown{hint}")
 
 
-def at_least(least: float, parse: Callable[[object], int], text: str) -> int:
+def at_least(least: float, parse: Callable[[object], int], text: object) -> int:
     """Return the size or duration *text*, parsed by *parse*, if it is not less than *least*."""
     amount = parse(text)
     if amount >= least:
@@ -477,6 +477,16 @@ def _text_of(value: str | int | float | bool) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
+def _text_called(title: str, *examples: str) -> Any:
+    """Return the type of a text whose parser says what is wrong with a value that is none."""
+    return Annotated[Any, Meta(title=title, extra_json_schema={"type": "string", "examples": list(examples)})]
+
+
+_SIZE = _text_called("size", "512M", "16G")
+_SIZE_OR_AUTO = _text_called("size or auto", "16G", "auto", "auto:8G")
+_DURATION = _text_called("duration", "90s", "1h30m", "1-12:00:00")
+
+
 def _amount(type_: Any, parse: Callable[[object], int], written: Callable[[int], str], key: Key) -> Kind:
     return Kind(type_, parse if key.least is None else partial(at_least, key.least, parse), written=written)
 
@@ -487,11 +497,11 @@ class AutoSize(NamedTuple):
     first_bytes: int | None
 
 
-def size_or_auto(least: float, text: str) -> int | AutoSize:
+def size_or_auto(least: float, text: object) -> int | AutoSize:
     """Return the size *text*, or an `AutoSize` for "auto" or "auto:8G"."""
-    word, colon, first = text.partition(":")
+    word, colon, first = text.partition(":") if isinstance(text, str) else ("", "", "")
     if word != "auto":
-        if text.strip().lower().startswith("auto"):
+        if isinstance(text, str) and text.strip().lower().startswith("auto"):
             raise InvalidValue(f'{show(text)}: write "auto", or "auto:8G" with a first guess')
         return at_least(least, parse_size, text)
     try:
@@ -508,14 +518,14 @@ KINDS: Kinds = {
     "script": lambda key: Kind(Text, intern),
     "word": lambda key: Kind(str, partial(one_of, words=key.words)),
     "label": lambda key: Kind(Text, lambda text: intern(label(text))),
-    "size": lambda key: _amount(Size, parse_size, format_size, key),
-    "size or auto": lambda key: Kind(SizeOrAuto, partial(size_or_auto, key.least or 0), written=format_size),
-    "duration": lambda key: _amount(Duration, parse_duration, format_duration, key),
+    "size": lambda key: _amount(_SIZE, parse_size, format_size, key),
+    "size or auto": lambda key: Kind(_SIZE_OR_AUTO, partial(size_or_auto, key.least or 0), written=format_size),
+    "duration": lambda key: _amount(_DURATION, parse_duration, format_duration, key),
     "executor": lambda key: Kind(str, executor),
     "options of a program": lambda key: Kind(tuple[str, ...], partial(options, example=key.examples[0][0])),
     "filled text": lambda key: Kind(Text),
     "texts by name": lambda key: Kind(dict[str, str]),
     "tables by name": lambda key: Kind(dict[str, dict[str, Any]]),
-    "timeout": lambda key: Kind(Duration, lambda text: parse_duration(text) or None, written=format_duration),
+    "timeout": lambda key: Kind(_DURATION, lambda text: parse_duration(text) or None, written=format_duration),
 }
 """The kinds of values shared by several files."""

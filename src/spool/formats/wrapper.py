@@ -81,8 +81,7 @@ _RECORD_OF_SETUP = 'echo "cannot run the command: the setup ended with exit code
 
 
 _TEXTS = ("init", "prolog", "prep", "end", "epilog")
-_EXPORT = re.compile(r"export ([A-Za-z_][A-Za-z0-9_]*)='((?:[^']|'\\'')*)'\n")
-_ASSIGNMENT = re.compile(r"spool_([a-z_]+)='((?:[^']|'\\'')*)'\n")
+_ASSIGNMENT = re.compile(r"(export |spool_)([A-Za-z_][A-Za-z0-9_]*)='((?:[^']|'\\'')*)'\n")
 
 
 class EngineSurroundings(Struct, frozen=True):
@@ -396,12 +395,15 @@ class Outputs(Struct, frozen=True):
 
 def variables_of(script: bytes) -> dict[str, str]:
     """Return the variables that the wrapper *script* exports by name; those of other names are left out."""
-    _, _, rest = script.decode("utf-8", "surrogateescape").partition(_HOLE.decode())
-    _, _, body = rest.partition("spool_environment() {\n")
-    found: dict[str, str] = {}
-    at = 0
-    while match := _EXPORT.match(body, at):
-        found[match[1]] = match[2].replace("'\\''", "'")
+    _, _, rest = script.partition(_HOLE)
+    return _assigned(rest.partition(b"spool_environment() {\n")[2])
+
+
+def _assigned(lines: bytes) -> dict[str, str]:
+    """Return the variables that the first *lines* of a script assign."""
+    text, found, at = lines.decode("utf-8", "surrogateescape"), dict[str, str](), 0
+    while match := _ASSIGNMENT.match(text, at):
+        found[match[2]] = match[3].replace("'\\''", "'")
         at = match.end()
     return found
 
@@ -411,13 +413,8 @@ def outputs_of(script: bytes, metadir: str) -> Outputs | None:
 
     A log in the metadir is the one beside the script, because the spool may have been moved since.
     """
-    _, hole, rest = script.decode("utf-8", "surrogateescape").partition(_HOLE.decode())
-    values: dict[str, str] = {}
-    at = 0
-    while match := _ASSIGNMENT.match(rest, at):
-        values[match[1]] = match[2].replace("'\\''", "'")
-        at = match.end()
-    if not hole or "stdout" not in values:
+    values = _assigned(script.partition(_HOLE)[2])
+    if "stdout" not in values:
         return None
     stdout, stderr = values["stdout"] or None, values.get("stderr") or None
     before = values.get("metadir")

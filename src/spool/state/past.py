@@ -13,7 +13,7 @@ from itertools import islice
 from spool.core.errors import InvalidRecord, SpoolError
 from spool.core.gpus import chosen, is_of_type
 from spool.core.model import Machine, Policy, Result, Sized, Spec, Waiting
-from spool.core.priority import Past
+from spool.core.priority import HALF_LIFE_NS, Past
 from spool.core.quotas import limits_of
 from spool.core.runtimes import stem
 from spool.core.sizes import Most, Sizes, may_grow, sized
@@ -35,7 +35,7 @@ def past_of(spool: Spool, now_ns: int, policy: Policy, *, sizes: bool = False) -
             result = parse_history_line(line)
         except InvalidRecord:
             continue
-        if result.told_at_ns is not None and result.told_at_ns < now_ns - _HALF_LIVES * policy.half_life_ns:
+        if result.told_at_ns is not None and result.told_at_ns < now_ns - _HALF_LIVES * HALF_LIFE_NS:
             break
         known.append(result)
     events: list[tuple[int, bool, int]] = []  # in order of time, which is the cheapest to count

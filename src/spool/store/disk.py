@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+_APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 _OPEN_TRIES = 2
 
 
@@ -540,7 +540,7 @@ def is_name_of(status: os.stat_result, path: str) -> bool:
 
 
 def open_log(path: str) -> int:
-    """Open an append-only log of the spool and return the descriptor. Raises SpoolTrouble."""
+    """Open a log of the spool, to append to it, and return the descriptor. Raises SpoolTrouble."""
     with of_the_spool(path):
         fd = os.open(path, _APPEND | os.O_NONBLOCK, 0o600)
         if stat.S_ISREG(os.fstat(fd).st_mode):

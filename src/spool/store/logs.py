@@ -47,7 +47,7 @@ class _Log:
         try:
             with of_the_spool(path):
                 size = os.fstat(self.fd).st_size
-                self._torn = size > 0 and _byte_at(self.fd, size - 1) != b"\n"
+                self._torn = size > 0 and os.pread(self.fd, 1, size - 1) != b"\n"
                 if self._torn:
                     self.append(b"")
         except BaseException:
@@ -60,15 +60,6 @@ class _Log:
         self._torn = True
         self._disk.append(self.fd, data)
         self._torn = False
-
-
-def _byte_at(fd: int, position: int) -> bytes:
-    """Return one byte of a file that is open for writing only."""
-    reader = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.pread(reader, 1, position)
-    finally:
-        os.close(reader)
 
 
 class EventWriter:

@@ -508,10 +508,6 @@ class Spool:
             pass
         return files, suspended
 
-    def is_void(self, name: str, run: int) -> bool:
-        """Whether a dispatcher took the jid of a run, so that it never starts."""
-        return self.jid(name, run) is Liveness.VOID
-
     @property
     def place(self) -> str:
         """The inode of the directory of all runs, which a move keeps and a copy does not, and the path of the spool.

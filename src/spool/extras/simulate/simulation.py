@@ -97,7 +97,7 @@ def under(discipline: SimulatedPolicy, policy: Policy) -> Policy:
         fair_share=False,
         protects=discipline is not SimulatedPolicy.SKIP,
         strict_order=discipline is SimulatedPolicy.FIFO,
-        preempt_short_ns=0,
+        preemption=False,
     )
 
 
@@ -161,7 +161,7 @@ class Simulation:
                 spool.queue.put(Waiting(new.name, spec, user, new.submit_at_ns, clock_at_ns=new.submit_at_ns))
             plan = spool.decide(now_ns)
             yield Pass(now_ns, spool.view, plan)
-            preempted = preempt(plan) if self._policy.preempt_short_ns else None
+            preempted = preempt(plan)
             begun = spool.perform(plan, now_ns)
             for ending in plan.endings:
                 yield self._outcome(ending.name, None, now_ns, ending.outcome, NOTHING)
