@@ -115,7 +115,7 @@ BUDGET = {
     "": 100,
     "cli": 7100,
     "client": 2700,
-    "core": 7950,
+    "core": 7900,
     "dispatcher": 7850,
     "doctor": 600,
     "executors": 2150,
