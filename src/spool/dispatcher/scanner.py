@@ -25,8 +25,7 @@ from spool.dispatcher.context import Component, Context
 from spool.dispatcher.wakeup import Hint, NameChange
 from spool.formats import jobfile, journal, reservation
 from spool.machine.host import why_not_expanded
-from spool.state.run import UNREVIEWED, ActiveRun, JobFileVersion
-from spool.state.table import JobEntry
+from spool.state.run import UNREVIEWED, ActiveRun, JobEntry, JobFileVersion
 from spool.store.disk import status_of
 from spool.store.edited import (
     QUIET_NS,
@@ -375,7 +374,7 @@ class Scanner(Component):
         queued = job.queued is not None
         was_parked = self._state.park(job, parked=not queued)
         before = job.wait
-        new = self._state.place(job, now)
+        new = job.takes_place(now)
         if new and queued:
             self._events.file(EventName.QUEUED, job, file, now)
         if job.wait == before and (queued or was_parked):
@@ -405,7 +404,7 @@ class Scanner(Component):
                 # One may be unread: the job was edited before the first look at it in held/.
                 if job.hold_reason or status_of(self._spool.layout.reason_file(job.name)) is not None:
                     self._spool.withdraw_hold_reason(job.name)
-        self._state.see_why_held(job, why)
+        job.see_why_held(why)
 
     def parse(self, name: str, data: bytes, reviewed: journal.Reviewed | None = None) -> tuple[Spec, bytes | None]:
         """Return the spec of job *name*, with what hooks set in it and the configured defaults.

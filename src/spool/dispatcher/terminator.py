@@ -25,8 +25,8 @@ from spool.dispatcher.monitor import Monitor
 from spool.dispatcher.wakeup import Timer, boot_clock
 from spool.executors import Engine, RunHandle
 from spool.formats.run_records import render_suspended
-from spool.state.run import ActiveRun
-from spool.state.table import Array, JobEntry
+from spool.state.run import ActiveRun, JobEntry
+from spool.state.table import Array
 
 log = logging.getLogger(__name__)
 
