@@ -14,10 +14,11 @@ from crash.world import Session, ends_of
 from spool.core.layout import DONE, HELD, QUEUED
 from spool.core.model import SECOND_NS, Spec
 from spool.dispatcher import observer
-from spool.dispatcher.scanner import JobFileReader
+from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.wakeup import DirectoryWatcher, Hint, NameChange
 from spool.formats import jobfile
 from spool.formats.journal import Reviewed
+from spool.query import look as look_at_files
 from spool.query import snapshot
 from spool.store.spool import Spool
 
@@ -38,15 +39,13 @@ def session(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note of which jobs a text is looked into."""
     found: list[str] = []
-    parse = JobFileReader.parse
+    parse = Scanner.parse
 
-    def noted(
-        self: JobFileReader, name: str, data: bytes, reviewed: Reviewed | None = None
-    ) -> tuple[Spec, bytes | None]:
+    def noted(self: Scanner, name: str, data: bytes, reviewed: Reviewed | None = None) -> tuple[Spec, bytes | None]:
         found.append(name)
         return parse(self, name, data, reviewed)
 
-    monkeypatch.setattr(JobFileReader, "parse", noted)
+    monkeypatch.setattr(Scanner, "parse", noted)
     return found
 
 
@@ -161,7 +160,7 @@ def test_a_plan_believes_what_was_said_of_a_large_file(session: Session, monkeyp
         asked.append(name)
         return parse(data, name=name, **given)
 
-    monkeypatch.setattr(snapshot.jobfile, "parse", noted)
+    monkeypatch.setattr(look_at_files.jobfile, "parse", noted)
     spool = Spool(str(session.world.root))
     told = snapshot.snapshot(spool).left_out["bad"]
     assert told.startswith('unknown key "k000')

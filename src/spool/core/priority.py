@@ -521,7 +521,7 @@ class Order:
             waited_ns = 0
         if expected_ns < LEAST_NS:
             expected_ns = LEAST_NS
-        sharing = self._share(user, project)
+        sharing = self._sharing.get((project or "") if self._by_project else user) or self._share(user, project)
         if sharing.lines and waited_ns:
             expected_ns += self._own_ns(sharing, arrived_at_ns)
         return ahead, 1, -((waited_ns + expected_ns) / expected_ns * sharing.factor), arrived_at_ns, name
@@ -533,7 +533,9 @@ class Order:
         """
         request, sharing = key.request, self._share(key.user, key.project)
         if id(request) not in self._scarce:
-            self._scarce[id(request)] = self._room.scarce(request)
+            most = self._policy.max_running
+            runs = [] if most is None else [(RUNS, most)]
+            self._scarce[id(request)] = [*runs, *((pool.name, pool.total) for pool in self._room.scarce(request))]
         for pool, total in self._scarce[id(request)]:
             passed = self._past.passed.get(pool)
             enough = max(LEAST_PASSED_NS, int(PART * (self._now_ns - arrived_at_ns))) * total

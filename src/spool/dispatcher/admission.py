@@ -27,8 +27,7 @@ from spool.dispatcher.scanner import Scanner
 from spool.formats import jobfile, journal, toml
 from spool.formats.events import Reply
 from spool.machine.host import why_not_expanded
-from spool.state.run import UNREVIEWED, ActiveRun, JobFileVersion
-from spool.state.table import JobEntry
+from spool.state.run import UNREVIEWED, ActiveRun, JobEntry, JobFileVersion
 from spool.store.disk import status_of
 
 log = logging.getLogger(__name__)
@@ -96,7 +95,10 @@ class Admission(Component):
         if self._state.to_review:
             self._ask_about_files()
         if self._events.replies:
-            self._forget_old()
+            now = time.monotonic_ns()
+            for name, start in list(self._starts.items()):  # about jobs that have gone meanwhile
+                if start.answer is not None and now - start.at_ns > _GOOD_FOR_NS and name not in self._state.jobs:
+                    del self._starts[name]
             self._events.apply_replies(self._take)
         return [(cancel.live, cancel.stop) for key, cancel in self._cancels.items() if key in self.allowed]
 
@@ -166,13 +168,6 @@ class Admission(Component):
         if not done and (job := self._state.jobs.get(thing.name)) is not None and job.live is None:
             self._state.block(job, self._confinement.why(thing.name))  # so that it does not keep others waiting
         return done
-
-    def _forget_old(self) -> None:
-        """Forget the answers about jobs that have gone meanwhile."""
-        now = time.monotonic_ns()
-        for name, start in list(self._starts.items()):
-            if start.answer is not None and now - start.at_ns > _GOOD_FOR_NS and name not in self._state.jobs:
-                del self._starts[name]
 
     def _review_no_more(self) -> None:
         """After a change of the reviewed events: drop reviews that are no longer needed."""

@@ -33,8 +33,8 @@ from spool.formats.jobfile import TaskFiles
 from spool.formats.run_records import ArrayRecord, render_array, render_result
 from spool.machine import identity
 from spool.machine.host import why_not_expanded
-from spool.state.run import FIRST_ATTEMPT, JobFileVersion, QueueTime
-from spool.state.table import Array, JobEntry, new_array
+from spool.state.run import FIRST_ATTEMPT, JobEntry, JobFileVersion, QueueTime
+from spool.state.table import Array, new_array
 from spool.store.arrays import ArrayStore, Issue
 from spool.store.disk import status_of
 from spool.store.ownership import mover, name_of
@@ -81,14 +81,6 @@ class Arrays(Component):
     def work(self, now_ns: int, *, paused: bool) -> bool:
         """Work for a limited time; return whether there is more to do at once."""
         until_ns = time.monotonic_ns() + BUDGET_NS
-        more = self._work_on_all(until_ns, now_ns, paused=paused)
-        if self.store.has_rubbish:
-            with self._confinement.service("clean up", "the staging directory"):
-                more = self.store.clean(until_ns) or more
-        self.has_left = self.expander.is_busy or self.store.has_rubbish
-        return more
-
-    def _work_on_all(self, until_ns: int, now_ns: int, *, paused: bool) -> bool:
         self._see_files(now_ns)
         self._see_left()
         more = not paused and self.expander.work(until_ns, now_ns)
@@ -96,6 +88,10 @@ class Arrays(Component):
             if not self._confinement.pauses(Thing("array", array.name), _GO_ON):
                 with self._confinement.of(Thing("array", array.name), _GO_ON):
                     more = self._go_on(array, until_ns, now_ns) or more
+        if self.store.has_rubbish:
+            with self._confinement.service("clean up", "the staging directory"):
+                more = self.store.clean(until_ns) or more
+        self.has_left = self.expander.is_busy or self.store.has_rubbish
         return more
 
     @property
@@ -461,7 +457,9 @@ class Expander(Component):
             del self._no_room[name]
         self._timer.set(min((at_ns for _, at_ns in self._no_room.values()), default=None))
         waiting = [name for name in self._state.array_files if name not in self._no_room and not self._blocked(name)]
-        waiting.sort(key=lambda name: (name not in self._staged, self._arrived(name), name))
+        waits = ((name, self._state.jobs[name].wait) for name in waiting)
+        arrived = {name: wait.arrived_at_ns if wait is not None else 0 for name, wait in waits}
+        waiting.sort(key=lambda name: (name not in self._staged, arrived[name], name))
         for name in waiting:
             if time.monotonic_ns() >= until_ns:
                 return True
@@ -479,10 +477,6 @@ class Expander(Component):
             elif not done:
                 return True
         return False
-
-    def _arrived(self, name: str) -> int:
-        wait = self._state.jobs[name].wait
-        return wait.arrived_at_ns if wait is not None else 0
 
     def _blocked(self, name: str) -> bool:
         job = self._state.jobs.get(name)

@@ -45,8 +45,7 @@ from spool.formats.events import (
 from spool.listeners import NO_SUBSCRIPTIONS, find_subscriptions
 from spool.machine import identity
 from spool.machine.commands import ChildProcess
-from spool.state.run import ActiveRun, JobFileVersion
-from spool.state.table import JobEntry
+from spool.state.run import ActiveRun, JobEntry, JobFileVersion
 from spool.store.disk import SpoolTrouble
 from spool.store.edited import Settings
 from spool.store.locked_spool import LockedSpool
@@ -341,21 +340,17 @@ class EventRecorder:
     def look(self) -> None:
         """Look for listeners; a failed look is repeated with the next look at everything."""
         with self._confinement.service("look at", "the listeners"):
-            self._look()
-
-    def _look(self) -> None:
-        config, before = self._settings.config, self._subscriptions
-        found = find_subscriptions(self._spool.root, config, by_jobs=self._by_jobs)
-        if found.problems != before.problems:
-            for problem in found.problems:
-                log.warning("%s", problem)
-        if found == before:
-            return
-        if found.silent - before.silent:
-            self._listeners = None  # it reports its wishes again
-        self._begin(found.kinds)
-        self._subscriptions = found  # not before: on a full disk it is begun again
-        self._settle()
+            before = self._subscriptions
+            found = find_subscriptions(self._spool.root, self._settings.config, by_jobs=self._by_jobs)
+            if found.problems != before.problems:
+                for problem in found.problems:
+                    log.warning("%s", problem)
+            if found != before:
+                if found.silent - before.silent:
+                    self._listeners = None  # it reports its wishes again
+                self._begin(found.kinds)
+                self._subscriptions = found  # not before: on a full disk it is begun again
+                self._settle()
 
     def work(self) -> None:
         """Maintain the process, and let it deliver the new events, whose effects are complete at the end of a pass."""
@@ -413,7 +408,7 @@ class EventRecorder:
         found, ready = self._subscriptions, self._listeners
         self.wanted, self.asked = found.wants, found.asks
         if found.silent:
-            self.wanted |= _EVERYTHING if ready is None else _known(ready.wants)
+            self.wanted |= _EVERYTHING if ready is None else {name for name in EventName if name in ready.wants}
 
     def _ready(self, ready: Ready) -> None:
         self._listeners = ready
@@ -550,10 +545,6 @@ class EventRecorder:
 
 def _fields(source: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(source, name) for name in names}
-
-
-def _known(names: Iterable[str]) -> frozenset[EventName]:
-    return frozenset(name for name in EventName if name in names)
 
 
 def _by(stop: Stop) -> str:

@@ -28,8 +28,7 @@ from spool.formats.run_records import render_history, render_result
 from spool.formats.wire import metrics_in, one_line
 from spool.machine import identity
 from spool.state.load import OutcomeIndex
-from spool.state.run import ActiveRun, Attempts, JobFileVersion, QueueTime, attempts_after
-from spool.state.table import JobEntry
+from spool.state.run import ActiveRun, Attempts, JobEntry, JobFileVersion, QueueTime, attempts_after
 from spool.store.disk import status_of
 from spool.store.ownership import cancelled_by_mover, name_of
 from spool.store.reading import end_of_file, is_too_long
@@ -112,28 +111,23 @@ class Finalizer(Component):
             # A power cut may have emptied the result and spared the line of the history, which is synced.
             result = recorded or accounts.get(live.key) or self._result(live, live.phase)
             if recorded is None:
-                self._write(live, live.phase, result)
+                unwritten = result.outcome not in (State.FINISHED, State.FAILED) or live.phase.unstarted
+                if unwritten:  # else the wrapper has. It comes first: a result says that all is written
+                    self._spool.put_record(*live.key, layout.STATUS, run_records.render_status(result.outcome))
+                if live.phase.unstarted:  # no wrapper has written it
+                    self._spool.put_record(*live.key, layout.JOB_LOG, _said(result.reason))
+                self._spool.put_record(*live.key, layout.RESULT, render_result(result))
             live.see(Recorded(live.phase, result, accounted=live.key in accounts))
         if isinstance(live.phase, Recorded) and not live.phase.accounted:
             lines[live] = render_history(live.phase.result, now_ns)
 
     def _file_away(self, live: ActiveRun, now_ns: int) -> None:
         job, phase = self._state.job(live.name), live.phase
-        match phase:
-            case Recorded() | Filed():
-                self._move(job, live, phase.ended, phase.result)
-            case Void():
-                self._void(job, live, phase, now_ns)
-            case _:
-                raise AssertionError(f"run {live.run} of job {live.name} is not over: {phase}")
-
-    def _write(self, live: ActiveRun, ended: Ended, result: Result) -> None:
-        if result.outcome not in (State.FINISHED, State.FAILED) or ended.unstarted:
-            # In all other cases the wrapper has written the status. It comes first: a result says that all is written.
-            self._spool.put_record(live.name, live.run, layout.STATUS, run_records.render_status(result.outcome))
-        if ended.unstarted:  # no wrapper has written it
-            self._spool.put_record(live.name, live.run, layout.JOB_LOG, _said(result.reason))
-        self._spool.put_record(live.name, live.run, layout.RESULT, render_result(result))
+        if isinstance(phase, Recorded | Filed):
+            self._move(job, live, phase.ended, phase.result)
+        else:
+            assert isinstance(phase, Void), f"run {live.run} of job {live.name} is not over: {phase}"
+            self._void(job, live, phase, now_ns)
 
     def _move(self, job: JobEntry, live: ActiveRun, ended: Ended, result: Result) -> None:
         """Move the job's file to its place after *result*, and set the state of the job."""

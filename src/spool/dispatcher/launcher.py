@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
@@ -29,8 +29,7 @@ from spool.formats.capabilities import loaded, used_by
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
 from spool.machine.host import expanded, vendors_here
-from spool.state.run import ActiveRun, JobFileVersion
-from spool.state.table import JobEntry
+from spool.state.run import ActiveRun, JobEntry, JobFileVersion
 from spool.store.disk import SpoolTrouble, status_of
 from spool.store.edited import Settings
 from spool.store.locked_spool import Staged
@@ -87,7 +86,15 @@ class Launcher(Component):
         try:
             try:
                 self._prepare_all(starts, now_ns, prepared, blocked)
-                self._remember(prepared, now_ns)
+                boot_id, lines = identity.boot_id(), list[journal.Line]()
+                for live in prepared:
+                    self._events.run(EventName.SUBMITTED, live, now_ns)
+                    arrived_ns = live.wait.arrived_at_ns
+                    lines.append(journal.Started(live.name, live.run, boot_id, live.inode, arrived_ns, now_ns))
+                if lines:
+                    self._journal.write(lines)
+                    if not self._journal.logs.strict and not all(live.spec.requeue for live in prepared):
+                        self._journal.logs.sync()
             except SpoolTrouble as error:
                 trouble = error
             self._launch_all(prepared, now_ns, refused=trouble is not None)
@@ -138,16 +145,6 @@ class Launcher(Component):
             if piece.failed or why:
                 blocked[start.name] = why or self._confinement.why(start.name)
 
-    def _remember(self, prepared: Iterable[ActiveRun], now_ns: int) -> None:
-        boot_id, lines = identity.boot_id(), list[journal.Line]()
-        for live in prepared:
-            self._events.run(EventName.SUBMITTED, live, now_ns)
-            lines.append(journal.Started(live.name, live.run, boot_id, live.inode, live.wait.arrived_at_ns, now_ns))
-        if lines:
-            self._journal.write(lines)
-            if not self._journal.logs.strict and not all(live.spec.requeue for live in prepared):
-                self._journal.logs.sync()
-
     def _in_the_way(self, name: str) -> str:
         """Return the second file of its name that keeps a job from being started, "" if there is none."""
         if status_of(self._spool.layout.job_file(layout.RUNNING, name)) is not None:
@@ -159,18 +156,13 @@ class Launcher(Component):
         is_ready = False
         with suppress(OSError, SpoolError, ImportError):  # the start itself will report the error
             if start is not None and (job := self._startable(start.name)) is not None and job.queued is not None:
-                live = self._imagined(job, job.queued, start, now_ns)
-                if live is not None:
+                grant = start.grant
+                # A script that names a control group is written when that is created, together with the run.
+                if self._executors.local.groups is None or not (grant.memory_bytes is not None or grant.cpu_list):
+                    live = self._live(job, job.queued, self._spool.next_run(job.name), start, now_ns)
                     is_ready = self._ahead.prepare(live, job.queued, self._executors[live.executor])
         if not is_ready:
             self._ahead.drop()
-
-    def _imagined(self, job: JobEntry, file: JobFileVersion, start: Start, now_ns: int) -> ActiveRun | None:
-        """Return the future run; None if its script names a control group, which is created together with the run."""
-        grant = start.grant
-        if self._executors.local.groups is not None and (grant.memory_bytes is not None or grant.cpu_list):
-            return None
-        return self._live(job, file, self._spool.next_run(job.name), start, now_ns)
 
     def _startable(self, name: str) -> JobEntry | None:
         job = self._state.jobs.get(name)
@@ -343,8 +335,8 @@ class Preparation(Component):
             if text is None:
                 return False
             script = self._scripts.render(live, executor)
-            staged = self._spool.stage(_texts(live, text, script), blank=(layout.GRANT,), with_job=live.run == 1)
-            changed_ns = os.lstat(staged.metadir).st_mtime_ns
+            staged = self._spool.stage(_texts(live, text, script), blank=(layout.GRANT,))
+            changed_ns = os.lstat(staged.path).st_mtime_ns
             self._ready = PreparedStart(self._essence(live, file), staged, changed_ns)
         return True
 
@@ -353,7 +345,7 @@ class Preparation(Component):
         ready = self._ready
         if ready is None or ready.made_of != self._essence(live, file):
             return None
-        metadir = status_of(ready.staged.metadir)
+        metadir = status_of(ready.staged.path)
         if metadir is None or metadir.st_mtime_ns != ready.changed_ns:  # the staging directory was swept
             self.drop()
             return None

@@ -225,8 +225,6 @@ class Dispatcher:
         self.events.open()
         self.monitor.open(memory.told.values())
         self.recovery.open(memory)
-        self.recovery.unfinished_moves()
-        self.recovery.runs()
         for name in list(self.recovery.arrays):
             self._resume_array(name)
         self.recovery.places()

@@ -68,29 +68,23 @@ class Monitor(Component):
 
     def turn(self, machine: Machine | None) -> None:
         """Report every condition that is new."""
-        try:
-            self._turn(machine)
-        finally:
-            self._set_timers()
-
-    def _turn(self, machine: Machine | None) -> None:
-        self._see_started()
         wanted = self._events.wanted
-        self._world.want_gpus(wanted=bool(wanted & _OF_GPUS) or self._reservations.ask_for_gpus)
-        # Without a listener too: one that comes later is not told of those that were there before.
-        self._see_reservations(self._clock())
-        if EventName.POLLING in wanted:
-            self._see_going_on()
-        if wanted & _OF_GPUS and machine is not None and machine.gpu_problem is None:
-            self._see_gpus(machine, self._clock())
-
-    def _set_timers(self) -> None:
-        self._timer.set(self._look_at_ns if self.silent else None)
-        if EventName.POLLING in self._events.wanted and self._state.live:
-            self._timer.advance(self._poll_at_ns)
-        moments = [at for one in self._reservations.standing for at in (one.start_at_ns, one.end_at_ns)]
-        now = self._clock() if moments else 0
-        self._reservations_timer.set(min((at for at in moments if at > now), default=None))
+        try:
+            self._see_started()
+            self._world.want_gpus(wanted=bool(wanted & _OF_GPUS) or self._reservations.ask_for_gpus)
+            # Without a listener too: one that comes later is not told of those that were there before.
+            self._see_reservations(self._clock())
+            if EventName.POLLING in wanted:
+                self._see_going_on()
+            if wanted & _OF_GPUS and machine is not None and machine.gpu_problem is None:
+                self._see_gpus(machine, self._clock())
+        finally:
+            self._timer.set(self._look_at_ns if self.silent else None)
+            if EventName.POLLING in wanted and self._state.live:
+                self._timer.advance(self._poll_at_ns)
+            moments = [at for one in self._reservations.standing for at in (one.start_at_ns, one.end_at_ns)]
+            now = self._clock() if moments else 0
+            self._reservations_timer.set(min((at for at in moments if at > now), default=None))
 
     # The journal.
 
@@ -284,15 +278,16 @@ class _Moment(Struct, frozen=True, order=True):
     warning: bool
 
 
-def _is_due(live: ActiveRun, now_ns: int, moment: _Moment) -> bool:
-    """Whether that moment of a run has come; its limit may have changed since it was set."""
-    if live.submitted is not None:
-        return live.gives_up_boot_ns is not None and live.gives_up_boot_ns <= now_ns
+def _moment_of(live: ActiveRun, *, warning: bool) -> _Moment | None:
+    """Return when a run must end, or be warned of that; None: never, as long as nothing changes."""
     limit, signal = live.spec.time_limit_ns, live.spec.signal
-    if limit is None:
-        return False
-    before_ns = signal.before_ns if moment.warning and signal is not None else 0
-    return not live.suspended and live.counts_from_boot_ns + limit - before_ns <= now_ns
+    if live.submitted is not None:
+        at_ns = None if warning else live.gives_up_boot_ns
+    elif limit is None or live.suspended or (warning and signal is None):
+        at_ns = None
+    else:
+        at_ns = live.counts_from_boot_ns + limit - (signal.before_ns if warning and signal is not None else 0)
+    return _Moment(at_ns, live.key, warning) if at_ns is not None else None
 
 
 class LimitEnforcer(Component):
@@ -310,16 +305,9 @@ class LimitEnforcer(Component):
 
     def add(self, live: ActiveRun) -> None:
         """Watch a run that was started, adopted or continued, or whose limit has changed."""
-        limit = live.spec.time_limit_ns
-        if limit is not None and live.submitted is None:
-            end = live.counts_from_boot_ns + limit
-            heapq.heappush(self.moments, _Moment(end, live.key, False))
-            signal = live.spec.signal
-            if signal is not None:
-                # For an adopted run that may be late, which is better than never.
-                heapq.heappush(self.moments, _Moment(end - signal.before_ns, live.key, True))
-        if live.gives_up_boot_ns is not None:
-            heapq.heappush(self.moments, _Moment(live.gives_up_boot_ns, live.key, False))
+        for warning in (False, True):  # which for an adopted run may be late: that is better than never
+            if (moment := _moment_of(live, warning=warning)) is not None:
+                heapq.heappush(self.moments, moment)
         if live.grant.memory_bytes is not None:
             self.with_memory.add(live.key)
             self._memory_timer.set(self._memory_at_ns)
@@ -333,12 +321,12 @@ class LimitEnforcer(Component):
             live = self._state.live.get(moment.key)
             if live is None or not live.holds_room or live.is_outlived or live.stop is not None:
                 continue
-            if not _is_due(live, now, moment):
-                continue
+            if (limit := _moment_of(live, warning=moment.warning)) is None or limit.at_ns > now:
+                continue  # it has changed since, and the new one was added
             if self._begins_late(live):
                 heapq.heappush(self.moments, replace(moment, at_ns=now + _AGAIN_NS))
                 continue
-            if not _is_due(live, now, moment):
+            if (limit := _moment_of(live, warning=moment.warning)) is None or limit.at_ns > now:
                 self.add(live)
                 continue
             with self._confinement.of(Thing.of_run(live.key), "limit") as piece:

@@ -22,8 +22,7 @@ from spool.dispatcher.scanner import Reservations, Scanner
 from spool.dispatcher.terminator import StopOrders
 from spool.dispatcher.wakeup import DirectoryWatcher, Hint, Pace
 from spool.formats import journal
-from spool.state.run import ActiveRun, QueueTime
-from spool.state.table import JobEntry
+from spool.state.run import ActiveRun, JobEntry
 from spool.store.disk import status_of
 from spool.store.ownership import cancelled_by_mover, mover
 from spool.store.spool import MISSED_NS
@@ -166,21 +165,17 @@ class FileMoves(Component):
             return
         if job.queued is not None or job.held is not None:
             return
-        if job.live is not None:
-            if job.last_inode is not None and self._spool.holds(job.last_inode, name, DONE):
-                self._call_off(job, job.live)
-            return
         if job.last_inode is not None and self._spool.holds(job.last_inode, name, DONE):
-            self._finalizer.end_unstarted(
-                job,
-                DONE,
-                State.CANCELLED,
-                self._why_moved(job.wait),
-                time.time_ns(),
-            )
+            if job.live is not None:
+                self._call_off(job, job.live)
+            else:
+                self._end_moved(job)
 
-    def _why_moved(self, wait: QueueTime | None) -> str:
-        return cancelled_by_mover(self._spool.root, QUEUED if wait is not None and wait.clock_at_ns else HELD)
+    def _end_moved(self, job: JobEntry) -> None:
+        """End a job whose file was moved from where it waited to `done/`."""
+        place = QUEUED if job.wait is not None and job.wait.clock_at_ns else HELD
+        why = cancelled_by_mover(self._spool.root, place)
+        self._finalizer.end_unstarted(job, DONE, State.CANCELLED, why, time.time_ns())
 
     def _see_unseen(self, name: str, since_ns: int = 0) -> None:
         """Restore the place of a job that was cancelled after *since_ns* and before any look: its end is recorded then.
@@ -196,7 +191,7 @@ class FileMoves(Component):
         if self._spool.next_run(name) > 1 or self._spool.account_of(name, 1, None) is not None:
             return
         arrived_ns = min(status.st_mtime_ns, status.st_ctime_ns - 1)  # the move came after it
-        self._state.recall_place(name, journal.Waits(name, arrived_ns, 0, arrived_ns), status.st_ino)
+        self._state.job(name).recall_place(journal.Waits(name, arrived_ns, 0, arrived_ns), status.st_ino)
         self._journal.note_place(self._state.job(name))
         self._journal.commit()  # the rest is finished by the next dispatcher, like any end
 
@@ -208,13 +203,11 @@ class FileMoves(Component):
         name, wait = job.name, job.wait
         if wait is None or wait.arrived_at_ns == live.wait.arrived_at_ns:
             return  # it is the submission that runs: its file was moved there and back
-        found = self._finalizer.file_in(DONE, name)
-        if found is None:
-            return
-        file, text = found
-        gone = JobEntry(name, queued=file, wait=wait, attempts=job.attempts)
-        self.called_off.setdefault(name, []).append((gone, text))
-        self._state.forget_place(job)
+        if (found := self._finalizer.file_in(DONE, name)) is not None:
+            file, text = found
+            gone = JobEntry(name, queued=file, wait=wait, attempts=job.attempts)
+            self.called_off.setdefault(name, []).append((gone, text))
+            self._state.forget_place(job)
 
     def _end_called_off(self, name: str) -> None:
         those = self.called_off[name]
@@ -260,7 +253,7 @@ class FileMoves(Component):
         if job.live is not None:
             self._call_off(job, job.live)
         elif job.name not in self._state.arrays and self._was_filed_away(job):
-            self._finalizer.end_unstarted(job, DONE, State.CANCELLED, self._why_moved(job.wait), time.time_ns())
+            self._end_moved(job)
         else:
             self._scanner.forget_place(job.name)
 

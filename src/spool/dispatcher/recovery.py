@@ -21,7 +21,7 @@ from spool.core.errors import InvalidFile, InvalidRecord, SpoolUnusable, cannot
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import Liveness, Verdict
 from spool.core.model import OUTCOMES, SECOND_NS, Jid, Result, Spec, State
-from spool.dispatcher.confinement import Confinement, Thing
+from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.launcher import SILENT_NS
 from spool.formats import journal, run_records
@@ -57,34 +57,92 @@ class Recovery(Component):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.memory = Memory()
-        self._loader = self._with(self.memory)
+        self._loader: Loader
         self._served_until_ns: int | None = None  # the last sign of work of the previous dispatcher
         self._untold: set[str] = set()  # names with a run that is neither in `running/` nor in the journal
         self.arrays: dict[str, int] = {}  # the newest runs of arrays that need work
 
     def open(self, memory: Memory) -> None:
-        """Begin with the journal's content: restore the results that a power cut took."""
+        """Begin with the journal's content: put every run that is not known to be over into the table.
+
+        Before that restore the results that a power cut took, and the moves of files that it undid. Raises
+        SpoolUnusable if runs of another host may be alive, OSError if `running/` cannot be listed.
+        """
         self.memory = memory
         for reviewed in memory.reviewed.values():
             self._state.keys_set(reviewed)
-        self._loader = self._with(memory)
+        self._loader = Loader(self._spool, memory, lambda: self._settings.config, self._spool.take_jid)
         self._served_until_ns = self._spool.served_until_ns()
         with self._confinement.service("restore", "the results that a power cut took"):
-            restore_results(self._spool, memory, self._prober.boot_id(), self._confinement)
+            self._restore_results(self._prober.boot_id())
+        for name in memory.closed:
+            self._settling(name, self._finish_move)
+        self._find_runs()
 
-    def _with(self, memory: Memory) -> Loader:
-        return Loader(self._spool, memory, self._settings, self._spool.take_jid)
+    def _restore_results(self, boot_id: str) -> None:
+        """Restore the results of the history's last minute, and those that only the journal knows.
 
-    def unfinished_moves(self) -> None:
-        """File away the jobs that had ended for good before a power cut that undid the move."""
-        for name in self.memory.closed:
-            self._settling(name, lambda name: self._finish_move(name))
-
-    def runs(self) -> None:
-        """Put every run that is not known to be over into the table.
-
-        Raises SpoolUnusable if runs of another host may be alive, OSError if `running/` cannot be listed.
+        The latter are of runs whose line of history is lost as well: the memory marks them as open, so that their
+        paperwork is done again.
         """
+        spool = self._spool
+        newest = next(spool.accounts_since(None), None)
+        since_ns = (newest.told_at_ns or 0) - _LATELY_NS if newest is not None else 0
+        known = spool.accounts_since(since_ns) if newest is not None and newest.told_at_ns is not None else iter(())
+        for result in list(takewhile(lambda each: (each.told_at_ns or 0) >= since_ns, known)):
+            with self._confinement.of(Thing.of_run((result.job, result.run)), _RESTORE):
+                if self._was_taken(result, boot_id):
+                    self._restore(result)
+        for key, (started, over) in self.memory.over.items():
+            removed = spool.last_removed_run(started.job) >= started.run
+            if started.boot_id != boot_id and over.outcome in OUTCOMES and not removed:
+                with self._confinement.of(Thing.of_run(key), _RESTORE):
+                    self._restore_known(started, over)
+
+    def _was_taken(self, result: Result, boot_id: str) -> bool:
+        """Whether a power cut can have taken a result of the history: if the run began in this boot, there was none.
+
+        A missing metadir beside a later one was removed.
+        """
+        spool, job, run = self._spool, result.job, result.run
+        if not layout.valid_name(job) or not 0 < run <= layout.MOST_RUNS or run <= spool.last_removed_run(job):
+            return False
+        if spool.result(job, run) is not None:
+            return False
+        runs = spool.runs(job)
+        if run not in runs and runs and runs[-1] > run:
+            return False
+        known = self.memory.open.get((job, run)) or self.memory.over.get((job, run), (None,))[0]
+        grant, jid = spool.grant(job, run), spool.jid(job, run)
+        boots = [each.boot_id for each in (known, grant, jid) if each is not None and not isinstance(each, Liveness)]
+        return boot_id not in boots
+
+    def _restore_known(self, started: journal.Started, over: journal.Over) -> None:
+        """Restore the result of a run that only the journal knows."""
+        spool, key = self._spool, (started.job, started.run)
+        recorded = spool.result(*key)
+        if recorded is None and not over.final:
+            spool.ensure_metadir(*key)  # so that the number is taken
+        elif recorded is None:
+            result = Result(
+                job=started.job,
+                run=started.run,
+                attempt=1,
+                outcome=State(over.outcome),
+                reason="its records were lost in a power cut",
+                submitted_at_ns=started.arrived_at_ns,
+                started_at_ns=started.at_ns,
+            )
+            self._restore(result)
+        if over.final and (recorded is None or not spool.accounted(recorded)):  # its paperwork is done again
+            self.memory.open[key] = started
+            self.memory.closed.pop(started.job, None)
+
+    def _restore(self, result: Result) -> None:
+        self._spool.ensure_metadir(result.job, result.run)
+        self._spool.put_record(result.job, result.run, layout.RESULT, render_result(result))
+
+    def _find_runs(self) -> None:
         in_running = self._spool.names(RUNNING)
         for name in in_running:
             self._settling(name, self._spool.complete_move)
@@ -139,7 +197,7 @@ class Recovery(Component):
             job = self._state.job(name)
             if name not in waiting and job.live is not None and job.live.wait.arrived_at_ns == line.arrived_at_ns:
                 continue  # it waits no more: the run began, and the power failed before the journal had it
-            self._state.recall_place(name, line)
+            self._state.job(name).recall_place(line)
             if name in ran_before:
                 self._settling(name, self._find_series)
 
@@ -213,9 +271,9 @@ class Recovery(Component):
 
     def _find_run(self, name: str) -> None:
         in_running = status_of(self._spool.layout.job_file(RUNNING, name)) is not None
-        if self._is_array(name, self.memory, in_running=in_running):
+        if self._is_array(name, in_running=in_running):
             return
-        live = self._unfinished_run(name, self.memory, in_running=in_running)
+        live = self._unfinished_run(name, in_running=in_running)
         if live is None:
             return
         known = self._state.live.get(live.key)
@@ -237,33 +295,27 @@ class Recovery(Component):
                 live.adopted_as(self._executors.adopt(live.executor, name, live.run, None))
             self._state.add_run(job, live)
 
-    def _finish_cut_off(self, name: str) -> None:
-        """Finish the interrupted end of an earlier submission that never started: its line of history.
-
-        The name waits again, and the journal knows the later submission only.
-        """
-        spool, result = self._spool, self._spool.newest_result(name)
-        if result is None or result.started_at_ns is not None or spool.array(name, result.run) is not None:
-            return
-        if not spool.accounted(result):
-            self._journal.logs.account(render_history(result, time.time_ns()))
-            self._events.end(result, spool.spec(name, result.run))
-
     def _find_series(self, name: str) -> None:
         line, job = self.memory.waits.get(name), self._state.jobs.get(name)
         if line is None or job is None:
             return
-        self._finish_cut_off(name)
-        self._loader.recall_series(self._state, job, line)
+        # The interrupted end of an earlier submission that never started lacks its line of history: the name waits
+        # again, and the journal knows the later submission only.
+        spool, result = self._spool, self._spool.newest_result(name)
+        is_unstarted = result is not None and result.started_at_ns is None and spool.array(name, result.run) is None
+        if result is not None and is_unstarted and not spool.accounted(result):
+            self._journal.logs.account(render_history(result, time.time_ns()))
+            self._events.end(result, spool.spec(name, result.run))
+        self._loader.recall_series(job, line)
 
-    def _is_array(self, name: str, memory: Memory, *, in_running: bool) -> bool:
+    def _is_array(self, name: str, *, in_running: bool) -> bool:
         """Whether the name is an array's: its metadir is not a run's, and will never contain a `jid`."""
         spool = self._spool
         run = spool.latest_run(name)
         if run is not None and spool.array(name, run) is not None:
             self.arrays[name] = run
             return True
-        started = memory.newest(name)
+        started = self.memory.newest(name)
         if run is not None or started is None:
             return False
         spec = spool.job_spec(RUNNING, name) or spool.job_spec(QUEUED, name)
@@ -297,9 +349,9 @@ class Recovery(Component):
         )
         spool.publish_metadir(name, started.run, {layout.SPEC_COPY: text, layout.ARRAY: render_array(record)})
 
-    def _unfinished_run(self, name: str, memory: Memory, *, in_running: bool) -> ActiveRun | None:
+    def _unfinished_run(self, name: str, *, in_running: bool) -> ActiveRun | None:
         spool = self._spool
-        started = memory.newest(name)
+        started = self.memory.newest(name)
         if started is not None:
             if self._taken_back(name, started):
                 # The claim is repeated, so that the end finds the file in its place.
@@ -318,14 +370,14 @@ class Recovery(Component):
             return self._adopt(name, run, None)
         run = spool.latest_run(name)
         if run is not None and spool.result(name, run) is None:
-            return self._adopt(name, run, memory.waits.get(name))
+            return self._adopt(name, run, self.memory.waits.get(name))
         if in_running:
-            self._without_run(name, run or 0, memory)
+            self._without_run(name, run or 0)
         return None
 
-    def _without_run(self, name: str, newest: int, memory: Memory) -> None:
+    def _without_run(self, name: str, newest: int) -> None:
         """Handle a file in `running/` that belongs to no run: claimed and not started, put there by hand, or over."""
-        over = memory.closed.get(name)
+        over = self.memory.closed.get(name)
         if (
             over is not None
             and over.boot_id != self._prober.boot_id()
@@ -397,18 +449,14 @@ class Recovery(Component):
         silent_ns = SILENT_NS if files.jid is Liveness.ABSENT and not live.copied else 0
         served_until_ns = self._served_until_ns if isinstance(known, journal.Started) else None
         live.may_be_silent(time.monotonic_ns() + silent_ns, served_until_ns)
-        self._tell_damaged(live)
-        return live
-
-    def _tell_damaged(self, live: ActiveRun) -> None:
-        """Report the records of a run that cannot be true of it."""
-        damaged = self._spool.damaged(*live.key)
-        if live.jid is None and isinstance(self._spool.jid(*live.key), Jid):
+        damaged = spool.damaged(*live.key)  # which cannot be true of it
+        if live.jid is None and isinstance(spool.jid(*live.key), Jid):
             damaged.append(layout.JID)
         if damaged:
             why = f"not of this run: {', '.join(damaged)}"
             error = InvalidRecord(cannot("understand", "its records", why, where=f"jobs/{live.name}/{live.run}"))
             self._confinement.failed(Thing.of_run(live.key), _ADOPT, error)
+        return live
 
     def _refuse_other_hosts(self, live: ActiveRun) -> None:
         jid = live.jid
@@ -433,82 +481,6 @@ def _started_boot_ns(jid: Jid | Liveness | None, at_ns: int) -> int:
     if isinstance(jid, Jid):
         return jid.start_ticks * identity.TICK_NS
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - max(0, time.time_ns() - at_ns)
-
-
-def restore_results(spool: LockedSpool, memory: Memory, boot_id: str, confinement: Confinement) -> None:
-    """Restore the results in the history, and those that only the journal knows.
-
-    The latter are of runs whose line of history is lost as well: *memory* marks them as open, so that their paperwork
-    is done again.
-    """
-    for result in _lately(spool):
-        with confinement.of(Thing.of_run((result.job, result.run)), _RESTORE):
-            if _was_taken(spool, result, memory, boot_id):
-                _restore(spool, result)
-    for key, (started, over) in memory.over.items():
-        removed = spool.last_removed_run(started.job) >= started.run
-        if started.boot_id != boot_id and over.outcome in OUTCOMES and not removed:
-            with confinement.of(Thing.of_run(key), _RESTORE):
-                _restore_known(spool, memory, started, over)
-
-
-def _was_taken(spool: LockedSpool, result: Result, memory: Memory, boot_id: str) -> bool:
-    """Whether a power cut can have taken a result of the history: if the run began in this boot, there was none since.
-
-    A missing metadir beside a later one was removed.
-    """
-    job, run = result.job, result.run
-    if not layout.valid_name(job) or not 0 < run <= layout.MOST_RUNS or run <= spool.last_removed_run(job):
-        return False
-    if spool.result(job, run) is not None:
-        return False
-    runs = spool.runs(job)
-    if run not in runs and runs and runs[-1] > run:
-        return False
-    known = memory.open.get((job, run)) or memory.over.get((job, run), (None,))[0]
-    grant, jid = spool.grant(job, run), spool.jid(job, run)
-    boots = [each.boot_id for each in (known, grant, jid) if each is not None and not isinstance(each, Liveness)]
-    return boot_id not in boots
-
-
-def _restore_known(spool: LockedSpool, memory: Memory, started: journal.Started, over: journal.Over) -> None:
-    """Restore the result of a run that only the journal knows."""
-    key = started.job, started.run
-    recorded = spool.result(*key)
-    if recorded is not None:
-        if over.final and not spool.accounted(recorded):  # its line is lost: its paperwork is done again
-            memory.open[key] = started
-            memory.closed.pop(started.job, None)
-        return
-    if not over.final:
-        spool.ensure_metadir(*key)  # so that the number is taken
-        return
-    result = Result(
-        job=started.job,
-        run=started.run,
-        attempt=1,
-        outcome=State(over.outcome),
-        reason="its records were lost in a power cut",
-        submitted_at_ns=started.arrived_at_ns,
-        started_at_ns=started.at_ns,
-    )
-    _restore(spool, result)
-    memory.open[key] = started
-    memory.closed.pop(started.job, None)
-
-
-def _lately(spool: LockedSpool) -> list[Result]:
-    """Return the results of the last minute before the newest line."""
-    newest = next(spool.accounts_since(None), None)
-    if newest is None or newest.told_at_ns is None:
-        return []
-    since_ns = newest.told_at_ns - _LATELY_NS
-    return list(takewhile(lambda known: (known.told_at_ns or 0) >= since_ns, spool.accounts_since(since_ns)))
-
-
-def _restore(spool: LockedSpool, result: Result) -> None:
-    spool.ensure_metadir(result.job, result.run)
-    spool.put_record(result.job, result.run, layout.RESULT, render_result(result))
 
 
 def _array(spool: LockedSpool, record: ArrayRecord) -> Array | None:

@@ -20,24 +20,21 @@ from spool.core.errors import InvalidJob, InvalidReservation
 from spool.core.gpus import settle
 from spool.core.layout import HELD, QUEUED, RUNNING
 from spool.core.model import EventName, Reservation, Spec
-from spool.dispatcher.confinement import Confinement, Thing
+from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.wakeup import Hint, NameChange
 from spool.formats import jobfile, journal, reservation
 from spool.machine.host import why_not_expanded
-from spool.state.run import UNREVIEWED, ActiveRun, JobFileVersion
-from spool.state.table import JobEntry
+from spool.state.run import UNREVIEWED, ActiveRun, JobEntry, JobFileVersion
 from spool.store.disk import status_of
 from spool.store.edited import (
     QUIET_NS,
     FileText,
     ReadFailure,
-    Settings,
     in_order_of_making,
     is_open_in_editor,
     read_stable,
 )
-from spool.store.locked_spool import LockedSpool
 from spool.store.ownership import mover
 
 RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon to try a file again that is being written
@@ -47,6 +44,9 @@ _LARGE = 1 << 16  # bytes: reading a larger file may take as long as a hundred s
 _PATIENCE_NS = 1_000_000_000  # how long such a file waits while there are others to look at
 FORGET_NS = 2_000_000_000  # a file that comes back within this time was never gone (how editors save)
 _SAY = "report what is wrong with"
+_IN_EDITOR = "open in an editor"
+_LOOK_AT = "read the file of"
+_WITHDRAW = "remove the hold reason of"
 _SAME_TEXT = 512  # distinct texts that are remembered: many jobs often share one
 _SHORT_TEXT = 1 << 14  # bytes: longer ones are not, since all must fit into memory
 
@@ -58,7 +58,7 @@ class Scanner(Component):
         super().__init__(context)
         self._layout = context.spool.layout
         self._timer = context.timers.timer("files")
-        self._texts = JobFileReader(context.spool, context.settings, context.confinement)
+        self._parsed: dict[bytes, tuple[Spec, bytes]] = {}
         # Files that were being written, or whose look failed: when to look again, and after what pause.
         self._recheck: dict[tuple[str, str], tuple[int, int]] = {}
         self._rest: Iterator[None] | None = None  # the rest of a look at everything
@@ -181,7 +181,9 @@ class Scanner(Component):
         """Mark the object of an event in `running/`."""
         job = self._state.jobs.get(name)
         if job is not None and job.live is not None:
-            if not (is_file and change is NameChange.CAME and job.live.is_claim_told()):
+            # A file that came may be the one that the dispatcher has moved there, or another in its place: the kernel
+            # merges the two events if nothing was read in between.
+            if not is_file or change is not NameChange.CAME or self._was_written(job.live):
                 self._changes.runs.add(name)
         elif name in self._state.arrays:
             self._changes.arrays.add(name)
@@ -282,13 +284,13 @@ class Scanner(Component):
         elif not edited:
             try:
                 reviewed = self._state.review_of(name, seen.version)
-                spec, text = self._texts.parse(name, seen.data, reviewed)
+                spec, text = self.parse(name, seen.data, reviewed)
                 text = seen.data if is_foreign else text  # its owner could change it and restore its time
             except InvalidJob as error:
                 mistake = jobfile.render_errors(name, error.problems)
         told = True
         if mistake:
-            problem, told = self._texts.complain(place, name, mistake, to_others=is_foreign)
+            problem, told = self._complain(place, name, mistake, to_others=is_foreign)
         identity = (*seen.version, seen.status.st_ctime_ns, seen.status.st_uid)
         # What hooks set in an array is in the files of its tasks.
         is_task = spec is not None and spec.task is not None and spec.task.array in self._state.arrays
@@ -312,7 +314,7 @@ class Scanner(Component):
 
     def configuration_changed(self) -> None:
         """Read every file again, since the configured defaults have changed."""
-        self._texts.forget()
+        self._parsed.clear()
         for job in list(self._state.jobs.values()):
             for place, file in ((QUEUED, job.queued), (HELD, job.held)):
                 if file is not None:
@@ -335,14 +337,14 @@ class Scanner(Component):
         words = f"the file is {why.value}"
         if is_foreign := status.st_uid != self._spool.ownership.owner:
             words = self._spool.why_not(status, place, name) or words
-        gist, told = self._texts.complain(place, name, f"cannot use job {name}: {words}\n", to_others=is_foreign)
+        gist, told = self._complain(place, name, f"cannot use job {name}: {words}\n", to_others=is_foreign)
         identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
         self._set(place, name, JobFileVersion(*identity, None, gist, True, why is ReadFailure.UNREADABLE or not told))
 
     def refuse(self, place: str, job: JobEntry, text: str) -> None:
         """Mark a file that could be read as invalid after all; *text* says why."""
         if job.file(place) is not None:
-            self._state.refuse_file(job, place, self._texts.complain(place, job.name, text)[0], invalid=True)
+            self._state.refuse_file(job, place, self._complain(place, job.name, text)[0], invalid=True)
 
     def _set(self, place: str, name: str, file: JobFileVersion | None) -> None:
         job = self._state.job(name)
@@ -353,7 +355,7 @@ class Scanner(Component):
         # Whatever kept it from being read, it may have been invalid before that.
         good = file is None or file.problem in (None, UNREVIEWED)
         if before is not None and before.problem is not None and good:
-            self._texts.complain(place, name, None)
+            self._complain(place, name, None)
         now = time.time_ns()
         if job.queued is None and job.held is None:
             if job.wait is not None and before is not None:
@@ -372,7 +374,7 @@ class Scanner(Component):
         queued = job.queued is not None
         was_parked = self._state.park(job, parked=not queued)
         before = job.wait
-        new = self._state.place(job, now)
+        new = job.takes_place(now)
         if new and queued:
             self._events.file(EventName.QUEUED, job, file, now)
         if job.wait == before and (queued or was_parked):
@@ -402,7 +404,43 @@ class Scanner(Component):
                 # One may be unread: the job was edited before the first look at it in held/.
                 if job.hold_reason or status_of(self._spool.layout.reason_file(job.name)) is not None:
                     self._spool.withdraw_hold_reason(job.name)
-        self._state.see_why_held(job, why)
+        job.see_why_held(why)
+
+    def parse(self, name: str, data: bytes, reviewed: journal.Reviewed | None = None) -> tuple[Spec, bytes | None]:
+        """Return the spec of job *name*, with what hooks set in it and the configured defaults.
+
+        It comes with the text, as one object shared by all jobs with equal texts; None if this is the first of them.
+        Raises InvalidJob.
+        """
+        defaults = self._settings.config.defaults
+        if reviewed is not None and reviewed.keys:
+            defaults = jobfile.with_set(defaults, reviewed.keys)
+            return jobfile.parse(data, name=name, defaults=defaults, why_no_path=why_not_expanded), None
+        known = self._parsed.get(data)
+        if known is not None:
+            return known
+        spec = jobfile.parse(data, name=name, defaults=defaults, why_no_path=why_not_expanded)
+        # The same text under another name gives the same spec, except where it depends on the name.
+        if spec.depends_on is None and not spec.is_array and len(data) <= _SHORT_TEXT:
+            if len(self._parsed) >= _SAME_TEXT:
+                self._parsed.clear()
+            self._parsed[data] = spec, data
+        return spec, None
+
+    def _complain(self, place: str, name: str, text: str | None, *, to_others: bool = False) -> tuple[str, bool]:
+        """Write the problems of a job file into the `.error` file beside it, which other users may read if *to_others*.
+
+        Return the first of them, and whether that succeeded: else the next look at everything repeats it. None removes
+        that file; a directory of that name is ignored.
+        """
+        path = self._spool.layout.error_file(place, name)
+        with self._confinement.of(Thing.of_job(name), _SAY) as piece:
+            if text is not None:
+                self._spool.complain(path, text, to_others=to_others)
+            else:
+                with suppress(IsADirectoryError):
+                    self._spool.disk.discard(path)
+        return jobfile.gist_of(text), not piece.failed
 
     # The disk.
 
@@ -427,66 +465,10 @@ class Scanner(Component):
         for name in complaints:
             file = self._known(place, name)
             if name not in found or (file is not None and not file.invalid):
-                self._texts.complain(place, name, None)
+                self._complain(place, name, None)
         return found, marks
 
 
-_IN_EDITOR = "open in an editor"
-_LOOK_AT = "read the file of"
-_WITHDRAW = "remove the hold reason of"
-
-
-class JobFileReader:
-    """Reads job files for a look."""
-
-    def __init__(self, spool: LockedSpool, settings: Settings, confinement: Confinement) -> None:
-        self._spool = spool
-        self._settings = settings
-        self._confinement = confinement
-        self._parsed: dict[bytes, tuple[Spec, bytes]] = {}
-
-    def parse(self, name: str, data: bytes, reviewed: journal.Reviewed | None = None) -> tuple[Spec, bytes | None]:
-        """Return the spec of job *name*, with what hooks set in it and the configured defaults.
-
-        It comes with the text, as one object shared by all jobs with equal texts; None if this is the first of them.
-        Raises InvalidJob.
-        """
-        defaults = self._settings.config.defaults
-        if reviewed is not None and reviewed.keys:
-            defaults = jobfile.with_set(defaults, reviewed.keys)
-            return jobfile.parse(data, name=name, defaults=defaults, why_no_path=why_not_expanded), None
-        known = self._parsed.get(data)
-        if known is not None:
-            return known
-        spec = jobfile.parse(data, name=name, defaults=defaults, why_no_path=why_not_expanded)
-        # The same text under another name gives the same spec, except where it depends on the name.
-        if spec.depends_on is None and not spec.is_array and len(data) <= _SHORT_TEXT:
-            if len(self._parsed) >= _SAME_TEXT:
-                self._parsed.clear()
-            self._parsed[data] = spec, data
-        return spec, None
-
-    def forget(self) -> None:
-        """Forget all parsed texts, since the configuration has changed."""
-        self._parsed.clear()
-
-    def complain(self, place: str, name: str, text: str | None, *, to_others: bool = False) -> tuple[str, bool]:
-        """Write the problems of a job file into the `.error` file beside it, which other users may read if *to_others*.
-
-        Return the first of them, and whether that succeeded: else the next look at everything repeats it. None removes
-        that file; a directory of that name is ignored.
-        """
-        path = self._spool.layout.error_file(place, name)
-        with self._confinement.of(Thing.of_job(name), _SAY) as piece:
-            if text is not None:
-                self._spool.complain(path, text, to_others=to_others)
-            else:
-                with suppress(IsADirectoryError):
-                    self._spool.disk.discard(path)
-        return jobfile.gist_of(text), not piece.failed
-
-
-_TELL = "report what is wrong with"
 _KEEP = "save the text of"
 _REMOVED_NS = 1_000_000_000  # an editor that saves removes the file for a moment
 
@@ -600,9 +582,9 @@ class Reservations(Component):
         wrong |= {name: f"- {why}\n" for name, why in settled.refused.items()}
         for name in self._told.keys() | self.files.keys():
             thing, why = Thing("reservation", name), wrong.get(name)
-            if self._told.get(name, "") == why or self._confinement.pauses(thing, _TELL):
+            if self._told.get(name, "") == why or self._confinement.pauses(thing, _SAY):
                 continue
-            with self._confinement.of(thing, _TELL) as piece:
+            with self._confinement.of(thing, _SAY) as piece:
                 path = self._spool.layout.error_file(layout.RESERVATIONS, name)
                 if why is not None:
                     end = "This file disappears when it is fixed or removed.\n"

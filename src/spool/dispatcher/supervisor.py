@@ -131,8 +131,13 @@ class Concluder(Component):
         if evidence.liveness is Liveness.ABSENT:
             if self.lacks_metadir(live):
                 evidence = self._without_metadir(live)
-            elif (ended_silently := self._ended_silently(live)) is not None:
-                return ended_silently
+            elif live.exit_status is not None:
+                # A child of this process, and it is gone without a jid: no other process can create one.
+                code = os.waitstatus_to_exitcode(live.exit_status)
+                why = f"the wrapper ended with {_words(code)} before it could identify itself"
+                return self._never_spoke(live, why, refused=code in (NO_JID, REFUSED))
+            elif not live.adopted and live.handle is not None and live.handle.liveness() is Liveness.GONE:
+                return self._never_spoke(live, "the wrapper ended before it could identify itself")
         evidence = replace(
             evidence,
             stop=live.stopped_by(evidence.stop),
@@ -155,17 +160,6 @@ class Concluder(Component):
             known = live.phase.refusal if isinstance(live.phase, TakenBack) else None
             return Void(self._end_of(live), known or self._spool.refusal(live.name, live.run))
         return self._ended(live, proof, evidence.rc, evidence.rc_at_ns) if proof.verdict is Verdict.ENDED else None
-
-    def _ended_silently(self, live: ActiveRun) -> Ended | Void | None:
-        """Settle a run without a jid whose wrapper this process knows to be gone; None: it is not known."""
-        if live.exit_status is not None:
-            # A child of this process, and it is gone without a jid: no other process can create one.
-            code = os.waitstatus_to_exitcode(live.exit_status)
-            why = f"the wrapper ended with {_words(code)} before it could identify itself"
-            return self._never_spoke(live, why, refused=code in (NO_JID, REFUSED))
-        if not live.adopted and live.handle is not None and live.handle.liveness() is Liveness.GONE:
-            return self._never_spoke(live, "the wrapper ended before it could identify itself")
-        return None
 
     def _conclude_elsewhere(self, live: ActiveRun, handle: RunHandle) -> Ended | Void | None:
         """Look at the evidence of a run whose processes only its engine sees: the engine's word stands for them."""
@@ -228,7 +222,9 @@ class Concluder(Component):
         *refused*: the wrapper's exit code says that the machine refused it something. A job that removes its own jid
         has begun all the same, and its jid is never taken: that would start the job again.
         """
-        if self._has_begun(live):
+        seen = live.handle is not None and live.handle.is_child and live.jid is not None
+        left = seen or self._spool.has_begun(*live.key)  # it has had a jid, or has left traces
+        if left or (not live.adopted and status_of(self._spool.layout.record(*live.key, layout.GRANT)) is None):
             ended = Evidence(Liveness.GONE, stop=live.stop_kind, oom_killed=live.usage.oom_killed)
             return self._ended(live, prove(ended))
         self._spool.take_jid(live.name, live.run)
@@ -249,13 +245,6 @@ class Concluder(Component):
         jid = self.jid(live)
         if jid is not None and live.handle is not None:
             live.handle.identified(jid)
-
-    def _has_begun(self, live: ActiveRun) -> bool:
-        """Whether a run without a jid has had one: it was seen, or has left traces, or spool's records are gone."""
-        seen = live.handle is not None and live.handle.is_child and live.jid is not None
-        if seen or self._spool.has_begun(live.name, live.run):
-            return True
-        return not live.adopted and status_of(self._spool.layout.record(*live.key, layout.GRANT)) is None
 
     def _without_metadir(self, live: ActiveRun) -> Evidence:
         """Return the evidence of a run whose metadir was removed; the wrapper ends with the command's code."""

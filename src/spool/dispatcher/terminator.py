@@ -25,8 +25,8 @@ from spool.dispatcher.monitor import Monitor
 from spool.dispatcher.wakeup import Timer, boot_clock
 from spool.executors import Engine, RunHandle
 from spool.formats.run_records import render_suspended
-from spool.state.run import ActiveRun
-from spool.state.table import Array, JobEntry
+from spool.state.run import ActiveRun, JobEntry
+from spool.state.table import Array
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,10 @@ class StopOrders(Component):
         It is stopped even if that cannot be recorded: recording is tried again. After its exit code an order changes
         nothing any more: only what its command has left behind is ended.
         """
-        if self._has_ended(live):
+        has_ended = False
+        with suppress(OSError):  # where the exit code of its command cannot be read, it is stopped
+            has_ended = self._spool.exit(*live.key) is not None
+        if has_ended:
             if live.elsewhere is None:
                 self._terminator.add(live)
             return
@@ -142,12 +145,6 @@ class StopOrders(Component):
                 self._journal.commit()  # the next dispatcher must not ask again about a run that ends already
         self._record(live)
         log.info("job %s run %d: stopping (%s by %s)", live.name, live.run, stop.kind, stop.by)
-
-    def _has_ended(self, live: ActiveRun) -> bool:
-        """Whether the command of a run has left its exit code. Where that cannot be read, the run is stopped."""
-        with suppress(OSError):
-            return self._spool.exit(*live.key) is not None
-        return False
 
     def resume(self, live: ActiveRun) -> None:
         """Continue stopping a run that an earlier dispatcher was about to stop, unless that needs a review first."""
@@ -238,7 +235,7 @@ class Terminator:
     @property
     def searching(self) -> bool:
         """Whether the next look may be the first that tells whether a run is over."""
-        return any(not run.look_at_ns or run.handle.resists for run in self.runs.values())
+        return any(not run.look_at_ns or run.handle.doubtful for run in self.runs.values())
 
     def tick(self) -> list[ActiveRun]:
         """Continue with every due run; return the runs without processes."""
@@ -260,22 +257,18 @@ class Terminator:
             # One that lingers waits for what is not the run's, such as a dispatcher.
             lingers = {run.handle: run.live.is_outlived and run.handle.lingers for run in runs}
             gone = engine.terminate({run.handle: run.kills or lingers[run.handle] for run in runs})
-        except OSError as error:
-            self._look_later(runs, now, error)
+        except OSError as error:  # the machine has too few resources left to tell which processes exist
+            if not self._blind:
+                log.error("cannot find out which processes to end: %s; trying again", error.strerror)
+            self._blind = True
+            for run in runs:
+                run.look_at_ns = now + _LONGEST_LOOK_NS
             return []
         self._blind = False
         for run in runs:
             run.look_at_ns = now + run.pause_ns
             run.pause_ns = min(2 * run.pause_ns, _LONGEST_LOOK_NS)
         return [run.live for run in runs if run.handle in gone]
-
-    def _look_later(self, runs: list[_Terminating], now: int, error: OSError) -> None:
-        """Try later: the machine has too few resources left to tell which processes exist."""
-        if not self._blind:
-            log.error("cannot find out which processes to end: %s; trying again", error.strerror)
-        self._blind = True
-        for run in runs:
-            run.look_at_ns = now + _LONGEST_LOOK_NS
 
 
 class Preempter(Component):
@@ -360,16 +353,12 @@ class Suspender(Component):
             with self._confinement.of(Thing.of_job(live.name), _SUSPEND):
                 self._spool.withdraw_suspend_order(live.name)
 
-    def _remove_stray(self, name: str) -> None:
-        if name in self._state.unsettled or self._spool.suspend_order(name) is None:
-            return
-        if name in self._state.arrays:
-            log.warning("array %s: an array cannot be suspended; its tasks can", name)
-        self._spool.withdraw_suspend_order(name)
-
     def _see(self, name: str, live: ActiveRun | None) -> None:
         if live is None:
-            self._remove_stray(name)
+            if name not in self._state.unsettled and self._spool.suspend_order(name) is not None:
+                if name in self._state.arrays:
+                    log.warning("array %s: an array cannot be suspended; its tasks can", name)
+                self._spool.withdraw_suspend_order(name)
             return
         if isinstance(live.phase, Unread) or live.stop is not None or not live.holds_room or live.is_outlived:
             return  # a run that ends needs no clock, and must not be suspended

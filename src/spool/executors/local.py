@@ -24,7 +24,8 @@ from contextlib import suppress
 
 from spool.core.lifecycle import EndStep, Liveness, Remains, ending
 from spool.core.model import SECOND_NS, Jid, SignalTo
-from spool.executors.base import Engine, Family, Usage
+from spool.executors.base import Engine, Family
+from spool.formats.run_records import Usage
 from spool.machine import identity, processes
 from spool.machine.cgroups import RunGroup, RunGroups
 from spool.machine.identity import Stat
@@ -415,22 +416,17 @@ class LocalProcesses(Engine):
         for pid, status, usage in self._processes.reap():
             run = self._children.get(pid)
             if run is not None:
-                says = run.was_lean or self._says_something(usage.ru_maxrss)
+                # A child counts this process's memory until it has become the wrapper. The rusage of this process is
+                # no help: it counts the process that started this one, up to the same moment.
+                if not run.was_lean and usage.ru_maxrss > self._own_peak_kib:
+                    self._own_peak_kib = processes.peak_rss_bytes(os.getpid()) // _KIBIBYTE
+                says = run.was_lean or usage.ru_maxrss > self._own_peak_kib
                 peak_bytes = usage.ru_maxrss * _KIBIBYTE if says else 0
                 run.ended(status, int((usage.ru_utime + usage.ru_stime) * 1e9), peak_bytes)
                 yield run
         while self._processes.stopped:
             if (run := self._children.get(self._processes.stopped.pop())) is not None:
                 run.wake()
-
-    def _says_something(self, peak_kib: int) -> bool:
-        """Whether a child's peak is its run's: a child counts this process's memory until it has become the wrapper.
-
-        The rusage of this process cannot be used: it counts the process that started this one, up to the same moment.
-        """
-        if peak_kib > self._own_peak_kib:
-            self._own_peak_kib = processes.peak_rss_bytes(os.getpid()) // _KIBIBYTE
-        return peak_kib > self._own_peak_kib
 
     def has_outlasted(self, run: LocalRun, exit_code: int | None = None) -> bool:
         """Whether the wrapper of *run* has ended by itself, and so after all that its command has left behind."""

@@ -175,18 +175,15 @@ class ProcessExecutor(Executor):
                 setsigdef=self._catchable,
             )
 
-        return _spawn_on(cpus, spawn) if cpus else spawn()
-
-
-def _spawn_on(cpus: str, spawn: Callable[[], int]) -> int:
-    """Start a child that is pinned from its first moment: it inherits that of this thread."""
-    try:
-        with pinned(cpus):
+        if not cpus:
             return spawn()
-    except OSError as error:
-        if error.errno == errno.EINVAL:
-            raise _not_pinned(cpus, error) from error
-        raise
+        try:
+            with pinned(cpus):  # from its first moment: it inherits that of this thread
+                return spawn()
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                raise _not_pinned(cpus, error) from error
+            raise
 
 
 def _not_pinned(cpus: str, error: OSError) -> StartRefused:
