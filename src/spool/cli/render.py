@@ -108,7 +108,7 @@ _LOOKS = {
     State.PREEMPTED: ("dim yellow", "#56b4e9"),
     State.CANCELLED: ("dim yellow", GREY),
 }
-"""By state, the style of a line about a job in it, and its colour in charts; those of the page are in `page/page.css`."""
+"""By state, the style of a line about a job, and its colour in charts; those of the page are in `page/page.css`."""
 
 
 def style_of(state: State) -> str:
