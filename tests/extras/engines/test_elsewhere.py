@@ -323,14 +323,19 @@ def test_what_waits_in_an_engine_has_used_nothing(session: Session) -> None:
     run, live = handed_over(session, "x", "cpus = 4")
     state = now(session).state
     user = state.runs["x"].user
-    assert (state.runs["x"].submitted, user in state.past.shares._rate) == (True, False)
+
+    def uses() -> bool:
+        usage = state.past.shares._usage.get(user)
+        return usage is not None and usage.rate > 0
+
+    assert (state.runs["x"].submitted, uses()) == (True, False)
     run.begin()
     now(session).supervisor.suspect(live)
     session.turns(1)
-    assert (state.runs["x"].submitted, user in state.past.shares._rate) == (False, True)
+    assert (state.runs["x"].submitted, uses()) == (False, True)
     run.end(0)
     session.settle()
-    assert user not in state.past.shares._rate
+    assert not uses()
 
 
 @pytest.mark.parametrize("begins", [True, False])
