@@ -138,7 +138,7 @@ BUDGET = {
     "listeners": 1050,
     "machine": 3250,
     "python": 950,
-    "query": 4350,
+    "query": 4300,
     "state": 2000,
     "store": 3800,
     "testing": 900,
