@@ -29,8 +29,7 @@ from spool.formats.capabilities import loaded, used_by
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
 from spool.machine.host import expanded, vendors_here
-from spool.state.run import ActiveRun, JobFileVersion
-from spool.state.table import JobEntry
+from spool.state.run import ActiveRun, JobEntry, JobFileVersion
 from spool.store.disk import SpoolTrouble, status_of
 from spool.store.edited import Settings
 from spool.store.locked_spool import Staged
