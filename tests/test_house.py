@@ -136,7 +136,7 @@ BUDGET = {
     "extras/top": 1150,
     "formats": 5400,
     "listeners": 1050,
-    "machine": 3250,
+    "machine": 3200,
     "python": 950,
     "query": 4300,
     "state": 2000,
