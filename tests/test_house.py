@@ -113,7 +113,7 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7100,
+    "cli": 7050,
     "client": 2700,
     "core": 7900,
     "dispatcher": 7850,
