@@ -117,7 +117,7 @@ BUDGET = {
     "client": 2700,
     "core": 7900,
     "dispatcher": 7850,
-    "doctor": 600,
+    "doctor": 550,
     "executors": 2150,
     "extras": 200,
     "extras/amd": 250,
