@@ -41,7 +41,7 @@ EXPECTED = {
     "write .tmp/START/grant.toml": (1, 1, "a record of the run"),
     "rename .tmp/START": (1, 1, "the metadir is published"),
     "renameat2 queued/J.toml": (1, 1, "the claim"),
-    "newfstatat running/J.toml": (2, 2, "what was claimed is what was parsed; what is filed is a file"),
+    "newfstatat running/J.toml": (3, 2, "what was claimed was parsed, and is still there; what is filed is a file"),
     "write .journal": (2, 0.5, "the start, before its launch; the end; each for all runs of a pass"),
     # An end.
     "openat jobs/J/1/rc": (1, 1, "the exit code"),

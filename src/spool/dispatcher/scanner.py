@@ -181,7 +181,9 @@ class Scanner(Component):
         """Mark the object of an event in `running/`."""
         job = self._state.jobs.get(name)
         if job is not None and job.live is not None:
-            if not (is_file and change is NameChange.CAME and job.live.is_claim_told()):
+            # A file that came may be the one that the dispatcher has moved there, or another in its place: the kernel
+            # merges the two events if nothing was read in between.
+            if not is_file or change is not NameChange.CAME or self._was_written(job.live):
                 self._changes.runs.add(name)
         elif name in self._state.arrays:
             self._changes.arrays.add(name)

@@ -235,7 +235,7 @@ class Terminator:
     @property
     def searching(self) -> bool:
         """Whether the next look may be the first that tells whether a run is over."""
-        return any(not run.look_at_ns or run.handle.resists for run in self.runs.values())
+        return any(not run.look_at_ns or run.handle.doubtful for run in self.runs.values())
 
     def tick(self) -> list[ActiveRun]:
         """Continue with every due run; return the runs without processes."""

@@ -215,7 +215,6 @@ class ActiveRun(Struct, eq=False):
     order: StopAsked | StopOrdered | None = None  # to stop it
     file_missing_ns: int | None = None  # monotonic: since when its file is not in running/
     mtime_ns: int | None = None  # of the job file in running/, as seen last
-    claim_told: bool = False  # an event or a look has shown the move of its file to running/
     refused: StartBackoff = NO_BACKOFF  # how many times in a row the machine has refused this job
     usage: Usage = Usage()
     gpu_watch: GpuWatch | None = None  # its GPU use, once looked at
@@ -417,12 +416,7 @@ class ActiveRun(Struct, eq=False):
 
     def file_seen(self, inode: int, mtime_ns: int) -> None:
         """Set the identity and time of its job file in `running/`."""
-        self.inode, self.mtime_ns, self.file_missing_ns, self.claim_told = inode, mtime_ns, None, True
-
-    def is_claim_told(self) -> bool:
-        """Count an event of a file in `running/`; return whether it is the one of its claim."""
-        before, self.claim_told = self.claim_told, True
-        return not before
+        self.inode, self.mtime_ns, self.file_missing_ns = inode, mtime_ns, None
 
     def is_new_text(self, inode: int, mtime_ns: int) -> bool:
         """Whether the job file in `running/`, with these values, may have a new content since it was last seen."""
@@ -594,7 +588,6 @@ class ActiveRun(Struct, eq=False):
             phase=lifecycle.ACTIVE,
             order=StopOrdered(stop) if stop is not None else None,
             origin=Adopted(record.boot_id),
-            claim_told=True,
             lease=record.lease,
         )
 
