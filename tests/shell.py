@@ -56,7 +56,7 @@ class Home:
 
     def sh(self, text: str, cwd: Path | None = None, *, check: bool = True) -> str:
         """Run *text* by the real shell, ended by the first command that fails; return what it printed."""
-        return self.run("/bin/sh", "-eu", "-c", text, cwd=cwd, check=check).stdout
+        return self.run("/bin/sh", "-eu", "-c", text, cwd=cwd, check=check, timeout=5 * PATIENCE_S).stdout
 
     def serve(self) -> None:
         """Start a dispatcher that lives until `close`, and have no command start another."""

@@ -8,8 +8,11 @@ import pytest
 
 from calling import spawned
 
-MOST = {"ls": 48, "stats": 31, "show a": 65, "why a": 84}
-"""How many modules of ours a command may import; a lower number is taken down here."""
+MOST = {"ls": 57, "stats": 31, "show a": 68, "why a": 85}
+"""How many modules of ours a command may import; a lower number is taken down here.
+
+No dispatcher runs, so that lists make the rows of jobs themselves as one would; they load nothing of the machine.
+"""
 
 
 @pytest.mark.parametrize("words", MOST)

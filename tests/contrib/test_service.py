@@ -12,7 +12,7 @@ import pytest
 
 from shell import Home
 from spool.cli import main
-from spool.client import autostart, service
+from spool.client import service
 
 UNIT = ".config/systemd/user/spool.service"
 
@@ -76,13 +76,12 @@ def test_installing_writes_and_starts_the_unit_for_this_program(home: Here) -> N
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-@pytest.mark.parametrize("options", [[], ["--once"]])
-def test_systemd_accepts_what_is_written(home: Here, options: list[str]) -> None:
+def test_systemd_accepts_what_is_written(home: Here) -> None:
     """Also for a spool whose path has blanks, quotes, dollars and percent signs, which nothing expands."""
     root = home.path / "a b'c\"d$HOME%h"
-    home.service("install", *options, spool=str(root))
+    home.service("install", spool=str(root))
     units = sorted((home.path / ".config/systemd/user").glob("spool*"))
-    assert len(units) == (3 if options else 1)
+    assert len(units) == 1
     verified = subprocess.run(
         ["systemd-analyze", "verify", "--user", "--man=no", *units],
         capture_output=True,
@@ -92,13 +91,6 @@ def test_systemd_accepts_what_is_written(home: Here, options: list[str]) -> None
     )
     said = [line for line in verified.stderr.splitlines() if any(unit.name in line for unit in units)]
     assert (verified.returncode, said) == (0, []), verified.stderr
-
-
-def test_submit_finds_the_unit_of_a_spool_elsewhere(home: Here) -> None:
-    """What is written into the unit is what a submission reads there, whatever the path has in it."""
-    root = str(home.path / "a b%h\\c")
-    home.service("install", spool=root)
-    assert autostart._root_of_unit([service.directory()]) == root
 
 
 def test_without_systemd_the_line_for_cron_is_told_and_nothing_is_changed(home: Here) -> None:
@@ -152,19 +144,6 @@ def test_removing_works_where_systemd_runs_no_more(home: Here) -> None:
     home.service("remove")
     assert list(wants.iterdir()) == []
     assert not (home.path / UNIT).exists()
-
-
-def test_the_other_way_takes_the_place_of_the_first(home: Here) -> None:
-    """`--once` removes the resident unit, and watches the directories of this spool."""
-    home.service("install")
-    asked(home)
-    home.service("install", "--once", spool=str(home.path / "elsewhere"))
-    assert not (home.path / UNIT).exists()
-    text = (home.path / ".config/systemd/user/spool-once.path").read_text()
-    assert f"PathChanged={home.path}/elsewhere/queued\n" in text
-    assert asked(home)[0] == "disable --now spool.service"
-    once = (home.path / ".config/systemd/user/spool-once.service").read_text()
-    assert f'Environment="SPOOL_DIR={home.path}/elsewhere"' in once
 
 
 def test_a_dry_run_prints_the_units_and_changes_nothing(home: Here) -> None:

@@ -13,7 +13,7 @@ import pytest
 from support import ROOT
 
 UNITS = ROOT / "contrib" / "systemd"
-NAMES = ["spool.service", "spool-once.service", "spool-once.path", "spool-once.timer"]
+NAMES = ["spool.service"]
 
 
 def read(name: str) -> dict[str, dict[str, str]]:
@@ -64,10 +64,9 @@ def test_these_are_all_units() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["spool.service", "spool-once.service"])
-def test_no_service_ends_or_binds_its_jobs(name: str) -> None:
+def test_the_service_does_not_end_or_bind_its_jobs() -> None:
     """Its end, or a job out of memory, reaches no job; what children inherit (limits, umask, niceness) is not set."""
-    service = read(name)["Service"]
+    service = read("spool.service")["Service"]
     assert (service["KillMode"], service["OOMPolicy"], service["TasksMax"]) == ("process", "continue", "infinity")
     inherited = re.compile(
         r"Protect|Private|Restrict|NoNewPrivileges|UMask|Nice|Limit(?!Interval)|System|Capability|Memory|CPU|IO|Lock"
@@ -77,25 +76,16 @@ def test_no_service_ends_or_binds_its_jobs(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "section", "values"),
+    ("section", "values"),
     [
-        ("spool.service", "Service", {"ExecStart": "%h/.local/bin/spool dispatch", "Restart": "on-failure"}),
-        ("spool.service", "Service", {"RestartPreventExitStatus": "2"}),  # it was called wrongly
-        ("spool.service", "Unit", {"StartLimitIntervalSec": "0"}),
-        ("spool-once.path", "Path", {"Unit": "spool-once.service", "TriggerLimitIntervalSec": "0"}),
-        ("spool-once.timer", "Timer", {"Unit": "spool-once.service"}),
-        ("spool-once.service", "Unit", {"StartLimitIntervalSec": "0"}),
-        ("spool-once.service", "Service", {"ExecStart": "%h/.local/bin/spool dispatch --once"}),
+        ("Service", {"ExecStart": "%h/.local/bin/spool dispatch", "Restart": "on-failure"}),
+        ("Service", {"RestartPreventExitStatus": "2"}),  # it was called wrongly
+        ("Unit", {"StartLimitIntervalSec": "0"}),
     ],
 )
-def test_the_units_start_the_dispatcher_and_come_back(unit: str, section: str, values: dict[str, str]) -> None:
-    """A crash and a flood of changes end nothing; path and timer start the service that makes one pass."""
-    assert {key: read(unit)[section][key] for key in values} == values
-
-
-def test_the_path_unit_cannot_loop() -> None:
-    """It waits for changes, not for a directory that is not empty."""
-    assert set(read("spool-once.path")["Path"]) == {"PathChanged", "Unit", "TriggerLimitIntervalSec"}
+def test_the_unit_starts_the_dispatcher_and_comes_back(section: str, values: dict[str, str]) -> None:
+    """A crash ends nothing."""
+    assert {key: read("spool.service")[section][key] for key in values} == values
 
 
 def test_the_slice_limits_each_user() -> None:

@@ -330,10 +330,10 @@ def test_what_lies_idle_for_a_guess_is_the_resource_that_is_missing():
     """A guess may hold back licences of which none are free; free CPUs are no cost of that."""
     request = job("j", **wants(licence=3)).spec.request
     busy = FreeResources(BOX, Policy(), NOW, Runs([holds("r", **wants(licence=2))]))
-    assert busy.lacking(request) == [(1, 3)]
+    assert busy.scarce(request) == [("licence", 1, 3)]
     assert busy.held_back(request, [(job("k", **wants(licence=2)).spec.request, 1)]) == 1 / 3
     assert busy.held_back(request, [(job("k", cpus=4).spec.request, 1)]) == 0
-    assert FreeResources(BOX, Policy(), NOW, Runs([run("c", cpus=8)])).lacking(request) == [(0, 8)]
+    assert FreeResources(BOX, Policy(), NOW, Runs([run("c", cpus=8)])).scarce(request) == [(CPUS, 0, 8)]
 
 
 def test_a_resource_that_shrinks_is_taken_from_nobody():

@@ -236,15 +236,18 @@ def test_the_pool_that_is_lacking_counts():
 
 
 def test_of_those_passed_the_first_to_arrive_goes_first():
-    """One at a time goes first: the one that came first, whatever its size; the others keep their order."""
+    """One at a time goes first: the one that came first, whatever its size; the others keep their order.
+
+    Who has waited longer needs more to be passed; it goes first all the same where its like behind it would.
+    """
     earlier = job("earlier", waited=11 * 3600, time_limit_ns=5000 * HOUR)
     found = plan(LONG, earlier, KEEN, past=passing("w", LONG, 9 * 3600), running=[run("r")], on=ONE)
     assert [each.name for each, _ in found.in_order()] == ["earlier", "keen", "long"]
     assert standing(found, "earlier").was_passed
     older, newer = (
         job(name, waited=hours * 3600, time_limit_ns=1000 * HOUR) for name, hours in (("a", 100), ("b", 40))
-    )  # of equal jobs only the first is asked, and the longer it waits, the more work has to pass it
-    assert first(older, newer, KEEN, past=passing("w", newer, 9 * 3600)) == "keen"
+    )
+    assert first(older, newer, KEEN, past=passing("w", newer, 9 * 3600)) == "a"
 
 
 @pytest.mark.parametrize(

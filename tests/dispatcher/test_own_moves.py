@@ -89,6 +89,17 @@ def test_an_edit_right_after_the_claim_is_seen(session: Session, change: Callabl
     assert late.spec.priority == 77
 
 
+@pytest.mark.parametrize("change", [_replace, _write])
+def test_an_edit_whose_event_is_merged_with_that_of_the_claim_is_seen(
+    session: Session, change: Callable[[Session, str], None]
+) -> None:
+    """The kernel makes one event of two that are alike, if nothing was read in between."""
+    live = running(session, "x")
+    change(session, "x")
+    session.turns(3)
+    assert live.spec.priority == 77
+
+
 @pytest.mark.parametrize(("to", "kind"), [(None, StopKind.CANCEL), (HELD, StopKind.HOLD), (QUEUED, StopKind.REQUEUE)])
 @pytest.mark.parametrize("heard", [False, True])
 def test_a_file_that_leaves_right_after_the_claim_stops_its_run(

@@ -18,6 +18,7 @@ from spool.dispatcher.scanner import Scanner
 from spool.dispatcher.wakeup import DirectoryWatcher, Hint, NameChange
 from spool.formats import jobfile
 from spool.formats.journal import Reviewed
+from spool.query import look as look_at_files
 from spool.query import snapshot
 from spool.store.spool import Spool
 
@@ -159,7 +160,7 @@ def test_a_plan_believes_what_was_said_of_a_large_file(session: Session, monkeyp
         asked.append(name)
         return parse(data, name=name, **given)
 
-    monkeypatch.setattr(snapshot.jobfile, "parse", noted)
+    monkeypatch.setattr(look_at_files.jobfile, "parse", noted)
     spool = Spool(str(session.world.root))
     told = snapshot.snapshot(spool).left_out["bad"]
     assert told.startswith('unknown key "k000')

@@ -29,8 +29,8 @@ EXPECTED = {
     # A start.
     "openat jobs/J": (2, 1, "the runs of the job; and when it is foreseen"),
     "newfstatat jobs/.last-runs.json": (2, 1, "`spool gc` may have removed runs of a new name: their numbers are gone"),
-    "mkdir .tmp/START": (2, 1, "a metadir appears whole; what was foreseen, with the directory of its job"),
-    "mkdir jobs/J": (1, 0, "that directory, where nothing was foreseen"),
+    "mkdir .tmp/START": (1, 1, "a metadir appears whole"),
+    "mkdir jobs/J": (1, 1, "the directory of its job"),
     "newfstatat .tmp/START": (2, 0, "what was made ready is still there: when that was, and whether it is so"),
     **{
         f"{call} .tmp/START/{record}": (1, 1, "a record of the run")
@@ -41,7 +41,7 @@ EXPECTED = {
     "write .tmp/START/grant.toml": (1, 1, "a record of the run"),
     "rename .tmp/START": (1, 1, "the metadir is published"),
     "renameat2 queued/J.toml": (1, 1, "the claim"),
-    "newfstatat running/J.toml": (2, 2, "what was claimed is what was parsed; what is filed is a file"),
+    "newfstatat running/J.toml": (3, 2, "what was claimed was parsed, and is still there; what is filed is a file"),
     "write .journal": (2, 0.5, "the start, before its launch; the end; each for all runs of a pass"),
     # An end.
     "openat jobs/J/1/rc": (1, 1, "the exit code"),

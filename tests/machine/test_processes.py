@@ -332,9 +332,11 @@ def test_a_parent_that_waits_for_a_stopped_child_to_execute_stands_still(tmp_pat
         return {pid for pid, _ in processes.still(processes.search([run]).members[run.key])}
 
     with subprocess.Popen(command, env={**os.environ, **MARK}, start_new_session=True) as parent:
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
         try:
-            wait_for(lambda: state_of(parent.pid) == "D")
-            [child] = map(int, Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split())
+            # It also waits for the disk while it starts.
+            wait_for(lambda: children.read_text() and state_of(parent.pid) == "D")
+            [child] = map(int, children.read_text().split())
             assert not still()
             os.kill(child, signal.SIGSTOP)
             wait_for(lambda: state_of(child) == "T")

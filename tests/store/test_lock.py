@@ -81,7 +81,7 @@ def test_a_child_of_the_holder_does_not_keep_the_lock(path: str) -> None:
         try:
             end(process)
             os.kill(child, 0)  # it runs
-            assert not dispatcher_lives(path)
+            wait_for(lambda: not dispatcher_lives(path), what="the descriptors of the child are closed by its exec")
             Lock(path, wait_s=0).release()
         finally:
             os.kill(child, signal.SIGKILL)

@@ -9,8 +9,11 @@ import pytest
 
 from spool.core import layout
 from spool.core.errors import SpoolUnusable
+from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
 from spool.formats.run_records import GrantRecord, render_grant, render_jid
+from spool.machine import identity
+from spool.machine.processes import MachineProber
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
 from support import make_spool
@@ -28,6 +31,35 @@ def test_a_run_whose_wrapper_names_no_engine_was_started_on_this_machine(
     granted = Spool(str(spool_root)).grant("a", 1)
     assert granted is not None
     assert granted.executor == executor
+
+
+class _Meanwhile(MachineProber):
+    """The wrapper of the run in *metadir* registers and begins between the look for its jid and all that follows."""
+
+    def __init__(self, metadir: Path) -> None:
+        super().__init__()
+        self._metadir = metadir
+
+    def boot_id(self) -> str:
+        own = identity.of_process(os.getpid())
+        assert own is not None
+        (self._metadir / "jid").write_bytes(render_jid(own))
+        (self._metadir / "log").touch()
+        return own.boot_id
+
+    def is_wrapper(self, *_: object) -> bool:
+        return True
+
+
+def test_a_wrapper_that_registers_during_a_look_is_alive(spool_root: Path) -> None:
+    """What it writes after its jid does not prove that the jid was removed: without a second look it would be lost."""
+    metadir = spool_root / "jobs" / "a" / "1"
+    metadir.mkdir(parents=True)
+    (metadir / "grant.toml").write_bytes(render_grant(GrantRecord("a", 1, boot_id=identity.boot_id())))
+    spool = Spool(str(spool_root))
+    assert spool.evidence("a", 1, _Meanwhile(metadir)).liveness is Liveness.ALIVE
+    (metadir / "jid").unlink()
+    assert spool.evidence("a", 1, MachineProber()).liveness is Liveness.GONE
 
 
 def test_a_spool_without_queued_is_told_from_no_spool(spool_root: Path, tmp_path: Path) -> None:

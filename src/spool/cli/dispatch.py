@@ -14,7 +14,6 @@ from spool.cli import render
 from spool.cli.group import Subverbs, Verb, json_option, made, own, value_of
 from spool.cli.render import tell
 from spool.client import service
-from spool.client.service import ONCE, RESIDENT
 from spool.client.submit import make_spool, root_at, was_spool
 from spool.core.errors import ExitCode, LockHeld, SpoolError, SpoolUnusable, UsageError, cannot
 from spool.core.layout import GONE_RESERVATIONS, without_here
@@ -95,7 +94,7 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
 def keep() -> None:
     """Keep the dispatcher running with systemd.
 
-    It uses user units, so you need not be root. The dispatcher starts with your first login, restarts after a crash,
+    It uses a user unit, so you need not be root. The dispatcher starts with your first login, restarts after a crash,
     and `spool submit` uses it. Enable lingering, or your jobs end when you log out: `loginctl enable-linger`.
 
       spool service install
@@ -103,32 +102,28 @@ def keep() -> None:
       systemctl --user status spool.service      whether it is running
       journalctl --user -u spool.service         its log
 
-    By hand: cp the units of contrib/systemd to ~/.config/systemd/user/
+    By hand: cp contrib/systemd/spool.service to ~/.config/systemd/user/
     """
 
 
-@keep.command("install", cls=Verb, short_help="Write, enable and start the units.")
-@click.option(
-    "--once", is_flag=True, help="No permanent dispatcher: one pass when a file is dropped, and one per minute."
-)
-@click.option("--force", is_flag=True, help="Overwrite units that you edited or wrote yourself.")
+@keep.command("install", cls=Verb, short_help="Write, enable and start the unit.")
+@click.option("--force", is_flag=True, help="Overwrite a unit that you edited or wrote yourself.")
 @click.option("--dry-run", is_flag=True, help="Print what would be written, and change nothing.")
 @click.pass_obj
-def install(root: str, once: bool, force: bool, dry_run: bool) -> int:
-    """Write, enable and start the units. Running it again updates them.
+def install(root: str, force: bool, dry_run: bool) -> int:
+    """Write, enable and start the unit. Running it again updates it.
 
-    They start this installation of spool for this spool. Units that you edited stay unchanged without --force.
+    It starts this installation of spool for this spool. A unit that you edited stays unchanged without --force.
 
       spool service install --dry-run
       spool --spool /data/spool service install
     """
     usual = os.path.realpath(root) == os.path.realpath(os.path.expanduser("~/.spool"))  # for the service manager too
     words = service.program()
-    wanted = service.units(root, words, ONCE if once else RESIDENT, usual=usual)
+    unit = service.unit_of(root, words, usual=usual)
     if dry_run:
-        for unit in wanted:
-            render.say(f"# {unit.path} ({unit.state})")
-            render.say_text(unit.text.decode() + "\n")
+        render.say(f"# {unit.path} ({unit.state})")
+        render.say_text(unit.text.decode() + "\n")
         return 0
     try:
         service.require_manager()
@@ -136,32 +131,26 @@ def install(root: str, once: bool, force: bool, dry_run: bool) -> int:
         tell(f"{error}; cron can start it instead. `crontab -e`, and this line:")
         render.say(service.by_cron(root, words, usual=usual))
         return int(error.exit_code)
-    done = service.install(made(root).root, wanted, force=force)
-    for path, what in done:
-        render.say(f"{path} {what}")
-    render.say("a pass runs when a file is dropped, and once per minute" if once else "the dispatcher is running")
+    changed = service.install(made(root).root, unit, force=force)
+    render.say(f"{unit.path} {'written' if changed else 'unchanged'}")
+    render.say("the dispatcher is running")
     if not service.lingers(this_user()):
         why = "when you log out, systemd ends the dispatcher and your jobs"
         tell(f"lingering is off: {why}; run `loginctl enable-linger`")
     return 0
 
 
-@keep.command("remove", cls=Verb, short_help="Stop and remove the units.")
-@click.option("--force", is_flag=True, help="Also remove units that you edited.")
+@keep.command("remove", cls=Verb, short_help="Stop and remove the unit.")
+@click.option("--force", is_flag=True, help="Also remove a unit that you edited.")
 @click.pass_obj
 def remove(root: str, force: bool) -> int:
-    """Stop the dispatcher, disable and delete the units. Running jobs continue.
+    """Stop the dispatcher, disable and delete the unit. Running jobs continue.
 
-    It removes only units that `spool service install` wrote; edited ones only with --force.
+    It removes only a unit that `spool service install` wrote; an edited one only with --force.
     """
-    gone, left = service.remove(root, force=force)
-    for path in gone:
-        render.say(f"{path} removed")
-    for path in left:
-        tell(f"{path} stays: it was edited, or not written by `spool service install`; delete it yourself")
-    if not gone and not left:
-        render.say("not installed: nothing to do")
-    return int(ExitCode.FAILED) if left else 0
+    gone = service.remove(root, force=force)
+    render.say(f"{gone} removed" if gone is not None else "not installed: nothing to do")
+    return 0
 
 
 @click.command(cls=Verb)

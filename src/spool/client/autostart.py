@@ -170,17 +170,8 @@ def _systemctl(*words: str) -> str | None:
     """Return what the user's service manager answers; None if it does not do what it is told."""
     import subprocess  # imported here, because most submissions start none
 
-    null, env = subprocess.DEVNULL, without_here(os.environ)
+    command, null = ["systemctl", "--user", *words], subprocess.DEVNULL
     try:
-        done = subprocess.run(
-            ["systemctl", "--user", *words],
-            env=env,
-            stdin=null,
-            stdout=subprocess.PIPE,
-            stderr=null,
-            text=True,
-            check=True,
-        )
+        return subprocess.check_output(command, env=without_here(os.environ), stdin=null, stderr=null, text=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout

@@ -1,8 +1,7 @@
-"""The systemd user units that keep a dispatcher running: writing, enabling and removing them.
+"""The systemd user unit that keeps a dispatcher running: writing, enabling and removing it.
 
-There are two sets: a permanent dispatcher, or a pass whenever a file is dropped and once per minute. A unit written
-here is marked in its first line, with a checksum of the rest. Other units, and edited ones, are only overwritten or
-removed on request.
+A unit written here is marked in its first line, with a checksum of the rest. Another, or an edited one, is only
+overwritten or removed on request.
 """
 
 from __future__ import annotations
@@ -13,23 +12,19 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
 from msgspec import Struct
 
 from spool.client.autostart import UNIT
 from spool.core.errors import SpoolError, cannot
-from spool.core.layout import QUEUED, RUNNING, STAGING, without_here
+from spool.core.layout import STAGING, without_here
 from spool.store.disk import Disk, read_file
 
-RESIDENT = (UNIT,)
-ONCE = ("spool-once.service", "spool-once.path", "spool-once.timer")
-UNITS = (*RESIDENT, *ONCE)
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "units")
 """Where the texts of units come with spool."""
 
-_STARTED = {UNIT, "spool-once.path", "spool-once.timer"}  # the others are started by these
 _MARK = re.compile(rb"# Written by `spool (?:service|machine) install` \(([0-9a-f]{16})\).*\n")
 BY_USER, BY_ROOT = "spool service install", "spool machine install"
 """The commands that write units: those of a user's own manager, and that of the machine's."""
@@ -86,18 +81,12 @@ def by_cron(root: str, words: Sequence[str], *, usual: bool) -> str:
     return f"@reboot {shlex.join([*words, *([] if usual else ['--spool', root]), 'dispatch'])}"
 
 
-def units(root: str, words: Sequence[str], names: Iterable[str], *, usual: bool) -> list[Unit]:
-    """Return the units *names* for the spool *root*, started by *words*. *usual*: it is the default spool."""
-    made = []
-    for name in names:
-        text = shipped(name).decode()
-        text = text.replace(f"ExecStart={_PROGRAM} ", f"ExecStart={' '.join(map(word, words))} ")
-        text = text.replace(f"%h/.spool/{QUEUED}", _plain(f"{root}/{QUEUED}"))
-        text = text.replace(f"%h/.spool/{RUNNING}", _plain(f"{root}/{RUNNING}"))
-        if not usual:
-            text = text.replace("[Service]\n", f"[Service]\nEnvironment={_quoted(f'SPOOL_DIR={root}')}\n")
-        made.append(Unit(name, os.path.join(directory(), name), marked(text.encode(), BY_USER)))
-    return made
+def unit_of(root: str, words: Sequence[str], *, usual: bool) -> Unit:
+    """Return the unit for the spool *root*, started by *words*. *usual*: it is the default spool."""
+    text = shipped(UNIT).decode().replace(f"ExecStart={_PROGRAM} ", f"ExecStart={' '.join(map(word, words))} ")
+    if not usual:
+        text = text.replace("[Service]\n", f"[Service]\nEnvironment={_quoted(f'SPOOL_DIR={root}')}\n")
+    return Unit(UNIT, os.path.join(directory(), UNIT), marked(text.encode(), BY_USER))
 
 
 def require_manager() -> None:
@@ -108,36 +97,42 @@ def require_manager() -> None:
         raise NoServiceManager(cannot("install", "the service", why))
 
 
-def install(root: str, wanted: Sequence[Unit], *, force: bool) -> list[tuple[str, str]]:
-    """Write the units and start them; remove ours that are not *wanted*. Return each path with the action.
+def install(root: str, unit: Unit, *, force: bool) -> bool:
+    """Write the unit and start it; return whether its file has changed.
 
     Nothing is changed if a foreign or edited file is in the way and not *force*. Raises SpoolError, OSError.
     """
     if not force:
-        refuse(wanted, BY_USER)
-    others = [name for name in UNITS if name not in {unit.name for unit in wanted}]
-    done = [(path, "removed") for path in _removed(root, others, force=False)]
-    changed = [unit for unit in wanted if read_file(unit.path) != unit.text]
-    disk = Disk(os.path.join(root, STAGING))
-    os.makedirs(directory(), exist_ok=True)
-    for unit in changed:
-        disk.put_beside(unit.path, unit.text, 0o644)
-    started = [unit.name for unit in wanted if unit.name in _STARTED]
+        refuse(unit, BY_USER)
+    changed = read_file(unit.path) != unit.text
+    if changed:
+        os.makedirs(directory(), exist_ok=True)
+        Disk(os.path.join(root, STAGING)).put_beside(unit.path, unit.text, 0o644)
     _ask("daemon-reload")
-    _ask("enable", "--now", *started)
-    if again := [unit.name for unit in changed if unit.name in _STARTED]:
-        _ask("try-restart", *again)  # a running unit gets the new text now
-    return [*done, *((unit.path, "written" if unit in changed else "unchanged") for unit in wanted)]
+    _ask("enable", "--now", unit.name)
+    if changed:
+        _ask("try-restart", unit.name)  # one that runs gets the new text now
+    return changed
 
 
-def remove(root: str, *, force: bool) -> tuple[list[str], list[str]]:
-    """Stop, disable and delete our units; return the removed paths, and those kept because they were edited.
+def remove(root: str, *, force: bool) -> str | None:
+    """Stop, disable and delete our unit, and return its path; None if there is none. Jobs go on.
 
-    With *force* edited ones are removed as well; foreign ones stay in any case. Jobs go on.
+    Raises SpoolError if it was edited, unless *force*, and for a foreign one.
     """
-    gone = _removed(root, UNITS, force=force)
-    left = [os.path.join(directory(), name) for name in UNITS]
-    return gone, [path for path in left if _state_of(path) is not UnitState.ABSENT]
+    path = os.path.join(directory(), UNIT)
+    state = _state_of(path)
+    if state is UnitState.ABSENT:
+        return None
+    if state is UnitState.FOREIGN or (state is UnitState.EDITED and not force):
+        why = "it was edited" if state is UnitState.EDITED else f"it was not written by `{BY_USER}`"
+        raise SpoolError(cannot("remove", UNIT, why, where=path, remedy="delete it yourself"))
+    _systemctl(["disable", "--now", UNIT])  # the file goes as well where no manager answers
+    disk = Disk(os.path.join(root, STAGING))
+    disk.discard(os.path.join(directory(), "default.target.wants", UNIT))
+    disk.discard(path)
+    _systemctl(["daemon-reload"])
+    return path
 
 
 def lingers(user: str) -> bool:
@@ -145,28 +140,12 @@ def lingers(user: str) -> bool:
     return os.path.exists(f"/var/lib/systemd/linger/{user}")
 
 
-def _removed(root: str, names: Iterable[str], *, force: bool) -> list[str]:
-    """Disable and delete the units among *names* that are ours; with *force* also edited ones."""
-    may_go = {UnitState.INSTALLED, UnitState.EDITED} if force else {UnitState.INSTALLED}
-    ours = [name for name in names if _state_of(os.path.join(directory(), name)) in may_go]
-    if not ours:
-        return []
-    _systemctl(["disable", "--now", *ours])  # the files go as well where no manager answers
-    disk = Disk(os.path.join(root, STAGING))
-    for name in ours:
-        for target in ("default.target.wants", "timers.target.wants", "."):
-            disk.discard(os.path.normpath(os.path.join(directory(), target, name)))
-    _systemctl(["daemon-reload"])
-    return [os.path.join(directory(), name) for name in ours]
-
-
-def refuse(wanted: Iterable[Unit], by: str) -> None:
+def refuse(unit: Unit, by: str) -> None:
     """Raise SpoolError if a foreign or edited file is in the way of a unit."""
-    for unit in wanted:
-        if (state := unit.state) in (UnitState.EDITED, UnitState.FOREIGN):
-            why = "it was edited" if state is UnitState.EDITED else f"it was not written by `{by}`"
-            remedy = f"--force overwrites it; a drop-in (`{_EDITS_WITH[by]}`) keeps your changes"
-            raise SpoolError(cannot("install", unit.name, why, where=unit.path, remedy=remedy))
+    if (state := unit.state) in (UnitState.EDITED, UnitState.FOREIGN):
+        why = "it was edited" if state is UnitState.EDITED else f"it was not written by `{by}`"
+        remedy = f"--force overwrites it; a drop-in (`{_EDITS_WITH[by]}`) keeps your changes"
+        raise SpoolError(cannot("install", unit.name, why, where=unit.path, remedy=remedy))
 
 
 def _state_of(path: str, folder: str = FOLDER) -> UnitState:

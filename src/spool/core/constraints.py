@@ -240,17 +240,10 @@ class Constraints:
             yield queued
 
     def may_be_tried(self, job: Waiting) -> bool:
-        """Tell whether *job* itself has no reason to wait; the same rules as `job_reasons`, without texts."""
-        if job.name in self._running or job.name in self._names.ended_now or self.room.machine.refusal:
+        """Tell whether *job* itself has no reason to wait."""
+        if job.name in self._names.ended_now or next(self.job_reasons(job), None) is not None:
             return False
-        if self.room.machine.no_leases is not None and job.elsewhere is None:
-            return False
-        opens = job.opens_at_ns
-        if opens is not None and opens > self.now_ns:
-            return False
-        if job.spec.depends_on is not None and self._names.resolution(job).verdict is not DependencyStatus.SATISFIED:
-            return False
-        return not self.counts_queued or self.queued_quota(job) is None
+        return self.queued_quota(job) is None
 
     def job_reasons(self, job: Waiting) -> Iterator[Reason]:
         """Yield the reasons of *job* that other jobs of its shape may not have."""

@@ -500,6 +500,15 @@ def overlap(one: Reservation, other: Reservation) -> bool:
     return one.start_at_ns < other.end_at_ns and other.start_at_ns < one.end_at_ns
 
 
+def as_if_alone(machine: Machine) -> Machine:
+    """Return *machine* without its other users: another judges what these have."""
+    gpus = tuple(
+        replace(gpu, foreign=(), taken_bytes=(), memory_free_bytes=None if gpu.problem else gpu.memory_total_bytes)
+        for gpu in machine.gpus
+    )
+    return replace(machine, memory_available_bytes=None, gpus=gpus)
+
+
 def known_gpus(machine: Machine) -> frozenset[int] | None:
     """Return the indices of the machine's GPUs, None if they are unknown."""
     if machine.gpu_problem is not None and not machine.gpus:

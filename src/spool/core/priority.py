@@ -54,6 +54,7 @@ _NOISE = 1e-6  # relative noise of a rate: below it, nothing runs
 _FORGOTTEN = 1000.0  # half-lives
 LEAST_PASSED_NS = 8 * 3600 * SECOND_NS
 PART = 0.15
+LONG_NS = int(LEAST_PASSED_NS / PART)  # after a longer wait, the work needed to be passed grows with the wait
 _OWN = 2  # how much more later work passes a job for each part of own service beyond the threshold
 
 _UNITS = 1_000_000  # usage per second is counted in millionths, so that own service is exact
@@ -257,6 +258,7 @@ _SHARE_WEIGHT = 10  # of fair share in the order `multifactor`, as clusters ofte
 _FULL_AGE_NS = 7 * 24 * 3600 * SECOND_NS  # … after which a job gets no older
 
 _DECIMALS = 6  # of a score, at most
+_BEHIND = 32  # jobs of a shape that are checked if the first has waited very long
 
 
 class Past:
@@ -472,18 +474,27 @@ class Order:
             )
         assert expected_ns is not None
         if self._promotes and key.elsewhere is None and self._now_ns - where[1] > LEAST_PASSED_NS:
-            self._look_at_passed(where, key)
+            self._look_at_passed(shape, at)
         return self._score(where, expected_ns, key.user, key.project)
 
-    def _look_at_passed(self, where: Place, key: ShapeKey) -> None:
-        """Record the first job of a shape in `front` if it is the one to promote."""
-        ahead, arrived_at_ns, name = where
+    def _look_at_passed(self, shape: Shape, at: int) -> None:
+        """Record the first job of a shape in `front` if it is the one to promote.
+
+        A job that has waited very long must be passed by more work than a later one of its shape. If the later one
+        qualifies, the first one is promoted.
+        """
+        ahead, _, name = shape.eligible[at]
         best = self.front.get(ahead)
-        if best is not None and best <= (arrived_at_ns, name):
-            return
-        # A job that room does not help would keep its place for nothing, and with it all others.
-        if self._is_passed(arrived_at_ns, key) and self._room_helps(name):
-            self.front[ahead] = arrived_at_ns, name
+        for other, arrived_at_ns, _ in shape.eligible[at : at + _BEHIND]:
+            waited_ns = self._now_ns - arrived_at_ns
+            if other != ahead or waited_ns <= LEAST_PASSED_NS or (best is not None and best <= (arrived_at_ns, name)):
+                return
+            if self._is_passed(arrived_at_ns, shape.key):
+                if self._room_helps(name):  # else it would keep its place for nothing, and with it all others
+                    self.front[ahead] = arrived_at_ns, name
+                return
+            if waited_ns <= LONG_NS:
+                return  # less work has passed those behind it
 
     def of_job(self, job: Waiting) -> tuple[OrderKey, OrderFactors]:
         """Return the sort key and the factors of *job*. Call this after all shapes were asked for."""
@@ -521,7 +532,7 @@ class Order:
             waited_ns = 0
         if expected_ns < LEAST_NS:
             expected_ns = LEAST_NS
-        sharing = self._share(user, project)
+        sharing = self._sharing.get((project or "") if self._by_project else user) or self._share(user, project)
         if sharing.lines and waited_ns:
             expected_ns += self._own_ns(sharing, arrived_at_ns)
         return ahead, 1, -((waited_ns + expected_ns) / expected_ns * sharing.factor), arrived_at_ns, name
@@ -533,7 +544,9 @@ class Order:
         """
         request, sharing = key.request, self._share(key.user, key.project)
         if id(request) not in self._scarce:
-            self._scarce[id(request)] = self._room.scarce(request)
+            most = self._policy.max_running
+            runs = [] if most is None else [(RUNS, most)]
+            self._scarce[id(request)] = [*runs, *((pool.name, pool.total) for pool in self._room.scarce(request))]
         for pool, total in self._scarce[id(request)]:
             passed = self._past.passed.get(pool)
             enough = max(LEAST_PASSED_NS, int(PART * (self._now_ns - arrived_at_ns))) * total

@@ -204,7 +204,7 @@ RUNS = ""
 """The pool that `max_running` makes: the runs themselves."""
 
 
-class _Share(NamedTuple):
+class FreePool(NamedTuple):
     """One pool, and what of it is free."""
 
     name: PoolName
@@ -331,35 +331,26 @@ class FreeResources:
         has_gpus = not request.gpus or self.machine.most_runs is not None
         return not self.lacks(request) and (has_gpus or len(self.cards.open_to(request)) >= request.gpus)
 
-    def lacking(self, request: Request) -> list[tuple[float, float]]:
-        """Return the free and total amounts of each pool that has too little for *request*."""
-        return [(pool.free, pool.total) for pool in self._scarce(request)]
-
     def held_back(self, request: Request, refused: Sequence[tuple[Request, int]]) -> float:
         """Return the largest share of a pool that *request* lacks and that lies idle for it.
 
         *refused* are the requests that would fit, each with its number of jobs.
         """
         parts = []
-        for pool in self._scarce(request):
+        for pool in self.scarce(request):
             wanted = sum(_asked_of(pool.name, each) * number for each, number in refused)
             parts.append(min(pool.free, wanted) / pool.total)
         return max(parts, default=0.0)
 
-    def scarce(self, request: Request) -> list[tuple[PoolName, int]]:
-        """Return the pools that *request* lacks, and their totals; if none, all that it asks for."""
-        found: list[tuple[PoolName, int]] = [(pool.name, pool.total) for pool in self._scarce(request)]
-        most = self.policy.max_running
-        return found if most is None else [*found, (RUNS, most)]
-
-    def _scarce(self, request: Request) -> list[_Share]:
+    def scarce(self, request: Request) -> list[FreePool]:
+        """Return the pools that have too little for *request*; if none, all that it asks for."""
         machine, counts = self.machine, self.counts
         gpus = len(self.cards.open_to(request)) if request.gpus else 0
         free = (machine.cpus - counts.cpus, machine.memory_bytes - counts.memory_bytes, gpus)
         totals = (machine.cpus, machine.memory_bytes, len(machine.gpus))
-        pools = [_Share(place, max(free[place], 0), totals[place]) for place in range(len(totals))]
+        pools = [FreePool(place, max(free[place], 0), totals[place]) for place in range(len(totals))]
         if request.resources:
-            pools += [_Share(pool.name, counts.named.free(pool), pool.total) for pool in machine.resources]
+            pools += [FreePool(pool.name, counts.named.free(pool), pool.total) for pool in machine.resources]
         asked = [pool for pool in pools if _asked_of(pool.name, request) and pool.total]
         return [pool for pool in asked if _asked_of(pool.name, request) > pool.free] or asked
 

@@ -8,7 +8,7 @@ are none, the median over all users counts. However many runs a user has, they d
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
@@ -130,7 +130,7 @@ class RunTimes:
         self._alike: dict[str, dict[tuple[str, Request], _Kind]] = {}  # by user
         self._kinds = 0
         self._users: dict[str, _Kind] = {}
-        self._medians: list[int] = []  # of the users, in order
+        self._of_all: int | None = None  # the median of the users, until one of them has another
 
     def add(self, user: str, name: str, request: Request, ran_ns: int) -> None:
         """Add the run time of a run whose outcome is in `TEACHES`."""
@@ -150,10 +150,8 @@ class RunTimes:
         of_user = self._users.get(user)
         if of_user is None:
             of_user = self._users[user] = _Kind()
-        else:
-            del self._medians[bisect_left(self._medians, of_user.median_ns)]
         of_user.add(ran_ns)
-        insort(self._medians, of_user.median_ns)
+        self._of_all = None
 
     def lasts_of(self, user: str) -> tuple[int, ...]:
         """Return the last run times of *user*, for `recall`."""
@@ -168,8 +166,10 @@ class RunTimes:
         of_user = self._users.get(user)
         if of_user is not None:
             return Expected(of_user.median_ns, Source.USER, of_user.recent)
-        if self._medians:
-            return Expected(_upper_median(self._medians), Source.ALL, len(self._medians))
+        if self._users:
+            if self._of_all is None:
+                self._of_all = _upper_median(sorted(kind.median_ns for kind in self._users.values()))
+            return Expected(self._of_all, Source.ALL, len(self._users))
         return Expected(UNKNOWN_NS, Source.NONE)
 
     def expected(self, user: str, name: str, spec: Spec) -> Expected:

@@ -11,7 +11,6 @@ of its shape are not tried in that pass. If the sums alone show that no waiting 
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Set
 from heapq import heapify, heappop, heappush, heapreplace
@@ -330,8 +329,9 @@ class SchedulingPass:
         self._held = {name: amount for name, amount in amounts.items() if name in queue} if amounts else amounts
         self._shapes: list[Shape] = []
         self._next: list[int] = []  # for each shape, the position of its next job
-        self._entries: list[_Entry] = []  # the first of each shape that could fit, in order
-        self._blocked: list[_Entry] = []  # a heap: the first of each shape without room from the beginning
+        self._fits: list[bool] = []  # … and whether it could fit at the beginning
+        self._line: list[_Entry] = []  # a heap: the next job of each shape
+        self._fitting = 0  # how many of these could fit
         self._ahead: set[str] = set()  # jobs that were started before their turn
         self._tries_left = _UNFORESEEN
         self._protection: BackfillReservation | StrictOrder | None = None
@@ -340,59 +340,46 @@ class SchedulingPass:
 
     def run(self) -> PassResult:
         """Walk over the waiting jobs."""
-        if self._line_up():
-            self._walk()
+        self._line_up()
+        while self._fitting and not isinstance(self._protection, StrictOrder):
+            *_, name, number = heappop(self._line)
+            fits = self._fits[number]
+            self._fitting -= fits
+            if not fits and (self._protection is not None or not self._tries_left):
+                continue  # there is nothing to decide
+            if self._is_over(self._queue[name], number) and self._next[number] < len(self._shapes[number].eligible):
+                heappush(self._line, (*self._order.of_shape(self._shapes[number], self._next[number]), number))
+                self._next[number] += 1
+                self._fitting += fits
         return PassResult(*self._holding(), tuple(self._starts), bool(self._refused), self._protection)
 
-    def _line_up(self) -> bool:
-        """Sort the first job of each shape; return whether any could fit."""
-        room, of_shape = self._room, self._order.of_shape
+    def _line_up(self) -> None:
+        """Line up the first job of each shape, if any could fit."""
+        room, order = self._room, self._order
         demands = [
-            (same, (room if elsewhere is None else room.of(elsewhere)).may_have(request))
+            (same.values(), (room if elsewhere is None else room.of(elsewhere)).may_have(request))
             for (request, elsewhere), same in self._queue.demands.items()
         ]
         if not any(fits for _, fits in demands):
-            return False
-        shapes = self._shapes
-        for same, fits in demands:
-            entries = self._entries if fits else self._blocked
-            for shape in same.values():
-                if shape.eligible:
-                    entries.append((*of_shape(shape, 0), len(shapes)))
-                    shapes.append(shape)
-        self._next = [1] * len(shapes)
-        if self._order.front:
-            placed = self._order.placed
-            self._entries = [(*placed(entry[:5]), entry[5]) for entry in self._entries]
-            self._blocked = [(*placed(entry[:5]), entry[5]) for entry in self._blocked]
-        self._entries.sort()
-        heapify(self._blocked)
-        return True
+            return
+        ready = [(shape, fits) for same, fits in demands for shape in same if shape.eligible]
+        self._shapes, self._fits = [shape for shape, _ in ready], [fits for _, fits in ready]
+        self._next = [1] * len(ready)
+        self._line = [(*order.of_shape(shape, 0), number) for number, shape in enumerate(self._shapes)]
+        if order.front:
+            self._line = [(*order.placed(entry[:5]), entry[5]) for entry in self._line]
+        heapify(self._line)
+        self._fitting = sum(self._fits)
 
-    def _walk(self) -> None:
-        entries, constraints, queue = self._entries, self._constraints, self._queue
-        at = 0
-        while at < len(entries):
-            entry = entries[at]
-            at += 1
-            if self._protection is None and self._blocked and self._blocked[0] < entry:
-                self._protect_before(entry)
-            if isinstance(self._protection, StrictOrder):
-                return
-            job = queue[entry[4]]
-            if job.yields_to is not None:
-                self._put_ahead(job)
-            if job.name in self._ahead:
-                following = self._following(entry[5])
-                if following is not None:
-                    insort(entries, following, at)
-                continue
-            if self._protection is not None and self._room.of(job.elsewhere).lacks(job.request):
-                continue
-            if not constraints.may_be_tried(job) or self._consider(job, entry[5]):
-                following = self._following(entry[5])
-                if following is not None:
-                    insort(entries, following, at)
+    def _is_over(self, job: Waiting, number: int) -> bool:
+        """Decide about *job*, the next of the shape *number*; return whether it is the turn of the one behind it."""
+        if job.yields_to is not None and self._fits[number]:
+            self._put_ahead(job)
+        if job.name in self._ahead:
+            return True
+        if self._protection is not None and self._room.of(job.elsewhere).lacks(job.request):
+            return False
+        return not self._constraints.may_be_tried(job) or self._consider(job, number)
 
     def _put_ahead(self, job: Waiting) -> None:
         """Start the job that *job* was preempted for first, if it can start: else *job* would take its room again."""
@@ -401,29 +388,6 @@ class SchedulingPass:
             return
         if self._constraints.may_be_tried(other) and self._consider(other):
             self._ahead.add(other.name)
-
-    def _following(self, number: int) -> _Entry | None:
-        """Return the next job of a shape, as an entry."""
-        shape, at = self._shapes[number], self._next[number]
-        if at >= len(shape.eligible):
-            return None
-        self._next[number] = at + 1
-        return (*self._order.of_shape(shape, at), number)
-
-    def _protect_before(self, entry: _Entry) -> None:
-        """Protect the first job ahead of *entry* for which there was no room from the beginning."""
-        blocked = self._blocked
-        while blocked and blocked[0] < entry and self._protection is None and self._tries_left:
-            first = heappop(blocked)
-            job = self._queue[first[4]]
-            if not self._constraints.may_be_tried(job):
-                following = self._following(first[5])
-                if following is not None:
-                    heappush(blocked, following)
-                continue
-            reason = next(self._constraints.blockers(job), None)
-            if reason is not None and reason.code in FULL:
-                self._protect(job)
 
     def _consider(self, job: Waiting, number: int | None = None) -> bool:
         """Start *job*, the next of the shape *number*, if nothing prevents it; return whether it was started."""
@@ -466,7 +430,7 @@ class SchedulingPass:
         self._tries_left = 0
         part = constraints.policy.guess_budget
         if foretold.guessed:
-            idle = max((free / total for free, total in room.lacking(job.request)), default=1.0)
+            idle = max((pool.free / pool.total for pool in room.scarce(job.request)), default=1.0)
             until_s = (foretold.at_ns - constraints.now_ns) / SECOND_NS
             if idle * until_s > budget_s(job, self._held.get(job.name, 0.0), part, constraints.now_ns):
                 return

@@ -27,8 +27,7 @@ from spool.dispatcher.scanner import Scanner
 from spool.formats import jobfile, journal, toml
 from spool.formats.events import Reply
 from spool.machine.host import why_not_expanded
-from spool.state.run import UNREVIEWED, ActiveRun, JobFileVersion
-from spool.state.table import JobEntry
+from spool.state.run import UNREVIEWED, ActiveRun, JobEntry, JobFileVersion
 from spool.store.disk import status_of
 
 log = logging.getLogger(__name__)

@@ -33,8 +33,8 @@ from spool.formats.jobfile import TaskFiles
 from spool.formats.run_records import ArrayRecord, render_array, render_result
 from spool.machine import identity
 from spool.machine.host import why_not_expanded
-from spool.state.run import FIRST_ATTEMPT, JobFileVersion, QueueTime
-from spool.state.table import Array, JobEntry, new_array
+from spool.state.run import FIRST_ATTEMPT, JobEntry, JobFileVersion, QueueTime
+from spool.state.table import Array, new_array
 from spool.store.arrays import ArrayStore, Issue
 from spool.store.disk import status_of
 from spool.store.ownership import mover, name_of

@@ -24,8 +24,8 @@ from spool.formats import journal
 from spool.formats.capabilities import capabilities, loaded
 from spool.formats.config import Config
 from spool.formats.journal import Line
-from spool.state.run import ActiveRun, StopOrdered
-from spool.state.table import JobEntry, SchedulerState
+from spool.state.run import ActiveRun, JobEntry, StopOrdered
+from spool.state.table import SchedulerState
 from spool.store.disk import SpoolTrouble
 from spool.store.edited import Settings
 from spool.store.locked_spool import LockedSpool

@@ -28,8 +28,7 @@ from spool.formats.run_records import render_history, render_result
 from spool.formats.wire import metrics_in, one_line
 from spool.machine import identity
 from spool.state.load import OutcomeIndex
-from spool.state.run import ActiveRun, Attempts, JobFileVersion, QueueTime, attempts_after
-from spool.state.table import JobEntry
+from spool.state.run import ActiveRun, Attempts, JobEntry, JobFileVersion, QueueTime, attempts_after
 from spool.store.disk import status_of
 from spool.store.ownership import cancelled_by_mover, name_of
 from spool.store.reading import end_of_file, is_too_long

@@ -29,8 +29,7 @@ from spool.formats.capabilities import loaded, used_by
 from spool.machine import identity
 from spool.machine.cgroups import RunGroup
 from spool.machine.host import expanded, vendors_here
-from spool.state.run import ActiveRun, JobFileVersion
-from spool.state.table import JobEntry
+from spool.state.run import ActiveRun, JobEntry, JobFileVersion
 from spool.store.disk import SpoolTrouble, status_of
 from spool.store.edited import Settings
 from spool.store.locked_spool import Staged
@@ -336,8 +335,8 @@ class Preparation(Component):
             if text is None:
                 return False
             script = self._scripts.render(live, executor)
-            staged = self._spool.stage(_texts(live, text, script), blank=(layout.GRANT,), with_job=live.run == 1)
-            changed_ns = os.lstat(staged.metadir).st_mtime_ns
+            staged = self._spool.stage(_texts(live, text, script), blank=(layout.GRANT,))
+            changed_ns = os.lstat(staged.path).st_mtime_ns
             self._ready = PreparedStart(self._essence(live, file), staged, changed_ns)
         return True
 
@@ -346,7 +345,7 @@ class Preparation(Component):
         ready = self._ready
         if ready is None or ready.made_of != self._essence(live, file):
             return None
-        metadir = status_of(ready.staged.metadir)
+        metadir = status_of(ready.staged.path)
         if metadir is None or metadir.st_mtime_ns != ready.changed_ns:  # the staging directory was swept
             self.drop()
             return None

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
+from spool.core.gpus import as_if_alone
 from spool.core.model import SECOND_NS, Machine
 from spool.core.scheduler import Plan, Start
 from spool.dispatcher.wakeup import Timer, Timers, Wakeup
@@ -18,7 +19,7 @@ from spool.formats.state import SharedView
 from spool.machine.host import NO_ASKING, NO_ASKING_REMEDY, shared_directory
 from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
-from spool.state.world import as_if_alone, on_shared
+from spool.state.world import on_shared
 from spool.store.edited import Settings
 from spool.store.locked_spool import LockedSpool
 

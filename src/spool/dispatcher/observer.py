@@ -22,8 +22,7 @@ from spool.dispatcher.scanner import Reservations, Scanner
 from spool.dispatcher.terminator import StopOrders
 from spool.dispatcher.wakeup import DirectoryWatcher, Hint, Pace
 from spool.formats import journal
-from spool.state.run import ActiveRun
-from spool.state.table import JobEntry
+from spool.state.run import ActiveRun, JobEntry
 from spool.store.disk import status_of
 from spool.store.ownership import cancelled_by_mover, mover
 from spool.store.spool import MISSED_NS
@@ -190,7 +189,7 @@ class FileMoves(Component):
         if self._spool.next_run(name) > 1 or self._spool.account_of(name, 1, None) is not None:
             return
         arrived_ns = min(status.st_mtime_ns, status.st_ctime_ns - 1)  # the move came after it
-        self._state.recall_place(name, journal.Waits(name, arrived_ns, 0, arrived_ns), status.st_ino)
+        self._state.job(name).recall_place(journal.Waits(name, arrived_ns, 0, arrived_ns), status.st_ino)
         self._journal.note_place(self._state.job(name))
         self._journal.commit()  # the rest is finished by the next dispatcher, like any end
 

@@ -71,7 +71,7 @@ class Recovery(Component):
         self.memory = memory
         for reviewed in memory.reviewed.values():
             self._state.keys_set(reviewed)
-        self._loader = Loader(self._spool, memory, self._settings, self._spool.take_jid)
+        self._loader = Loader(self._spool, memory, lambda: self._settings.config, self._spool.take_jid)
         self._served_until_ns = self._spool.served_until_ns()
         with self._confinement.service("restore", "the results that a power cut took"):
             self._restore_results(self._prober.boot_id())
@@ -197,7 +197,7 @@ class Recovery(Component):
             job = self._state.job(name)
             if name not in waiting and job.live is not None and job.live.wait.arrived_at_ns == line.arrived_at_ns:
                 continue  # it waits no more: the run began, and the power failed before the journal had it
-            self._state.recall_place(name, line)
+            self._state.job(name).recall_place(line)
             if name in ran_before:
                 self._settling(name, self._find_series)
 
@@ -306,7 +306,7 @@ class Recovery(Component):
         if result is not None and is_unstarted and not spool.accounted(result):
             self._journal.logs.account(render_history(result, time.time_ns()))
             self._events.end(result, spool.spec(name, result.run))
-        self._loader.recall_series(self._state, job, line)
+        self._loader.recall_series(job, line)
 
     def _is_array(self, name: str, *, in_running: bool) -> bool:
         """Whether the name is an array's: its metadir is not a run's, and will never contain a `jid`."""

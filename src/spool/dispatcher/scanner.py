@@ -25,8 +25,7 @@ from spool.dispatcher.context import Component, Context
 from spool.dispatcher.wakeup import Hint, NameChange
 from spool.formats import jobfile, journal, reservation
 from spool.machine.host import why_not_expanded
-from spool.state.run import UNREVIEWED, ActiveRun, JobFileVersion
-from spool.state.table import JobEntry
+from spool.state.run import UNREVIEWED, ActiveRun, JobEntry, JobFileVersion
 from spool.store.disk import status_of
 from spool.store.edited import (
     QUIET_NS,
@@ -171,7 +170,9 @@ class Scanner(Component):
             if self._state.live_of(name) is not None:
                 self._changes.runs.add(name)
         elif (live := self._state.live_of(name)) is not None:
-            if not (is_file and change is NameChange.CAME and live.is_claim_told()):
+            # A file that came may be the one that the dispatcher has moved there, or another in its place: the kernel
+            # merges the two events if nothing was read in between.
+            if not is_file or change is not NameChange.CAME or self._was_written(live):
                 self._changes.runs.add(name)
         elif name in self._state.arrays:
             self._changes.arrays.add(name)
@@ -362,7 +363,7 @@ class Scanner(Component):
         queued = job.queued is not None
         was_parked = self._state.park(job, parked=not queued)
         before = job.wait
-        new = self._state.place(job, now)
+        new = job.takes_place(now)
         if new and queued:
             self._events.file(EventName.QUEUED, job, file, now)
         if job.wait == before and (queued or was_parked):
@@ -392,7 +393,7 @@ class Scanner(Component):
                 # One may be unread: the job was edited before the first look at it in held/.
                 if job.hold_reason or status_of(self._spool.layout.reason_file(job.name)) is not None:
                     self._spool.withdraw_hold_reason(job.name)
-        self._state.see_why_held(job, why)
+        job.see_why_held(why)
 
     def parse(self, name: str, data: bytes, reviewed: journal.Reviewed | None = None) -> tuple[Spec, bytes | None]:
         """Return the spec of job *name*, with what hooks set in it and the configured defaults.

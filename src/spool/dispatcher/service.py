@@ -17,7 +17,6 @@ from spool.core.errors import ExitCode, LockHeld
 from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS
 from spool.dispatcher.loop import Dispatcher
-from spool.executors import local
 from spool.formats import capabilities
 from spool.store.disk import remedy_for
 from spool.store.locked_spool import LockedSpool
@@ -49,7 +48,6 @@ PRELOADED = (
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0  # while the spool cannot be used
-_LONGER_NS = SECOND_NS  # a single pass waits that much longer than it may search for what a killed wrapper has left
 _TELLING_S = 30.0
 
 Made = TypeVar("Made")
@@ -192,7 +190,7 @@ def _queued(spool: LockedSpool) -> set[_Version]:
 
 
 def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: int | None) -> None:
-    said, search_until_ns = "", time.monotonic_ns() + local.SEARCH_NS + _LONGER_NS
+    said = ""
     while not dispatcher.wakeup.leaving:
         try:
             more = dispatcher.turn()
@@ -207,8 +205,8 @@ def _run(dispatcher: Dispatcher, *, once: bool, until_idle: bool, idle_exit_ns: 
         if more:
             dispatcher.sleep(0)
             continue
-        searches = dispatcher.terminator.searching and time.monotonic_ns() < search_until_ns
-        if (once and not dispatcher.asking and not searches) or (until_idle and (dispatcher.idle or dispatcher.stuck)):
+        at_work = dispatcher.asking or dispatcher.terminator.searching
+        if (once and not at_work) or (until_idle and (dispatcher.idle or dispatcher.stuck)):
             return
         limit = None
         if idle_exit_ns is not None:

@@ -10,31 +10,27 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from spool.core import layout, lifecycle
-from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, shown, suspended_words
+from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, shown
 from spool.core.model import SECOND_NS, Holding, Jid, Machine, State
 from spool.core.scheduler import Plan
 from spool.dispatcher.arrays import Arrays
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.wakeup import Pace
 from spool.formats.state import (
-    GpuUseView,
     GpuView,
     JobView,
     MachineView,
     PoolView,
     RefusalView,
     StateView,
-    of_spec,
     parse_parts,
     render_state,
-    running_words,
 )
 from spool.machine import identity
-from spool.state.run import ActiveRun, JobFileVersion
-from spool.state.table import JobEntry, SchedulerState
+from spool.state.run import ActiveRun, JobEntry, JobFileVersion
+from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.glance import machine_line
-from spool.store.ownership import name_of
 
 _AT_MOST_EVERY_NS = SECOND_NS // 2
 _HEARTBEAT_NS = 10 * SECOND_NS
@@ -170,16 +166,6 @@ class StatusWriter(Component):
         )
 
     def _waiting(self, job: JobEntry, file: JobFileVersion, plan: Plan | None, *, paused: bool) -> JobView:
-        state = State.QUEUED if job.queued is not None else State.HELD
-        since = job.wait.arrived_at_ns if job.wait is not None else None
-        user = name_of(file.uid)
-        beside = _beside(job, file.inode) if job.queued is not None and job.held is not None else ""
-        if file.spec is None:
-            state = State.INVALID if file.invalid else state
-            trouble = self._confinement.why(job.name)
-            return JobView(
-                state=state, reason=file.problem or "", problem=trouble, user=user, submitted_at_ns=since, beside=beside
-            )
         reason: object = plan.reason(job.name) if plan is not None else None
         if job.name in self._state.array_files:
             reason = self._arrays.expander.reason(job.name, paused=paused)
@@ -188,42 +174,20 @@ class StatusWriter(Component):
         else:
             reason = job.blocked or job.asked or job.hold_reason or reason or self._gate.leases.reason(job.name)
         waiting = self._state.queue.get(job.name) or self._state.held.get(job.name)
-        request = waiting.request if waiting is not None else file.spec.request
         return JobView(
-            state=state,
-            beside=beside,
-            reason=str(reason) if reason is not None else "",
-            problem=self._confinement.why(job.name),
-            attempt=job.attempts.attempt,
-            user=user,
-            submitted_at_ns=since,
-            **of_spec(file.spec, request),
+            beside=_beside(job, file.inode) if job.queued is not None and job.held is not None else "",
+            **job.row(
+                file,
+                reason or "",
+                problem=self._confinement.why(job.name),
+                request=waiting.request if waiting is not None else None,
+            ),
         )
 
     def _live(self, live: ActiveRun) -> JobView:
-        state, reason = self._state_of(live)
-        watch, spec = live.gpu_watch, live.requested
-        reason = reason or suspended_words(live.suspension, live.suspended_by) or live.kept
-        return JobView(
-            state=state,
-            beside=_beside(self._state.jobs.get(live.name), live.inode),
-            reason=reason or running_words(spec, watch, state),
-            problem=self._confinement.why(live.name) or (live.handle.resists if live.handle is not None else ""),
-            run=live.run,
-            attempt=live.attempts.attempt,
-            gpu_uuids=live.grant.gpu_uuids,
-            cpu_list=live.grant.cpu_list,
-            gpu_use=GpuUseView.of(watch) if watch is not None else (),
-            gpu_idle_ns=watch.idle_ns if watch is not None else 0,
-            user=live.user,
-            submitted_at_ns=live.wait.arrived_at_ns,
-            started_at_ns=live.ran_from_ns,
-            engine=live.elsewhere,
-            node=live.node,
-            suspended_ns=live.suspension.before_ns,
-            suspended_at_ns=live.suspension.since_ns,
-            **of_spec(spec) | {"cpus": live.grant.cpus},
-        )
+        problem = self._confinement.why(live.name) or (live.handle.resists if live.handle is not None else "")
+        others = _beside(self._state.jobs.get(live.name), live.inode)
+        return JobView(beside=others, **live.row(*self._state_of(live), problem=problem))
 
     def _state_of(self, live: ActiveRun) -> tuple[State, str]:
         """Return the state of a run, and the reason, as in every view."""
@@ -329,15 +293,5 @@ def array_views(table: SchedulerState) -> dict[str, JobView]:
             state, reason = State.STOPPING, f"{array.cancelled}: {reason}"
         elif array.held:
             state = State.HELD
-        views[array.name] = JobView(
-            state=state,
-            reason=reason,
-            run=array.run,
-            user=array.user,
-            submitted_at_ns=array.arrived_at_ns,
-            started_at_ns=array.expanded_at_ns,
-            array=True,
-            beside=" ".join(array.beside),
-            **of_spec(array.spec),
-        )
+        views[array.name] = JobView(beside=" ".join(array.beside), **array.row(state, reason))
     return views

@@ -25,8 +25,8 @@ from spool.dispatcher.monitor import Monitor
 from spool.dispatcher.wakeup import Timer, boot_clock
 from spool.executors import Engine, RunHandle
 from spool.formats.run_records import render_suspended
-from spool.state.run import ActiveRun
-from spool.state.table import Array, JobEntry
+from spool.state.run import ActiveRun, JobEntry
+from spool.state.table import Array
 
 log = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ class Terminator:
     @property
     def searching(self) -> bool:
         """Whether the next look may be the first that tells whether a run is over."""
-        return any(not run.look_at_ns or run.handle.resists for run in self.runs.values())
+        return any(not run.look_at_ns or run.handle.doubtful for run in self.runs.values())
 
     def tick(self) -> list[ActiveRun]:
         """Continue with every due run; return the runs without processes."""

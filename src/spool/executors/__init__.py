@@ -15,11 +15,12 @@ from msgspec.structs import replace
 from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.layout import LOCAL_EXECUTORS
 from spool.core.model import Jid, Machine, Spec
-from spool.executors.base import Engine, EngineEnd, Executor, Launch, RunHandle, Usage
+from spool.executors.base import Engine, EngineEnd, Executor, Launch, RunHandle
 from spool.executors.local import LocalProcesses
 from spool.formats.capabilities import engine_offer, engine_title, executors, is_of_a_package, loaded, used_by
 from spool.formats.config import Config
 from spool.formats.jobfile import why_not_there
+from spool.formats.run_records import Usage
 from spool.machine.cgroups import RunGroups
 
 log = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from spool.core.errors import SHORTAGES, SpoolError, cannot
 from spool.core.layout import SERVICE
 from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import Jid, Machine, SignalTo, Spec
+from spool.formats.run_records import Usage
 from spool.formats.values import is_shell
 from spool.formats.wrapper import Surroundings
 from spool.machine import identity
@@ -56,14 +57,6 @@ class Launch(Struct, frozen=True):
         if SERVICE in os.environ:  # if this dispatcher is killed, its wrappers pass to the job that has started it
             environment[SERVICE] = os.environ[SERVICE]
         return environment
-
-
-class Usage(Struct, frozen=True):
-    """The resources that a run has used; None is unknown."""
-
-    cpu_time_ns: int | None = None
-    peak_memory_bytes: int | None = None
-    oom_killed: bool = False  # the kernel's out-of-memory killer ended one of its processes
 
 
 class EngineEnd(Struct, frozen=True):

@@ -24,7 +24,8 @@ from contextlib import suppress
 
 from spool.core.lifecycle import EndStep, Liveness, Remains, ending
 from spool.core.model import SECOND_NS, Jid, SignalTo
-from spool.executors.base import Engine, Family, Usage
+from spool.executors.base import Engine, Family
+from spool.formats.run_records import Usage
 from spool.machine import identity, processes
 from spool.machine.cgroups import RunGroup, RunGroups
 from spool.machine.identity import Stat

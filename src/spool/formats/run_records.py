@@ -138,6 +138,14 @@ def parse_rc(data: bytes) -> int | None:
     return None if match is None else int(match[0])
 
 
+class Usage(Struct, frozen=True):
+    """The resources that a run has used; None is unknown."""
+
+    cpu_time_ns: int | None = None
+    peak_memory_bytes: int | None = None
+    oom_killed: bool = False  # the kernel's out-of-memory killer ended one of its processes
+
+
 class WrittenUsage(Struct, frozen=True):
     """A run's resource use, as written by the wrapper. None is unknown."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct, field
@@ -37,6 +36,7 @@ from spool.formats.capabilities import contributed, engine_title
 from spool.formats.run_records import ArrayRecord, RunFiles
 from spool.query.jobs import JobLister, row_to_come
 from spool.query.listing import ArrayTasks, tasks_of, with_outlook
+from spool.query.look import Look
 from spool.query.rows import JobRow, with_metrics, with_parameters
 from spool.state.past import past_of
 from spool.store.arrays import array_outcome
@@ -201,11 +201,7 @@ def _defaults(spool: Spool, lister: JobLister, row: JobRow) -> JobDefaults:
     """Return what completes the file of a job: now, with what hooks set in it, or at the start of its run."""
     if row.place not in (layout.QUEUED, layout.HELD) and row.run is not None:
         return spool.defaults(row.name, row.run)
-    defaults = Settings(spool.root).config.defaults
-    with suppress(OSError):
-        status = os.stat(spool.layout.job_file(row.place or layout.QUEUED, row.name))
-        return lister.completed(row.name, status, defaults)
-    return defaults
+    return Look(spool, Settings(spool.root).config, lister.at_ns).defaults(row.place or layout.QUEUED, row.name)
 
 
 def _expected(

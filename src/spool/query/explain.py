@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -107,7 +106,7 @@ def why(spool: Spool, name: str) -> Explanation:
         QUEUED if waits else HELD,
         seen.dispatcher,
         seen.now_ns,
-        reasons=(_unplanned(seen, name, places),) if job is None else _reasons(spool, seen, name),
+        reasons=(_unplanned(seen, name, places),) if job is None else _reasons(seen, name),
         beside=tuple(place for place in (RUNNING, HELD) if place in places and (place == RUNNING or waits)),
         last_said=seen.last_word(name),
         start_is_earliest=True if seen.shared is not None else None,
@@ -265,13 +264,10 @@ def _unplanned(seen: Snapshot, name: str, places: Collection[str]) -> PendingRea
     return PendingReason("paused", "spool paused") if seen.view.paused else PendingReason("tasks", why)
 
 
-def _reasons(spool: Spool, seen: Snapshot, name: str) -> tuple[PendingReason, ...]:
+def _reasons(seen: Snapshot, name: str) -> tuple[PendingReason, ...]:
     """Return why a job waits: the answers and vetoes that only the dispatcher and the files know, then the plan."""
-    said = seen.last_word(name)
-    try:
-        held = spool.hold_reason(name, os.stat(spool.layout.job_file(HELD, name)).st_mtime_ns)
-    except OSError:
-        held = ""
+    said, job = seen.last_word(name), seen.table.jobs.get(name)
+    held = job.hold_reason if job is not None else ""
     code, text = ("held", f"held: {held}") if held else (_code_of(said), said)
     reasons = [PendingReason(code, text)] if code is not None else []
     noes = (no for no in seen.plan.all_reasons(name) if code is None or no.code != "held")

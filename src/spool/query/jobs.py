@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from spool.client.autostart import is_starting
 from spool.core import layout
 from spool.core.arrays import array_of, cancelled_by, progress
-from spool.core.errors import InvalidJob, InvalidRecord
+from spool.core.errors import InvalidRecord
 from spool.core.errors import shown as printable
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, is_pattern, natural, why_not_name
@@ -30,18 +30,16 @@ from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended
 from spool.core.model import (
     NOT_SUSPENDED,
     SECOND_NS,
-    JobDefaults,
     Result,
     State,
     Stop,
     StopKind,
     Suspension,
-    granted_request,
 )
 from spool.core.reasons import instant
 from spool.formats.capabilities import engine_title
 from spool.formats.run_records import ArrayRecord, GrantRecord, RunFiles, job_of_line, parse_history_line
-from spool.formats.state import of_spec, running_words
+from spool.formats.state import of_spec
 from spool.query.rows import (
     ALL_JOBS,
     ORDERS,
@@ -59,14 +57,13 @@ from spool.query.rows import (
     with_progress,
 )
 from spool.store.arrays import array_outcome
-from spool.store.glance import defaults_of
-from spool.store.reading import glimpse
+from spool.store.disk import status_of
 from spool.store.spool import MISSED_NS, Service, Spool
 from spool.store.tolerant import unreadable
 
 if TYPE_CHECKING:
-    from spool.formats.journal import Memory
     from spool.machine.processes import MachineProber  # imported on demand: it needs modules for the machine
+    from spool.query.look import Look
 
 RECENT = 10
 NOBODY = {False: "no dispatcher is running", True: "a dispatcher is starting"}
@@ -161,7 +158,6 @@ class JobLister:
         self._with_runs: Set[str] | None = None  # the jobs that may have runs; None: any
         self._ignored: list[Ignored] = []
         self._without_file: dict[str, int] = {}  # runs of jobs without a file in `running/`
-        self._complained = set[tuple[str, str]]()  # jobs with an `.error` file, each with its place
         self._listed: list[tuple[str, list[str]]] = []  # what was read of the active directories
         self._unissued: dict[str, set[str]] = {}  # tasks of arrays
         self._begun_ns = 0  # when reading the directories began
@@ -237,8 +233,6 @@ class JobLister:
             self._listed.append((place, names))
             if place != RUNNING and not again:
                 self._ignored += ignored_by_name(place, others)
-                tail = layout.JOB_SUFFIX + layout.ERROR_SUFFIX
-                self._complained.update((place, file.removesuffix(tail)) for file in others if file.endswith(tail))
             for name in names if only is None else filter(only, names):
                 if name not in found:
                     found[name] = [place]
@@ -278,17 +272,9 @@ class JobLister:
             places = self._different(name, places)
             if places == [QUEUED, HELD] and self._held_array(name) is not None:
                 places.reverse()
-        first = places[0] if places else None
-        found = [row] if first is not None and (row := self._readable(name, first)) is not None else []
-        for place in places[1:]:
-            row = self._read(name, place)
-            if row is not None and row.state is State.QUEUED:
-                row = replace(row, reason="another run of this name is running")
-            if row is not None and row.state is State.HELD and first == QUEUED and row.reason == _HELD:
-                row = replace(row, reason="another job with this name is waiting")
-            if row is not None:
-                found.append(row)
-        return found
+        rows = [self._readable(name, place) for place in places[:1]]
+        rows += [self._read(name, place, beside=places[0]) for place in places[1:]]
+        return [row for row in rows if row is not None]
 
     def _different(self, name: str, places: list[str]) -> list[str]:
         """Return the *places* with distinct files of that name; a moving file may be in two.
@@ -322,7 +308,7 @@ class JobLister:
     def _begun(self) -> Iterable[tuple[str, int]]:
         """Return the runs that a dispatcher has in view; without one, those that are not over in its journal."""
         if not self.dispatcher:
-            return self._memory.open if self._memory is not None else ()
+            return self._look.memory.open if self._spool.file(layout.JOURNAL) else ()
         jobs = self.state.jobs.items() if self.state is not None else ()
         return ((name, job.run) for name, job in jobs if job.run is not None and job.state in _BEGUN)
 
@@ -366,55 +352,32 @@ class JobLister:
                 return row_of_view(name, view, self._now_ns, place)
         return self._read(name, place)
 
-    def _read(self, name: str, place: str) -> JobRow | None:
-        """Return a job from its files alone; None if the entry with its name is not a job."""
-        spool = self._spool
-        path = spool.layout.job_file(place, name)
-        seen = glimpse(path) if place != RUNNING else None
-        status: os.stat_result | None = None
-        try:
-            status = seen[0] if seen is not None else os.lstat(path)
-            if (other := ignored_by_kind(place, name, status.st_mode)) is not None:
-                if place in (QUEUED, HELD):
-                    self._ignored.append(other)
-                return None
-            from spool.store.ownership import name_of  # not before: a list of jobs that have all run does without it
+    def _read(self, name: str, place: str, beside: str | None = None) -> JobRow | None:
+        """Return a job from its files alone; None if the entry with its name is not a job. Raises _FileMovedError.
 
-            user, since = name_of(status.st_uid), status.st_ctime_ns
-            why_not = spool.why_not(status, place, name) if place != RUNNING else ""
-            held = spool.hold_reason(name, status.st_mtime_ns) or _HELD if place == HELD else ""
-        except FileNotFoundError:
-            run = spool.latest_run(name)
-            if place != RUNNING or run is None or not self._goes_on(name, run):
-                raise _FileMovedError from None
-            user, since, held = None, None, ""
-        except OSError:
-            user, since, held, why_not = None, None, "", ""
+        *beside*: the place of the file of its name that comes first.
+        """
+        from spool.state.run import JobEntry  # a dispatcher's view has most jobs
+
         if place == RUNNING:
-            return self._running(name, user)
-        state = State.HELD if place == HELD else State.QUEUED
-        array = self._held_array(name) if place == HELD else None
-        if array is not None:
-            state, held = self._of_array(array, HELD)
-        reason = held if place == HELD else "not looked at yet" if self.dispatcher else NOBODY[self._starting]
-        since, attempt = self._submission(name, since)
-        text = seen[1] if seen is not None else spool.job_text(place, name)
-        stated, mistake = self._stated(place, name, status, text)
-        if why_not or mistake:
-            state, reason = State.INVALID, why_not or mistake
-        known = {"user": user, "submitted_at_ns": since, "attempt": attempt, "array": array is not None, **stated}
-        return JobRow(name=name, state=state, reason=reason, place=place, **known)
-
-    def _submission(self, name: str, changed_at_ns: int | None) -> tuple[int | None, int]:
-        """Return when a job was submitted whose file last changed at *changed_at_ns*, and its next attempt."""
-        line = self._memory.waits.get(name) if not self.dispatcher and self._memory is not None else None
-        if line is None:
-            return changed_at_ns, 1
-        if not self._may_have_runs(name):
-            return line.arrived_at_ns, 1
-        from spool.state.run import attempts_so_far  # few jobs wait for another attempt
-
-        return line.arrived_at_ns, attempts_so_far(self._spool, name, line.arrived_at_ns).attempt
+            return self._running(name)
+        job = JobEntry(name)
+        file = self._look.waiting(job, place)
+        if file is None:
+            status = status_of(self._spool.layout.job_file(place, name))
+            if status is None:
+                raise _FileMovedError
+            self._ignored += filter(None, (ignored_by_kind(place, name, status.st_mode),))
+            return None
+        if place == HELD and (array := self._held_array(name)) is not None:
+            return self._array_row(array, HELD)
+        if place == HELD:
+            reason = job.hold_reason or ("another job with this name is waiting" if beside == QUEUED else _HELD)
+        elif beside is not None:
+            reason = "another run of this name is running"
+        else:
+            reason = "not looked at yet" if self.dispatcher else NOBODY[self._starting]
+        return JobRow(name=name, place=place, **job.row(file, reason))
 
     def _held_array(self, name: str) -> ArrayRecord | None:
         """Return the array whose file is that in `held/`: one that was expanded and goes on, not a second job."""
@@ -426,75 +389,51 @@ class JobLister:
         return record if self._spool.stop(name, record.run) is None else None
 
     @cached_property
-    def _defaults(self) -> JobDefaults:
-        return defaults_of(self._spool.root)
+    def _look(self) -> Look:
+        from spool.query.look import Look
+        from spool.store.glance import config_if
 
-    def completed(self, name: str, status: os.stat_result, defaults: JobDefaults) -> JobDefaults:
-        """Return *defaults* with the keys that hooks set in the file of a waiting job, the same object if none."""
-        version = (status.st_ino, status.st_mtime_ns, status.st_size)
-        return self._memory.completed(name, version, defaults) if self._memory is not None else defaults
+        config = config_if(self._spool.root, b"")  # its mistakes are told elsewhere
+        return Look(self._spool, config, self._now_ns, served=self.dispatcher)
 
-    @cached_property
-    def _memory(self) -> Memory | None:
-        """What the journal remembers; None if that is nothing, or only the owner of the spool can read it."""
-        text = b""
-        with suppress(OSError):
-            text = self._spool.file(layout.JOURNAL) or b""
-        if not text:
-            return None
-        from spool.formats import journal
+    def _running(self, name: str) -> JobRow:
+        from spool.store.ownership import name_of
 
-        return journal.recall(list(journal.parse(text)))
-
-    def _stated(
-        self, place: str, name: str, status: os.stat_result | None, text: bytes | None
-    ) -> tuple[dict[str, Any], str]:
-        """Return a row's fields from the job file, and its first mistake."""
-        from spool.formats import jobfile  # a dispatcher's view has most files
-
-        fields, mistake = dict[str, Any](), "its file is not valid"
-        try:
-            if text is not None:
-                defaults = self._defaults
-                if status is not None and not self.dispatcher:
-                    defaults = self.completed(name, status, defaults)
-                fields, mistake = of_spec(jobfile.parse(text, name=name, defaults=defaults)), ""
-        except InvalidJob as error:
-            mistake = jobfile.gist_of(jobfile.render_errors(name, error.problems))
-        if (place, name) in self._complained:
-            mistake = jobfile.gist_of(self._spool.problem_text(name)) or mistake or "its file is not valid"
-        return fields, mistake
-
-    def _running(self, name: str, user: str | None) -> JobRow:
         spool, run = self._spool, self._spool.latest_run(name)
+        status = status_of(spool.layout.job_file(RUNNING, name))
+        if status is None and (run is None or not self._goes_on(name, run)):
+            raise _FileMovedError
         if run is None:
-            row, spec = JobRow(name=name, state=State.STARTING, user=user, place=RUNNING), spool.job_spec(RUNNING, name)
-            return row if spec is None else replace(row, **of_spec(spec))
-        files, spec = self.files(name, run), spool.spec_in_force(name, run) or spool.job_spec(RUNNING, name)
-        grant, array, result = files.grant, files.array, files.result
+            spec = spool.job_spec(RUNNING, name)
+            user = name_of(status.st_uid) if status is not None else None
+            told = of_spec(spec) if spec is not None else {}
+            return JobRow(name=name, state=State.STARTING, user=user, place=RUNNING, **told)
+        files = self.files(name, run)
+        result, array = files.result, files.array
         if result is not None and result.again is None:  # its file will be moved at once, or by a dispatcher
             row = row_of_result(result) if array is None else array_row(array_outcome(spool, result))
             return replace(row, place=RUNNING)
-        found = self.shown(files) if array is None else ShownRun(*self._of_array(array, RUNNING))
+        if array is not None:
+            return self._array_row(array, RUNNING)
+        found, live = self.shown(files), self._look.run(files)
+        if live.spec.gpu_idle_ns is not None and (watch := self.gpu_watch(name, run)) is not None:
+            live.gpus_watched(watch)
         reason = f"has ended ({result.outcome}); it runs again" if result is not None else found.reason
-        reason = reason or spool.cancel_denial(name, run)
-        row = row_of_result(found.end or replace(files.so_far, exit_code=None))
-        if spec is not None:
-            row = replace(row, **of_spec(spec, granted_request(spec, grant.grant) if grant is not None else None))
-            watch = self.gpu_watch(name, run) if spec.gpu_idle_ns is not None and not reason else None
-            reason = reason or running_words(spec, watch, found.state)
-        return replace(
-            row,
-            state=found.state or State.STARTING,
-            reason=reason,
-            place=RUNNING,
-            cpus=grant.grant.cpus if grant is not None else row.cpus,
-            user=row.user or (array.user if array is not None else None) or user,
-            submitted_at_ns=array.submitted_at_ns if array is not None else row.submitted_at_ns,
-            suspended_ns=found.suspension.before_ns,
-            suspended_at_ns=found.suspension.since_ns,
-            array=array is not None,
-        )
+        row = JobRow(name=name, place=RUNNING, **live.row(found.state or State.STARTING, reason))
+        suspended, node = found.suspension, files.so_far.node
+        row = replace(row, node=node, suspended_ns=suspended.before_ns, suspended_at_ns=suspended.since_ns)
+        if found.end is None:
+            return row
+        end = row_of_result(found.end)
+        return replace(row, ended_at_ns=end.ended_at_ns, exit_code=end.exit_code, gpu_percent=end.gpu_percent)
+
+    def _array_row(self, record: ArrayRecord, place: str) -> JobRow:
+        from spool.state.load import load_array
+
+        array, (state, reason) = load_array(self._spool, record), self._of_array(record, place)
+        row = JobRow(name=record.job, state=state, reason=reason, run=record.run, user=record.user, array=True)
+        row = row if array is None else JobRow(name=record.job, **array.row(state, reason))
+        return replace(row, place=place)
 
     def _of_array(self, array: ArrayRecord, place: str) -> tuple[State, str]:
         """Return the state of an array in progress, and how far it is by the names that this list is made of.

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from spool.client.autostart import outlook
 from spool.core.gpus import HORIZON_NS, GpuSlot, is_active, unknown_gpus, why_closed
 from spool.core.layout import DONE
-from spool.core.model import Gpu, Request, Reservation, Running, State
+from spool.core.model import Gpu, Request, Reservation, Running
 from spool.core.reasons import instant, some_of
 from spool.core.resources import FreeResources
 from spool.machine.host import NO_CARD, unlisted_cards
@@ -209,7 +209,6 @@ def machine_status(spool: Spool) -> MachineStatus:
     listing = lister.listing(recent=0)
     named = unknown_gpus(seen.policy.gpu_use, seen.machine)
     unknown = [f"gpu.use names {name}, but the machine has no such GPU" for name in named]
-    held = [row.name for row in listing.rows if row.state is State.HELD]
     # A dispatcher says itself what it makes of the configuration: it may have read it when that was still good.
     own = None if lister.dispatcher else seen.config_problem
     refusal = in_words(seen.machine.refusal, seen.now_ns)
@@ -219,7 +218,7 @@ def machine_status(spool: Spool) -> MachineStatus:
         refusal,
         *unknown,
         *listing.problems,
-        *_held(spool, held),
+        *_held(seen),
         *problems_of(seen.shared),
     ]
     return MachineStatus(
@@ -241,9 +240,9 @@ def machine_status(spool: Spool) -> MachineStatus:
     )
 
 
-def _held(spool: Spool, names: Iterable[str]) -> Iterator[str]:
-    """Yield why spool itself holds jobs among *names*: the first one's reason, and how many there are."""
-    held = [(name, why) for name in names if (why := spool.hold_reason(name, 0))]
+def _held(seen: Snapshot) -> Iterator[str]:
+    """Yield why spool itself holds jobs: the first one's reason, and how many there are."""
+    held = [(job.name, job.hold_reason) for job in seen.table.jobs.values() if job.hold_reason]
     if held:
         more = f" (and {len(held) - 1} more, see `spool ls`)" if len(held) > 1 else ""
         yield f"job {held[0][0]} is held: {held[0][1]}{more}"

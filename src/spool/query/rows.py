@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 
 from spool.core import layout, reasons
 from spool.core.arrays import Tasks
-from spool.core.errors import InvalidJob, SpoolError, cannot
+from spool.core.errors import SpoolError, cannot
 from spool.core.layout import HELD, QUEUED, RUNNING, NaturalOrder, natural
 from spool.core.model import SECOND_NS, Result, State
 from spool.core.reasons import INSTANT
@@ -376,12 +376,8 @@ def tasks_in(spool: Spool, name: str) -> Tasks | None:
 
 def _tasks_of_run(spool: Spool, name: str, run: int) -> Tasks | None:
     """Return the tasks that a run of an array has made; None if a power cut has emptied the copy of its file."""
-    from spool.formats import jobfile  # imported here, because a list without arrays does not need it
-
-    try:
-        return Tasks(name, jobfile.parse(spool.record(name, run, layout.SPEC_COPY) or b"", name=name))
-    except InvalidJob:
-        return None
+    spec = spool.spec(name, run)
+    return Tasks(name, spec) if spec is not None else None
 
 
 def with_progress(spool: Spool, row: JobRow) -> JobRow:

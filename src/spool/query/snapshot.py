@@ -10,7 +10,7 @@ import os
 import pwd
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from enum import StrEnum
 
 from msgspec import Struct, field
@@ -18,31 +18,27 @@ from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.arrays import array_of
-from spool.core.errors import InvalidJob, InvalidReservation, SpoolError, cannot
-from spool.core.gpus import NOBODY, conflict, is_active, known_gpus, settle
-from spool.core.layout import HELD, QUEUED, RUNNING, engine_of
-from spool.core.lifecycle import Outlived, Verdict
-from spool.core.model import SECOND_NS, Holding, JobDefaults, Machine, Policy, Reservation, Sized, Spec, Waiting
+from spool.core.errors import InvalidReservation, SpoolError, cannot
+from spool.core.gpus import NOBODY, as_if_alone, conflict, is_active, known_gpus, settle
+from spool.core.layout import engine_of
+from spool.core.model import SECOND_NS, Holding, Machine, Policy, Reservation, Sized, Spec, Waiting
 from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
-from spool.formats import jobfile, journal, reservation
-from spool.formats.journal import recall
+from spool.formats import reservation
 from spool.formats.state import MachineView, StateView
 from spool.machine.gpus import LIMIT_NS
-from spool.machine.host import why_not_expanded
 from spool.machine.processes import MachineProber
+from spool.query.look import Look
 from spool.query.rows import in_words, last_view, machine_told
 from spool.query.shared import MachineSharing, MachineUse, arbiter_view, shared_machine
-from spool.state.load import ArrayNames, Loader, OutcomeIndex, load_array
+from spool.state.load import ArrayNames, OutcomeIndex
 from spool.state.past import Sizing, past_of
-from spool.state.run import ActiveRun, JobFileVersion, StartBackoff
-from spool.state.table import Array, SchedulerState
-from spool.state.world import MachineMonitor, as_if_alone, on_shared
+from spool.state.run import StartBackoff
+from spool.state.table import SchedulerState
+from spool.state.world import MachineMonitor, on_shared
 from spool.store.disk import remedy_for
-from spool.store.edited import FileText, ReadFailure, Settings, is_open_in_editor, read_stable
-from spool.store.reading import read_bytes
+from spool.store.edited import ReadFailure, Settings, read_stable
 from spool.store.spool import Spool
-from spool.store.tolerant import unreadable
 
 
 class ReservationState(StrEnum):
@@ -206,8 +202,6 @@ def _exists(user: str) -> bool:
 
 _GPU_PATIENCE_NS = 3 * SECOND_NS
 _LONG_PATIENCE_NS = LIMIT_NS  # for queries about GPUs: long enough to detect that NVML hangs
-_LARGE = 1 << 16  # bytes: a larger file that a dispatcher has found invalid is not read again
-_OVER = frozenset({Verdict.ENDED, Verdict.VOID})
 
 
 class Snapshot(Struct, frozen=True):
@@ -254,14 +248,12 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
         executors=Executors(lambda: settings.config.executor, config=lambda: settings.config),
         newest_result=spool.newest_result,
     )
-    look = _Look(spool, table, settings, now_ns)
     dispatcher = spool.dispatcher_lives()
     last, silent_ns = last_view(spool, now_ns) if dispatcher else (None, None)
     said = last if silent_ns is None else None
     table.executors.believe(said.executors if said is not None else {})
-    look.arrays()
-    look.runs()
-    left_out = look.files() | table.unsettled
+    prober = MachineProber(frozenset(settings.config.other_hosts_gone))
+    left_out = Look(spool, settings.config, now_ns).fill(table, prober)
     refusal = _load_refusals(table, said)
     left_out |= dict.fromkeys((*table.arrays, *table.array_files), "it is an array; its tasks are planned one by one")
     told = said.machine.told() if said is not None and said.machine is not None else None
@@ -311,117 +303,6 @@ def _expand(table: SchedulerState, now_ns: int) -> dict[str, tuple[str, ...]]:
     return {name: tuple(tasks) for name, tasks in found.items() if name in table.array_files}
 
 
-class _Look:
-    """One look at the files, which fills *table*."""
-
-    def __init__(self, spool: Spool, table: SchedulerState, settings: Settings, now_ns: int) -> None:
-        self._spool = spool
-        self._table = table
-        self._settings = settings
-        self._now_ns = now_ns
-        self._memory = recall(list(journal.parse(spool.file(layout.JOURNAL) or b"")))
-        self._loader = Loader(spool.strict, self._memory, settings)
-
-    def arrays(self) -> None:
-        """Add every array in progress."""
-        spool = self._spool
-        running, held = set(spool.names(RUNNING)), set(spool.names(HELD))
-        for name in running | held | {name for name, _ in self._memory.open}:
-            try:
-                array = _array(spool.strict, name)
-            except OSError as error:
-                self._unsettled(name, error)
-                continue
-            if array is not None:
-                array.edited(spool.job_spec(RUNNING if name in running else HELD, name), (0, 0))
-                if name in held and name not in running:
-                    array.hold(self._now_ns)
-                if name not in running | held:
-                    array.withdrawn()  # and its tasks have not all ended
-                self._table.add_array(array)
-
-    def runs(self) -> None:
-        """Add every run that is not known to be gone; an unreadable one as the journal has it."""
-        prober = MachineProber(frozenset(self._settings.config.other_hosts_gone))
-        names = {*self._spool.names(RUNNING), *(name for name, _ in self._memory.open)}
-        for name in names - self._table.arrays.keys():
-            try:
-                live = self._run(self._spool.strict, name, prober)
-            except OSError as error:
-                self._unsettled(name, error)
-                live = self._loader.unread_run(name)
-            if live is not None:
-                self._table.add_run(self._table.job(name), live)
-
-    def _unsettled(self, name: str, error: OSError) -> None:
-        """Leave out a job whose records cannot be read, since nothing may be concluded about it."""
-        where = self._spool.layout.runs(name)
-        self._table.unsettle(name, unreadable(error, where))
-        self._spool.note(error, where)
-
-    def _run(self, spool: Spool, name: str, prober: MachineProber) -> ActiveRun | None:
-        run = spool.latest_run(name)
-        files = spool.load(name, run, prober) if run is not None else None
-        if files is None or files.proof.verdict in _OVER:
-            return None
-        live = self._loader.run(files, self._memory.open.get((name, files.run)) or self._memory.waits.get(name))
-        if live.elsewhere is not None and files.began_ns is not None:
-            live.began(0, files.began_ns)
-        if files.proof.verdict is Verdict.STOPPING:
-            live.see(Outlived(files.left.at_ns if files.left is not None else None))
-        return live
-
-    def files(self) -> dict[str, str]:
-        """Add every waiting and held job; return why some cannot be planned."""
-        spool, table, left_out = self._spool, self._table, dict[str, str]()
-        ran_before = set(spool.jobs_with_runs())
-        for place in (QUEUED, HELD):
-            for name in spool.names(place):
-                if name in table.arrays:
-                    continue
-                path = spool.layout.job_file(place, name)
-                try:
-                    seen = read_stable(path)
-                except OSError as error:
-                    spool.note(error, path)
-                    left_out[name] = unreadable(error, path)
-                    continue
-                if isinstance(seen, ReadFailure):
-                    if seen not in (ReadFailure.GONE, ReadFailure.NOT_OURS):
-                        left_out[name] = f"its file is {seen.value}"
-                    continue
-                version = seen.version
-                defaults = self._memory.completed(name, version, self._settings.config.defaults)
-                file = _file(spool, place, name, seen, defaults)
-                if file.spec is None:
-                    left_out[name] = file.problem or ""
-                job = table.job(name)
-                table.see_file(job, place, file)
-                line = self._memory.waits.get(name)
-                if line is not None and job.wait is None:
-                    table.recall_place(name, line)
-                    if name in ran_before:
-                        try:
-                            self._loader.recall_series(table, job, line)
-                        except OSError as error:
-                            self._unsettled(name, error)
-                table.place(job, self._now_ns)
-                table.settle(job)
-        return left_out
-
-
-def _array(spool: Spool, name: str) -> Array | None:
-    record = spool.newest_array(name)
-    if record is None or spool.result(name, record.run) is not None:
-        return None
-    array = load_array(spool, record)
-    if array is not None:
-        with suppress(OSError):
-            files = os.listdir(f"{spool.layout.metadir(name, record.run)}/{layout.TASKS}")
-            array.resume({task for task in map(layout.job_of, files) if task is not None})
-    return array
-
-
 def _load_refusals(table: SchedulerState, said: StateView | None) -> str:
     """Apply the machine's refusals of jobs, and return why it starts nothing, if so."""
     if said is None:
@@ -431,34 +312,6 @@ def _load_refusals(table: SchedulerState, said: StateView | None) -> str:
         if job is not None:
             table.recall_refusal(job, StartBackoff(1, refused.why, refused.until_ns))
     return said.machine.refusal if said.machine is not None else ""
-
-
-def _file(spool: Spool, place: str, name: str, seen: FileText, defaults: JobDefaults) -> JobFileVersion:
-    identity = (*seen.version, seen.status.st_ctime_ns, seen.status.st_uid)
-    if is_open_in_editor(spool.layout.at(place), name):
-        return JobFileVersion(*identity, None, "its file is open in an editor")
-    told = spool.why_not(seen.status, place, name)
-    told = told or (_told(spool, place, name, seen) if len(seen.data) > _LARGE else "")
-    if told:
-        return JobFileVersion(*identity, None, told, True)
-    try:
-        spec = jobfile.parse(seen.data, name=name, defaults=defaults, why_no_path=why_not_expanded)
-    except InvalidJob as error:
-        return JobFileVersion(*identity, None, "; ".join(problem.message for problem in error.problems), True)
-    return JobFileVersion(*identity, spec)
-
-
-def _told(spool: Spool, place: str, name: str, seen: FileText) -> str:
-    """Return the dispatcher's message about this version of a file; "" if there is none."""
-    path = spool.layout.error_file(place, name)
-    try:
-        if os.stat(path).st_mtime_ns < seen.status.st_ctime_ns:
-            return ""
-        text = read_bytes(path, 1 << 20) or b""
-    except OSError:
-        return ""
-    lines = text.decode("utf-8", "replace").splitlines()
-    return "; ".join(line.removeprefix("- ") for line in lines if line.startswith("- "))
 
 
 def machine_now(spool: Spool, now_ns: int, *, with_gpus: bool = True, patience_ns: int = _LONG_PATIENCE_NS) -> Machine:

@@ -18,11 +18,11 @@ from spool.core.arrays import Tasks, array_of, outcome_of
 from spool.core.errors import InvalidRecord
 from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING
 from spool.core.model import SECOND_NS, Grant, Jid, Spec, State
+from spool.formats.config import Config
 from spool.formats.journal import Memory, Started, Waits
 from spool.formats.run_records import ArrayRecord, GrantRecord, RunFiles, parse_history_line
-from spool.state.run import ActiveRun, Attempts, attempts_so_far
-from spool.state.table import Array, JobEntry, SchedulerState, new_array
-from spool.store.edited import Settings
+from spool.state.run import ActiveRun, Attempts, JobEntry, attempts_so_far
+from spool.state.table import Array, SchedulerState, new_array
 from spool.store.spool import Spool
 
 FEW = 4096
@@ -70,20 +70,13 @@ class ArrayNames(Mapping[str, tuple[str, ...]]):
         self._known.pop(name, None)
 
     def _read(self, name: str) -> tuple[str, ...]:
-        try:
-            return self._recorded(name)
-        except OSError:
-            return ()  # its outcome cannot be read either, which is reported
-
-    def _recorded(self, name: str) -> tuple[str, ...]:
-        spool, record = self._spool, self._spool.newest_array(name)
-        if record is None:
-            return ()
-        result = spool.result(name, record.run)
-        if result is not None and result.outcome is State.CANCELLED:
-            return ()
-        spec = spool.spec(name, record.run)
-        return Tasks(name, spec).names() if spec is not None else ()
+        with suppress(OSError):  # its outcome cannot be read either, which is reported
+            record = self._spool.newest_array(name)
+            result = self._spool.result(name, record.run) if record is not None else None
+            cancelled = result is not None and result.outcome is State.CANCELLED
+            spec = self._spool.spec(name, record.run) if record is not None and not cancelled else None
+            return Tasks(name, spec).names() if spec is not None else ()
+        return ()
 
 
 class OutcomeIndex(Mapping[str, State]):
@@ -209,12 +202,16 @@ class Loader:
     """Finds the runs that are not over. All of it raises OSError for records that cannot be read."""
 
     def __init__(
-        self, spool: Spool, memory: Memory, settings: Settings, settle: Callable[[str, int], bool] | None = None
+        self,
+        spool: Spool,
+        memory: Memory,
+        config: Callable[[], Config],
+        settle: Callable[[str, int], bool] | None = None,
     ) -> None:
         """*settle* withdraws a run that was prepared and never claimed, as for `attempts_so_far`."""
         self._spool = spool
         self._memory = memory
-        self._settings = settings
+        self._config = config
         self._settle = settle
 
     def run(self, files: RunFiles, known: Started | Waits | None) -> ActiveRun:
@@ -244,7 +241,7 @@ class Loader:
         started = self._memory.newest(name)
         if started is None:
             return None
-        config, spec = self._settings.config, None
+        config, spec = self._config(), None
         with suppress(OSError):
             spec = self._spool.job_spec(RUNNING, name, config.defaults)
         spec = spec or Spec(command="true")
@@ -263,7 +260,7 @@ class Loader:
 
     def spec(self, name: str, run: int, inode: int) -> Spec:
         """Return the spec of a run: from its copy of the job file, or from the job file, wherever it is."""
-        spool, defaults = self._spool, self._settings.config.defaults
+        spool, defaults = self._spool, self._config().defaults
         spec = spool.spec_in_force(name, run, kill_grace_ns=defaults.kill_grace_ns)
         for place in (RUNNING, QUEUED, HELD, DONE):
             if spec is None and (place == RUNNING or spool.holds(inode, name, place)):
@@ -273,10 +270,14 @@ class Loader:
 
     def presumed_grant(self, name: str, run: int, spec: Spec, known: Started | Waits | None) -> GrantRecord:
         """Return what is assumed in place of a `grant.toml` that a power cut took or emptied."""
+        jid, engine = self._spool.jid(name, run), self._spool.engine(name, run)
+        executor = engine[0] if engine is not None else spec.executor or self._config().executor
+        if isinstance(jid, Jid):
+            executor = jid.engine.partition(":")[0] if jid.engine is not None else LOCAL_EXECUTORS[0]
         record = GrantRecord(
             name,
             run,
-            executor=self._presumed_executor(name, run, spec),
+            executor=executor,
             grant=Grant(cpus=spec.request.cpus, resources=spec.request.resources),
         )
         if known is None:
@@ -284,19 +285,12 @@ class Loader:
         so_far = self._attempts(name, known.arrived_at_ns, before=run)
         return replace(record, attempt=so_far.attempt, requeues=so_far.requeues, submitted_at_ns=known.arrived_at_ns)
 
-    def _presumed_executor(self, name: str, run: int, spec: Spec) -> str:
-        jid = self._spool.jid(name, run)
-        if isinstance(jid, Jid):
-            return jid.engine.partition(":")[0] if jid.engine is not None else LOCAL_EXECUTORS[0]
-        known = self._spool.engine(name, run)
-        return known[0] if known is not None else spec.executor or self._settings.config.executor
-
-    def recall_series(self, table: SchedulerState, job: JobEntry, line: Waits) -> None:
+    def recall_series(self, job: JobEntry, line: Waits) -> None:
         """Restore the attempts of the submission that waits by that *line* of the journal."""
         if job.live is None:
-            table.recall_series(job, self._attempts(job.name, line.arrived_at_ns))
+            job.attempts = self._attempts(job.name, line.arrived_at_ns)
         elif job.live.wait.arrived_at_ns == line.arrived_at_ns:
-            table.recall_series(job, job.live.attempts)
+            job.attempts = job.live.attempts
 
     def _attempts(self, name: str, arrived_at_ns: int, *, before: int | None = None) -> Attempts:
         return attempts_so_far(self._spool, name, arrived_at_ns, before=before, settle=self._settle)

@@ -7,19 +7,21 @@ its start, its phase, and facts independent of the phase.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.core import lifecycle
 from spool.core.gpuuse import GpuWatch
-from spool.core.layout import LOCAL_EXECUTORS
-from spool.core.lifecycle import Liveness, RunEnd, handed_to
+from spool.core.layout import LOCAL_EXECUTORS, QUEUED
+from spool.core.lifecycle import Liveness, RunEnd, handed_to, suspended_words
 from spool.core.model import (
     NOT_SUSPENDED,
     SECOND_NS,
     Grant,
     Jid,
+    Request,
     Result,
     Running,
     Spec,
@@ -30,12 +32,15 @@ from spool.core.model import (
     granted_request,
     in_force,
 )
-from spool.executors import RunHandle, Usage
 from spool.formats import journal
 from spool.formats.capabilities import capabilities, engine_title
-from spool.formats.run_records import GrantRecord, WrittenUsage
-from spool.store.ownership import this_user
+from spool.formats.run_records import GrantRecord, Usage, WrittenUsage
+from spool.formats.state import GpuUseView, of_spec, running_words
+from spool.store.ownership import name_of, this_user
 from spool.store.spool import Spool
+
+if TYPE_CHECKING:
+    from spool.executors import RunHandle  # a list of waiting jobs starts nothing
 
 UNREVIEWED = "hook queueing: asked"
 """The problem of a new file in which hooks may still set keys."""
@@ -210,7 +215,6 @@ class ActiveRun(Struct, eq=False):
     order: StopAsked | StopOrdered | None = None  # to stop it
     file_missing_ns: int | None = None  # monotonic: since when its file is not in running/
     mtime_ns: int | None = None  # of the job file in running/, as seen last
-    claim_told: bool = False  # an event or a look has shown the move of its file to running/
     refused: StartBackoff = NO_BACKOFF  # how many times in a row the machine has refused this job
     usage: Usage = Usage()
     gpu_watch: GpuWatch | None = None  # its GPU use, once looked at
@@ -412,12 +416,7 @@ class ActiveRun(Struct, eq=False):
 
     def file_seen(self, inode: int, mtime_ns: int) -> None:
         """Set the identity and time of its job file in `running/`."""
-        self.inode, self.mtime_ns, self.file_missing_ns, self.claim_told = inode, mtime_ns, None, True
-
-    def is_claim_told(self) -> bool:
-        """Count an event of a file in `running/`; return whether it is the one of its claim."""
-        before, self.claim_told = self.claim_told, True
-        return not before
+        self.inode, self.mtime_ns, self.file_missing_ns = inode, mtime_ns, None
 
     def is_new_text(self, inode: int, mtime_ns: int) -> bool:
         """Whether the job file in `running/`, with these values, may have a new content since it was last seen."""
@@ -536,6 +535,31 @@ class ActiveRun(Struct, eq=False):
             preempted_for=self.stop.reason if self.stop_kind is StopKind.PREEMPT and self.stop is not None else None,
         )
 
+    def row(self, state: State, reason: str, *, problem: str = "") -> dict[str, Any]:
+        """Return its row in every view, in that *state*."""
+        watch, spec = self.gpu_watch, self.requested
+        reason = reason or suspended_words(self.suspension, self.suspended_by) or self.kept
+        return {
+            "state": state,
+            "reason": reason or running_words(spec, watch, state),
+            "problem": problem,
+            "run": self.run,
+            "attempt": self.attempts.attempt,
+            "gpu_uuids": self.grant.gpu_uuids,
+            "cpu_list": self.grant.cpu_list,
+            "gpu_use": GpuUseView.of(watch) if watch is not None else (),
+            "gpu_idle_ns": watch.idle_ns if watch is not None else 0,
+            "user": self.user,
+            "submitted_at_ns": self.wait.arrived_at_ns,
+            "started_at_ns": self.ran_from_ns,
+            "engine": self.elsewhere,
+            "node": self.node,
+            "suspended_ns": self.suspension.before_ns,
+            "suspended_at_ns": self.suspension.since_ns,
+            **of_spec(spec),
+            "cpus": self.grant.cpus,
+        }
+
     @classmethod
     def of_records(
         cls,
@@ -564,6 +588,74 @@ class ActiveRun(Struct, eq=False):
             phase=lifecycle.ACTIVE,
             order=StopOrdered(stop) if stop is not None else None,
             origin=Adopted(record.boot_id),
-            claim_told=True,
             lease=record.lease,
         )
+
+
+class JobEntry(Struct, eq=False):
+    """The state of one name."""
+
+    name: str
+    queued: JobFileVersion | None = None
+    held: JobFileVersion | None = None
+    live: ActiveRun | None = None
+    wait: QueueTime | None = None
+    attempts: Attempts = FIRST_ATTEMPT
+    refused: StartBackoff = NO_BACKOFF  # of the machine, since the last run that began
+    last_inode: int | None = None  # of the last file that waited
+    blocked: str | None = None  # why the last start failed
+    asked: str = ""  # what its start waits for, during a review
+    parked: bool = False  # whether it was held when last seen
+    hold_reason: str = ""  # why spool itself has held it
+    told_run: int | None = None  # the run whose end was reported, until it is filed
+
+    def file(self, place: str) -> JobFileVersion | None:
+        """Return its file in `queued/` or `held/`."""
+        return self.queued if place == QUEUED else self.held
+
+    def see_file(self, place: str, file: JobFileVersion | None) -> None:
+        """Set its file in `queued/` or `held/` as seen; None: it is not there."""
+        if place == QUEUED:
+            self.queued = file
+        else:
+            self.held = file
+        if (seen := self.queued or self.held) is not None:
+            self.last_inode = seen.inode
+
+    def see_why_held(self, why: str) -> None:
+        """Set why spool itself holds it; "": it does not."""
+        self.hold_reason = why
+
+    def row(
+        self, file: JobFileVersion, reason: object = "", *, problem: str = "", request: Request | None = None
+    ) -> dict[str, Any]:
+        """Return its row in every view while it waits or is held with that *file*; its next run gets *request*."""
+        state = State.QUEUED if file is self.queued else State.HELD
+        since_ns = self.wait.arrived_at_ns if self.wait is not None else None
+        known = {"problem": problem, "user": name_of(file.uid), "submitted_at_ns": since_ns}
+        if file.spec is None:
+            return {"state": State.INVALID if file.invalid else state, "reason": file.problem or "", **known}
+        known |= {"state": state, "reason": str(reason), "attempt": self.attempts.attempt}
+        return known | of_spec(file.spec, request)
+
+    def recall_place(self, line: journal.Waits, inode: int | None = None) -> None:
+        """Restore its place from the journal, and the *inode* of the file that waited, if known."""
+        self.wait = QueueTime(line.arrived_at_ns, line.waited_ns_before, line.clock_at_ns)
+        self.parked, self.last_inode = line.clock_at_ns is None, inode or self.last_inode
+
+    def takes_place(self, now_ns: int) -> bool:
+        """Take its place in the queue, and let its clock run, as its file was seen; return whether it is a new one.
+
+        A job that a user moved out of `running/` keeps the place of its run.
+        """
+        file, queued = self.queued or self.held, self.queued is not None
+        assert file is not None
+        new = False
+        if self.wait is None:
+            live = self.live
+            if live is not None and live.inode == file.inode and live.mtime_ns in (None, file.mtime_ns):
+                self.wait, self.attempts = QueueTime(live.wait.arrived_at_ns), live.attempts
+            else:
+                self.wait, self.attempts, new = QueueTime(min(file.changed_at_ns, now_ns)), FIRST_ATTEMPT, True
+        self.wait = self.wait.lying(file, now_ns, queued=queued)
+        return new

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from spool.core.arrays import Tasks, array_of, cancelled_by, in_words, outcome_of, progress
 from spool.core.gpuuse import RecentRecorder
-from spool.core.layout import QUEUED
 from spool.core.model import (
     Holding,
     Machine,
@@ -34,6 +34,7 @@ from spool.core.scheduler import View
 from spool.executors import Executors
 from spool.formats import journal
 from spool.formats.run_records import ArrayRecord
+from spool.formats.state import of_spec
 from spool.state.past import Sizing
 from spool.state.run import (
     FIRST_ATTEMPT,
@@ -41,6 +42,7 @@ from spool.state.run import (
     UNREVIEWED,
     ActiveRun,
     Attempts,
+    JobEntry,
     JobFileVersion,
     QueueTime,
     StartBackoff,
@@ -182,6 +184,20 @@ class Array(Struct, eq=False):
         """Return the outcomes of its tasks, in words."""
         return in_words(self.ended.values(), len(self.names))
 
+    def row(self, state: State, reason: str) -> dict[str, Any]:
+        """Return its row in every view while it is in progress, in that *state*."""
+        return {
+            "state": state,
+            "reason": reason,
+            "run": self.run,
+            "attempt": 1,
+            "user": self.user,
+            "submitted_at_ns": self.arrived_at_ns,
+            "started_at_ns": self.expanded_at_ns,
+            "array": True,
+            **of_spec(self.spec),
+        }
+
     def progress(self, running: int) -> str:
         """Return its progress in words; *running* is the number of tasks that run now."""
         return progress(len(self.ended) + len(self.unknown), len(self.names), running, list(self.taken))
@@ -203,28 +219,6 @@ def new_array(spec: Spec, record: ArrayRecord) -> Array:
         names=tasks.names(),
         max_running=tasks.max_running,
     )
-
-
-class JobEntry(Struct, eq=False):
-    """The state of one name."""
-
-    name: str
-    queued: JobFileVersion | None = None
-    held: JobFileVersion | None = None
-    live: ActiveRun | None = None
-    wait: QueueTime | None = None
-    attempts: Attempts = FIRST_ATTEMPT
-    refused: StartBackoff = NO_BACKOFF  # of the machine, since the last run that began
-    last_inode: int | None = None  # of the last file that waited
-    blocked: str | None = None  # why the last start failed
-    asked: str = ""  # what its start waits for, during a review
-    parked: bool = False  # whether it was held when last seen
-    hold_reason: str = ""  # why spool itself has held it
-    told_run: int | None = None  # the run whose end was reported, until it is filed
-
-    def file(self, place: str) -> JobFileVersion | None:
-        """Return its file in `queued/` or `held/`."""
-        return self.queued if place == QUEUED else self.held
 
 
 class SchedulerState(Struct):
@@ -370,23 +364,6 @@ class SchedulerState(Struct):
             holding=holding,
         )
 
-    def place(self, job: JobEntry, now_ns: int) -> bool:
-        """Give a job whose file was seen its place in the queue, and its clock; return whether it is a new submission.
-
-        A job that a user moved out of `running/` keeps the place of its run.
-        """
-        file, queued = job.queued or job.held, job.queued is not None
-        assert file is not None
-        new = False
-        if job.wait is None:
-            live = job.live
-            if live is not None and live.inode == file.inode and live.mtime_ns in (None, file.mtime_ns):
-                job.wait, job.attempts = QueueTime(live.wait.arrived_at_ns), live.attempts
-            else:
-                job.wait, job.attempts, new = QueueTime(min(file.changed_at_ns, now_ns)), FIRST_ATTEMPT, True
-        job.wait = job.wait.lying(file, now_ns, queued=queued)
-        return new
-
     def changed(self) -> None:
         """Invalidate the plan: a fact that decisions depend on has changed."""
         self.version += 1
@@ -396,15 +373,10 @@ class SchedulerState(Struct):
 
     def see_file(self, job: JobEntry, place: str, file: JobFileVersion | None) -> None:
         """Set the file of a job in `queued/` or `held/` as seen; None: it is not there. Settles nothing."""
-        if place == QUEUED:
-            job.queued = file
-        else:
-            job.held = file
+        job.see_file(place, file)
         job.blocked = None  # the file may have been the reason
         if file is not None and file.problem == UNREVIEWED:
             self.to_review[job.name] = None
-        if (seen := job.queued or job.held) is not None:
-            job.last_inode = seen.inode
 
     def refuse_file(self, job: JobEntry, place: str, problem: str, *, invalid: bool = False) -> None:
         """Mark a file as unusable after all; *invalid*: because of a mistake in it."""
@@ -428,22 +400,6 @@ class SchedulerState(Struct):
         if file is not None and file.problem == UNREVIEWED:
             file.spec, file.unreviewed, file.problem = file.unreviewed, None, None
             self.settle(job)
-
-    def see_why_held(self, job: JobEntry, why: str) -> None:
-        """Set why spool itself holds a job; "": it does not."""
-        job.hold_reason = why
-
-    # The place of a job in the queue, and its clock.
-
-    def recall_place(self, name: str, line: journal.Waits, inode: int | None = None) -> None:
-        """Restore the place of a job from the journal, and the *inode* of the file that waited, if known."""
-        job = self.job(name)
-        job.wait = QueueTime(line.arrived_at_ns, line.waited_ns_before, line.clock_at_ns)
-        job.parked, job.last_inode = line.clock_at_ns is None, inode or job.last_inode
-
-    def recall_series(self, job: JobEntry, attempts: Attempts) -> None:
-        """Restore the attempts of a job's submission."""
-        job.attempts = attempts
 
     def recall_refusal(self, job: JobEntry, refused: StartBackoff) -> None:
         """Let a job wait that the machine has refused, as the dispatcher says."""
@@ -506,7 +462,7 @@ class SchedulerState(Struct):
         job.queued, job.wait, job.attempts, job.refused = None, None, FIRST_ATTEMPT, NO_BACKOFF
         self.add_run(job, live)
         if job.held is not None:  # another file of its name is held
-            self.place(job, now_ns)
+            job.takes_place(now_ns)
         self.settle(job)
 
     def began(self, name: str) -> None:

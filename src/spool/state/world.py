@@ -47,15 +47,6 @@ def on_shared(machine: Machine, config: Config, shared: SharedView) -> Machine:
     )
 
 
-def as_if_alone(machine: Machine) -> Machine:
-    """Return *machine* without its other users, whom the arbiter of a shared machine judges."""
-    gpus = tuple(
-        replace(gpu, foreign=(), taken_bytes=(), memory_free_bytes=None if gpu.problem else gpu.memory_total_bytes)
-        for gpu in machine.gpus
-    )
-    return replace(machine, memory_available_bytes=None, gpus=gpus)
-
-
 class MachineMonitor:
     """Watches the machine for a dispatcher or for a command that plans."""
 

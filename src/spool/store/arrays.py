@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.arrays import Tasks, array_of, in_words, outcome_of
-from spool.core.errors import InvalidJob, InvalidRecord
+from spool.core.errors import InvalidRecord
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.core.model import Result, State
 from spool.formats.run_records import ArrayRecord
@@ -72,13 +72,10 @@ def _end_of(spool: Spool, task: str, since_ns: int) -> tuple[State, int]:
 
 def task_names(spool: Spool, name: str, run: int, record: ArrayRecord | None) -> tuple[str, ...]:
     """Return the tasks of an expanded array, in order; *record* is that of its run."""
-    from spool.formats import jobfile  # imported here, because a list without arrays does not need it
-
-    text = spool.record(name, run, layout.SPEC_COPY)
-    try:
-        return Tasks(name, jobfile.parse(text or b"", name=name)).names()
-    except InvalidJob:  # emptied by a power cut
+    spec = spool.spec(name, run)
+    if spec is None:  # emptied by a power cut
         return tuple(f"{name}_{index}" for index in range(record.tasks if record is not None else 0))
+    return Tasks(name, spec).names()
 
 
 class Issue(Enum):

@@ -48,14 +48,8 @@ _STAGED = re.compile(  # staged by a process of that pid, or moved aside by `spo
 class Staged(NamedTuple):
     """A metadir that is not visible yet."""
 
-    top: str  # its root in the staging directory
-    metadir: str
+    path: str
     blank: tuple[str, ...]  # records that exist, but are empty
-
-    @property
-    def holds_job(self) -> bool:
-        """Whether it is inside the future directory of its job."""
-        return self.top != self.metadir
 
 
 class LockedSpool(Spool):
@@ -168,25 +162,18 @@ class LockedSpool(Spool):
         runs = self.runs(name)
         return (runs[-1] if runs else self.last_removed_run(name)) + 1
 
-    def stage(self, files: dict[str, bytes], *, blank: tuple[str, ...] = (), with_job: bool = False) -> Staged:
-        """Write the first records of a metadir in the staging directory.
-
-        The records *blank* are empty until it is published. *with_job*: it is for run 1, and the directory of its job,
-        which may not exist yet, is staged with it.
-        """
+    def stage(self, files: dict[str, bytes], *, blank: tuple[str, ...] = ()) -> Staged:
+        """Write the first records of a metadir in the staging directory; *blank* are empty until it is published."""
         self._staged += 1
-        top = f"{self.disk.staging}/{self._pid}.run.{self._staged}"
-        staged = Staged(top, f"{top}/1" if with_job else top, blank)
+        staged = Staged(f"{self.disk.staging}/{self._pid}.run.{self._staged}", blank)
         try:
-            self.disk.mkdir(top)
+            self.disk.mkdir(staged.path)
         except OSError as error:
             if disk_is_full(error):  # every other start would fail as well
-                raise SpoolTrouble(error.errno, error.strerror, top) from error
+                raise SpoolTrouble(error.errno, error.strerror, staged.path) from error
             raise
         try:
-            if staged.holds_job:
-                self.disk.mkdir(staged.metadir)
-            self._fill(staged.metadir, files | dict.fromkeys(blank, b""))
+            self._fill(staged.path, files | dict.fromkeys(blank, b""))
         except OSError:
             self.unstage(staged)
             raise
@@ -197,25 +184,12 @@ class LockedSpool(Spool):
         if staged is None:
             staged = self.stage({})
         try:
-            self._fill(staged.metadir, files, staged.blank)
-            if staged.holds_job and self._is_published_with_job(staged, name):
-                return
+            self._fill(staged.path, files, staged.blank)
             self.ensure_runs(name)
-            self.disk.rename(staged.metadir, self.layout.metadir(name, run))
-            if staged.holds_job:
-                self.disk.rmdir(staged.top)
+            self.disk.rename(staged.path, self.layout.metadir(name, run))
         except OSError:
             self.unstage(staged)
             raise
-
-    def _is_published_with_job(self, staged: Staged, name: str) -> bool:
-        try:
-            self.disk.rename(staged.top, self.layout.runs(name))
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-                raise
-            return False  # another process has put something there meanwhile
-        return True
 
     def ensure_runs(self, name: str) -> None:
         """Create the directory for the runs of a job, if it is missing. Raises OSError if a link has its name."""
@@ -239,7 +213,7 @@ class LockedSpool(Spool):
     def unstage(self, staged: Staged) -> None:
         """Remove a staged metadir; the next dispatcher sweeps the rest."""
         with contextlib.suppress(OSError):
-            self.disk.remove_tree(staged.top)
+            self.disk.remove_tree(staged.path)
 
     def is_between(self, name: str) -> bool:
         """Whether the file in `queued/` is in `held/` as well: a hold or release is under way.

@@ -86,18 +86,6 @@ def _read_record(path: str, limit: int, *, with_status: bool) -> tuple[os.stat_r
             os.close(fd)
 
 
-def glimpse(path: str) -> tuple[os.stat_result, bytes] | None:
-    """Return status and content of a small file, by one look; None if that look does not suffice.
-
-    Never blocks, follows no link.
-    """
-    try:
-        found = read_with_status(path, _BLOCK)
-    except OSError:
-        return None
-    return found if found is not None and found[0].st_size < _BLOCK else None
-
-
 def _is_regular(file: str | int) -> bool:
     """Whether a path or an open file is a regular file, or is missing by now."""
     status = os.fstat(file) if isinstance(file, int) else status_of(file)

@@ -667,8 +667,12 @@ class Spool:
         if jid is not Liveness.ABSENT or (grant is not None and grant.executor not in LOCAL_EXECUTORS):
             return jid  # it may wait there for days, through restarts of this machine
         if grant is None or not grant.boot_id or grant.boot_id == prober.boot_id():
-            # The jid was removed, or this spool is a copy, and the original may have it by now.
-            return Liveness.GONE if self.has_begun(name, run) or self.why_copied(grant) else jid
+            if not self.has_begun(name, run) and not self.why_copied(grant):
+                return jid
+            # It comes before every sign of a beginning. So it was written since, or it was removed; or this spool is a
+            # copy, and the original may have it by now.
+            written = self.jid(name, run)
+            return Liveness.GONE if written is jid else self._liveness(name, run, written, granted, prober)
         if grant.host is None or prober.liveness(Jid(1, 0, grant.boot_id, "-", grant.host)) is Liveness.REBOOTED:
             return Liveness.REBOOTED  # started before this boot; its jid did not reach the disk
         return jid

@@ -32,7 +32,7 @@ from spool.machine.processes import Found
 from spool.query.details import compare, job_details
 from spool.query.explain import why
 from spool.query.jobs import list_jobs
-from spool.query.listing import WaitWatch
+from spool.query.listing import awaited
 from spool.query.rows import JobFilter, JobRow
 from spool.state.run import ActiveRun
 from spool.store.locked_spool import LockedSpool
@@ -306,7 +306,7 @@ def test_a_run_that_waits_in_its_engine_is_submitted_with_the_engines_reason(ses
     view = told(session)
     assert (view.state, view.reason, view.started_at_ns) == ("submitted", "Slurm: PENDING (Resources)", None)
     spool = Spool(str(session.world.root))
-    assert WaitWatch(spool, ["x"]).look(time.time_ns()).submitted == 1
+    assert [row.state for row in awaited(spool, ["x"])] == [State.SUBMITTED]
     run.begin()
     assert listed(session).state is State.RUNNING
     run.waits = None
@@ -323,14 +323,19 @@ def test_what_waits_in_an_engine_has_used_nothing(session: Session) -> None:
     run, live = handed_over(session, "x", "cpus = 4")
     state = now(session).state
     user = state.runs["x"].user
-    assert (state.runs["x"].submitted, user in state.past.shares._rate) == (True, False)
+
+    def uses() -> bool:
+        usage = state.past.shares._usage.get(user)
+        return usage is not None and usage.rate > 0
+
+    assert (state.runs["x"].submitted, uses()) == (True, False)
     run.begin()
     now(session).supervisor.suspect(live)
     session.turns(1)
-    assert (state.runs["x"].submitted, user in state.past.shares._rate) == (False, True)
+    assert (state.runs["x"].submitted, uses()) == (False, True)
     run.end(0)
     session.settle()
-    assert user not in state.past.shares._rate
+    assert not uses()
 
 
 @pytest.mark.parametrize("begins", [True, False])

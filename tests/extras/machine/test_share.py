@@ -14,6 +14,7 @@ import pytest
 
 from crash.world import Session, World, world_at
 from spool.core import layout
+from spool.core.gpus import as_if_alone
 from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS, Core, Gpu, Grant, Machine, Pool
 from spool.core.scheduler import Start
@@ -40,7 +41,7 @@ from spool.formats import run_records
 from spool.formats.config import Config
 from spool.formats.state import SharedView
 from spool.machine.host import shared_directory
-from spool.state.world import as_if_alone, on_shared
+from spool.state.world import on_shared
 from spool.testing.fakes import FaultyDisk, PowerCut
 
 T = TypeVar("T")

@@ -144,10 +144,16 @@ class Naive:
             place[job.name] = place[job.equal] = max(score(job), place.get(job.equal, score(job)))
             order.append(job)
         order.sort(key=lambda job: place[job.name])
-        heads: dict[object, Job] = {}
-        for job in sorted(waiting, key=lambda job: (job.at, job.name)):  # of its equals only the first may go first
-            heads.setdefault(job.equal, job)
-        passed = [(job.at, job.name) for job in heads.values() if self.is_passed(job, competing=competing)]
+        alike: dict[object, list[Job]] = {}
+        for job in sorted(waiting, key=lambda job: (job.at, job.name)):
+            alike.setdefault(job.equal, []).append(job)
+        passed = []
+        for jobs in alike.values():  # of its equals the first to arrive goes first, also where one behind it was passed
+            for job in jobs:
+                if self.is_passed(job, competing=competing):
+                    passed.append((job.at, jobs[0].name))
+                if passed[-1:] == [(job.at, jobs[0].name)] or 0.15 * (self.now - job.at) <= 8 * HOUR:
+                    break
         if passed:
             order.sort(key=lambda job: job.name != min(passed)[1])
         return order

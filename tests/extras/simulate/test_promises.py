@@ -130,7 +130,7 @@ def watched(jobs: list[SimulatedJob], policy: Policy) -> Iterator[tuple[Pass, li
     """Yield each pass, with those that wait and were passed: worked out plainly from all that has run before.
 
     That is who lacks a pool that later arrivals have used for 8h in all, and 15 % of its wait, and twice what its user
-    was served of it beyond that, while others wait; of equal jobs the first.
+    was served of it beyond that, while others wait; none behind its like that 8 hours of work would pass, and did not.
     """
     came = {each.name: each for each in jobs}
     asks = {each.name: amounts(each.spec.request) for each in jobs}
@@ -150,7 +150,6 @@ def watched(jobs: list[SimulatedJob], policy: Policy) -> Iterator[tuple[Pass, li
             like = waits.user, waits.spec.request, waits.spec.time_limit_ns or name.rstrip("0123456789")
             if like in alike:
                 continue
-            alike.add(like)
             asked = [pool for pool in range(3) if asks[name][pool]]
             lacked = [pool for pool in asked if asks[name][pool] > free[pool]] or asked
             later = [each.job for each in ended if each.job.submit_at_ns > waits.arrived_at_ns]
@@ -167,6 +166,8 @@ def watched(jobs: list[SimulatedJob], policy: Policy) -> Iterator[tuple[Pass, li
             needed = [enough * all_of + 2 * max(0, own[pool] - enough * all_of) for pool, all_of in enumerate(whole)]
             if any(work[pool] > needed[pool] for pool in lacked):
                 passed.append(name)
+            elif enough == 8 * HOUR:
+                alike.add(like)
         yield step, passed
 
 

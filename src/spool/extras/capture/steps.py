@@ -26,8 +26,7 @@ from spool.extras.capture.code import FILES, RECORD, Capture, program_of, render
 from spool.formats.wire import one_line
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 from spool.machine.host import login_environment
-from spool.state.run import ActiveRun
-from spool.state.table import JobEntry
+from spool.state.run import ActiveRun, JobEntry
 from spool.store.locked_spool import LockedSpool
 
 log = logging.getLogger(__name__)

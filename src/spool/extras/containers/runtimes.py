@@ -40,7 +40,8 @@ _REGISTRY = "docker://"
 _SHELL = "/bin/sh"  # of the texts around a container
 _OURS = frozenset({"--name", "--detach", "--rm", "--entrypoint"})
 _NO_DAEMON = re.compile("daemon|connect", re.IGNORECASE)  # in what docker says when it cannot reach one
-_PATIENCE_S = 2
+_PATIENCE_S = 10  # a busy machine takes seconds to start a program
+_LONGEST_PAUSE_S = 60
 _ANSWERS: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[float, str | None]] = {}  # until when, on this process
 # The containers of runs that are over are removed by a later one: where a run was killed, nothing of it could do that.
 _BEFORE = """\
@@ -99,7 +100,8 @@ def problem(spec: Spec) -> str | None:
 def _unserved(program: str, environment: tuple[tuple[str, str], ...]) -> str | None:
     """Return why docker cannot reach its daemon; None if it can, or fails for a reason that a run may say better.
 
-    The answer holds for twenty times as long as it took, so that a daemon that hangs keeps no dispatcher from its work.
+    The answer holds for twenty times as long as it took, at most a minute, so that a daemon that hangs does not keep a
+    dispatcher from its work.
     """
     until, said = _ANSWERS.get((program, environment), (0.0, None))
     begun = time.monotonic()
@@ -121,7 +123,7 @@ def _unserved(program: str, environment: tuple[tuple[str, str], ...]) -> str | N
         line = next((line for line in lines if _NO_DAEMON.search(line)), None)
         said = line and f"its container needs the daemon of docker: {one_line(line)}; start it"
     now = time.monotonic()
-    _ANSWERS[program, environment] = now + 20 * (now - begun), said
+    _ANSWERS[program, environment] = now + min(20 * (now - begun), _LONGEST_PAUSE_S), said
     return said
 
 

@@ -26,12 +26,12 @@ from spool.core.errors import InvalidRecord, SpoolError, StartRefused, cannot
 from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
 from spool.core.model import SECOND_NS, Jid, Machine, SignalTo
 from spool.core.reasons import instant
-from spool.executors.base import Engine, EngineEnd, Executor, Launch, Usage
+from spool.executors.base import Engine, EngineEnd, Executor, Launch
 from spool.executors.process import reset_of_ignored_signals
 from spool.extras.engines.language import LANGUAGES, Language, Sighting, what_it_said
 from spool.formats.capabilities import loaded
 from spool.formats.config import Config
-from spool.formats.run_records import parse_engine, parse_engine_end, parse_rc, render_engine
+from spool.formats.run_records import Usage, parse_engine, parse_engine_end, parse_rc, render_engine
 from spool.formats.wrapper import Surroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
 from spool.store.locked_spool import LockedSpool

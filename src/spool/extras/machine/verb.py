@@ -182,7 +182,7 @@ def steps(program: Sequence[str], *, force: bool) -> list[str]:
     text = service.shipped(UNIT, _FOLDER).decode().replace(f"ExecStart={_PROGRAM} ", started)
     unit = service.Unit(UNIT, f"{_UNITS}/{UNIT}", service.marked(text.encode(), service.BY_ROOT), _FOLDER)
     if not force:
-        service.refuse([unit], service.BY_ROOT)
+        service.refuse(unit, service.BY_ROOT)
     restart = [f"systemctl try-restart {UNIT}"] if unit.state is not service.UnitState.ABSENT else []
     return [
         _written(_SYSUSERS, service.shipped("spool-machine.conf", _FOLDER)),
