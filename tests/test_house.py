@@ -113,11 +113,11 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7100,
+    "cli": 7050,
     "client": 2700,
     "core": 7900,
     "dispatcher": 7850,
-    "doctor": 600,
+    "doctor": 550,
     "executors": 2150,
     "extras": 200,
     "extras/amd": 250,
@@ -136,7 +136,7 @@ BUDGET = {
     "extras/top": 1150,
     "formats": 5400,
     "listeners": 1050,
-    "machine": 3250,
+    "machine": 3200,
     "python": 950,
     "query": 4300,
     "state": 2000,
