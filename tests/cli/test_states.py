@@ -1,4 +1,4 @@
-"""Every table of the commands has every state; where it is a `match`, mypy refuses a new one that it lacks."""
+"""Every table of the commands has every state."""
 
 from __future__ import annotations
 

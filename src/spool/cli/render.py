@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, assert_never
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from msgspec import Struct
 
@@ -91,47 +91,29 @@ _NARROW = 5  # cells: no column becomes narrower than this
 GREY = "#888888"
 
 
-def look_of(state: State) -> tuple[str, str]:
-    """Return the style of a line about a job in that state, and the state's colour in charts.
-
-    The colours of the status page are in `page/page.css`.
-    """
-    match state:
-        case State.RUNNING | State.STARTING:
-            return "green", "#56b4e9"
-        case State.STOPPING:
-            return "yellow", "#0072b2"
-        case State.SUBMITTED:
-            return "blue", GREY
-        case State.QUEUED:
-            return "", GREY
-        case State.HELD:
-            return "cyan", GREY
-        case State.INVALID:
-            return "bold red", GREY
-        case State.FINISHED:
-            return "dim", "#009e73"
-        case State.FAILED:
-            return "red", "#d55e00"
-        case State.TIMEOUT:
-            return "red", "#e69f00"
-        case State.OUT_OF_MEMORY:
-            return "red", "#cc79a7"
-        case State.LOST:
-            return "red", "#f0e442"
-        case State.UNSCHEDULABLE:
-            return "red", "#999933"
-        case State.PREEMPTED:
-            return "dim yellow", "#56b4e9"
-        case State.CANCELLED:
-            return "dim yellow", GREY
-        case _:  # pragma: no cover
-            assert_never(state)
+_LOOKS = {
+    State.SUBMITTED: ("blue", GREY),
+    State.QUEUED: ("", GREY),
+    State.HELD: ("cyan", GREY),
+    State.INVALID: ("bold red", GREY),
+    State.STARTING: ("green", "#56b4e9"),
+    State.RUNNING: ("green", "#56b4e9"),
+    State.STOPPING: ("yellow", "#0072b2"),
+    State.FINISHED: ("dim", "#009e73"),
+    State.FAILED: ("red", "#d55e00"),
+    State.TIMEOUT: ("red", "#e69f00"),
+    State.OUT_OF_MEMORY: ("red", "#cc79a7"),
+    State.LOST: ("red", "#f0e442"),
+    State.UNSCHEDULABLE: ("red", "#999933"),
+    State.PREEMPTED: ("dim yellow", "#56b4e9"),
+    State.CANCELLED: ("dim yellow", GREY),
+}
+"""By state, the style of a line about a job, and its colour in charts; those of the page are in `page/page.css`."""
 
 
 def style_of(state: State) -> str:
     """Return how a line about a job in that state is drawn."""
-    return look_of(state)[0]
+    return _LOOKS[state][0]
 
 
 def style_of_row(row: JobRow) -> str:
@@ -143,7 +125,7 @@ def style_of_row(row: JobRow) -> str:
 
 def colour_of(word: str) -> str:
     """Return the colour of a state in charts, grey for a word that is none."""
-    return look_of(State(word))[1] if word in set(State) else GREY
+    return _LOOKS[State(word)][1] if word in set(State) else GREY
 
 
 class Column(Struct, frozen=True):

@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING
 
 import click
 
@@ -37,18 +36,15 @@ from spool.core.arrays import array_of
 from spool.core.errors import ExitCode, SpoolError, SpoolUnusable, cannot
 from spool.core.layout import HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, natural, without_here
 from spool.core.lifecycle import Verdict
-from spool.core.model import SECOND_NS, State
+from spool.core.model import ALIVE, SECOND_NS, State
 from spool.core.units import parse_duration
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 
-if TYPE_CHECKING:
-    from spool.query.listing import WaitStatus, WaitWatch
-
-
 _TURN_S = 0.25  # how often to look for holds and to refresh the bar
 _BAR_AFTER_NS = 500_000_000  # no bar for jobs that end at once
 _BAR_EVERY_NS = 1_000_000_000
+_PLAN_EVERY_NS = 30_000_000_000
 TIMED_OUT = 124  # as in coreutils' timeout
 
 
@@ -101,21 +97,19 @@ class _Bar:
 
     def __init__(self, spool: Spool, names: Sequence[str]) -> None:
         self._line = render.StatusLine()
-        self._watch: WaitWatch | None = None
-        if self._line.lively:
-            from spool.query.listing import WaitWatch  # imported here: it imports half of the program
-
-            self._watch = WaitWatch(spool, names)
+        self._spool = spool
+        self._names = names
         self._after_ns = time.monotonic_ns() + _BAR_AFTER_NS
+        self._end_at_ns: int | None = None  # by a plan that may be a while old
+        self._plan_after_ns = 0
 
     def step(self) -> None:
         """Refresh, if due."""
         begun = time.monotonic_ns()
-        if self._watch is None or begun < self._after_ns:
+        if not self._line.lively or begun < self._after_ns:
             return
-        now_ns = time.time_ns()
         with suppress(OSError, SpoolError):  # the wait itself reports reading errors
-            self._draw(self._watch.look(now_ns), now_ns)
+            self._draw(time.time_ns())
         now = time.monotonic_ns()
         self._after_ns = now + max(_BAR_EVERY_NS, 20 * (now - begun))
 
@@ -128,18 +122,35 @@ class _Bar:
         """Remove the bar."""
         self._line.clear()
 
-    def _draw(self, status: WaitStatus, now_ns: int) -> None:
-        left = [f"ends in about {render.duration(status.end_at_ns - now_ns)}"] if status.end_at_ns is not None else []
-        if (row := status.only) is not None:
+    def _draw(self, now_ns: int) -> None:
+        from spool.query.listing import BAD, awaited  # imported here: it imports half of the program
+
+        rows = awaited(self._spool, self._names)
+        left = self._left([row.name for row in rows if not row.state.ended], now_ns)
+        if len(rows) == 1:
+            (row,) = rows
             since = f"for {render.duration(row.time_ns(now_ns))}" if row.time_ns(now_ns) is not None else ""
             said = " ".join(filter(None, (row.state.value.replace("_", " "), since)))
             why = row.reason if row.state in (State.QUEUED, State.HELD, State.SUBMITTED) else ""
             self._line.draw(", ".join(filter(None, (f"{row.name}: {said}", row.progress, *left, why))))
             return
-        words = [f"{status.ended} of {status.total} done", f"{status.running} running"]
-        words += [f"{status.submitted} submitted"] if status.submitted else []
-        words += [f"{status.bad} not finished"] if status.bad else []
-        self._line.draw(", ".join([*words, *left]), part=status.ended / max(1, status.total))
+        states = [row.state for row in rows]
+        ended, submitted = sum(state.ended for state in states), states.count(State.SUBMITTED)
+        words = [f"{ended} of {len(rows)} done", f"{sum(state in ALIVE for state in states)} running"]
+        words += [f"{submitted} submitted"] if submitted else []
+        words += [f"{bad} not finished"] if (bad := sum(state in BAD for state in states)) else []
+        self._line.draw(", ".join([*words, *left]), part=ended / max(1, len(rows)))
+
+    def _left(self, names: Sequence[str], now_ns: int) -> list[str]:
+        """Return when the last of *names* is expected to end, as far as that is known."""
+        if now_ns >= self._plan_after_ns:
+            from spool.query.listing import expected_end
+
+            begun = time.monotonic_ns()
+            self._end_at_ns = expected_end(self._spool, names, now_ns)
+            self._plan_after_ns = now_ns + max(_PLAN_EVERY_NS, 100 * (time.monotonic_ns() - begun))
+        left_ns = (self._end_at_ns or 0) - now_ns
+        return [f"ends in about {render.duration(left_ns)}"] if left_ns > 0 else []
 
 
 def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout_ns: int | None = None) -> int:
@@ -471,8 +482,8 @@ def _follow(follower: Follower, names: Sequence[str], stream: Stream) -> None:
 def attach(root: str, name: str, read_only: bool, run: int | None, dry_run: bool) -> int:
     """Attach to the terminal of a running job, to watch it and to type its input.
 
-    Ctrl-B D detaches; the job continues. Only jobs submitted with --tmux have a terminal. It closes when the job ends,
-    unless the job has keep_session = true. For a job in Slurm this opens a shell on its node, beside the job.
+    Ctrl-B D detaches; the job continues. Only jobs submitted with --tmux have a terminal. It closes when the job ends.
+    For a job in Slurm this opens a shell on its node, beside the job.
 
       spool submit --tmux --name ask -- python ask.py
       spool attach ask

@@ -110,17 +110,22 @@ def render_engine(engine: str, cluster: str, job_id: str, end: tuple[EngineWord,
 
 def parse_engine(data: bytes) -> tuple[str, str, str] | None:
     """Return the engine, its cluster and the id there; None if the record is not whole or cannot be parsed."""
-    words = data.partition(b"\n")[0].decode("utf-8", "replace").split() if b"\n" in data else []
+    words = _words(data)
     return (one_line(words[0]), one_line(words[1]), one_line(words[2])) if len(words) >= 3 else None
 
 
 def parse_engine_end(data: bytes) -> tuple[EngineWord, str] | None:
     """Return how the engine ended a run before it began, and its own words; None if the record has no such end."""
-    words = data.partition(b"\n")[0].decode("utf-8", "replace").split() if b"\n" in data else []
+    words = _words(data)
     try:
         return (EngineWord(words[3]), one_line(" ".join(words[4:]))) if len(words) > 3 else None
     except ValueError:  # of a later version
         return None
+
+
+def _words(data: bytes) -> list[str]:
+    line, newline, _ = data.partition(b"\n")
+    return line.decode("utf-8", "replace").split() if newline else []
 
 
 def render_rc(code: int) -> bytes:

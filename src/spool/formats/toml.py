@@ -156,16 +156,13 @@ def quote(text: str) -> str:
 
 def inline(value: object) -> str:
     """Return *value* as written behind a key, on one line: a text, a number, a list or a table of such."""
-    match value:
-        case bool():
-            return str(value).lower()
-        case str():
-            return quote(value)
-        case dict():
-            return f"{{ {', '.join([f'{quote(key)} = {inline(item)}' for key, item in value.items()])} }}"
-        case list() | tuple():
-            return f"[{', '.join(map(inline, value))}]"
-    return str(value)
+    if isinstance(value, str):
+        return quote(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(inline, value))}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join([f'{quote(key)} = {inline(item)}' for key, item in value.items()])} }}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def show(value: object) -> str:

@@ -220,13 +220,8 @@ class _Column(Struct, frozen=True):
     form: Form
     path: str
     default: Any  # UNSET: the key is required
+    left_out: Any  # the value of JSON that is not written
     always: bool  # whether it is also written if it would read as a missing key does
-
-    @property
-    def left_out(self) -> Any:
-        """The value of JSON that is not written."""
-        encode = self.form.encode
-        return self.default if encode is None or self.default in (None, UNSET) else encode(self.default)
 
     @property
     def type(self) -> Any:
@@ -236,9 +231,10 @@ class _Column(Struct, frozen=True):
 
     def lines(self, value: Any) -> str:
         """Return the TOML of *value*."""
-        if self.form.lines is not None:
-            return self.form.lines(self.key, value)
-        encoded = value if self.form.encode is None else self.form.encode(value)
+        form = self.form
+        if form.lines is not None:
+            return form.lines(self.key, value)
+        encoded = value if form.encode is None else form.encode(value)
         if encoded is None or (encoded == self.left_out and not self.always):
             return ""
         return f"{self.key} = {toml.inline(encoded)}\n"
@@ -388,7 +384,8 @@ def _column(word: str, made: Any, defaults: Keys, forms: Mapping[str, Form]) -> 
         kind = kind or ("ms" if key.endswith("_ms") else "instant")
     form = forms[kind or owner.__annotations__[field]]
     default = (_defaults(owner) if part else defaults).get(field, UNSET)
-    return _Column(key, form, f"{part}.{field}" if part else field, default, word.endswith("!"))
+    left_out = default if form.encode is None or default in (None, UNSET) else form.encode(default)
+    return _Column(key, form, f"{part}.{field}" if part else field, default, left_out, word.endswith("!"))
 
 
 def _maker(made: Any, prefix: str, places: Mapping[str, int]) -> Callable[[list[Any]], Any]:
@@ -504,7 +501,7 @@ KINDS = {
     "ms": Form(int, _to_ms, _of_ms),
     "float | None": Form(Annotated[float, Meta(ge=0, le=100)], lambda percent: round(percent, 2)),
     "tuple[str, ...]": Form(tuple[str, ...], clean=one_lines),
-    "tuple[int, ...]": Form(tuple[int, ...]),
+    "tuple[int, ...]": Form(tuple[int, ...], clean=lambda numbers: tuple([n for n in numbers if 0 <= n <= _MOST])),
     "tuple[tuple[str, int], ...]": Form(dict[str, Any], _to_table, _counts),
     "tuple[tuple[str, tuple[int, ...]], ...]": Form(dict[str, tuple[int, ...]], _to_table, _of_table),
     "tuple[tuple[str, str], ...]": Form(dict[str, Any], None, _named, lines=_named_lines),

@@ -29,7 +29,6 @@ Marks are what a process says about itself. The family of a wrapper does not dep
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import resource
@@ -89,24 +88,19 @@ def hooks_of(spool_dir: str, *, proc: str = PROC) -> list[tuple[int, str]]:
     found, real = [], RealPaths({spool_dir: spool_dir})
     for name in os.listdir(proc):
         if name.isdigit():
-            try:
-                environment = read_bytes(f"{proc}/{name}/environ")
-            except OSError:
-                continue
-            mark = mark_in(environment, real) if _HOOK_MARK in environment else None
-            if mark is not None and mark[0] == spool_dir and mark[2] == "0":
-                found.append((int(name), mark[1]))
+            with suppress(OSError):
+                mark = _mark_of(int(name), real, proc)
+                if mark is not None and mark[0] == spool_dir and mark[2] == "0":
+                    found.append((int(name), mark[1]))
     return found
 
 
 def job_of(pid: int, spool_dir: str, *, proc: str = PROC) -> str | None:
     """Return the job of that spool in the mark of the process *pid*, None if it has none."""
-    try:
-        environment = read_bytes(f"{proc}/{pid}/environ")
-    except OSError:
-        return None
-    mark = mark_in(environment, RealPaths({spool_dir: spool_dir}))
-    return mark[1] if mark is not None and mark[0] == spool_dir and mark[2] != "0" else None
+    with suppress(OSError):
+        mark = _mark_of(pid, RealPaths({spool_dir: spool_dir}), proc)
+        return mark[1] if mark is not None and mark[0] == spool_dir and mark[2] != "0" else None
+    return None
 
 
 def is_wrapper(pid: int, spool_dir: str, job: str, run: int, *, proc: str = PROC) -> bool:
@@ -143,14 +137,17 @@ def _mark_of(pid: int, spools: RealPaths, proc: str) -> tuple[str, str, str] | N
 
 def _holds(pid: int, directory: str, proc: str) -> bool:
     """Whether a wrapper holds *directory*, or one of its output descriptors refers to a file there."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if os.readlink(f"{proc}/{pid}/fd/{_HELD}") == directory:
             return True
-    for number in _OUTPUTS:
-        with contextlib.suppress(OSError):
-            if os.path.dirname(os.readlink(f"{proc}/{pid}/fd/{number}")) == directory:
-                return True
-    return False
+    return directory in _places(pid, _OUTPUTS, proc)
+
+
+def _places(pid: int, numbers: Iterable[int], proc: str) -> Iterator[str]:
+    """Yield the directories of the files that these descriptors of a process refer to."""
+    for number in numbers:
+        with suppress(OSError):
+            yield os.path.dirname(os.readlink(f"{proc}/{pid}/fd/{number}"))
 
 
 def runs_with_processes(spool_dir: str, *, proc: str = PROC) -> frozenset[tuple[str, int]]:
@@ -167,7 +164,7 @@ def runs_with_processes(spool_dir: str, *, proc: str = PROC) -> frozenset[tuple[
         try:
             mark = mark_in(read_bytes(f"{proc}/{entry}/environ"), real)
             if mark is None:
-                outputs = {os.path.dirname(os.readlink(f"{proc}/{entry}/fd/{number}")) for number in (1, 2)}
+                outputs = _places(int(entry), (1, 2), proc)
                 here = [path.removeprefix(runs).partition("/") for path in outputs if path.startswith(runs)]
                 mark = next(((spool_dir, name, run) for name, _, run in here), None)
         except OSError:  # another user's process, gone, or without outputs
@@ -263,7 +260,7 @@ def descendants(
                 continue
             process = Process(child, stat.start_ticks)
             if halt and stat.state not in STANDS_STILL:
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     _send(process, signal.SIGSTOP)
             found[process] = stat
             line.append((child, stat.threads))
@@ -442,11 +439,7 @@ def _said(pid: int, proc: str) -> bytes | None:
 
 def _by_output(pid: int, places: Mapping[str, tuple[str, int]], proc: str) -> tuple[str, int] | None:
     """Return the run in whose metadir the stdout or stderr of the process is."""
-    for number in (1, 2):
-        with contextlib.suppress(OSError):
-            if (key := places.get(os.path.dirname(os.readlink(f"{proc}/{pid}/fd/{number}")))) is not None:
-                return key
-    return None
+    return next((places[place] for place in _places(pid, (1, 2), proc) if place in places), None)
 
 
 def still(found: Mapping[Process, Stat], *, proc: str = PROC) -> frozenset[Process]:

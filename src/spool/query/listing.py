@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from spool.core.arrays import array_of
 from spool.core.errors import SpoolError
 from spool.core.layout import HELD, QUEUED, RUNNING
-from spool.core.model import ALIVE, SECOND_NS, State
+from spool.core.model import SECOND_NS, State
 from spool.core.reasons import ranges_of
 from spool.core.runtimes import ExpectedStart, Source, TimeLeft, time_left
 from spool.query.jobs import JobLister, list_jobs
@@ -165,7 +165,6 @@ def _index(row: JobRow) -> str:
 
 
 _MOST = 500  # jobs; with more that wait, the planner is not asked
-_FEW_ENDED = 3  # ended jobs that suffice to estimate the rest
 _ENOUGH = 50_000  # the bound on the work of a forecast, about a quarter of a second
 _SHARE = 50  # a view that stays open uses one part in N of a processor to ask
 _AT_MOST_EVERY_NS = 3 * SECOND_NS
@@ -285,74 +284,20 @@ def _foresee(spool: Spool, names: Sequence[str], now_ns: int) -> Outlook:
     return Outlook(starts, ends)
 
 
-class WaitStatus(Struct, frozen=True):
-    """The progress of awaited jobs; an array counts as its tasks."""
-
-    total: int
-    ended: int
-    bad: int  # of the ended ones
-    submitted: int  # waiting on their engine
-    running: int
-    only: JobRow | None  # the only job, if there is just one
-    end_at_ns: int | None  # the expected end of all of them; None: unknown
-
-
-class WaitWatch:
-    """Watches awaited jobs.
-
-    The expected end comes from the rate at which they have ended so far, or, before any has, from the planner: the
-    earliest start of each, and the run time of similar jobs.
-    """
-
-    def __init__(self, spool: Spool, names: Sequence[str]) -> None:
-        self._spool = spool
-        self._names = tuple(names)
-        self._first: tuple[int, int] | None = None  # the time of the first look, and how many had ended by then
-        self._planned: int | None = None
-        self._plan_after_ns = 0
-
-    def look(self, now_ns: int) -> WaitStatus:
-        """Return their progress."""
-        rows = self._rows()
-        ended = sum(row.state.ended for row in rows)
-        begun_ns, ended_then = self._first = self._first or (now_ns, ended)
-        left = [row.name for row in rows if not row.state.ended]
-        if ended - ended_then >= _FEW_ENDED:
-            end_at_ns: int | None = now_ns + len(left) * (now_ns - begun_ns) // (ended - ended_then)
-        else:
-            end_at_ns = self._by_plan(left, now_ns)
-        return WaitStatus(
-            total=len(rows),
-            ended=ended,
-            bad=sum(row.state in BAD for row in rows),
-            submitted=sum(row.state is State.SUBMITTED for row in rows),
-            running=sum(row.state in ALIVE for row in rows),
-            only=rows[0] if len(rows) == 1 else None,
-            end_at_ns=end_at_ns if end_at_ns is not None and end_at_ns > now_ns else None,
-        )
-
-    def _rows(self) -> list[JobRow]:
-        wanted = frozenset(self._names)
-        found = {row.name: row for row in list_jobs(self._spool, JobFilter(self._names)).rows if row.name in wanted}
-        rows: list[JobRow] = []
-        for name in self._names:
-            tasks = tasks_of(self._spool, name)
-            if tasks is not None:
-                rows += tasks.rows
-            elif name in found:
-                rows.append(found[name])
-        return rows
-
-    def _by_plan(self, names: Sequence[str], now_ns: int) -> int | None:
-        """Return the expected end of the last of *names*, by a plan that may be a while old."""
-        if now_ns >= self._plan_after_ns:
-            begun = time.monotonic_ns()
-            self._planned = expected_end(self._spool, names, now_ns) if len(names) <= _MOST else None
-            self._plan_after_ns = now_ns + max(30 * SECOND_NS, 100 * (time.monotonic_ns() - begun))
-        return self._planned
+def awaited(spool: Spool, names: Sequence[str]) -> list[JobRow]:
+    """Return the rows of awaited jobs; of an array, those of its tasks."""
+    found = {row.name: row for row in list_jobs(spool, JobFilter(tuple(names))).rows}
+    rows: list[JobRow] = []
+    for name in names:
+        tasks = tasks_of(spool, name)
+        if tasks is not None:
+            rows += tasks.rows
+        elif name in found:
+            rows.append(found[name])
+    return rows
 
 
 def expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None:
-    """Return when the last of *names* is expected to have ended; None: unknown."""
-    ends = _foresee(spool, names, now_ns).ends
+    """Return when the last of *names* is expected to have ended; None: unknown, or they are too many to ask for."""
+    ends = _foresee(spool, names, now_ns).ends if len(names) <= _MOST else {}
     return max((ends[name] for name in names), default=0) if ends.keys() >= set(names) else None

@@ -16,7 +16,7 @@ import os
 import stat
 import time
 
-from spool.store.disk import status_of
+from spool.store.disk import is_name_of, status_of
 
 _FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -76,8 +76,7 @@ class Lock:
         except BaseException:
             os.close(self._root)
             raise
-        self._of_root = status.st_dev, status.st_ino
-        self._of_file = _identity(os.fstat(self._file))
+        self._of_root, self._of_file = status, os.fstat(self._file)
         self.held = True
 
     def keep(self, *, renew: bool = True) -> bool:
@@ -90,7 +89,7 @@ class Lock:
         root = os.path.dirname(self.path)
         try:
             status = os.stat(root)
-            if _identity(status) != self._of_root:
+            if not os.path.samestat(status, self._of_root):
                 self._lost("another directory has taken its place")
             if status.st_uid != os.geteuid():
                 self._lost("it belongs to another user now")
@@ -99,7 +98,7 @@ class Lock:
         except OSError:
             return False
         try:
-            if _identity(os.lstat(self.path)) == self._of_file:
+            if os.path.samestat(os.lstat(self.path), self._of_file):
                 self._missed_at_s = self.trouble = None
                 return False
         except FileNotFoundError:
@@ -124,7 +123,7 @@ class Lock:
             self.trouble = error
             return False
         os.close(self._file)
-        self._file, self._of_file = file, _identity(os.fstat(file))
+        self._file, self._of_file = file, os.fstat(file)
         self._missed_at_s = self.trouble = None
         return True
 
@@ -152,7 +151,7 @@ def _locked_file(path: str, deadline: float) -> int:
         try:
             _check(os.fstat(fd), path)
             _lock(fd, path, deadline)
-            if is_there(fd, path):
+            if is_name_of(os.fstat(fd), path):
                 return fd
         except BaseException:
             os.close(fd)
@@ -163,14 +162,6 @@ def _locked_file(path: str, deadline: float) -> int:
 def _check(status: os.stat_result, path: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise FileExistsError(errno.EEXIST, "it is not a regular file", path)
-
-
-def is_there(fd: int, path: str) -> bool:
-    """Whether *path* is a name of the open file *fd*."""
-    try:
-        return _identity(os.lstat(path)) == _identity(os.fstat(fd))
-    except FileNotFoundError:
-        return False
 
 
 def _lock(fd: int, path: str, deadline: float) -> None:
@@ -202,7 +193,3 @@ def _is_locked(path: str, flags: int) -> bool | None:
 def _may_be_guarded(root: os.stat_result) -> bool:
     """Whether everyone who can read the directory, and so could lock it, can also write it."""
     return all(not root.st_mode & reads or root.st_mode & writes for reads, writes in ((0o40, 0o20), (0o4, 0o2)))
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino

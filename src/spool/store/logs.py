@@ -25,8 +25,7 @@ from spool.core.layout import Layout
 from spool.core.model import Event
 from spool.formats import journal
 from spool.formats.events import parse_base, parse_cursor, parse_event, render_base, render_cursor
-from spool.store.disk import Disk, of_the_spool, open_log
-from spool.store.lock import is_there
+from spool.store.disk import Disk, is_name_of, of_the_spool, open_log
 from spool.store.locked_spool import LockedSpool
 from spool.store.reading import read_bytes, read_record
 
@@ -386,7 +385,7 @@ class Logs:
     def _renew(self, name: str) -> bool:
         """Open a log anew if another file has its name, or none, and return whether that was so."""
         path, old = self._paths[name], self._open[name]
-        if is_there(old.fd, path):
+        if is_name_of(os.fstat(old.fd), path):
             self._gone.discard(name)
             return False
         self._gone.add(name)

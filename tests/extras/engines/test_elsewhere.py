@@ -32,7 +32,7 @@ from spool.machine.processes import Found
 from spool.query.details import compare, job_details
 from spool.query.explain import why
 from spool.query.jobs import list_jobs
-from spool.query.listing import WaitWatch
+from spool.query.listing import awaited
 from spool.query.rows import JobFilter, JobRow
 from spool.state.run import ActiveRun
 from spool.store.locked_spool import LockedSpool
@@ -306,7 +306,7 @@ def test_a_run_that_waits_in_its_engine_is_submitted_with_the_engines_reason(ses
     view = told(session)
     assert (view.state, view.reason, view.started_at_ns) == ("submitted", "Slurm: PENDING (Resources)", None)
     spool = Spool(str(session.world.root))
-    assert WaitWatch(spool, ["x"]).look(time.time_ns()).submitted == 1
+    assert [row.state for row in awaited(spool, ["x"])] == [State.SUBMITTED]
     run.begin()
     assert listed(session).state is State.RUNNING
     run.waits = None
