@@ -118,7 +118,7 @@ BUDGET = {
     "core": 7900,
     "dispatcher": 7850,
     "doctor": 550,
-    "executors": 2150,
+    "executors": 2100,
     "extras": 200,
     "extras/amd": 250,
     "extras/capture": 950,
