@@ -544,7 +544,6 @@ class CallKeys(TypedDict, total=False):
     epilog: str
     executor: str
     executor_options: Sequence[str]
-    keep_session: bool
     project: str
     tags: Sequence[str]
     comment: str

@@ -23,7 +23,7 @@ JOB = Part(
         default=None,
         internal=True,
     ),
-    after="keep_session",
+    after="executor",
     reader="spool.extras.here.launching:READER",
     excludes={
         **dict.fromkeys(("array", "matrix", "rows", "retry", "preemptible"), _ONE_RUN),
