@@ -514,7 +514,7 @@ class Dispatcher:
                 self._resume_array(name)
                 if (array := self.state.arrays.get(name)) is not None:
                     self.arrays.count_one(array, self.clock())
-            elif (live := self.state.job(name).live) is not None:
+            elif (live := self.state.live_of(name)) is not None:
                 self._watch(live)
             if name not in self.state.unsettled:
                 self.finalizer.revisit(self.state.job(name))

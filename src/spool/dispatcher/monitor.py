@@ -425,8 +425,7 @@ class GpuUseRecorder(Component):
         state.recent.note(at_ns, {gpu.uuid: gpu.utilisation_percent for gpu in machine.gpus})
         work = {gpu.uuid: {done.job: done for done in gpu.work} for gpu in machine.gpus}
         for name in list(state.runs.with_gpus):
-            job = state.jobs.get(name)
-            live = job.live if job is not None else None
+            live = state.live_of(name)
             if live is None or live.started_boot_ns > asked_boot_ns or not live.holds_room:
                 continue
             self._take_in(live, at_ns, [work.get(uuid, {}).get(name) for uuid in live.grant.gpu_uuids])

@@ -60,16 +60,14 @@ class FileMoves(Component):
             if attempt(Thing.of_job(name), "end", self._see_vanished, name):
                 self._changes.vanished.done(name)
         for name in list(self.called_off):
-            job = self._state.jobs.get(name)
-            is_over = job is None or job.live is None
+            is_over = self._state.live_of(name) is None
             if is_over and attempt(Thing.of_job(name), "end", self._end_called_off, name):
                 del self.called_off[name]
 
     def _see_moves(self) -> None:
         """Process moves of the files of live runs: deleted, moved to another directory, replaced."""
         for name in self._changes.runs.take():
-            job = self._state.jobs.get(name)
-            live = job.live if job is not None else None
+            live = self._state.live_of(name)
             if live is None or live.is_over:
                 continue
             if not self._confinement.attempt(Thing.of_run(live.key), "read the file of", self._see_file, live):

@@ -349,8 +349,7 @@ class Supervisor(Component):
             self.suspects |= {run.key for run in self._executors.local.reap()}
         self.suspects |= self._wakeup.ended_runs()  # first: nothing else tells of them
         for name in self._changes.leftovers.take():
-            live = job.live if (job := self._state.jobs.get(name)) is not None else None
-            if live is not None:
+            if (live := self._state.live_of(name)) is not None:
                 self.suspects.add(live.key)
                 if isinstance(live.phase, Active) and self.concluder.lacks_metadir(live):
                     self._confinement.attempt(Thing.of_run(live.key), _FIND_OUT, self._outlive, live)

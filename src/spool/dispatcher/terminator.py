@@ -301,9 +301,9 @@ class Preempter(Component):
             begun_ns = time.monotonic_ns()
             plan = self._plan(self._clock())
             found = preempt(plan) if plan is not None else None
-            job = self._state.jobs.get(found.victim) if found is not None else None
-            if found is not None and job is not None and job.live is not None and job.live.order is None:
-                self._stops.order(job.live, Stop(StopKind.PREEMPT, "spool", self._clock(), found.winner))
+            live = self._state.live_of(found.victim) if found is not None else None
+            if found is not None and live is not None and live.order is None:
+                self._stops.order(live, Stop(StopKind.PREEMPT, "spool", self._clock(), found.winner))
             now_ns = time.monotonic_ns()
             pause_ns = _SOON_NS if found is not None else _LOOK_EVERY_NS
             self._look_at_ns = now_ns + max(pause_ns, _LOOK_SHARE * (now_ns - begun_ns))
@@ -338,8 +338,7 @@ class Suspender(Component):
     def work(self) -> None:
         """Process the requests of users, and the runs that are not suspended or continued completely yet."""
         for name in list(self._changes.suspensions.names):
-            job = self._state.jobs.get(name)
-            live = job.live if job is not None else None
+            live = self._state.live_of(name)
             thing = Thing.of_run(live.key) if live is not None else Thing.of_job(name)
             if self._confinement.attempt(thing, _SUSPEND, self._see, name, live):
                 self._changes.suspensions.done(name)

@@ -47,9 +47,7 @@ from spool.store.ownership import name_of, this_user, unknown_in, why_replaceabl
 from spool.store.spool import Service
 from spool.store.tolerant import TolerantSpool
 
-_FEW_WATCHES = 64
 _MOST_IGNORED, _MOST_NAMED = 10, 5
-_INOTIFY = "/proc/sys/fs/inotify"
 
 
 class Level(StrEnum):
@@ -427,40 +425,6 @@ def _room(subject: Subject) -> Findings:
         yield warn(text, "`spool gc`", about="room for files")
 
 
-def _inotify(subject: Subject) -> Findings:
-    instances, watches = _number("max_user_instances"), _number("max_user_watches")
-    if instances is None or watches is None:
-        yield warn("this kernel raises no file events", "spool checks every second instead")
-        return
-    used = _inotify_instances_used()
-    text = f"{used} of {instances} instances in use, {watches} watches allowed"
-    if used + 2 > instances or watches < _FEW_WATCHES:
-        remedy = "sysctl fs.inotify.max_user_instances=1024 fs.inotify.max_user_watches=524288"
-        yield warn(text, remedy)
-    else:
-        yield good(text)
-
-
-def _number(name: str) -> int | None:
-    try:
-        with open(f"{_INOTIFY}/{name}", encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return None
-
-
-def _inotify_instances_used() -> int:
-    """Return the number of inotify instances of this user's processes."""
-    used = 0
-    for pid in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            for fd in os.listdir(f"/proc/{pid}/fd"):
-                used += os.readlink(f"/proc/{pid}/fd/{fd}") == "anon_inode:inotify"
-        except OSError:
-            continue
-    return used
-
-
 def _executor(subject: Subject) -> Findings:
     name = subject.config.executor
     problem = Executors(lambda: name, config=lambda: subject.config).problem(name)
@@ -546,7 +510,6 @@ OF_THE_MACHINE = (
     Check("clock", _clock),
     Check("disk type", _file_system),
     Check("room", _room),
-    Check("inotify", _inotify),
     Check("executor", _executor),
     Check("wrapper", _wrapper),
     Check("systemd", _systemd),

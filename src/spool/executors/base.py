@@ -66,35 +66,6 @@ class EngineEnd(Struct, frozen=True):
     said: str  # in the engine's own words
 
 
-class Home(Protocol):
-    """The spool whose runs an engine has, and the records that the engine keeps of them there."""
-
-    @property
-    def root(self) -> str:
-        """Its path."""
-
-    def identity(self) -> str:
-        """Return an identity that differs from that of every other spool."""
-
-    def record(self, name: str, run: int, record: str) -> bytes | None:
-        """Return the content of one record of a run, None if there is none."""
-
-    def record_end(self, name: str, run: int, record: str) -> bytes:
-        """Return the end of a growing record, b"" if there is none."""
-
-    def put_record(self, name: str, run: int, record: str, data: bytes) -> None:
-        """Write one record of a run."""
-
-    def add_to_record(self, name: str, run: int, record: str, data: bytes) -> None:
-        """Append to one record of a run."""
-
-    def notes(self) -> Iterable[tuple[str, int, str]]:
-        """Return the notes of wrappers since the last call: a job, its run, and the record that has appeared there."""
-
-    def jid(self, name: str, run: int) -> Jid | Liveness:
-        """Return the identity that a run's wrapper has recorded; ABSENT: not yet, VOID: it never will."""
-
-
 class Family:
     """The processes of a run on this machine at one moment, by their parents: which of them a signal is for."""
 
