@@ -331,6 +331,7 @@ OPTIONS_WITH_ANY_VALUE = st.lists(
 @example([["--project", "a\nb"]], ["true"])
 @example([["--project", "a\tb"]], ["true"])
 @example([["--tag", "a\nb"]], ["true"])
+@example([["-d", "b"], ["-d", "b"]], ["true"])
 def test_what_the_quick_way_writes_is_what_the_full_way_reads(chosen: list[list[str]], words: list[str]) -> None:
     """The quick way takes a submission only if the full way would, and then means the same by it."""
     arguments = [word for option in chosen for word in option]

@@ -231,7 +231,6 @@ def release(requests: Requests, name: str, *, dry_run: bool) -> Change:
     "--set",
     "sets",
     also=("--with",),
-    instead=joboptions.instead,
     multiple=True,
     metavar="KEY=VALUE",
     help="Change a key of the jobs. May be repeated.",

@@ -248,7 +248,7 @@ def _is_text(text: object) -> bool:
 
 def _are_labels(labels: Sequence[str]) -> bool:
     good = (text == text.strip() and 0 < len(text) <= 100 and text.isprintable() for text in labels)
-    return len(set(labels)) == len(labels) and all(good)
+    return 0 < len(set(labels)) == len(labels) and all(good)
 
 
 def _is_amount(text: object, units: str) -> bool:
@@ -259,7 +259,7 @@ def _is_amount(text: object, units: str) -> bool:
 
 _PLAIN_VALUES: Mapping[str, Callable[[Key, Any], bool]] = {
     "count": lambda key, value: isinstance(value, int) and (key.least or 0) <= value <= key.most,
-    "DependsOn": lambda _, value: isinstance(value, list) and value != [] and all(map(layout.valid_name, value)),
+    "DependsOn": lambda _, value: isinstance(value, list) and _are_labels(value) and all(map(layout.valid_name, value)),
     "duration": lambda _, value: _is_amount(value, "smhd"),
     "label": lambda _, value: _are_labels([value]),
     "labels": lambda _, value: _are_labels(value),

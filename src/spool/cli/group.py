@@ -126,14 +126,14 @@ _ELSEWHERE = {
         "log": "logs tail cat output", "log -f": "follow follow-log", "dispatch": "start daemon",
         "show": "view describe inspect", "ls --watch": "watch", "top": "monitor htop dashboard",
         "release": "unhold qrls", "resume": "unpause", "hold": "stash park qhold",
-        "edit --first": "move prioritize up urgent", "requeue": "retry resubmit again qrerun restart redo",
+        "edit --first": "prioritize up urgent", "requeue": "retry resubmit again qrerun restart redo",
         "gc": "clear purge prune cleanup clean", "check": "validate lint", "doctor": "config", "--version": "version",
         "completion": "completions", "attach": "sattach", "edit": "qalter update modify change set scontrol",
         "continue": "cont thaw unsuspend", "suspend": "freeze", "info": "sinfo ginfo", "reserve": "gctl",
         "gpus": "nvidia-smi gpu", "reserve list": "reservations", "plan": "predict",
         "stats": "gstats sreport history", "plot": "gantt chart timeline", "ls -a": "sacct",
         "edit --priority": "nice renice", "submit --start-after": "at",
-        "submit --dry-run": "convert import",
+        "submit --dry-run": "convert",
     }.items()
     for word in words.split()
 }  # fmt: skip
@@ -261,6 +261,10 @@ class Verbs(click.Group):
         verb = args[0]
         if verb == "help":
             return self.resolve_command(ctx, [*args[1:2], "--help"])
+        if verb in _RENAMED:
+            tell(f"`{verb}` is now `{' '.join(_RENAMED[verb])}`")
+            verb, *args = [*_RENAMED[verb], *args[1:]]
+            args = [verb, *args]
         if not verb.startswith("-") and not _is_verb(verb):
             import difflib
 
@@ -277,6 +281,10 @@ class Verbs(click.Group):
         for title, verbs in sections().items():
             with formatter.section(title):
                 formatter.write_dl(list(verbs.items()))
+
+
+_RENAMED = {"import": ("submit", "--dry-run"), "move": ("edit",)}
+"""Verbs that other words have taken the place of, and these words."""
 
 
 class Subverbs(click.Group):
@@ -371,9 +379,6 @@ def _of_an_unknown_option(name: str, near: Sequence[str], ctx: click.Context | N
         return f"unknown option {name}; name jobs, where '*' means all of them"
     options = ctx.command.params if ctx is not None else ()
     known = {word for each in options for word in (*each.opts, *each.secondary_opts, *getattr(each, "also", ()))}
-    advice = (each.instead(name) for each in options if isinstance(each, SpelledOption) and each.instead is not None)
-    if told := next(advice, ""):
-        return f"unknown option {name}; write {told}"
     begun = sorted(word for word in known if name.startswith("--") and word.startswith(name))
     meant = [f"{name}s"] if f"{name}s" in known else begun[:_MOST_MEANT] or sorted(near)
     if "--state" in known and name.startswith("--") and name[2:] in {*layout.PLACES, *State}:
@@ -400,23 +405,12 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 class SpelledOption(click.Option):
-    """An option in a *section* of the help. It also accepts other tools' spellings, which the help does not list.
+    """An option in a *section* of the help. It also accepts other tools' spellings, which the help does not list."""
 
-    *instead* returns how it says what an unknown option might mean, "" if it cannot.
-    """
-
-    def __init__(
-        self,
-        *args: Any,
-        also: Sequence[str] = (),
-        section: str = "",
-        instead: Callable[[str], str] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, also: Sequence[str] = (), section: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.also = also
         self.section = section
-        self.instead = instead
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         """Register every spelling with the parser."""

@@ -32,7 +32,7 @@ Values = dict[str, list[str]]
 class Option:
     """One option of a key, *path* (dotted in a table); with a *value* it is a flag for that value.
 
-    A key without a spelling is given by `--set`; and by what it is called elsewhere, which the help does not list.
+    A key without a spelling is given by `--set`, and by an option of its name, which the help does not list.
     """
 
     def __init__(self, key: Key, path: str, spelling: str, help: str, value: str = "") -> None:  # noqa: A002
@@ -40,7 +40,7 @@ class Option:
         self.kind = key.kind
         self.words = key.words
         self.flags = [word for word in spelling.split() if word.startswith("-")]
-        self.also = key.also.split() if not value else []
+        self.also = [] if value else key.also.split() if spelling else _by_name(key, path)
         self.metavar = spelling.split()[-1] if spelling else "VALUE"
         self.help = help
         self.value = value
@@ -51,8 +51,19 @@ class Option:
     @property
     def name(self) -> str:
         """Its spelling in messages."""
-        words = (word for word in (*self.flags, *self.also) if word.startswith("--"))
-        return next(words, f"--set {self.key}")
+        return next((word for word in self.flags if word.startswith("--")), f"--set {self.key}")
+
+
+def _by_name(key: Key, path: str) -> list[str]:
+    """Return the options of a key without a spelling: what it is called elsewhere, and its name.
+
+    None are those that a submission takes from its caller: `--nice` is another program's word for a priority.
+    """
+    word = path.replace(".", "-").replace("_", "-")
+    if key.internal or key.kind in ("command", "program", "umask", "limits", "niceness"):
+        return key.also.split()
+    more = f"--no-{word}" if key.kind == "flag" else f"--{word.removesuffix('s')}" if word.endswith("s") else ""
+    return list(dict.fromkeys((*key.also.split(), f"--{word}", *([more] if more else ()))))
 
 
 def _options(keys: Iterable[Key], table: str = "") -> Iterator[Option]:
@@ -308,15 +319,6 @@ def _option_of(word: str) -> Option | None:
     return None
 
 
-def instead(flag: str) -> str:
-    """Return how `--set` gives the key for which *flag* would be the option; "" if there is none."""
-    option = _option_of(flag)
-    if option is None or option.flags or option.kind in ("command", "program"):
-        return ""
-    value = ("false" if flag.startswith("--no-") else "true") if option.kind == "flag" else "VALUE"
-    return f"{SET} {option.key}={value}"
-
-
 def _by_section() -> Iterator[tuple[str, Option]]:
     """Yield each option with its section of the help, in the order of the help."""
     of_key: dict[str, list[Option]] = {}
@@ -337,9 +339,8 @@ def key_options(function: Callable[..., int]) -> Callable[..., int]:
 
     from spool.cli.group import SpelledOption
 
-    told = f"Set any key of the job file: {SET} kill_grace=1m. May be repeated."
-    any_key = {"multiple": True, "metavar": "KEY=VALUE", "help": told, "instead": instead}
-    function = click.option(SET, "sets", cls=SpelledOption, **any_key)(function)
+    told = f"Set any key of the job file: {SET} kill_grace=1m, or --kill-grace 1m. May be repeated."
+    function = click.option(SET, "sets", multiple=True, metavar="KEY=VALUE", help=told)(function)
     for section, option in reversed(list(_by_section())):
         flags, more = option.flags or option.also, dict[str, object]()
         if not flags:

@@ -366,7 +366,6 @@ def own_options(script: bytes, what: str) -> joboptions.Values:
             word = str(error).rpartition(" ")[2]
             near = get_close_matches(word, OPTIONS, n=1)
             meant = f"; did you mean {near[0]}?" if near and near[0] not in str(error) else ""
-            meant = f"; write {told}" if (told := joboptions.instead(word)) else meant
             raise _wrong_line(what, number, f"{error}{meant}") from None
         except UsageError as error:
             raise _wrong_line(what, number, str(error)) from None
