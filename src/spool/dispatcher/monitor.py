@@ -448,13 +448,12 @@ class GpuUseRecorder(Component):
         if watch.is_due(live.spec) and not live.asking:
             with self._confinement.of(Thing.of_run(live.key), _JUDGE_GPUS):
                 self._judge(live, watch, at_ns)
-        elif before.is_told != watch.is_told or self._is_due(live):
-            self._write(live)
-
-    def _is_due(self, live: ActiveRun) -> bool:
-        """Whether the sums must be written: after the first look, so that short runs have some, later rarely."""
+            return
+        # After the first look, so that short runs have some, later rarely.
         written_ns = self._written_ns.get(live.key)
-        return written_ns is None or time.monotonic_ns() - written_ns >= _WRITE_GPUS_EVERY_NS
+        is_due = written_ns is None or time.monotonic_ns() - written_ns >= _WRITE_GPUS_EVERY_NS
+        if is_due or before.is_told != watch.is_told:
+            self._write(live)
 
     def _judge(self, live: ActiveRun, watch: GpuWatch, at_ns: int) -> None:
         """Report that a run leaves its GPUs idle, and stop it if its job file says so."""

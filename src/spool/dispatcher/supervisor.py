@@ -129,8 +129,12 @@ class Concluder(Component):
             return self._conclude_elsewhere(live, live.handle)
         evidence = self._spool.evidence(live.name, live.run, self._prober)
         if evidence.liveness is Liveness.ABSENT:
-            if self.lacks_metadir(live):
-                evidence = self._without_metadir(live)
+            if self.lacks_metadir(live) and live.exit_status is not None:  # the wrapper ends with the command's code
+                code = os.waitstatus_to_exitcode(live.exit_status)
+                evidence = Evidence(Liveness.GONE, rc=code if code >= 0 else None, stop=live.stop_kind)
+            elif self.lacks_metadir(live):
+                found = live.handle.liveness() if live.handle is not None else Liveness.ABSENT
+                evidence = Evidence(Liveness.GONE if found is Liveness.ABSENT else found, stop=live.stop_kind)
             elif live.exit_status is not None:
                 # A child of this process, and it is gone without a jid: no other process can create one.
                 code = os.waitstatus_to_exitcode(live.exit_status)
@@ -245,14 +249,6 @@ class Concluder(Component):
         jid = self.jid(live)
         if jid is not None and live.handle is not None:
             live.handle.identified(jid)
-
-    def _without_metadir(self, live: ActiveRun) -> Evidence:
-        """Return the evidence of a run whose metadir was removed; the wrapper ends with the command's code."""
-        if live.exit_status is not None:
-            code = os.waitstatus_to_exitcode(live.exit_status)
-            return Evidence(Liveness.GONE, rc=code if code >= 0 else None, stop=live.stop_kind)
-        found = live.handle.liveness() if live.handle is not None else Liveness.ABSENT
-        return Evidence(Liveness.GONE if found is Liveness.ABSENT else found, stop=live.stop_kind)
 
     def _reason(self, live: ActiveRun, proof: Proof, code: int | None) -> str:
         """Return the reason of a run's end: that of *proof*, with details from its records and the order to stop it."""
