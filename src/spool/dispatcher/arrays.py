@@ -275,11 +275,6 @@ class Arrays(Component):
 
     # After a restart.
 
-    def resume(self, array: Array, unissued: set[str]) -> None:
-        """Add an array that an earlier dispatcher expanded, before the first look."""
-        array.resume(unissued)
-        self._state.add_array(array)
-
     def count(self, now_ns: int) -> None:
         """After the first look: find the states of the tasks of every resumed array."""
         self._state.left.clear()

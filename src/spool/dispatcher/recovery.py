@@ -216,8 +216,8 @@ class Recovery(Component):
         """Mark *name* as unsettled: the consequences of its records could not be applied."""
         self._state.unsettle(name, self._confinement.why(name))
 
-    def unfinished_array(self, store: ArrayStore, name: str) -> tuple[Array, set[str]] | None:
-        """Return an array that is not over, and its tasks not issued yet; finish the paperwork of one that is over."""
+    def unfinished_array(self, store: ArrayStore, name: str) -> Array | None:
+        """Return an array that is not over, as an earlier dispatcher left it; finish the paperwork of one that is."""
         spool, run = self._spool, self.arrays[name]
         record = spool.array(name, run)
         if record is None:
@@ -238,7 +238,8 @@ class Recovery(Component):
             array.file_seen(status.st_ino)
         if record.boot_id != identity.boot_id():
             _mend(spool, store, array)
-        return array, store.unissued(name, run)
+        array.resume(store.unissued(name, run))
+        return array
 
     def worth_remembering(self) -> list[journal.Line]:
         """Return the journal lines that the next dispatcher needs about unsettled names."""
