@@ -21,7 +21,7 @@ from spool.core import layout
 from spool.core.gpus import is_active, stranger
 from spool.core.gpuuse import GpuWatch
 from spool.core.lifecycle import Liveness
-from spool.core.model import SECOND_NS, EventName, Gpu, GpuWork, Jid, Machine, Reservation, Running, Stop, StopKind
+from spool.core.model import SECOND_NS, EventName, GpuWork, Jid, Machine, Reservation, Running, Stop, StopKind
 from spool.core.units import format_duration, show_duration, show_size
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
@@ -243,18 +243,13 @@ class Monitor(Component):
                 # Derived from a run's start time, so that a repetition after a crash has the same id.
                 since_ns = min((run.started_at_ns for run in runs), default=now)
                 new = OngoingCondition(ConditionKind.GPU, gpu.uuid, since_ns)
-                self._events.condition(EventName.GPU_TAKEN, new, now, _taker(gpu, runs))
+                who = ", ".join(f"job {name}" for name in sorted({run.name for run in runs}))  # or why it is unusable
+                who = who or (gpu.problem if gpu.problem is not None else stranger(gpu.foreign[0], ""))
+                self._events.condition(EventName.GPU_TAKEN, new, now, who)
                 self._note(new.key)
             elif not is_taken and this is not None:
                 self._events.condition(EventName.GPU_FREE, this, now)
                 self._forget(this.key)
-
-
-def _taker(gpu: Gpu, runs: list[Running]) -> str:
-    """Return the user of a GPU, or why it is unusable."""
-    if runs:
-        return ", ".join(f"job {name}" for name in sorted({run.name for run in runs}))
-    return gpu.problem if gpu.problem is not None else stranger(gpu.foreign[0], "")
 
 
 def _key(live: ActiveRun, name: EventName) -> str:

@@ -324,7 +324,14 @@ class Supervisor(Component):
         if now >= self._poll_at_ns:
             self.suspects |= self._polled.keys()
             self._poll_at_ns = now + POLL_NS
-        for live in self._go_on_ending() if self._terminator.runs else ():
+        gone = list[ActiveRun]()
+        with self._confinement.service("look at", "the processes of runs that are stopped"):
+            for live in (run.live for run in self._terminator.runs.values()):
+                if live.jid is None and live.elsewhere is None:
+                    with suppress(OSError):  # a search may miss its children, which get their mark late
+                        self.concluder.identify(live)
+            gone += self._terminator.tick() if self._terminator.runs else ()
+        for live in gone:
             self._terminator.forget(live)
             live.see(GONE)
             self._state.recount(live)  # its grant is free for the next run
@@ -352,16 +359,6 @@ class Supervisor(Component):
         if self._executors.engines:
             with self._confinement.service("ask", "the engines of runs elsewhere"):
                 self.suspects |= {run.key for run in self._executors.work()}
-
-    def _go_on_ending(self) -> list[ActiveRun]:
-        """Continue to end the runs that must end; return those without processes."""
-        with self._confinement.service("look at", "the processes of runs that are stopped") as piece:
-            for live in (run.live for run in self._terminator.runs.values()):
-                if live.jid is None and live.elsewhere is None:
-                    with suppress(OSError):  # a search may miss its children, which get their mark late
-                        self.concluder.identify(live)
-            gone = self._terminator.tick()
-        return [] if piece.failed else gone
 
     def _look_at(self, key: tuple[str, int]) -> None:
         run = self._state.live.get(key)
