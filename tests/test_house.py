@@ -116,7 +116,7 @@ BUDGET = {
     "cli": 7100,
     "client": 2700,
     "core": 7900,
-    "dispatcher": 7850,
+    "dispatcher": 7800,
     "doctor": 550,
     "executors": 2150,
     "extras": 200,
