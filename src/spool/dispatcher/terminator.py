@@ -202,7 +202,7 @@ class Terminator:
         elapsed = max(0, time.time_ns() - since_ns) if since_ns is not None else 0
         now, warning_ns, signal = time.monotonic_ns(), 0, live.spec.signal
         if signal is not None and live.stop_kind is StopKind.PREEMPT:
-            warning_ns = signal.before_ns  # it has the warning so long before TERM
+            warning_ns = signal.before_ns  # from the warning to TERM
             if elapsed < warning_ns:  # after a crash once more: late is better than never
                 with suppress(OSError):
                     live.handle.signal(signal.name, live.spec.signal_to)
