@@ -17,7 +17,6 @@ from spool.formats import jobfile, journal
 from spool.formats.config import Config
 from spool.formats.run_records import RunFiles
 from spool.state.run import ActiveRun, JobEntry, JobFileVersion
-from spool.store.arrays import still_to_issue
 from spool.store.disk import status_of
 from spool.store.edited import ReadFailure, is_open_in_editor, read_stable
 from spool.store.reading import read_bytes
@@ -189,6 +188,8 @@ class Look:
             except OSError as error:
                 self._unsettled(table, name, error)
             if array is not None:
+                from spool.store.arrays import still_to_issue  # few spools have arrays in progress
+
                 with suppress(OSError):
                     array.resume(still_to_issue(spool, name, array.run))
                 array.edited(spool.job_spec(RUNNING if name in running else HELD, name), (0, 0))
