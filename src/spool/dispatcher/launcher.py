@@ -262,6 +262,7 @@ class Launcher(Component):
             spool_dir=self._spool.root,
             metadir=metadir,
             script=f"{metadir}/{layout.WRAPPER}",
+            keep=live.spec.keep_session,
             group=group,
             cpus=live.grant.cpu_list,
             spec=live.requested,
