@@ -113,12 +113,12 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7050,
+    "cli": 7100,
     "client": 2700,
     "core": 7900,
-    "dispatcher": 7850,
+    "dispatcher": 7800,
     "doctor": 550,
-    "executors": 2100,
+    "executors": 2150,
     "extras": 200,
     "extras/amd": 250,
     "extras/capture": 950,

@@ -207,6 +207,7 @@ class Spec(Struct, frozen=True):
     prolog: str | None = None
     epilog: str | None = None
     executor: str | None = None  # None is the configured default
+    keep_session: bool = False
     project: str | None = None
     tags: tuple[str, ...] = ()
     comment: str | None = None

@@ -110,7 +110,7 @@ class Executors:
     def problem_of(self, spec: Spec) -> str | None:
         """Return why a job cannot be started: its executor cannot start anything, or rejects one of its keys."""
         request = spec.request
-        here = spec.gpu_idle_ns is not None or request.resources or request.gpu_memory_auto
+        here = spec.keep_session or spec.gpu_idle_ns is not None or request.resources or request.gpu_memory_auto
         if here or spec.parts:
             why = why_not_there(spec, spec.executor or self._default())
             if why is not None:

@@ -33,6 +33,9 @@ class Launch(Struct, frozen=True):
     spool_dir: str
     metadir: str
     script: str
+    keep: bool = False
+    """Whether a terminal that shows the run stays readable after its end, if the executor has terminals."""
+
     group: RunGroup | None = None
     """The control group that the wrapper enters, as its text says."""
 
@@ -295,3 +298,7 @@ class Executor(Protocol):
         """Return the command that attaches a user to the terminal of a run. Raises SpoolError if it has none."""
         why, remedy = f"run {run} has no terminal: it runs as a plain process", f"`spool log -f {job}` shows its output"
         raise SpoolError(cannot("attach to", f"job {job}", why, remedy=remedy))
+
+    def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
+        """Close the terminals that were kept of these runs, which are over, if there are any. Never raises."""
+        return

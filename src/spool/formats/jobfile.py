@@ -300,6 +300,7 @@ def _can_set_up(document: Mapping[str, Any]) -> bool:
 
 
 _NOT_ELSEWHERE = {
+    "keep_session": 'needs executor = "tmux"; a job in {} has no session',
     "gpu_idle": "has no effect in {}, where spool does not see the GPUs; leave it out, or set `time_limit` instead",
     "gpu_memory": 'is "auto", which learns from the GPUs of this machine; in {} state a size, or leave it out',
     "resources": "are counted on this machine alone; name what {} counts in `executor_options`, as --licenses=NAME:N",
@@ -328,6 +329,7 @@ def _check_place(reading: Reading, executor: str) -> None:
     """Add the keys that have no meaning where *executor* runs the job, and what its engine has against others."""
     set_here, asked = reading.found[""], reading.found.get("request", {})
     are_set = (
+        bool(set_here.get("keep_session")),
         set_here.get("gpu_idle_ns") is not None,
         asked.get("gpu_memory_auto", False),
         bool(asked.get("resources")),
@@ -346,6 +348,7 @@ def why_not_there(spec: Spec, executor: str) -> str | None:
     """
     idle_ns = None if executor in LOCAL_EXECUTORS else spec.gpu_idle_ns
     are_set = (
+        bool(spec.keep_session),
         idle_ns is not None and idle_ns != _default_idle_ns(spec.defaults_text),
         spec.request.gpu_memory_auto,
         bool(spec.request.resources),
