@@ -468,7 +468,7 @@ def _signalled(spool: Spool, name: str, number: signal.Signals, *, to: SignalTo,
     suspended = spool.suspend_order(name) is not None
     if suspended and number is signal.SIGCONT:
         raise SpoolError(cannot(*what, "it is suspended", remedy=f"`spool continue {name}` resumes it"))
-    handle = Executors(lambda: grant.executor, LocalProcesses(spool.root)).adopt(grant.executor, name, run, jid)
+    handle = Executors(LocalProcesses(spool.root)).adopt(grant.executor, name, run, jid)
     if handle.liveness() is Liveness.ELSEWHERE:
         raise SpoolError(cannot(*what, f"it runs on {jid.host}", remedy="run this command there"))
     if dry_run:
