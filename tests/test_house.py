@@ -113,10 +113,10 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7050,
+    "cli": 7100,
     "client": 2700,
     "core": 7900,
-    "dispatcher": 7850,
+    "dispatcher": 7800,
     "doctor": 550,
     "executors": 2150,
     "extras": 200,
@@ -185,6 +185,7 @@ LOOKS = {
     "spool.client.autostart.is_starting": "whether a dispatcher was started moments ago",
     "spool.client.autostart.outlook": "what will start the next dispatcher",
     "spool.store.arrays.array_outcome": "how the tasks of an array ended",
+    "spool.store.arrays.still_to_issue": "those that have no job yet",
     "spool.store.arrays.task_names": "which there are",
     "spool.store.disk.remedy_for": "a text",
     "spool.store.disk.status_of": "it looks",

@@ -136,5 +136,8 @@ def test_an_old_configuration_is_told_what_to_write(spool: Command, full: Path, 
     assert found["cpus"] == 3
     key = old.partition(" ")[0]
     (problem,) = found["problems"]
-    assert f"{key} has no effect" in problem
+    checked = spool("check", str(full / "config.toml"))
+    assert checked.code == 0
+    for said in (problem, checked.err, spool("doctor").out):
+        assert f"{key} has no effect" in said
     assert "order = " in problem

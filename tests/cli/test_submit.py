@@ -277,13 +277,13 @@ def test_the_staging_directory_is_made_and_nothing_is_left_in_it(
 @pytest.mark.parametrize("way", ["quick", "full", "line"])
 def test_an_option_is_short_for_its_executor(spool: Command, spool_root: Path, way: str) -> None:
     """On the command line as in a `#SPOOL` line."""
-    options = ("--tmux", "--set=comment=x")
+    options = ("--tmux", "--set=keep_session=true")
     script = Path("script.sh")
     script.write_text(f"#!/bin/sh\n#SPOOL {' '.join(options)}\ntrue\n")
     full = ("--executor", "process", *options, "--set", "prolog=true", "--", "true")
     spool("submit", "--name", "t", *{"quick": (*options, "--", "true"), "full": full, "line": (script,)}[way])
     spec = jobfile.parse((spool_root / "queued" / "t.toml").read_bytes(), name="t")
-    assert (spec.executor, spec.comment) == ("tmux", "x")
+    assert (spec.executor, spec.keep_session) == ("tmux", True)
 
 
 QUICK_OPTIONS = st.lists(

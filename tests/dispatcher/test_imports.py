@@ -20,6 +20,7 @@ from spool.executors import Executors
 # What a module imports inside a function, and a dispatcher never calls.
 NEVER_CALLED = {
     ("spool.dispatcher.loop", "_captured"): "only with `capture` in the configuration, which keeps it from no start",
+    ("spool.client.autostart", "unit_for"): "commands look for the unit that starts a dispatcher",
     ("spool.executors.compiled", "build"): "the installation builds the wrapper",
     ("spool.executors.compiled", "main"): "the installation builds the wrapper",
     ("spool.executors.compiled", "_platforms"): "the installation builds the wrapper",

@@ -46,9 +46,9 @@ def test_what_starts_next_lies_ready(session: Session) -> None:
     """While it waits nobody sees it; then it is moved to where it belongs, with the grant added."""
     world = session.world
     [staged] = _ready(world)
-    assert sorted(os.listdir(staged / "1")) == sorted([layout.SPEC_COPY, layout.WRAPPER, layout.GRANT])
+    assert sorted(os.listdir(staged)) == sorted([layout.SPEC_COPY, layout.WRAPPER, layout.GRANT])
     assert not (world.root / "jobs" / "next").exists()
-    inode = (staged / "1" / layout.WRAPPER).stat().st_ino
+    inode = (staged / layout.WRAPPER).stat().st_ino
     _end_of_first(session)
     assert world.pids("next")
     assert _script(world, "next").stat().st_ino == inode
@@ -133,7 +133,7 @@ def test_what_somebody_swept_away_is_made_again(session: Session, swept: str | N
     if swept is None:
         shutil.rmtree(staged)
     else:
-        (staged / "1" / swept).unlink()
+        (staged / swept).unlink()
     _end_of_first(session)
     assert session.world.pids("next")
     assert {layout.SPEC_COPY, layout.WRAPPER} <= set(os.listdir(_script(session.world, "next").parent))

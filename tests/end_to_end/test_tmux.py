@@ -264,7 +264,30 @@ def test_a_session_that_never_becomes_a_wrapper_failed_to_start(served: Served, 
     assert served.record("never", "jid") == "void\n"
 
 
-def test_a_session_goes_with_its_job(live: Served) -> None:
+# Keeping.
+
+
+def test_a_kept_session_can_be_read_until_the_next_run(served: Served) -> None:
+    """With `keep_session` all that was written can be read after the end; the next run closes it, and `gc` the last."""
+    served.start()
+    served.drop("kept", "echo run $SPOOL_RUN; echo the last line", time_limit="1m", keep_session=True)
+    served.drop("not", "true")
+    served.wait_done("kept", "not")
+    assert "the last line" in _screen(served, "kept")
+    assert _sessions(served) == ["kept/1"]
+    assert served.spool("attach", "kept", "--dry-run").returncode == 0
+    assert served.spool("requeue", "kept").returncode == 0
+    served.until(lambda: served.outcome("kept", 2), "the second run")
+    served.wait_done("kept")
+    assert "run 2" in _screen(served, "kept", 2)
+    assert _sessions(served) == ["kept/2"]
+    assert served.spool("gc", "--older-than", "1h").returncode == 0
+    assert _sessions(served) == ["kept/2"]
+    assert served.spool("gc", "--older-than", "1ms").returncode == 0
+    wait_for(lambda: _sessions(served) == [])
+
+
+def test_a_session_that_is_not_kept_goes_with_its_job(live: Served) -> None:
     """After the last job no session, no viewer and no server is left."""
     live.up("ends", "echo up; read -r x")
     server = _server(live)

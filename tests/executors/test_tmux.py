@@ -142,6 +142,7 @@ def test_without_tmux_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert executor.unavailable()
     with pytest.raises(SpoolError, match="tmux is not installed"):
         executor.attach(str(tmp_path), "job", 1, read_only=False)
+    executor.forget(str(tmp_path), [("job", 1)])
     monkeypatch.setenv("PATH", _install(tmp_path / "bin", "echo tmux 3.4"))
     assert executor.unavailable() is None
 
@@ -274,10 +275,11 @@ def test_who_uses_no_tmux_pays_nothing_for_it_and_a_dispatcher_without_stdout_ca
 
 
 def test_plain_processes_have_no_terminal() -> None:
-    """The process executor says that there is nothing to attach to."""
+    """The process executor says that there is nothing to attach to, and has nothing to forget."""
     executor = by_name("process")
     with pytest.raises(SpoolError, match=r"^cannot attach to job x: run 2 has no terminal"):
         executor.attach("/nowhere", "x", 2, read_only=True)
+    executor.forget("/nowhere", [("x", 2)])
 
 
 def test_an_output_is_read_from_where_it_ended(tmp_path: Path) -> None:

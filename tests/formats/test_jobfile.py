@@ -53,6 +53,7 @@ EXPECTED = {
         prolog="module load cuda",
         epilog="rm -rf $TMPDIR",
         executor="tmux",
+        keep_session=True,
         project="llm",
         tags=("paper", "ablation"),
         comment="Überprüfung\tnach dem Umzug",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +15,7 @@ from spool.cli.group import Subverbs, Verb, json_option, made, own, value_of
 from spool.cli.render import tell
 from spool.client import service
 from spool.client.submit import make_spool, root_at, was_spool
-from spool.core.errors import ExitCode, LockHeld, SpoolUnusable, UsageError, cannot
+from spool.core.errors import ExitCode, LockHeld, SpoolError, SpoolUnusable, UsageError, cannot
 from spool.core.layout import GONE_RESERVATIONS, without_here
 from spool.core.reasons import count_of
 from spool.core.units import parse_duration, parse_size, show_size
@@ -191,12 +192,35 @@ def gc(
     with render.progress("looking") as step:
         removal = plan_removal(spool, keep, time.time_ns(), step)
     if not dry_run:
+        started = _executors(spool, removal)
         with render.progress("removing") as step:
             removal = remove_planned(spool, removal, step=step)
+        _close_sessions(spool, removal, started)
     for problem in removal.problems:
         tell(problem)
     _print(spool, removal, dry_run=dry_run, as_json=as_json)
     return int(ExitCode.FAILED if removal.problems else ExitCode.DONE)
+
+
+def _executors(spool: Spool, removal: Removal) -> dict[tuple[str, int], str]:
+    """Return the executor of each run to remove."""
+    # A link's target does not belong to the job, so its files do not tell the executor.
+    runs = (old for old in removal.runs if not os.path.islink(spool.layout.metadir(old.name, old.run)))
+    grants = ((old.name, old.run, spool.grant(old.name, old.run)) for old in runs)
+    return {(name, run): grant.executor for name, run, grant in grants if grant is not None}
+
+
+def _close_sessions(spool: Spool, removed: Removal, started: dict[tuple[str, int], str]) -> None:
+    """Close the terminals kept for the removed runs."""
+    from spool.executors import by_name
+
+    gone: dict[str, list[tuple[str, int]]] = {}
+    for old in removed.runs:
+        if (executor := started.get((old.name, old.run))) is not None:
+            gone.setdefault(executor, []).append((old.name, old.run))
+    for executor, runs in gone.items():
+        with suppress(SpoolError, ImportError):  # from another version of spool
+            by_name(executor).forget(spool.root, runs)
 
 
 def _print(spool: Spool, removal: Removal, *, dry_run: bool, as_json: bool) -> None:

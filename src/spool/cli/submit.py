@@ -382,7 +382,8 @@ def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, S
     kinds = (kind for _, kinds in contributed("files") for kind in kinds)
     try:
         if base == layout.CONFIG:
-            config.parse(data)
+            for advice in config.parse(data).advice:
+                tell(f"{path}: warning: {advice}")
         elif kind := next((kind for kind in kinds if kind.path == os.path.abspath(path)), None):
             kind.parse(data)
         elif os.path.basename(os.path.dirname(os.path.abspath(path))) == layout.RESERVATIONS:

@@ -482,8 +482,8 @@ def _follow(follower: Follower, names: Sequence[str], stream: Stream) -> None:
 def attach(root: str, name: str, read_only: bool, run: int | None, dry_run: bool) -> int:
     """Attach to the terminal of a running job, to watch it and to type its input.
 
-    Ctrl-B D detaches; the job continues. Only jobs submitted with --tmux have a terminal. It closes when the job ends.
-    For a job in Slurm this opens a shell on its node, beside the job.
+    Ctrl-B D detaches; the job continues. Only jobs submitted with --tmux have a terminal. It closes when the job ends,
+    unless the job has keep_session = true. For a job in Slurm this opens a shell on its node, beside the job.
 
       spool submit --tmux --name ask -- python ask.py
       spool attach ask

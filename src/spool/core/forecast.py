@@ -212,7 +212,7 @@ class _Forecast:
     def _expect_ends(self) -> None:
         """Schedule the expected end of each run; a suspended or unstarted run has none."""
         running = self._spool.running
-        for at_ns, name in list(running.ends(self._now_ns)):
+        for at_ns, name in running.ends(self._now_ns):
             run = running[name]
             if not (run.submitted or (run.suspended and not run.stopping)):
                 self._spool.ends_at(run, max(at_ns, self._now_ns))

@@ -207,6 +207,7 @@ class Spec(Struct, frozen=True):
     prolog: str | None = None
     epilog: str | None = None
     executor: str | None = None  # None is the configured default
+    keep_session: bool = False
     project: str | None = None
     tags: tuple[str, ...] = ()
     comment: str | None = None
@@ -721,7 +722,7 @@ def concerns(on: Iterable[str], name: EventName) -> bool:
     return any(word == name or name in _GROUPS.get(word, ()) for word in on)
 
 
-class Event(Struct, frozen=True, kw_only=True):
+class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One event. After a crash it may be delivered twice, with the same `id`."""
 
     id: str  # derived from the event, not from the time of delivery

@@ -10,10 +10,8 @@ them with sums computed from scratch.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from heapq import merge
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -41,11 +39,7 @@ class Runs(Mapping[str, Running]):
         self.elsewhere: dict[str, Runs] = {}
         self._runs: dict[str, Running] = {}
         self._expected: dict[str, Expected] = {}  # as of the begin of the run, or of its recovery
-        self._ends: dict[str, int] = {}
-        self._in_order: list[tuple[int, str]] = []  # the ends
         self.preemptible: set[str] = set()  # the jobs whose runs may be preempted, now or later
-        self._stopping: set[str] = set()
-        self._suspended: set[str] = set()
         self.pending = 0  # on an engine: the runs that wait for room
         self.blocked = 0  # on an engine: the runs that wait for something else
         for run in runs:
@@ -113,14 +107,8 @@ class Runs(Mapping[str, Running]):
         elif run.grant.gpu_uuids:
             self.with_gpus[name] = run
         self._expected[name] = expected
-        end_ns = self._ends[name] = run.counts_from_ns + expected.ns
-        insort(self._in_order, (end_ns, name))
         if run.spec.preemptible and run.elsewhere is None:
             self.preemptible.add(name)
-        if run.stopping:
-            self._stopping.add(name)
-        elif run.suspended:
-            self._suspended.add(name)
 
     def _count_sums(self, run: Running, sign: int) -> None:
         self.counts.add(run, sign)
@@ -137,15 +125,12 @@ class Runs(Mapping[str, Running]):
         else:
             self.with_gpus.pop(name, None)
         del self._expected[name]
-        del self._in_order[bisect_left(self._in_order, (self._ends.pop(name), name))]
-        self._stopping.discard(name)
         self.preemptible.discard(name)
-        self._suspended.discard(name)
 
     @property
     def suspended(self) -> Set[str]:
-        """The jobs whose runs are suspended and not being stopped; for reading only."""
-        return self._suspended
+        """The jobs whose runs are suspended and not being stopped."""
+        return {name for name, run in self._runs.items() if run.suspended and not run.stopping}
 
     def learn_from(self, run_times: RunTimes) -> None:
         """Estimate every run time anew, from now on by *run_times*."""
@@ -158,41 +143,27 @@ class Runs(Mapping[str, Running]):
         for run in runs:
             self.put(run)
 
-    def ends(self, now_ns: int) -> Iterator[tuple[int, str]]:
-        """Yield when each run is expected to have ended, earliest first. The cost depends on how many are consumed.
+    def ends(self, now_ns: int) -> list[tuple[int, str]]:
+        """Return when each run is expected to have ended, earliest first.
 
         A run that is being stopped has ended once its grace is over, which counts from the order, or from the end of
         the command whose processes go on. Such an instant, and that of a limit, may have passed: the run is about to
         end. A guess that has passed is replaced by another, which depends only on the instant and the past. A suspended
         run keeps the time that was left then, as if it resumed now.
         """
-        entries = self._in_order
-        elsewhere = {name: self._stopped_by_ns(name, now_ns) for name in self._stopping}
-        elsewhere |= {name: self._if_continued_ns(name, now_ns) for name in self._suspended}
-        for _, name in entries[: bisect_left(entries, (now_ns + 1,))]:
-            if self._expected[name].is_guess and name not in elsewhere:
-                elsewhere[name] = self._overrun_until_ns(name, now_ns)
-        if not elsewhere:
-            return iter(entries)
-        moved = sorted((end_ns, name) for name, end_ns in elsewhere.items())
-        return merge((each for each in entries if each[1] not in elsewhere), moved)
+        return sorted((self._end_ns(run, now_ns), name) for name, run in self._runs.items())
 
-    def _stopped_by_ns(self, name: str, now_ns: int) -> int:
-        run = self._runs[name]
-        if run.stop_at_ns is not None:
-            return min(run.stop_at_ns, now_ns) + run.spec.kill_grace_ns
-        graced_ns = now_ns + run.spec.kill_grace_ns
-        return graced_ns if self._expected[name].is_guess else min(self._ends[name], graced_ns)
-
-    def _overrun_until_ns(self, name: str, now_ns: int) -> int:
-        run = self._runs[name]
-        return run.counts_from_ns + self.run_times.overrun(run, self._expected[name].ns, now_ns - run.counts_from_ns)
-
-    def _if_continued_ns(self, name: str, now_ns: int) -> int:
-        since_ns, end_ns = self._runs[name].suspension.since_ns or now_ns, self._ends[name]
-        if end_ns <= since_ns and self._expected[name].is_guess:
-            end_ns = self._overrun_until_ns(name, since_ns)
-        return now_ns + max(0, end_ns - since_ns)
+    def _end_ns(self, run: Running, now_ns: int) -> int:
+        expected = self._expected[run.name]
+        end_ns = run.counts_from_ns + expected.ns
+        if run.stopping:
+            graced_ns = min(run.stop_at_ns or now_ns, now_ns) + run.spec.kill_grace_ns
+            return graced_ns if expected.is_guess or run.stop_at_ns is not None else min(end_ns, graced_ns)
+        since_ns = (run.suspension.since_ns or now_ns) if run.suspended else now_ns
+        if end_ns <= since_ns and expected.is_guess:
+            ran_ns = since_ns - run.counts_from_ns
+            end_ns = run.counts_from_ns + self.run_times.overrun(run, expected.ns, ran_ns)
+        return now_ns + max(0, end_ns - since_ns) if run.suspended else end_ns
 
 
 PoolName = int | str

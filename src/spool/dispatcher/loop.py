@@ -233,7 +233,8 @@ class Dispatcher:
             self._watch(live)
         # The first look creates values that last; repeated garbage collection among them would cost as much again.
         gc.disable()
-        self.observer.look_at_first()
+        self.observer.look_at_everything()
+        self.reservations.look()
         gc.freeze()
         gc.enable()
         self.wakeup.look_at_children()
@@ -514,20 +515,19 @@ class Dispatcher:
                 self._resume_array(name)
                 if (array := self.state.arrays.get(name)) is not None:
                     self.arrays.count_one(array, self.clock())
-            elif (live := self.state.job(name).live) is not None:
+            elif (live := self.state.live_of(name)) is not None:
                 self._watch(live)
             if name not in self.state.unsettled:
                 self.finalizer.revisit(self.state.job(name))
 
     def _resume_array(self, name: str) -> None:
         """Continue an array that an earlier dispatcher left in progress."""
-        found = None
         with self.confinement.of(Thing("array", name), "resume") as piece:
-            found = self.recovery.unfinished_array(self.arrays.store, name)
+            array = self.recovery.unfinished_array(self.arrays.store, name)
         if piece.failed:
             self.recovery.unsettled_again(name)
-        elif found is not None:
-            self.arrays.resume(*found)
+        elif array is not None:
+            self.state.add_array(array)
 
     # Starts.
 
@@ -638,7 +638,6 @@ class Dispatcher:
         self.planner.learn(live)
         log.info("job %s run %d: %s (%s)", live.name, live.run, ended.outcome, ended.reason)
         if live.phase.final and ended.outcome not in (State.FINISHED, State.CANCELLED):
-            with self.confinement.service("pause", "the spool"):
-                self.pause.failed(live.name, f"{ended.outcome}: {ended.reason}")
-            with self.confinement.service("halt", "the spool"):
-                self.halt.failed(live.name, f"{ended.outcome}: {ended.reason}")
+            for verb, failed in (("pause", self.pause.failed), ("halt", self.halt.failed)):
+                with self.confinement.service(verb, "the spool"):
+                    failed(live.name, f"{ended.outcome}: {ended.reason}")

@@ -60,16 +60,14 @@ class FileMoves(Component):
             if attempt(Thing.of_job(name), "end", self._see_vanished, name):
                 self._changes.vanished.done(name)
         for name in list(self.called_off):
-            job = self._state.jobs.get(name)
-            is_over = job is None or job.live is None
+            is_over = self._state.live_of(name) is None
             if is_over and attempt(Thing.of_job(name), "end", self._end_called_off, name):
                 del self.called_off[name]
 
     def _see_moves(self) -> None:
         """Process moves of the files of live runs: deleted, moved to another directory, replaced."""
         for name in self._changes.runs.take():
-            job = self._state.jobs.get(name)
-            live = job.live if job is not None else None
+            live = self._state.live_of(name)
             if live is None or live.is_over:
                 continue
             if not self._confinement.attempt(Thing.of_run(live.key), "read the file of", self._see_file, live):
@@ -389,16 +387,11 @@ class Observer(Component):
         self._watcher.also(layout.NOTES, self._spool.layout.at(layout.NOTES))
 
     def look_at_everything(self, until_ns: int | None = None) -> None:
-        """Look as if no event had ever been raised; give way at *until_ns*, monotonic."""
+        """Look as if no event had ever been raised; give way at *until_ns*, monotonic. None: all in one go."""
         with self._confinement.service("keep room for", "stops on a full disk"):
             self._spool.keep_spares(min(max(_LEAST_SPARES, len(self._state.live)), _MOST_SPARES))
         self._scanner.everything(until_ns)
         self._timer.set(time.monotonic_ns() + POLL_NS)
-
-    def look_at_first(self) -> None:
-        """Look at everything in one go, before the first start."""
-        self.look_at_everything()
-        self._reservations.look()
 
 
 class Pause(Component):

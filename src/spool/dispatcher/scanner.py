@@ -124,8 +124,15 @@ class Scanner(Component):
             if mark != self._mark:
                 self._mark, self._marked_at_ns, self._agree = mark, now_ns, False
             if not self._agree:
-                differ = self._compare_running()
-                self._agree = not differ and mark[0] is not None and now_ns - self._marked_at_ns > _COARSE_NS
+                files, orders = self._spool.running_files()
+                known = {live.name: live.inode for live in self._state.live.values()}
+                strays = files.keys() - known.keys() - self._state.arrays.keys()
+                changed = [name for name, inode in known.items() if files.get(name) != inode]
+                self._changes.suspensions.update(orders)
+                self._changes.strays.update(strays)
+                self._changes.runs.update(changed)
+                is_settled = mark[0] is not None and now_ns - self._marked_at_ns > _COARSE_NS
+                self._agree = is_settled and not (strays or changed or orders)
         self._changes.suspensions.update(self._state.runs.suspended)
         self._changes.arrays.update(self._state.arrays)
         # The directory reveals new and removed files. Changes within a file need a look at the file.
@@ -133,17 +140,6 @@ class Scanner(Component):
         some, self._round = self._round[:_IN_TURN], self._round[_IN_TURN:]
         lives = (live for key in some if (live := self._state.live.get(key)) is not None)
         self._changes.runs.update(live.name for live in lives if self._was_written(live))
-
-    def _compare_running(self) -> bool:
-        """Mark the differences between `running/` and the known runs; return whether there are any."""
-        files, orders = self._spool.running_files()
-        live = {live.name: live for live in self._state.live.values()}
-        strays = files.keys() - live.keys() - self._state.arrays.keys()
-        changed = [name for name, each in live.items() if files.get(name) != each.inode]
-        self._changes.suspensions.update(orders)
-        self._changes.strays.update(strays)
-        self._changes.runs.update(changed)
-        return bool(strays or changed or orders)
 
     def _was_written(self, live: ActiveRun) -> bool:
         """Whether the job file of a run may have changed since it was last read."""
@@ -154,7 +150,7 @@ class Scanner(Component):
         return status is None or (status.st_ino, status.st_mtime_ns) != (live.inode, live.mtime_ns)
 
     def hint(self, hint: Hint) -> None:
-        """Look at the object of one event. Events of the dispatcher's own moves need no look."""
+        """Look at the object of one event, or mark it in `running/`. The dispatcher's own moves need no look."""
         place, filename, change = hint
         if place == RUNNING and (name := layout.job_beside(filename, layout.SUSPENDED_SUFFIX)) is not None:
             self._changes.suspensions.add(name)
@@ -171,25 +167,18 @@ class Scanner(Component):
             if is_file and change is NameChange.GONE and self._known(place, name) is None and not self._is_arrays(name):
                 return
             self.examine(place, name, may_wait=True)
-            job = self._state.jobs.get(name)
-            if job is not None and job.live is not None:
+            if self._state.live_of(name) is not None:
                 self._changes.runs.add(name)
-        elif place == RUNNING:
-            self._hint_running(name, change, is_file=is_file)
-
-    def _hint_running(self, name: str, change: NameChange, *, is_file: bool) -> None:
-        """Mark the object of an event in `running/`."""
-        job = self._state.jobs.get(name)
-        if job is not None and job.live is not None:
+        elif (live := self._state.live_of(name)) is not None:
             # A file that came may be the one that the dispatcher has moved there, or another in its place: the kernel
             # merges the two events if nothing was read in between.
-            if not is_file or change is not NameChange.CAME or self._was_written(job.live):
+            if not is_file or change is not NameChange.CAME or self._was_written(live):
                 self._changes.runs.add(name)
         elif name in self._state.arrays:
             self._changes.arrays.add(name)
         elif is_file and change is not NameChange.GONE:
             self._changes.strays.add(name)
-        elif is_file and job is not None and job.blocked is not None:
+        elif is_file and (job := self._state.jobs.get(name)) is not None and job.blocked is not None:
             self._state.unblock(job)  # it may have been the obstacle
 
     def due(self, now_ns: int) -> None:

@@ -48,7 +48,7 @@ PRELOADED = (
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0  # while the spool cannot be used
-_TELLING_S = 30.0
+_TELLING_S = 45.0  # a hook may take 30
 
 Made = TypeVar("Made")
 _Version = tuple[str, int, int]  # version of a job file: the job, the inode, the time of the last change

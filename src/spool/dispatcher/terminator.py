@@ -200,22 +200,17 @@ class Terminator:
         if live.key in self.runs or live.handle is None:
             return
         elapsed = max(0, time.time_ns() - since_ns) if since_ns is not None else 0
-        now, warning_ns = time.monotonic_ns(), self._warn(live, elapsed)
+        now, warning_ns, signal = time.monotonic_ns(), 0, live.spec.signal
+        if signal is not None and live.stop_kind is StopKind.PREEMPT:
+            warning_ns = signal.before_ns  # from the warning to TERM
+            if elapsed < warning_ns:  # after a crash once more: late is better than never
+                with suppress(OSError):
+                    live.handle.signal(signal.name, live.spec.signal_to)
         kill_at = now + max(0, warning_ns + live.spec.kill_grace_ns - elapsed)
         run = self.runs[live.key] = _Terminating(live, live.handle, kill_at)
         if warning_ns > elapsed:
             run.look_at_ns = now + warning_ns - elapsed
         self._timer.set(0)
-
-    def _warn(self, live: ActiveRun, elapsed_ns: int) -> int:
-        """Send a run that is preempted its warning signal; return how long before TERM it has that."""
-        signal = live.spec.signal
-        if signal is None or live.stop_kind is not StopKind.PREEMPT or live.handle is None:
-            return 0
-        if elapsed_ns < signal.before_ns:  # after a crash once more: late is better than never
-            with suppress(OSError):
-                live.handle.signal(signal.name, live.spec.signal_to)
-        return signal.before_ns
 
     def hurry(self, live: ActiveRun) -> None:
         """Look at *live* at the next tick: its wrapper has ended, which may have been its last process."""
@@ -301,9 +296,9 @@ class Preempter(Component):
             begun_ns = time.monotonic_ns()
             plan = self._plan(self._clock())
             found = preempt(plan) if plan is not None else None
-            job = self._state.jobs.get(found.victim) if found is not None else None
-            if found is not None and job is not None and job.live is not None and job.live.order is None:
-                self._stops.order(job.live, Stop(StopKind.PREEMPT, "spool", self._clock(), found.winner))
+            live = self._state.live_of(found.victim) if found is not None else None
+            if found is not None and live is not None and live.order is None:
+                self._stops.order(live, Stop(StopKind.PREEMPT, "spool", self._clock(), found.winner))
             now_ns = time.monotonic_ns()
             pause_ns = _SOON_NS if found is not None else _LOOK_EVERY_NS
             self._look_at_ns = now_ns + max(pause_ns, _LOOK_SHARE * (now_ns - begun_ns))
@@ -338,8 +333,7 @@ class Suspender(Component):
     def work(self) -> None:
         """Process the requests of users, and the runs that are not suspended or continued completely yet."""
         for name in list(self._changes.suspensions.names):
-            job = self._state.jobs.get(name)
-            live = job.live if job is not None else None
+            live = self._state.live_of(name)
             thing = Thing.of_run(live.key) if live is not None else Thing.of_job(name)
             if self._confinement.attempt(thing, _SUSPEND, self._see, name, live):
                 self._changes.suspensions.done(name)

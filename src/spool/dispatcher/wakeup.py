@@ -373,17 +373,16 @@ class DirectoryWatcher:
         """
         try:
             self._emitter = _Emitter(self._on_event)
-            for key, path in directories.items():
-                self._wanted[key] = path, _MODES_TOO if key in modes_of else _MASK
-                self._watch(self._emitter, key, *self._wanted[key])
         except OSError as error:
-            self.close()
             self.problem = f"no file events ({error.strerror})"
             return
         kind = file_system_of(next(iter(directories.values())))
         if is_shared_between_hosts(kind):
             self._general_problem = f"a {kind} file system reports no changes made by other hosts"
-            self.problem = self._general_problem
+        for key, path in directories.items():
+            self._wanted[key] = path, _MODES_TOO if key in modes_of else _MASK
+        self._stale = True
+        self.renew()
 
     def _watch(self, emitter: _Emitter, key: str, path: str, mask: int) -> None:
         emitter.watch_directory(path, mask)

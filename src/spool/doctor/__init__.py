@@ -239,15 +239,16 @@ def _configuration(subject: Subject) -> Findings:
         yield good("no config.toml: the defaults apply")
         return
     try:
-        unknown = unknown_in(config.parse(data).accept_from)
+        found = config.parse(data)
+        doubts = (*found.advice, *unknown_in(found.accept_from))
     except InvalidConfig as error:
         remedy = f"fix {subject.spool.layout.at(layout.CONFIG)}; `spool check` also checks it"
         for problem in error.problems:
             yield fail(problem.message, remedy)
         return
-    for why in unknown:
+    for why in doubts:
         yield warn(why, f"fix {subject.spool.layout.at(layout.CONFIG)}")
-    if not unknown:
+    if not doubts:
         yield good("config.toml is valid")
 
 

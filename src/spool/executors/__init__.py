@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from spool.core.errors import InvalidValue, SpoolError, cannot
 from spool.core.layout import LOCAL_EXECUTORS
 from spool.core.model import Jid, Machine, Spec
-from spool.executors.base import Engine, EngineEnd, Executor, Home, Launch, RunHandle
+from spool.executors.base import Engine, EngineEnd, Executor, Launch, RunHandle
 from spool.executors.local import LocalProcesses
 from spool.formats.capabilities import engine_offer, engine_title, executors, is_of_a_package, loaded, used_by
 from spool.formats.config import Config
@@ -25,7 +25,7 @@ from spool.machine.cgroups import RunGroups
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Engine", "EngineEnd", "Executor", "Executors", "Home", "Launch", "RunHandle", "Usage", "by_name"]
+__all__ = ["Engine", "EngineEnd", "Executor", "Executors", "Launch", "RunHandle", "Usage", "by_name"]
 
 Answer = TypeVar("Answer")
 
@@ -40,11 +40,11 @@ def by_name(
     name: str,
     local: LocalProcesses | None = None,
     config: Callable[[], Config] = Config,
-    home: Home | None = None,
+    home: object = None,
 ) -> Executor:
     """Return a new executor of that name; its module is imported on this call. Raises InvalidValue for other names.
 
-    *local* manages processes that it starts on this machine; *home* is the spool of runs that it starts elsewhere.
+    *local* manages processes that it starts on this machine; *home* is the locked spool whose runs it starts elsewhere.
     Capabilities offer those of other machines. Raises ImportError if one cannot be loaded.
     """
     if name in LOCAL_EXECUTORS:
@@ -66,7 +66,7 @@ class Executors:
         default: Callable[[], str],
         local: LocalProcesses | None = None,
         config: Callable[[], Config] = Config,
-        home: Home | None = None,
+        home: object = None,
     ) -> None:
         """Create none yet. *default* is the executor of jobs that name none; *local* manages the runs of this machine.
 
@@ -110,7 +110,7 @@ class Executors:
     def problem_of(self, spec: Spec) -> str | None:
         """Return why a job cannot be started: its executor cannot start anything, or rejects one of its keys."""
         request = spec.request
-        here = spec.gpu_idle_ns is not None or request.resources or request.gpu_memory_auto
+        here = spec.keep_session or spec.gpu_idle_ns is not None or request.resources or request.gpu_memory_auto
         if here or spec.parts:
             why = why_not_there(spec, spec.executor or self._default())
             if why is not None:

@@ -33,6 +33,9 @@ class Launch(Struct, frozen=True):
     spool_dir: str
     metadir: str
     script: str
+    keep: bool = False
+    """Whether a terminal that shows the run stays readable after its end, if the executor has terminals."""
+
     group: RunGroup | None = None
     """The control group that the wrapper enters, as its text says."""
 
@@ -61,35 +64,6 @@ class EngineEnd(Struct, frozen=True):
 
     word: EngineWord
     said: str  # in the engine's own words
-
-
-class Home(Protocol):
-    """The spool whose runs an engine has, and the records that the engine keeps of them there."""
-
-    @property
-    def root(self) -> str:
-        """Its path."""
-
-    def identity(self) -> str:
-        """Return an identity that differs from that of every other spool."""
-
-    def record(self, name: str, run: int, record: str) -> bytes | None:
-        """Return the content of one record of a run, None if there is none."""
-
-    def record_end(self, name: str, run: int, record: str) -> bytes:
-        """Return the end of a growing record, b"" if there is none."""
-
-    def put_record(self, name: str, run: int, record: str, data: bytes) -> None:
-        """Write one record of a run."""
-
-    def add_to_record(self, name: str, run: int, record: str, data: bytes) -> None:
-        """Append to one record of a run."""
-
-    def notes(self) -> Iterable[tuple[str, int, str]]:
-        """Return the notes of wrappers since the last call: a job, its run, and the record that has appeared there."""
-
-    def jid(self, name: str, run: int) -> Jid | Liveness:
-        """Return the identity that a run's wrapper has recorded; ABSENT: not yet, VOID: it never will."""
 
 
 class Family:
@@ -324,3 +298,7 @@ class Executor(Protocol):
         """Return the command that attaches a user to the terminal of a run. Raises SpoolError if it has none."""
         why, remedy = f"run {run} has no terminal: it runs as a plain process", f"`spool log -f {job}` shows its output"
         raise SpoolError(cannot("attach to", f"job {job}", why, remedy=remedy))
+
+    def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
+        """Close the terminals that were kept of these runs, which are over, if there are any. Never raises."""
+        return

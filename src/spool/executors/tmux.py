@@ -20,6 +20,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import redirect_stdout, suppress
 
 from msgspec.structs import replace
@@ -102,7 +103,7 @@ class TmuxExecutor(Executor):
         return replace(self._process.surroundings(), stdin=None, terminal="own")
 
     def start(self, launch: Launch) -> LocalRun | None:
-        """Start the wrapper as the first process of a session.
+        """Start the wrapper as the first process of a session; a session kept from an earlier run is closed.
 
         None: tmux was not asked, because it does not answer or has been removed. The job must wait, not fail. Raises
         SpoolError if tmux refuses, StartRefused if it refuses for want of a process or the like.
@@ -115,8 +116,13 @@ class TmuxExecutor(Executor):
         if self._hung is not None:
             return None  # the many starts of one pass must not wait one after the other
         told = f"{launch.metadir}/{layout.LAUNCH}"
-        words = ["-d", "-P", "-F", "#{pane_pid} #{pid}", "-s", session_of(launch.job, launch.run), *_SIZE, "-c", "/"]
+        session = session_of(launch.job, launch.run)
+        words = ["-d", "-P", "-F", "#{pane_pid} #{pid}", "-s", session, *_SIZE, "-c", "/"]
         words += [*FIRST_PROGRAM, told, str(launch.script)]
+        if launch.keep:
+            words += [";", "set-option", "-w", "-t", f"={session}:", "remain-on-exit", "on"]
+        if launch.run > 1:
+            words += [";", "kill-session", "-t", f"={session_of(launch.job, launch.run - 1)}"]
         begun = time.monotonic()
         try:
             answer = self._asked(server, words, told, launch)
@@ -135,6 +141,7 @@ class TmuxExecutor(Executor):
         self._slow_s = self._slow_s + took_s if took_s > _SLOW_S else 0.0
         if self._slow_s > LIMIT_S:  # it answers, but all starts of a pass together would take as long as a hang
             self._hung, self._slow_s = (str(server.socket_path), None), 0.0
+        # The last of the commands may fail after the first succeeded: there was no earlier session.
         pids = answer.stdout.partition("\n")[0].split()
         if len(pids) != 2:
             _take_back(told)
@@ -173,6 +180,16 @@ class TmuxExecutor(Executor):
         # Within another tmux, tmux refuses to attach unless $TMUX is unset.
         words = ("env", "-u", "TMUX", program, "-S", str(server.socket_path), "attach-session")
         return (*words, *(("-r",) if read_only else ()), "-t", target)
+
+    def forget(self, spool_dir: str, runs: Iterable[tuple[str, int]]) -> None:
+        """Close the sessions kept from *runs*."""
+        with suppress(OSError, SpoolError, TmuxCommandNotFound):
+            server = server_of(spool_dir)
+            if not os.path.exists(str(server.socket_path)):
+                return
+            standing = set(_ask(server, "list-sessions", "-F", "#{session_name}").stdout.splitlines())
+            for session in standing & {session_of(job, run) for job, run in runs}:
+                _ask(server, "kill-session", "-t", f"={session}")
 
     def _problem_of_place(self) -> str | None:
         """Return why the server's socket cannot be placed; None once it can, or if no start has had that problem."""

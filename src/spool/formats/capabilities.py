@@ -194,7 +194,7 @@ class EngineOffer(Row):
     Each text but the first and the last names "module:attribute"; "" offers nothing.
 
     * `title`: its usual name for users.
-    * `executor`: `(name, Callable[[], Config], Home | None) -> executors.base.Executor`.
+    * `executor`: `(name, Callable[[], Config], LockedSpool | None) -> executors.base.Executor`.
     * `check`: `(Reading) -> None`: adds the problems of a job file that names it.
     * `shortcut`: the help of an option `--NAME`, which stands for `--executor NAME`; "" if there is none.
     """

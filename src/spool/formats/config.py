@@ -66,7 +66,7 @@ GONE = {
     "hook_time_limit": "a hook always has 30 seconds; remove it",
     "log_level": "dispatcher.log has what a user may need; remove it",
     "gpu_names": "write [defaults] setup = 'export CUDA_VISIBLE_DEVICES=$SPOOL_GPU_INDICES' for indices",
-    "keep_session": "a session ends with its job, and `spool log` has what it showed; remove it",
+    "keep_session": "write keep_session = true in the job file, or submit with --set keep_session=true",
     "max_requeues": "a lost job always runs again 3 times at most; requeue = false in its file keeps it from that",
     "gpu.poll": "GPUs in use are always looked at every 5 seconds; remove it",
     "gc.max_runs": "write gc.max_age or gc.max_size; `spool gc --keep-runs` removes by number",

@@ -35,12 +35,11 @@ class _Base(msgspec.Struct, frozen=True):
 _base = msgspec.json.Decoder(_Base)
 _decoder = msgspec.json.Decoder(Event)
 _encoder = msgspec.json.Encoder()
-_NAMES = tuple((field.name, field.default) for field in msgspec.structs.fields(Event))
 
 
 def render_event(event: Event) -> bytes:
     """Return *event* as one line of JSON. Unknown values are absent."""
-    return as_json({name: value for name, default in _NAMES if (value := getattr(event, name)) != default}) + b"\n"
+    return as_json(event) + b"\n"
 
 
 def parse_event(line: bytes) -> Event | None:

@@ -30,9 +30,9 @@ from spool.core.model import (
     Retry,
     Spec,
 )
-from spool.core.units import parse_duration
+from spool.core.units import format_size, parse_duration
 from spool.formats import keys, toml, values
-from spool.formats.capabilities import contributed, engine_offer, engine_title, loaded, parts
+from spool.formats.capabilities import Key, contributed, engine_offer, engine_title, loaded, parts
 from spool.formats.toml import Path
 from spool.formats.validation import Format, Kind, Kinds, Problems, Reading
 from spool.formats.values import MAX_TASKS, Matrix, Names, Rows, Text
@@ -233,14 +233,7 @@ def _spec(reading: Reading, defaults: JobDefaults, parts: Parts) -> Spec:
     spec = found[""]
     spec.setdefault("kill_grace_ns", defaults.kill_grace_ns)
     if "request" in found:
-        request = found["request"]
-        for part in ("memory", "gpu_memory"):
-            size = request.get(f"{part}_bytes")
-            if isinstance(size, values.AutoSize):  # spool works it out: its first guess, and a mark
-                first = FIRST_BYTES if part == "memory" else None
-                request[f"{part}_bytes"] = first if size.first_bytes is None else size.first_bytes
-                request[f"{part}_auto"] = True
-        spec["request"] = _shared(Request(**request))
+        spec["request"] = _shared(Request(**found["request"]))
     if "retry" in found:
         retry = Retry(**found["retry"])
         if retry.memory_factor is not None:
@@ -307,6 +300,7 @@ def _can_set_up(document: Mapping[str, Any]) -> bool:
 
 
 _NOT_ELSEWHERE = {
+    "keep_session": 'needs executor = "tmux"; a job in {} has no session',
     "gpu_idle": "has no effect in {}, where spool does not see the GPUs; leave it out, or set `time_limit` instead",
     "gpu_memory": 'is "auto", which learns from the GPUs of this machine; in {} state a size, or leave it out',
     "resources": "are counted on this machine alone; name what {} counts in `executor_options`, as --licenses=NAME:N",
@@ -335,8 +329,9 @@ def _check_place(reading: Reading, executor: str) -> None:
     """Add the keys that have no meaning where *executor* runs the job, and what its engine has against others."""
     set_here, asked = reading.found[""], reading.found.get("request", {})
     are_set = (
+        bool(set_here.get("keep_session")),
         set_here.get("gpu_idle_ns") is not None,
-        isinstance(asked.get("gpu_memory_bytes"), values.AutoSize),
+        asked.get("gpu_memory_auto", False),
         bool(asked.get("resources")),
     )
     for key, why in _misplaced(executor, are_set, lambda _, key: key in reading.document):
@@ -353,6 +348,7 @@ def why_not_there(spec: Spec, executor: str) -> str | None:
     """
     idle_ns = None if executor in LOCAL_EXECUTORS else spec.gpu_idle_ns
     are_set = (
+        bool(spec.keep_session),
         idle_ns is not None and idle_ns != _default_idle_ns(spec.defaults_text),
         spec.request.gpu_memory_auto,
         bool(spec.request.resources),
@@ -402,6 +398,13 @@ def _check_array(reading: Reading) -> None:
 def _of_array(reading: Reading) -> bool:
     """Whether the file makes an array, or is a task of one."""
     return not {"array", "matrix", "rows", "task"}.isdisjoint(reading.document)
+
+
+def _size_or_auto(key: Key, text: object, at: Path, reading: Reading) -> int | None:
+    size, is_auto = reading.problems.value(at, partial(values.size_or_auto, key.least or 0), text, (None, False))
+    if is_auto:
+        reading.found["request"][f"{key.name}_auto"] = True
+    return FIRST_BYTES if is_auto and size is None and key.name == "memory" else size
 
 
 def _tags(tags: tuple[str, ...], at: Path, reading: Reading) -> tuple[str, ...]:
@@ -483,6 +486,7 @@ _KINDS: Kinds = {
     "variables": lambda key: Kind(dict[str, str], read=_env),
     "umask": lambda key: Kind(str, values.umask, written=lambda umask: f"{umask:03o}"),
     "limits": lambda key: Kind(dict[str, Annotated[int, Meta(ge=0)] | Literal["unlimited"]], read=_limits),
+    "size or auto": lambda key: Kind(values.SIZE_OR_AUTO, read=partial(_size_or_auto, key), written=format_size),
     "niceness": lambda key: Kind(Annotated[int, Meta(ge=-20, le=19)]),
     "GPU type": lambda key: Kind(Text | tuple[Text, ...], read=_gpu_types),
     "amounts": lambda key: Kind(dict[str, Annotated[int, Meta(ge=1, le=key.most)]], read=_resources),

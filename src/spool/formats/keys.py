@@ -227,6 +227,8 @@ _RUNNING = with_parts("job", (
             ("--tmux", "tmux", "Run it in a terminal that `spool attach` opens."),
             *((f"--{name}", name, offer.shortcut) for name, offer in engines().items() if offer.shortcut),
         )),
+    Key("keep_session", "flag",
+        "Whether to keep the job's tmux session open after it ends."),
 ))
 
 _PEOPLE = with_parts("job", (
@@ -240,7 +242,6 @@ JOB = KeyTable(
     "A job: what to run, what it needs, and when. Only `command` is required; an unknown key is an error.",
     *_COMMAND, *_INHERITED, *_SETUP, *_MACHINE, *_GPUS, *_RESOURCES, *_LIMITS, *_WHEN, *_GROUPS, *_MANY, *_AGAIN,
     *_OUTPUT, *_RUNNING, *_PEOPLE,
-    gone={"keep_session": "a session ends with its job; `spool log` has what it showed"},
 )
 
 DEFAULTS = KeyTable(

@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from functools import partial
 from sys import intern
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -483,7 +483,7 @@ def _text_called(title: str, *examples: str) -> Any:
 
 
 _SIZE = _text_called("size", "512M", "16G")
-_SIZE_OR_AUTO = _text_called("size or auto", "16G", "auto", "auto:8G")
+SIZE_OR_AUTO = _text_called("size or auto", "16G", "auto", "auto:8G")
 _DURATION = _text_called("duration", "90s", "1h30m", "1-12:00:00")
 
 
@@ -491,21 +491,15 @@ def _amount(type_: Any, parse: Callable[[object], int], written: Callable[[int],
     return Kind(type_, parse if key.least is None else partial(at_least, key.least, parse), written=written)
 
 
-class AutoSize(NamedTuple):
-    """A size that spool works out; None: it has no first guess of its own."""
-
-    first_bytes: int | None
-
-
-def size_or_auto(least: float, text: object) -> int | AutoSize:
-    """Return the size *text*, or an `AutoSize` for "auto" or "auto:8G"."""
+def size_or_auto(least: float, text: object) -> tuple[int | None, bool]:
+    """Return the size *text*; for "auto" or "auto:8G", the first guess if there is one, and that spool works it out."""
     word, colon, first = text.partition(":") if isinstance(text, str) else ("", "", "")
     if word != "auto":
         if isinstance(text, str) and text.strip().lower().startswith("auto"):
             raise InvalidValue(f'{show(text)}: write "auto", or "auto:8G" with a first guess')
-        return at_least(least, parse_size, text)
+        return at_least(least, parse_size, text), False
     try:
-        return AutoSize(at_least(least, parse_size, first) if colon else None)
+        return at_least(least, parse_size, first) if colon else None, True
     except InvalidValue as error:
         raise InvalidValue(f"{show(text)}: the first guess {error}") from None
 
@@ -519,7 +513,6 @@ KINDS: Kinds = {
     "word": lambda key: Kind(str, partial(one_of, words=key.words)),
     "label": lambda key: Kind(Text, lambda text: intern(label(text))),
     "size": lambda key: _amount(_SIZE, parse_size, format_size, key),
-    "size or auto": lambda key: Kind(_SIZE_OR_AUTO, partial(size_or_auto, key.least or 0), written=format_size),
     "duration": lambda key: _amount(_DURATION, parse_duration, format_duration, key),
     "executor": lambda key: Kind(str, executor),
     "options of a program": lambda key: Kind(tuple[str, ...], partial(options, example=key.examples[0][0])),

@@ -55,16 +55,15 @@ class Cgroups(Struct, frozen=True):
         """Return the lowest processor quota in thousandths of a processor, or None without one."""
         return min((quota for at in self.cpu.directories for quota in _cpu_quota(at, self.cpu.version)), default=None)
 
-    def memory_limit_bytes(self) -> int | None:
-        """Return the lowest memory limit, or None without one."""
-        return min(
-            (limit for at in self.memory.directories for limit in _limits(at, self.memory.version)), default=None
-        )
-
-    def memory_available_bytes(self) -> int | None:
-        """Return the memory available up to the lowest limit, page cache counted as free; None without a limit."""
-        rooms = (_room(at, self.memory.version) for at in self.memory.directories)
-        return min((room for room in rooms if room is not None), default=None)
+    def memory_bytes(self) -> tuple[int | None, int | None]:
+        """Return the lowest memory limit, and the least room up to one, page cache counted as free; None: no limit."""
+        limits, rooms = list[int](), list[int]()
+        for at in self.memory.directories:
+            if (limit := _memory_limit(at, self.memory.version)) is not None:
+                limits.append(limit)
+                if (used := _memory_used(at, self.memory.version)) is not None:
+                    rooms.append(max(0, limit - used))
+        return min(limits, default=None), min(rooms, default=None)
 
 
 def find(root: Path = Path("/")) -> Cgroups:
@@ -136,22 +135,18 @@ def _cpu_quota(at: Path, version: int) -> Iterator[int]:
         yield taken * 1000 // of
 
 
-def _limits(at: Path, version: int) -> Iterator[int]:
+def _memory_limit(at: Path, version: int) -> int | None:
     # Above memory.high every process is throttled, so that memory is not available either.
-    for name in ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",):
-        limit = _number(_text(at / name) or "")
-        if limit is not None and limit < _UNLIMITED_BYTES:
-            yield limit
+    names = ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",)
+    limits = (_number(_text(at / name) or "") for name in names)
+    return min((limit for limit in limits if limit is not None and limit < _UNLIMITED_BYTES), default=None)
 
 
-def _room(at: Path, version: int) -> int | None:
-    limit = min(_limits(at, version), default=None)
+def _memory_used(at: Path, version: int) -> int | None:
     used = _number(_text(at / ("memory.current" if version == 2 else "memory.usage_in_bytes")) or "")
-    if limit is None or used is None:
-        return None
     counts = dict(line.split(" ", 1) for line in (_text(at / "memory.stat") or "").splitlines() if " " in line)
     cache = sum(_number(counts.get(name, "")) or 0 for name in _RECLAIMABLE[version])
-    return max(0, limit - max(0, used - cache))
+    return None if used is None else max(0, used - cache)
 
 
 def _text(path: Path) -> str | None:

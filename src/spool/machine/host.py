@@ -167,7 +167,7 @@ class Host:
     def memory(self) -> HostMemory:
         """Return the total and available memory: of the machine or of a control group, whichever is less."""
         host = self._memory()
-        limit, room = self._cgroups.memory_limit_bytes(), self._cgroups.memory_available_bytes()
+        limit, room = self._cgroups.memory_bytes()
         return HostMemory(
             host.total_bytes if limit is None else min(host.total_bytes, limit),
             host.available_bytes if room is None else min(host.available_bytes, room),

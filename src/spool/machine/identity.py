@@ -133,11 +133,6 @@ class Stat(Struct, frozen=True):
 
 def read_bytes(path: str) -> bytes:
     """Return the content of a file of /proc in as few system calls as possible. Raises OSError."""
-    try:
-        return _read(path)
-    except OSError as error:
-        if not is_shortage(error):
-            raise
     return certainly(lambda: _read(path))
 
 

@@ -544,6 +544,7 @@ class CallKeys(TypedDict, total=False):
     epilog: str
     executor: str
     executor_options: Sequence[str]
+    keep_session: bool
     project: str
     tags: Sequence[str]
     comment: str

@@ -56,7 +56,7 @@ from spool.query.rows import (
     with_parameters,
     with_progress,
 )
-from spool.store.arrays import array_outcome
+from spool.store.arrays import array_outcome, still_to_issue
 from spool.store.disk import status_of
 from spool.store.spool import MISSED_NS, Service, Spool
 from spool.store.tolerant import unreadable
@@ -68,7 +68,6 @@ if TYPE_CHECKING:
 RECENT = 10
 NOBODY = {False: "no dispatcher is running", True: "a dispatcher is starting"}
 RECENT_NS = 24 * 3600 * SECOND_NS
-_FEW = 8  # directories that can be listed in the time of one search
 # States of the dispatcher's view that fit a file in that place. `starting` is so short that it is read anew.
 _FITTING = {
     QUEUED: frozenset({State.QUEUED, State.INVALID, State.STOPPING}),
@@ -113,12 +112,11 @@ def list_jobs(
     ended = bool(wanted.states) and all(state.ended for state in wanted.states)
     picky = wanted.recent is not None and wanted != JobFilter(recent=wanted.recent)
     everything = everything or ended or picky or wanted.since_at_ns is not None
-    found = JobLister(spool).listing(everything=everything, only=only, recent=wanted.recent)
-    there = {row.name for row in found.rows}
-    if any(not is_pattern(name) and name not in there for name in names):  # or it moved between the reads
+    for _ in range(2):  # one that is missing may have moved between the reads
         found = JobLister(spool).listing(everything=everything, only=only, recent=wanted.recent)
-        there = {row.name for row in found.rows}
-    missing = [name for name in names if not is_pattern(name) and name not in there]
+        missing = {name for name in names if not is_pattern(name)} - {row.name for row in found.rows}
+        if not missing:
+            break
     to_come = [row for name in missing if (row := row_to_come(spool, name)) is not None]
     listed = (*found.rows, *to_come)
     selected = listed if wanted == ALL_JOBS else filter(wanted.wants, listed)  # the common case in a long list
@@ -128,8 +126,8 @@ def list_jobs(
         rows = [row for row in rows if not row.state.ended or (last and (row.ended_at_ns or 0) >= last[-1])]
     if in_full:
         rows = [with_progress(spool, row) for row in with_parameters(spool, rows)]
-    unknown = set(missing).difference(row.name for row in to_come)
-    return replace(found, rows=tuple(rows), unknown=tuple(name for name in missing if name in unknown))
+    unknown = missing.difference(row.name for row in to_come)
+    return replace(found, rows=tuple(rows), unknown=tuple(name for name in names if name in unknown))
 
 
 def row_to_come(spool: Spool, name: str) -> JobRow | None:
@@ -155,7 +153,6 @@ class JobLister:
         self.dispatcher = self.service is not Service.NONE
         self.state, self.stale_ns = self._last_view if self.dispatcher else (None, None)
         self._starting = not self.dispatcher and is_starting(spool.root)
-        self._with_runs: Set[str] | None = None  # the jobs that may have runs; None: any
         self._ignored: list[Ignored] = []
         self._without_file: dict[str, int] = {}  # runs of jobs without a file in `running/`
         self._listed: list[tuple[str, list[str]]] = []  # what was read of the active directories
@@ -186,7 +183,6 @@ class JobLister:
         self._ignored.clear()
         self._begun_ns = time.time_ns()
         active = self._active_files(only)
-        self._with_runs = self._spool.jobs_with_runs_if_few(_FEW * len(active))
         rows = [row for name, places in active.items() for row in self._of_name(name, places)]
         listed = {row.name for row in rows}  # a file that left during the reading is in done/ by now
         done = {name for name in self._spool.names(DONE) if name not in listed and (only is None or only(name))}
@@ -222,7 +218,7 @@ class JobLister:
         for name, job in self.state.jobs.items() if self.state is not None else ():
             if job.array and job.run is not None:  # read first: a task that is issued meanwhile is listed twice
                 with suppress(OSError):  # reported where its row is made
-                    self._unissued[name] = self._unissued_of(name, job.run)
+                    self._unissued[name] = still_to_issue(self._spool, name, job.run)
         for place in (QUEUED, HELD, RUNNING, QUEUED, HELD):
             mark = self._mark_of(place)
             if place in marks and marks[place] == mark and mark[1] < self._begun_ns - _TICK_NS:
@@ -255,8 +251,8 @@ class JobLister:
 
     def _of_name(self, name: str, places: list[str]) -> Iterable[JobRow]:
         """Return the rows of a name: most have one file. A second one waits for the run of the first to end."""
-        view = self.state.jobs.get(name) if self.state is not None and len(places) == 1 else None
-        if view is not None and view.state is State.QUEUED and places[0] == QUEUED and not self._may_have_runs(name):
+        view = self.state.jobs.get(name) if self.state is not None and places == [QUEUED] else None
+        if view is not None and view.state is State.QUEUED:
             return (row_of_view(name, view, self._now_ns, QUEUED),)  # the common case in a long list
         for _ in range(_LOOKS):
             try:
@@ -302,9 +298,6 @@ class JobLister:
         begun = self._spool.grant(name, run) or self._spool.array(name, run) if run is not None else None
         return begun is not None and begun.inode not in inodes and self._goes_on(name, begun.run)
 
-    def _may_have_runs(self, name: str) -> bool:
-        return self._with_runs is None or name in self._with_runs
-
     def _begun(self) -> Iterable[tuple[str, int]]:
         """Return the runs that a dispatcher has in view; without one, those that are not over in its journal."""
         if not self.dispatcher:
@@ -323,7 +316,7 @@ class JobLister:
         """Return an active job; if its records are unreadable, from the other sources."""
         view = self.state.jobs.get(name) if self.state is not None else None
         try:
-            if self._may_have_runs(name):
+            if place == RUNNING or (not self.dispatcher and name in self._look.ran_before):
                 self._spool.strict.latest_run(name)  # otherwise an unreadable record would count as missing
             return self._active(name, place, view)
         except OSError as error:
@@ -338,19 +331,18 @@ class JobLister:
             if array is not None and self._goes_on(name, array.run):
                 state, reason = self._of_array(array, place)
                 return replace(row_of_view(name, view, self._now_ns, place), state=state, reason=reason)
-        if view is not None:
-            state = view.state
-            if state is State.QUEUED and place == QUEUED:
-                return row_of_view(name, view, self._now_ns, place)
-            if state in (State.SUBMITTED, State.RUNNING) and not self._spool.merely_goes_on(name, view.run or 0):
-                return self._read(name, place)  # changed since the dispatcher's view
-            if state is State.SUBMITTED and self._spool.spoke_at_ns(name, view.run or 0) is not None:
-                return self._read(name, place)  # it has begun since
-            if state is State.STOPPING and place != RUNNING and not self._spool.is_stopping(name):
-                return self._read(name, place)  # it has ended since
-            if state in _FITTING[place]:
-                return row_of_view(name, view, self._now_ns, place)
-        return self._read(name, place)
+        if view is None or view.state not in _FITTING[place] or self._has_gone_on(name, place, view):
+            return self._read(name, place)
+        return row_of_view(name, view, self._now_ns, place)
+
+    def _has_gone_on(self, name: str, place: str, view: JobRow) -> bool:
+        """Whether a run was ordered to stop, has begun in its engine or has ended since the dispatcher's view."""
+        spool, run, state = self._spool, view.run or 0, view.state
+        if state is State.STOPPING:
+            return place != RUNNING and not spool.is_stopping(name)
+        if state is State.SUBMITTED and spool.spoke_at_ns(name, run) is not None:
+            return True
+        return state in (State.SUBMITTED, State.RUNNING) and not spool.merely_goes_on(name, run)
 
     def _read(self, name: str, place: str, beside: str | None = None) -> JobRow | None:
         """Return a job from its files alone; None if the entry with its name is not a job. Raises _FileMovedError.
@@ -381,8 +373,6 @@ class JobLister:
 
     def _held_array(self, name: str) -> ArrayRecord | None:
         """Return the array whose file is that in `held/`: one that was expanded and goes on, not a second job."""
-        if not self._may_have_runs(name):
-            return None
         record = self._spool.newest_array(name)
         if record is None or not self._goes_on(name, record.run) or RUNNING in self._spool.places(name):
             return None
@@ -441,7 +431,7 @@ class JobLister:
         The dispatcher's view of it may be older, and would contradict its tasks.
         """
         unissued = self._unissued.get(array.job)
-        unissued = self._unissued_of(array.job, array.run) if unissued is None else unissued
+        unissued = still_to_issue(self._spool, array.job, array.run) if unissued is None else unissued
         prefix = f"{array.job}_"
         active, running = (
             {
@@ -463,11 +453,6 @@ class JobLister:
         if stop is not None:
             return State.STOPPING, f"{cancelled_by(stop)}: {reason}"
         return _STATES[place], reason
-
-    def _unissued_of(self, array: str, run: int) -> set[str]:
-        with suppress(FileNotFoundError):
-            return set(layout.jobs_of(os.listdir(f"{self._spool.layout.metadir(array, run)}/{layout.TASKS}")))
-        return set()
 
     def files(self, name: str, run: int) -> RunFiles:
         """Return what the files of a run say, and what they prove."""

@@ -26,7 +26,7 @@ from spool.store.tolerant import unreadable
 if TYPE_CHECKING:
     from spool.machine.processes import MachineProber
     from spool.state.load import Loader
-    from spool.state.table import Array, SchedulerState
+    from spool.state.table import SchedulerState
 
 _OVER = frozenset({Verdict.ENDED, Verdict.VOID})
 _MOST_SAID = 1 << 20
@@ -61,7 +61,8 @@ class Look:
         return Loader(self._spool.strict, self.memory, lambda: self._config)
 
     @cached_property
-    def _ran_before(self) -> Set[str]:
+    def ran_before(self) -> Set[str]:
+        """The jobs that may have runs."""
         return set(self._spool.jobs_with_runs())
 
     # One job.
@@ -81,7 +82,7 @@ class Look:
         if line is not None:
             job.recall_place(line)
         job.takes_place(self._now_ns)
-        if line is not None and job.name in self._ran_before:
+        if line is not None and job.name in self.ran_before:
             self.loader.recall_series(job, line)
         return file
 
@@ -174,35 +175,29 @@ class Look:
         return left_out | table.unsettled
 
     def _arrays(self, table: SchedulerState) -> None:
+        from spool.state.load import load_array
+
         spool = self._spool
         running, held = set(spool.names(RUNNING)), set(spool.names(HELD))
         for name in running | held | {name for name, _ in self.memory.open}:
+            array = None
             try:
-                array = self._array(name)
+                record = spool.strict.newest_array(name)
+                if record is not None and spool.strict.result(name, record.run) is None:
+                    array = load_array(spool.strict, record)
             except OSError as error:
                 self._unsettled(table, name, error)
-                continue
             if array is not None:
+                from spool.store.arrays import still_to_issue  # few spools have arrays in progress
+
+                with suppress(OSError):
+                    array.resume(still_to_issue(spool, name, array.run))
                 array.edited(spool.job_spec(RUNNING if name in running else HELD, name), (0, 0))
                 if name in held and name not in running:
                     array.hold(self._now_ns)
                 if name not in running | held:
                     array.withdrawn()  # and its tasks have not all ended
                 table.add_array(array)
-
-    def _array(self, name: str) -> Array | None:
-        from spool.state.load import load_array
-
-        spool = self._spool.strict
-        record = spool.newest_array(name)
-        if record is None or spool.result(name, record.run) is not None:
-            return None
-        array = load_array(spool, record)
-        tasks = f"{spool.layout.metadir(name, record.run)}/{layout.TASKS}"
-        if array is not None:
-            with suppress(OSError):
-                array.resume(set(layout.jobs_of(os.listdir(tasks))))
-        return array
 
     def _runs(self, table: SchedulerState, prober: MachineProber) -> None:
         """Add every run that is not known to be gone; an unreadable one as the journal has it."""

@@ -633,10 +633,10 @@ class JobEntry(Struct, eq=False):
         state = State.QUEUED if file is self.queued else State.HELD
         since_ns = self.wait.arrived_at_ns if self.wait is not None else None
         known = {"problem": problem, "user": name_of(file.uid), "submitted_at_ns": since_ns}
+        known["attempt"] = self.attempts.attempt
         if file.spec is None:
             return {"state": State.INVALID if file.invalid else state, "reason": file.problem or "", **known}
-        known |= {"state": state, "reason": str(reason), "attempt": self.attempts.attempt}
-        return known | of_spec(file.spec, request)
+        return {"state": state, "reason": str(reason), **known, **of_spec(file.spec, request)}
 
     def recall_place(self, line: journal.Waits, inode: int | None = None) -> None:
         """Restore its place from the journal, and the *inode* of the file that waited, if known."""

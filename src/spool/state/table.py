@@ -255,6 +255,11 @@ class SchedulerState(Struct):
             job = self.jobs[name] = JobEntry(name)
         return job
 
+    def live_of(self, name: str) -> ActiveRun | None:
+        """Return the live run of *name*, None if there is none."""
+        job = self.jobs.get(name)
+        return job.live if job is not None else None
+
     def add_run(self, job: JobEntry, live: ActiveRun) -> None:
         """Add a live run of *job*."""
         job.live = live

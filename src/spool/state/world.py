@@ -256,8 +256,7 @@ class MachineMonitor:
     def _job_of(self, pid: int) -> str | None:
         """Return the job in the mark of the process *pid*."""
         name = processes.job_of(pid, str(self._spool_dir))
-        job = self._table.jobs.get(name) if name is not None else None
-        return name if job is not None and job.live is not None else None
+        return name if name is not None and self._table.live_of(name) is not None else None
 
     def close(self) -> None:
         """End the watcher of the GPUs."""

@@ -78,6 +78,13 @@ def task_names(spool: Spool, name: str, run: int, record: ArrayRecord | None) ->
     return Tasks(name, spec).names()
 
 
+def still_to_issue(spool: Spool, name: str, run: int) -> set[str]:
+    """Return the tasks of an expanded array whose files lie in its metadir yet."""
+    with suppress(FileNotFoundError):
+        return set(layout.jobs_of(os.listdir(f"{spool.layout.metadir(name, run)}/{layout.TASKS}")))
+    return set()
+
+
 class Issue(Enum):
     """The result of issuing a task."""
 

@@ -273,15 +273,6 @@ class Spool:
         except FileNotFoundError:
             return []
 
-    def jobs_with_runs_if_few(self, most: int) -> frozenset[str] | None:
-        """Return the result of `jobs_with_runs`, or None if it has more than *most* names or cannot be read."""
-        try:
-            with os.scandir(self.layout.at(layout.JOBS)) as entries:
-                found = frozenset(entry.name for entry in islice(entries, most + 1))
-        except OSError:
-            return None
-        return found if len(found) <= most else None
-
     def latest_run(self, name: str) -> int | None:
         """Return the newest run of job *name* that was not withdrawn before it began."""
         for run in reversed(self.runs(name)):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from spool.core.model import SECOND_NS
-from spool.executors import Home
 from spool.extras.engines.engine import ClusterEngine
 from spool.extras.engines.language import Language
 from spool.extras.engines.slurm import SlurmLanguage
 from spool.machine.commands import Command, CommandEnd
+from spool.store.locked_spool import LockedSpool
 
 
 @dataclass
@@ -36,7 +36,7 @@ class FakeSlurm(ClusterEngine):
 
     jobs: ClassVar[list[Job]] = []
 
-    def __init__(self, language: Language, home: Home | None, **_: Any) -> None:
+    def __init__(self, language: Language, home: LockedSpool | None, **_: Any) -> None:
         commands: Any = Commands()
         super().__init__(language, home, commands, lambda: commands.now_ns)
 

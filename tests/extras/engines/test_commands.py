@@ -46,6 +46,7 @@ def test_options_for_slurm_that_the_default_executor_would_pass_over_keep_a_job_
     ("option", "key"),
     [
         ("--set=gpu_idle=30m", "gpu_idle"),
+        ("--set=keep_session=true", "keep_session"),
         ("--set=resources=x", "resources"),
     ],
 )

@@ -67,6 +67,7 @@ def test_each_key_of_a_table_is_a_field_and_each_field_is_a_key(name: str, kind:
 
 REFUSED = texts_of(r"""
 gpus = 1 & executor = "slurm" & gpu_memory: "auto"
+executor = "slurm" & keep_session: true
 executor = "slurm" & container: "x"
 executor = "sge" & container: "x"
 executor = "slurm" & gpus = 1 & gpu_idle: "30m"
@@ -161,7 +162,7 @@ def test_the_default_idle_time_of_gpus_is_for_jobs_on_this_machine() -> None:
     assert "container" in why
 
 
-@pytest.mark.parametrize("key", ['gpu_idle = "0s"', "resources = {}"])
+@pytest.mark.parametrize("key", ['gpu_idle = "0s"', "keep_session = false", "resources = {}"])
 def test_a_key_that_says_nothing_is_no_problem_on_an_engine(key: str) -> None:
     """No idle time, no session and no resource are what a job of an engine has."""
     assert parsed(f'executor = "slurm"\n{key}').executor == "slurm"

@@ -27,7 +27,7 @@ def _caller_looks(session: Session) -> None:
     metadir = spool.layout.metadir("job", run)
     os.unlink(f"{metadir}/{layout.LAUNCH}")
     script = f"{metadir}/{layout.WRAPPER}"
-    session.world.launched.append(Launch("job", run, spool.root, metadir, script))
+    session.world.launched.append(Launch("job", run, spool.root, metadir, script, keep=False))
 
 
 def _played(world: World, cut_at: int | None, *, slow: int = 0) -> FaultyDisk:

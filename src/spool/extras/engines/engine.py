@@ -26,7 +26,7 @@ from spool.core.errors import InvalidRecord, SpoolError, StartRefused, cannot
 from spool.core.lifecycle import EngineWord, Liveness, ends_unspoken
 from spool.core.model import SECOND_NS, Jid, Machine, SignalTo
 from spool.core.reasons import instant
-from spool.executors.base import Engine, EngineEnd, Executor, Home, Launch
+from spool.executors.base import Engine, EngineEnd, Executor, Launch
 from spool.executors.process import reset_of_ignored_signals
 from spool.extras.engines.language import LANGUAGES, Language, Sighting, what_it_said
 from spool.formats.capabilities import loaded
@@ -34,6 +34,7 @@ from spool.formats.config import Config
 from spool.formats.run_records import Usage, parse_engine, parse_engine_end, parse_rc, render_engine
 from spool.formats.wrapper import Surroundings
 from spool.machine.commands import Command, CommandEnd, CommandRunner
+from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class ClusterEngine(Engine, Executor):
     def __init__(
         self,
         language: Language,
-        home: Home | None,
+        home: LockedSpool | None,
         runner: CommandRunner | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
         gone: Callable[[], Collection[str]] = tuple,
@@ -141,7 +142,7 @@ class ClusterEngine(Engine, Executor):
     # As the place of its runs.
 
     @property
-    def home(self) -> Home:
+    def home(self) -> LockedSpool:
         """The spool whose runs it has."""
         assert self._home is not None, "nothing is handed over or adopted without a spool"
         return self._home
@@ -740,6 +741,6 @@ class ClusterRun:
         return not unexplained or self.engine.now_ns() >= self._ended_ns + GRACE_NS
 
 
-def executor(name: str, config: Callable[[], Config], home: Home | None) -> ClusterEngine:
+def executor(name: str, config: Callable[[], Config], home: LockedSpool | None) -> ClusterEngine:
     """Return what hands runs to the engine of that name."""
     return ClusterEngine(loaded(LANGUAGES[name])(config), home, gone=lambda: config().other_hosts_gone)

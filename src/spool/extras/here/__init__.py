@@ -23,7 +23,7 @@ JOB = Part(
         default=None,
         internal=True,
     ),
-    after="executor",
+    after="keep_session",
     reader="spool.extras.here.launching:READER",
     excludes={
         **dict.fromkeys(("array", "matrix", "rows", "retry", "preemptible"), _ONE_RUN),
