@@ -114,7 +114,7 @@ DOORS = {
 BUDGET = {
     "": 100,
     "cli": 7100,
-    "client": 2700,
+    "client": 2650,
     "core": 7900,
     "dispatcher": 7800,
     "doctor": 550,
