@@ -114,9 +114,9 @@ DOORS = {
 BUDGET = {
     "": 100,
     "cli": 7100,
-    "client": 2700,
+    "client": 2650,
     "core": 7900,
-    "dispatcher": 7850,
+    "dispatcher": 7800,
     "doctor": 550,
     "executors": 2150,
     "extras": 200,
