@@ -279,7 +279,9 @@ def test_the_planner_knows_that_a_run_is_being_stopped(session: Session, how: st
     order, left = spool.stop("r", 1), spool.exit("r", 1)
     began_ns = order.at_ns if order is not None else left.at_ns if left is not None else None
     assert seen.stop_at_ns == began_ns is not None
-    foreseen = [snapshot.snapshot(spool, began_ns + late).view.running.ends(began_ns + late)[0] for late in (0, 9**9)]
+    foreseen = [
+        next(iter(snapshot.snapshot(spool, began_ns + late).view.running.ends(began_ns + late))) for late in (0, 9**9)
+    ]
     assert foreseen[0] == foreseen[1] == (began_ns + seen.spec.kill_grace_ns, "r")
 
 

@@ -139,9 +139,7 @@ class Dispatcher:
         self.settings = Settings(spool.root)
         spool.accept(lambda: self.settings.config.accept_from)
         self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
-        self.executors = Executors(
-            lambda: self.settings.config.executor, self._local_processes(), lambda: self.settings.config, spool
-        )
+        self.executors = Executors(self._local_processes(), lambda: self.settings.config, spool)
         self.state = SchedulerState(executors=self.executors, newest_result=spool.newest_result)
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
         self.events = EventRecorder(spool, self.settings, self.logs, self.confinement, self.timers)

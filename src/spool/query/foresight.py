@@ -90,7 +90,7 @@ class _Seer:
             return None
         from spool.executors import Executors
 
-        return Executors(lambda: executor, config=lambda: self._config).problem_of(spec)
+        return Executors(config=lambda: self._config).problem_of(spec)
 
     def _never_fits(self, name: str, spec: Spec) -> Iterator[str]:
         request = spec.request
