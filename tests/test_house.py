@@ -138,7 +138,7 @@ BUDGET = {
     "listeners": 1050,
     "machine": 3200,
     "python": 950,
-    "query": 4300,
+    "query": 4250,
     "state": 2000,
     "store": 3800,
     "testing": 900,
