@@ -61,19 +61,22 @@ def test_show_has_the_values_of_a_task_and_of_each_task_of_an_array(spool: Comma
     assert [row["parameters"]["lr"] for row in json.loads(spool("show", "s", "--json").out)["tasks"]] == ["0.1", "0.2"]
 
 
+@pytest.mark.parametrize("place", ["running", "held"])
 @pytest.mark.parametrize("is_expanded", [True, False])
 def test_every_command_knows_a_task_that_is_not_issued_yet(
-    spool: Command, spool_root: Path, expanded: None, is_expanded: bool
+    spool: Command, spool_root: Path, expanded: None, is_expanded: bool, place: str
 ) -> None:
-    """Whether its array is expanded or waits for that: it has a row, and what cannot be done says why."""
+    """Whether its array is expanded, waits for that or is held: it has a row, and what cannot be done says why."""
     if not is_expanded:
         shutil.rmtree(spool_root / "jobs" / "s")
-        (spool_root / "running" / "s.toml").rename(spool_root / "queued" / "s.toml")
+        place = {"running": "queued"}.get(place, place)
+    (spool_root / "running" / "s.toml").rename(spool_root / place / "s.toml")
     (listed,) = json.loads(spool("ls", "s_1", "--json").out)["jobs"]
     shown = json.loads(spool("show", "s_1", "--json").out)["row"]
     assert listed == shown | {"metrics": {}}
     assert (listed["state"], listed["reason"], listed["parameters"]["lr"]) == ("queued", "not issued yet", "0.2")
     assert spool("why", "s_1").code == spool("show", "s_1").code == 0
+    assert ("`spool release s`" in spool("why", "s_1").out) == (place == "held")
     for words in ("log", "seff", "hold", "edit -p 3", "cancel --state queued"):
         told = spool(*words.split(), "s_1")
         assert (told.code, "s has not issued that task yet; `spool why s_1`" in told.err) == (3, True), words

@@ -144,7 +144,7 @@ def test_an_executor_that_cannot_be_imported_is_told_and_tried_again(
         monkeypatch.delitem(sys.modules, name)
     finder = _Failing("spool.executors.tmux", error)
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
-    executors = Executors(lambda: "process")
+    executors = Executors()
     said = executors.problem("tmux")
     assert words in said
     assert executors.problems() == [said]

@@ -259,7 +259,7 @@ class Memory:
         engine = LocalProcesses()
         self.live.launched(engine.child("one", 1, os.getpid()))
         self.timers = Timers()
-        confinement, executors = Confinement("/nowhere", Timer()), Executors(str, engine)
+        confinement, executors = Confinement("/nowhere", Timer()), Executors(engine)
         known = {"state": table, "confinement": confinement, "timers": self.timers, "executors": executors}
         context: Any = SimpleNamespace(**dict.fromkeys(Context.__struct_fields__) | known)
         self.limits = LimitEnforcer(context, self._order)

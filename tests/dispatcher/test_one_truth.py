@@ -280,7 +280,7 @@ def test_the_planner_knows_that_a_run_is_being_stopped(session: Session, how: st
     began_ns = order.at_ns if order is not None else left.at_ns if left is not None else None
     assert seen.stop_at_ns == began_ns is not None
     foreseen = [
-        next(snapshot.snapshot(spool, began_ns + late).view.running.ends(began_ns + late)) for late in (0, 9**9)
+        next(iter(snapshot.snapshot(spool, began_ns + late).view.running.ends(began_ns + late))) for late in (0, 9**9)
     ]
     assert foreseen[0] == foreseen[1] == (began_ns + seen.spec.kill_grace_ns, "r")
 

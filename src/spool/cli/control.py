@@ -30,7 +30,7 @@ from spool.cli.group import (
     states_option,
 )
 from spool.cli.render import tell
-from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests, told
+from spool.client.requests import Change, ChangeKind, Requests, told
 from spool.core.errors import ExitCode, SpoolError, UsageError, cannot
 from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, is_pattern
 from spool.core.lifecycle import Liveness
@@ -87,19 +87,19 @@ class JobVerb(Struct, frozen=True):
         def told_of(name: str) -> str:
             found = act(name)
             changes = (found,) if isinstance(found, Change) else found
-            done.update(change.kind for change in changes)
+            done.update(change.kind for change in changes if not change.dry_run)
             return told(name, changes)
 
         code = for_each(names, told_of)
         if self.needs_dispatcher(done):
             ensure_dispatcher(spool.root)
-        if self.remark and done - DRY_RUN:
+        if self.remark and done:
             tell(self.remark)
         return code
 
     def needs_dispatcher(self, done: Set[ChangeKind]) -> bool:
         """Whether a dispatcher must react to the results *done*."""
-        return bool(done - DRY_RUN) and (self.serve_if is None or self.serve_if in done)
+        return bool(done) and (self.serve_if is None or self.serve_if in done)
 
     def _suspendable(self, spool: Spool, places: tuple[str, ...], picks: Mapping[str, Any]) -> tuple[list[str], int]:
         """Return the selected runs: those named, and of the other selected ones the suspended, or the rest."""
@@ -467,7 +467,7 @@ def _signalled(spool: Spool, name: str, number: signal.Signals, *, to: SignalTo,
     suspended = spool.suspend_order(name) is not None
     if suspended and number is signal.SIGCONT:
         raise SpoolError(cannot(*what, "it is suspended", remedy=f"`spool continue {name}` resumes it"))
-    handle = Executors(lambda: grant.executor, LocalProcesses(spool.root)).adopt(grant.executor, name, run, jid)
+    handle = Executors(LocalProcesses(spool.root)).adopt(grant.executor, name, run, jid)
     if handle.liveness() is Liveness.ELSEWHERE:
         raise SpoolError(cannot(*what, f"it runs on {jid.host}", remedy="run this command there"))
     if dry_run:

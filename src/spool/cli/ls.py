@@ -20,14 +20,13 @@ from spool.core.reasons import pools_in_words, some_of
 from spool.core.units import show_duration
 from spool.formats.wire import render_instant
 from spool.query.jobs import list_jobs
-from spool.query.listing import ArrayTasks, ListedJob, folded, foreseen, tasks_of, tree
+from spool.query.listing import BAD, ArrayTasks, ListedJob, folded, foreseen, tasks_of, tree
 from spool.query.rows import (
     ORDERS,
     JobFilter,
     JobList,
     JobRow,
     by_value,
-    outcomes_by_value,
     with_metrics,
     with_progress,
 )
@@ -396,9 +395,12 @@ def _print_by(spool: Spool, rows: Sequence[JobRow], asked: _Asked, now_ns: int) 
         for row, line in zip(rows, cells, strict=True):
             line.append(last_line_of(spool, row.name, row.run) if row.run is not None else row.reason)
     render.table(columns, cells, [render.style_of(row.state) for row in rows])
-    for each in outcomes_by_value(rows, key):
-        if each.failed:
-            render.prose(f"{key}={each.value}: {len(each.failed)} of {each.total} failed: {some_of(each.failed)}")
+    groups: dict[str, list[JobRow]] = {}
+    for row in rows:
+        groups.setdefault(dict(row.parameters)[key], []).append(row)
+    for value, tasks in groups.items():
+        if failed := [row.name for row in tasks if row.state in BAD]:
+            render.prose(f"{key}={value}: {len(failed)} of {len(tasks)} failed: {some_of(failed)}")
 
 
 def _of_tasks(lines: Sequence[ListedJob], names: Sequence[str]) -> tuple[str, ...]:

@@ -40,15 +40,6 @@ class ChangeKind(StrEnum):
     STOPPING = "is being stopped"
     SUSPENDED = "suspended"
     CONTINUED = "continued"
-    WOULD_BE_HELD = "would be held"  # from here on in the order of those above
-    WOULD_BE_STOPPED_AND_HELD = "would be stopped and held"
-    WOULD_BE_RELEASED = "would be released"
-    WOULD_BE_QUEUED_AGAIN = "would be queued again"
-    WOULD_BE_STOPPED_AND_QUEUED = "would be stopped and queued again"
-    WOULD_BE_CANCELLED = "would be cancelled"
-    WOULD_BE_STOPPED = "would be stopped"
-    WOULD_BE_SUSPENDED = "would be suspended"
-    WOULD_BE_CONTINUED = "would be resumed"
 
 
 def _refusal(verb: str, name: str, why: str, *, remedy: str | None = None) -> SpoolError:
@@ -61,24 +52,25 @@ def _check_for_another_run(name: str, text: bytes | None) -> None:
         raise _refusal("requeue", name, why)
 
 
-_WOULD = dict(zip([*ChangeKind][:9], [*ChangeKind][9:], strict=True))
-DRY_RUN = frozenset(_WOULD.values())
-"""The results of dry runs; nothing was changed."""
-
-
 class Change(Struct, frozen=True):
-    """A change of the job file in `place`. `beside` are the places of other files of that name."""
+    """A change of the job file in `place`. `beside` are the places of other files of that name.
+
+    `dry_run`: it would be made, and nothing was changed.
+    """
 
     kind: ChangeKind
     place: str
     beside: tuple[str, ...] = ()
+    dry_run: bool = False
+
+    def __str__(self) -> str:
+        """Return what became of the job, or would."""
+        return f"would be {self.kind.removeprefix('is ').removeprefix('being ')}" if self.dry_run else self.kind
 
 
 def told(name: str, changes: Sequence[Change]) -> str:
     """Describe the change of a job; if it has several files, which ones changed and which did not."""
-    words = [
-        f"{name} ({change.place}/) {change.kind}" if change.beside else f"{name} {change.kind}" for change in changes
-    ]
+    words = [f"{name} ({change.place}/) {change}" if change.beside else f"{name} {change}" for change in changes]
     left = {place for change in changes for place in change.beside} - {change.place for change in changes}
     return "; ".join([*words, *(f"the one in {place}/ is unchanged" for place in layout.PLACES if place in left)])
 
@@ -128,7 +120,7 @@ class Requests:
         new = change(name, self._spool.job_text(source, name) or b"")
         _check_for_another_run(name, new)
         if dry_run:
-            return Change(_WOULD[moves[source]], source)
+            return Change(moves[source], source, dry_run=True)
         return self._replace_and_move(name, source, moves[source], new)
 
     def _replace_and_move(self, name: str, source: str, kind: ChangeKind, new: bytes) -> Change:
@@ -165,7 +157,7 @@ class Requests:
                 raise self._not_there("cancel", name, self._spool.places(name))
             if dry_run:
                 kinds = {place: ChangeKind.STOPPING if place == RUNNING else ChangeKind.CANCELLED for place in places}
-                return _changes({place: _WOULD[kind] for place, kind in kinds.items()})
+                return _changes(kinds, dry_run=True)
             for place in places:
                 status = status_of(self._layout.job_file(place, name))
                 files[place] = 0 if status is None else status.st_ino
@@ -195,7 +187,7 @@ class Requests:
             remedy = f"`spool continue {name}` resumes it"
             raise _refusal("suspend", name, "it is already suspended", remedy=remedy)
         if dry_run:
-            return Change(ChangeKind.WOULD_BE_SUSPENDED, RUNNING)
+            return Change(ChangeKind.SUSPENDED, RUNNING, dry_run=True)
         said = f"{self._user}: {' '.join(reason.split())}" if reason else self._user
         with suppress(FileExistsError):  # another user was faster
             self._disk.publish(self._layout.suspend_file(name), f"{said}\n".encode(errors="replace"))
@@ -212,7 +204,7 @@ class Requests:
             why = f"it runs in {engine_title(where)}, which alone suspends it" if where else "it is not suspended"
             raise _refusal("continue", name, why)
         if dry_run:
-            return Change(ChangeKind.WOULD_BE_CONTINUED, RUNNING)
+            return Change(ChangeKind.CONTINUED, RUNNING, dry_run=True)
         self._disk.discard(self._layout.suspend_file(name))
         return Change(ChangeKind.CONTINUED, RUNNING)
 
@@ -293,7 +285,7 @@ class Requests:
             if dry_run:
                 if into in places:
                     raise self._in_the_way(verb, name, into)
-                return Change(_WOULD[moves[source]], source, beside)
+                return Change(moves[source], source, beside, dry_run=True)
             try:
                 self._disk.move(self._layout.job_file(source, name), target)
             except FileNotFoundError:
@@ -378,7 +370,8 @@ class Requests:
         return _refusal(verb, name, words[place], remedy=remedy.get((verb, place)))
 
 
-def _changes(done: dict[str, ChangeKind]) -> tuple[Change, ...]:
+def _changes(done: dict[str, ChangeKind], *, dry_run: bool = False) -> tuple[Change, ...]:
     """Return the change in each place, the run first."""
     places = [place for place in (RUNNING, QUEUED, HELD) if place in done]
-    return tuple(Change(done[place], place, tuple(other for other in places if other != place)) for place in places)
+    beside = {place: tuple(other for other in places if other != place) for place in places}
+    return tuple(Change(done[place], place, beside[place], dry_run) for place in places)

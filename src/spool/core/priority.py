@@ -51,7 +51,6 @@ LEAST = 1 / 1.5
 _STEEP = 0.5
 _NEGLIGIBLE = 1000  # users below 1/1000 of the whole usage do not count towards the average
 _NOISE = 1e-6  # relative noise of a rate: below it, nothing runs
-_FORGOTTEN = 1000.0  # half-lives
 LEAST_PASSED_NS = 8 * 3600 * SECOND_NS
 PART = 0.15
 LONG_NS = int(LEAST_PASSED_NS / PART)  # after a longer wait, the work needed to be passed grows with the wait
@@ -139,7 +138,7 @@ class Shares:
         return usage.until * self._left(past_ns) + usage.rate * self._integral_s(past_ns)
 
     def _left(self, past_ns: int) -> float:
-        return math.pow(2.0, -min(past_ns / HALF_LIFE_NS, _FORGOTTEN))
+        return math.pow(2.0, -past_ns / HALF_LIFE_NS)
 
     def _integral_s(self, past_ns: int) -> float:
         return (1 - self._left(past_ns)) * HALF_LIFE_NS / SECOND_NS / math.log(2)

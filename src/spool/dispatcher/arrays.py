@@ -275,11 +275,6 @@ class Arrays(Component):
 
     # After a restart.
 
-    def resume(self, array: Array, unissued: set[str]) -> None:
-        """Add an array that an earlier dispatcher expanded, before the first look."""
-        array.resume(unissued)
-        self._state.add_array(array)
-
     def count(self, now_ns: int) -> None:
         """After the first look: find the states of the tasks of every resumed array."""
         self._state.left.clear()
@@ -503,7 +498,11 @@ class Expander(Component):
                 return False
             task, text = tasks.task_name(staged.position), staged.texts.text(staged.position)
             if staged.position == 0 and len(text) * tasks.count > MOST_BYTES:
-                self._refuse(job, [Problem(None, None, _too_much(len(text), tasks.count))])
+                size, taken, most = map(show_size, (len(text), len(text) * tasks.count, MOST_BYTES))
+                too_much = f"a file of {size}: {taken} in total, and the maximum is {most}"
+                advice = "put long texts into a script and run that"
+                words = f"each of its {tasks.count:,} tasks is {too_much}; {advice}"
+                self._refuse(job, [Problem(None, None, words)])
                 return True
             try:
                 jobfile.parse(text, name=task, defaults=self._settings.config.defaults, why_no_path=why_not_expanded)
@@ -579,11 +578,3 @@ class Expander(Component):
         staged = self._staged.pop(name, None)
         if staged is not None:
             self._store.abandon(staged.path)
-
-
-def _too_much(size: int, count: int) -> str:
-    taken, most = show_size(size * count), show_size(MOST_BYTES)
-    return (
-        f"each of its {count:,} tasks is a file of {show_size(size)}: {taken} in total, and the maximum is {most}; "
-        "put long texts into a script and run that"
-    )

@@ -190,7 +190,15 @@ class Confinement:
         """Record that *error* has ended this work, and set its retry."""
         if isinstance(error, RuntimeError) and "start new thread" in str(error):
             error = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))  # a shortage of the machine like any other
-        text = self._text(thing, verb, error)
+        if isinstance(error, OSError):
+            where = error.filename2 if error.filename2 is not None else error.filename
+            where = os.fsdecode(where) if isinstance(where, str | bytes) else None
+            where = where.removeprefix(f"{self._root}/") if where is not None else None
+            remedy = f"{remedy_for(error)}; spool retries automatically"
+            text = cannot(verb, str(thing), error.strerror or str(error), where=where, remedy=remedy)
+        else:
+            why = str(error) if isinstance(error, SpoolError) else f"internal error: {error!r}"
+            text = cannot(verb, str(thing), why)
         known = self._troubles.get((thing, verb))
         pause_ns = min(2 * known.pause_ns, LONGEST_PAUSE_NS) if known is not None else FIRST_PAUSE_NS
         now = self._clock()
@@ -206,20 +214,3 @@ class Confinement:
         if self._troubles.pop((thing, verb), None) is not None:
             self._changed()
             log.info("can %s %s again", verb, thing)
-
-    def _text(self, thing: Thing, verb: str, error: Exception) -> str:
-        if not isinstance(error, OSError):
-            why = str(error) if isinstance(error, SpoolError) else f"internal error: {error!r}"
-            return cannot(verb, str(thing), why)
-        where = error.filename2 if error.filename2 is not None else error.filename
-        where = os.fsdecode(where) if isinstance(where, str | bytes) else None
-        if where is not None and where.startswith(f"{self._root}/"):
-            where = where[len(self._root) + 1 :]
-        remedy = remedy_for(error)
-        return cannot(
-            verb,
-            str(thing),
-            error.strerror or str(error),
-            where=where,
-            remedy=f"{remedy}; spool retries automatically",
-        )

@@ -102,7 +102,8 @@ class Launcher(Component):
             for live in prepared:
                 self._state.claimed(self._state.job(live.name), live, now_ns)
                 self._gate.leases.used(live)
-        if trouble is None and any(not is_unstartable(live) and not is_on_its_way(live) for live in prepared):
+        startable = [live for live in prepared if not isinstance(live.phase, Unstartable)]
+        if trouble is None and not all(map(is_on_its_way, startable)):
             self.ask_executors_again()  # one of them has started nothing, or could not tell whether it has
         for name, why in blocked.items():
             self._state.block(self._state.job(name), why)
@@ -110,7 +111,7 @@ class Launcher(Component):
 
     def _launch_all(self, prepared: Mapping[ActiveRun, RunGroup | None], now_ns: int, *, refused: bool) -> None:
         """Start the wrappers of claimed runs, until one is *refused*: then all others would be refused, too."""
-        startable = () if refused else [live for live in prepared if not is_unstartable(live)]
+        startable = () if refused else [live for live in prepared if not isinstance(live.phase, Unstartable)]
         without_lease = self._gate.leases.begin(startable)
         for live, group in prepared.items():
             if not refused and live.key not in without_lease:
@@ -253,7 +254,7 @@ class Launcher(Component):
 
     def _launch(self, live: ActiveRun, group: RunGroup | None, now_ns: int) -> bool:
         """Start the wrapper of a run; return whether the machine refuses to."""
-        if is_unstartable(live):
+        if isinstance(live.phase, Unstartable):
             return False
         metadir = self._spool.layout.metadir(live.name, live.run)
         launch = Launch(
@@ -295,11 +296,6 @@ def _remove(group: RunGroup | None) -> None:
     """Remove a control group that no process has entered."""
     if group is not None:
         group.remove()
-
-
-def is_unstartable(live: ActiveRun) -> bool:
-    """Whether it could not be started, and never will be."""
-    return isinstance(live.phase, Unstartable)
 
 
 def is_on_its_way(live: ActiveRun) -> bool:

@@ -139,9 +139,7 @@ class Dispatcher:
         self.settings = Settings(spool.root)
         spool.accept(lambda: self.settings.config.accept_from)
         self.prober = MachineProber(frozenset(self.settings.config.other_hosts_gone))
-        self.executors = Executors(
-            lambda: self.settings.config.executor, self._local_processes(), lambda: self.settings.config, spool
-        )
+        self.executors = Executors(self._local_processes(), lambda: self.settings.config, spool)
         self.state = SchedulerState(executors=self.executors, newest_result=spool.newest_result)
         self.logs = Logs(spool, strict=self.settings.config.durability == "strict")
         self.events = EventRecorder(spool, self.settings, self.logs, self.confinement, self.timers)
@@ -233,7 +231,8 @@ class Dispatcher:
             self._watch(live)
         # The first look creates values that last; repeated garbage collection among them would cost as much again.
         gc.disable()
-        self.observer.look_at_first()
+        self.observer.look_at_everything()
+        self.reservations.look()
         gc.freeze()
         gc.enable()
         self.wakeup.look_at_children()
@@ -521,13 +520,12 @@ class Dispatcher:
 
     def _resume_array(self, name: str) -> None:
         """Continue an array that an earlier dispatcher left in progress."""
-        found = None
         with self.confinement.of(Thing("array", name), "resume") as piece:
-            found = self.recovery.unfinished_array(self.arrays.store, name)
+            array = self.recovery.unfinished_array(self.arrays.store, name)
         if piece.failed:
             self.recovery.unsettled_again(name)
-        elif found is not None:
-            self.arrays.resume(*found)
+        elif array is not None:
+            self.state.add_array(array)
 
     # Starts.
 
@@ -638,7 +636,6 @@ class Dispatcher:
         self.planner.learn(live)
         log.info("job %s run %d: %s (%s)", live.name, live.run, ended.outcome, ended.reason)
         if live.phase.final and ended.outcome not in (State.FINISHED, State.CANCELLED):
-            with self.confinement.service("pause", "the spool"):
-                self.pause.failed(live.name, f"{ended.outcome}: {ended.reason}")
-            with self.confinement.service("halt", "the spool"):
-                self.halt.failed(live.name, f"{ended.outcome}: {ended.reason}")
+            for verb, failed in (("pause", self.pause.failed), ("halt", self.halt.failed)):
+                with self.confinement.service(verb, "the spool"):
+                    failed(live.name, f"{ended.outcome}: {ended.reason}")

@@ -21,7 +21,7 @@ from spool.core import layout
 from spool.core.gpus import is_active, stranger
 from spool.core.gpuuse import GpuWatch
 from spool.core.lifecycle import Liveness
-from spool.core.model import SECOND_NS, EventName, Gpu, GpuWork, Jid, Machine, Reservation, Running, Stop, StopKind
+from spool.core.model import SECOND_NS, EventName, GpuWork, Jid, Machine, Reservation, Running, Stop, StopKind
 from spool.core.units import format_duration, show_duration, show_size
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
@@ -243,18 +243,13 @@ class Monitor(Component):
                 # Derived from a run's start time, so that a repetition after a crash has the same id.
                 since_ns = min((run.started_at_ns for run in runs), default=now)
                 new = OngoingCondition(ConditionKind.GPU, gpu.uuid, since_ns)
-                self._events.condition(EventName.GPU_TAKEN, new, now, _taker(gpu, runs))
+                who = ", ".join(f"job {name}" for name in sorted({run.name for run in runs}))  # or why it is unusable
+                who = who or (gpu.problem if gpu.problem is not None else stranger(gpu.foreign[0], ""))
+                self._events.condition(EventName.GPU_TAKEN, new, now, who)
                 self._note(new.key)
             elif not is_taken and this is not None:
                 self._events.condition(EventName.GPU_FREE, this, now)
                 self._forget(this.key)
-
-
-def _taker(gpu: Gpu, runs: list[Running]) -> str:
-    """Return the user of a GPU, or why it is unusable."""
-    if runs:
-        return ", ".join(f"job {name}" for name in sorted({run.name for run in runs}))
-    return gpu.problem if gpu.problem is not None else stranger(gpu.foreign[0], "")
 
 
 def _key(live: ActiveRun, name: EventName) -> str:
@@ -448,13 +443,12 @@ class GpuUseRecorder(Component):
         if watch.is_due(live.spec) and not live.asking:
             with self._confinement.of(Thing.of_run(live.key), _JUDGE_GPUS):
                 self._judge(live, watch, at_ns)
-        elif before.is_told != watch.is_told or self._is_due(live):
-            self._write(live)
-
-    def _is_due(self, live: ActiveRun) -> bool:
-        """Whether the sums must be written: after the first look, so that short runs have some, later rarely."""
+            return
+        # After the first look, so that short runs have some, later rarely.
         written_ns = self._written_ns.get(live.key)
-        return written_ns is None or time.monotonic_ns() - written_ns >= _WRITE_GPUS_EVERY_NS
+        is_due = written_ns is None or time.monotonic_ns() - written_ns >= _WRITE_GPUS_EVERY_NS
+        if is_due or before.is_told != watch.is_told:
+            self._write(live)
 
     def _judge(self, live: ActiveRun, watch: GpuWatch, at_ns: int) -> None:
         """Report that a run leaves its GPUs idle, and stop it if its job file says so."""

@@ -387,16 +387,11 @@ class Observer(Component):
         self._watcher.also(layout.NOTES, self._spool.layout.at(layout.NOTES))
 
     def look_at_everything(self, until_ns: int | None = None) -> None:
-        """Look as if no event had ever been raised; give way at *until_ns*, monotonic."""
+        """Look as if no event had ever been raised; give way at *until_ns*, monotonic. None: all in one go."""
         with self._confinement.service("keep room for", "stops on a full disk"):
             self._spool.keep_spares(min(max(_LEAST_SPARES, len(self._state.live)), _MOST_SPARES))
         self._scanner.everything(until_ns)
         self._timer.set(time.monotonic_ns() + POLL_NS)
-
-    def look_at_first(self) -> None:
-        """Look at everything in one go, before the first start."""
-        self.look_at_everything()
-        self._reservations.look()
 
 
 class Pause(Component):

@@ -216,8 +216,8 @@ class Recovery(Component):
         """Mark *name* as unsettled: the consequences of its records could not be applied."""
         self._state.unsettle(name, self._confinement.why(name))
 
-    def unfinished_array(self, store: ArrayStore, name: str) -> tuple[Array, set[str]] | None:
-        """Return an array that is not over, and its tasks not issued yet; finish the paperwork of one that is over."""
+    def unfinished_array(self, store: ArrayStore, name: str) -> Array | None:
+        """Return an array that is not over, as an earlier dispatcher left it; finish the paperwork of one that is."""
         spool, run = self._spool, self.arrays[name]
         record = spool.array(name, run)
         if record is None:
@@ -228,12 +228,18 @@ class Recovery(Component):
             if spool.requeue_file(name, QUEUED):
                 log.warning(_WITHOUT_RUN, name)
             return None
-        array = _array(spool, record)
+        array = load_array(spool, record)
         if array is None:
+            log.error("cannot continue array %s: the file that its run %d was made from is lost", name, run)
             return None
+        # Even if it was edited or saved by an editor since, it is the array's file.
+        found = (status_of(spool.layout.job_file(place, name)) for place in (RUNNING, HELD))
+        if (status := next(filter(None, found), None)) is not None:
+            array.file_seen(status.st_ino)
         if record.boot_id != identity.boot_id():
             _mend(spool, store, array)
-        return array, store.unissued(name, run)
+        array.resume(store.unissued(name, run))
+        return array
 
     def worth_remembering(self) -> list[journal.Line]:
         """Return the journal lines that the next dispatcher needs about unsettled names."""
@@ -481,20 +487,6 @@ def _started_boot_ns(jid: Jid | Liveness | None, at_ns: int) -> int:
     if isinstance(jid, Jid):
         return jid.start_ticks * identity.TICK_NS
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - max(0, time.time_ns() - at_ns)
-
-
-def _array(spool: LockedSpool, record: ArrayRecord) -> Array | None:
-    name, array = record.job, load_array(spool, record)
-    if array is None:
-        log.error("cannot continue array %s: the file that its run %d was made from is lost", name, record.run)
-        return None
-    for place in (RUNNING, HELD):
-        # Even if it was edited or saved by an editor since, it is the array's file.
-        status = status_of(spool.layout.job_file(place, name))
-        if status is not None:
-            array.file_seen(status.st_ino)
-            break
-    return array
 
 
 def _mend(spool: LockedSpool, store: ArrayStore, array: Array) -> None:

@@ -129,8 +129,12 @@ class Concluder(Component):
             return self._conclude_elsewhere(live, live.handle)
         evidence = self._spool.evidence(live.name, live.run, self._prober)
         if evidence.liveness is Liveness.ABSENT:
-            if self.lacks_metadir(live):
-                evidence = self._without_metadir(live)
+            if self.lacks_metadir(live) and live.exit_status is not None:  # the wrapper ends with the command's code
+                code = os.waitstatus_to_exitcode(live.exit_status)
+                evidence = Evidence(Liveness.GONE, rc=code if code >= 0 else None, stop=live.stop_kind)
+            elif self.lacks_metadir(live):
+                found = live.handle.liveness() if live.handle is not None else Liveness.ABSENT
+                evidence = Evidence(Liveness.GONE if found is Liveness.ABSENT else found, stop=live.stop_kind)
             elif live.exit_status is not None:
                 # A child of this process, and it is gone without a jid: no other process can create one.
                 code = os.waitstatus_to_exitcode(live.exit_status)
@@ -246,14 +250,6 @@ class Concluder(Component):
         if jid is not None and live.handle is not None:
             live.handle.identified(jid)
 
-    def _without_metadir(self, live: ActiveRun) -> Evidence:
-        """Return the evidence of a run whose metadir was removed; the wrapper ends with the command's code."""
-        if live.exit_status is not None:
-            code = os.waitstatus_to_exitcode(live.exit_status)
-            return Evidence(Liveness.GONE, rc=code if code >= 0 else None, stop=live.stop_kind)
-        found = live.handle.liveness() if live.handle is not None else Liveness.ABSENT
-        return Evidence(Liveness.GONE if found is Liveness.ABSENT else found, stop=live.stop_kind)
-
     def _reason(self, live: ActiveRun, proof: Proof, code: int | None) -> str:
         """Return the reason of a run's end: that of *proof*, with details from its records and the order to stop it."""
         stop = live.stop
@@ -328,7 +324,14 @@ class Supervisor(Component):
         if now >= self._poll_at_ns:
             self.suspects |= self._polled.keys()
             self._poll_at_ns = now + POLL_NS
-        for live in self._go_on_ending() if self._terminator.runs else ():
+        gone = list[ActiveRun]()
+        with self._confinement.service("look at", "the processes of runs that are stopped"):
+            for live in (run.live for run in self._terminator.runs.values()):
+                if live.jid is None and live.elsewhere is None:
+                    with suppress(OSError):  # a search may miss its children, which get their mark late
+                        self.concluder.identify(live)
+            gone += self._terminator.tick() if self._terminator.runs else ()
+        for live in gone:
             self._terminator.forget(live)
             live.see(GONE)
             self._state.recount(live)  # its grant is free for the next run
@@ -356,16 +359,6 @@ class Supervisor(Component):
         if self._executors.engines:
             with self._confinement.service("ask", "the engines of runs elsewhere"):
                 self.suspects |= {run.key for run in self._executors.work()}
-
-    def _go_on_ending(self) -> list[ActiveRun]:
-        """Continue to end the runs that must end; return those without processes."""
-        with self._confinement.service("look at", "the processes of runs that are stopped") as piece:
-            for live in (run.live for run in self._terminator.runs.values()):
-                if live.jid is None and live.elsewhere is None:
-                    with suppress(OSError):  # a search may miss its children, which get their mark late
-                        self.concluder.identify(live)
-            gone = self._terminator.tick()
-        return [] if piece.failed else gone
 
     def _look_at(self, key: tuple[str, int]) -> None:
         run = self._state.live.get(key)

@@ -200,22 +200,17 @@ class Terminator:
         if live.key in self.runs or live.handle is None:
             return
         elapsed = max(0, time.time_ns() - since_ns) if since_ns is not None else 0
-        now, warning_ns = time.monotonic_ns(), self._warn(live, elapsed)
+        now, warning_ns, signal = time.monotonic_ns(), 0, live.spec.signal
+        if signal is not None and live.stop_kind is StopKind.PREEMPT:
+            warning_ns = signal.before_ns  # from the warning to TERM
+            if elapsed < warning_ns:  # after a crash once more: late is better than never
+                with suppress(OSError):
+                    live.handle.signal(signal.name, live.spec.signal_to)
         kill_at = now + max(0, warning_ns + live.spec.kill_grace_ns - elapsed)
         run = self.runs[live.key] = _Terminating(live, live.handle, kill_at)
         if warning_ns > elapsed:
             run.look_at_ns = now + warning_ns - elapsed
         self._timer.set(0)
-
-    def _warn(self, live: ActiveRun, elapsed_ns: int) -> int:
-        """Send a run that is preempted its warning signal; return how long before TERM it has that."""
-        signal = live.spec.signal
-        if signal is None or live.stop_kind is not StopKind.PREEMPT or live.handle is None:
-            return 0
-        if elapsed_ns < signal.before_ns:  # after a crash once more: late is better than never
-            with suppress(OSError):
-                live.handle.signal(signal.name, live.spec.signal_to)
-        return signal.before_ns
 
     def hurry(self, live: ActiveRun) -> None:
         """Look at *live* at the next tick: its wrapper has ended, which may have been its last process."""

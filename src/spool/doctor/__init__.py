@@ -428,7 +428,7 @@ def _room(subject: Subject) -> Findings:
 
 def _executor(subject: Subject) -> Findings:
     name = subject.config.executor
-    problem = Executors(lambda: name, config=lambda: subject.config).problem(name)
+    problem = Executors(config=lambda: subject.config).problem(name)
     if problem is not None:
         yield fail(f"{name}: {problem}", "install it, or set another `executor` in config.toml")
     else:

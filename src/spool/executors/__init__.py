@@ -62,17 +62,9 @@ class Executors:
     """The executors of one spool, each created on first use."""
 
     def __init__(
-        self,
-        default: Callable[[], str],
-        local: LocalProcesses | None = None,
-        config: Callable[[], Config] = Config,
-        home: object = None,
+        self, local: LocalProcesses | None = None, config: Callable[[], Config] = Config, home: object = None
     ) -> None:
-        """Create none yet. *default* is the executor of jobs that name none; *local* manages the runs of this machine.
-
-        Without a *home* no run is started or adopted elsewhere.
-        """
-        self._default = default
+        """Create none yet. *local* manages the runs of this machine; without *home*, none is started elsewhere."""
         self._config, self._home = config, home
         self.local = local or LocalProcesses()
         self._made: dict[str, Executor] = {}
@@ -94,7 +86,7 @@ class Executors:
 
         The answer is kept until :meth:`ask_again`.
         """
-        name = name or self._default()
+        name = name or self._config().executor
         if name not in self._problems:
             self._problems[name] = self._problem(name)
         return self._problems[name]
@@ -112,7 +104,7 @@ class Executors:
         request = spec.request
         here = spec.keep_session or spec.gpu_idle_ns is not None or request.resources or request.gpu_memory_auto
         if here or spec.parts:
-            why = why_not_there(spec, spec.executor or self._default())
+            why = why_not_there(spec, spec.executor or self._config().executor)
             if why is not None:
                 return why
         return self.problem(spec.executor) or (self._part_problem(spec) if spec.parts else None)
@@ -185,7 +177,7 @@ class Executors:
 
     def elsewhere(self, name: str | None) -> str | None:
         """Return the other machine where the runs of executor *name* (None: the default) are; None: this one."""
-        name = name or self._default()
+        name = name or self._config().executor
         return None if name in LOCAL_EXECUTORS else name
 
     def machines(self) -> dict[str, Machine]:

@@ -178,8 +178,10 @@ class LocalRun:
     def wake(self) -> None:
         """Continue its wrapper if that is stopped: it only waits, and a run without it never ends."""
         jid = self.jid or (identity.of_process(self.pid) if self.pid is not None and self.exit_status is None else None)
-        if jid is None or not _stands_still(wrapper := Process(jid.pid, jid.start_ticks)):
+        stat = identity.read_stat(jid.pid) if jid is not None else None
+        if jid is None or stat is None or stat.start_ticks != jid.start_ticks or stat.state not in STANDS_STILL:
             return
+        wrapper = Process(jid.pid, jid.start_ticks)
         if self.engine.liveness(jid) is Liveness.ALIVE and send([wrapper], signal.SIGCONT).signalled:
             log.warning("job %s run %d: its wrapper was stopped by a signal; spool has continued it", *self.key)
 
@@ -502,8 +504,3 @@ class LocalProcesses(Engine):
             run.used(memory_bytes)
             used[run] = memory_bytes
         return used
-
-
-def _stands_still(process: Process) -> bool:
-    stat = identity.read_stat(process.pid)
-    return stat is not None and stat.start_ticks == process.start_ticks and stat.state in STANDS_STILL

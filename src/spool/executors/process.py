@@ -118,15 +118,6 @@ class ProcessExecutor(Executor):
         """Return the path of the compiled wrapper, None without one."""
         return compiled.find().path
 
-    def _server_of(self, program: str) -> WrapperServer | None:
-        """Return a server of *program*, which may have been killed since; None if none can be started."""
-        if self._server is not None and self._server.program != program:
-            self._dismiss_server()
-        if self._server is None:
-            with contextlib.suppress(OSError):  # the start of a shell reports the problem
-                self._server = WrapperServer(self._spawn, program)
-        return self._server
-
     def _start_by_server(self, program: str, launch: Launch) -> LocalRun | None:
         """Start the wrapper; None: a shell must do it, because this run, or this server, is unusual.
 
@@ -135,10 +126,15 @@ class ProcessExecutor(Executor):
         inherited = (f"{key}={value}" for key, value in launch.inherited().items())
         request = os.fsencode("\0".join((os.fspath(launch.script), *inherited, "")))
         for _ in range(2):  # a server that was killed, and then a new one
-            if (server := self._server_of(program)) is None:
-                return None
+            if self._server is not None and self._server.program != program:
+                self._dismiss_server()
+            if self._server is None:
+                try:
+                    self._server = WrapperServer(self._spawn, program)
+                except OSError:  # the start of a shell reports the problem
+                    return None
             try:
-                pid = server.start(request, launch.cpus)
+                pid = self._server.start(request, launch.cpus)
             except BrokenPipeError:
                 self._dismiss_server()
                 continue

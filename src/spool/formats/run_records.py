@@ -373,6 +373,7 @@ HISTORY = Table(
 """One line of `history.jsonl`: the accounting data of one ended run, flat. Unknown values are absent."""
 
 _decode = msgspec.json.Decoder(HISTORY.line).decode
+_any = msgspec.json.Decoder()
 
 
 render_result, parse_result = _RESULT.render, _RESULT.parse
@@ -396,17 +397,8 @@ def parse_history_line(data: bytes) -> Result:
 
 def job_of_line(line: bytes) -> str:
     """Return the job of a history line that cannot be parsed; "" if not even that can be read."""
-    found = decoded(_job_decoder, line)
-    return "" if found is None else found.job
-
-
-class _JobAlone(msgspec.Struct, gc=False):
-    """The job of a line that cannot be parsed."""
-
-    job: str
-
-
-_job_decoder = msgspec.json.Decoder(_JobAlone)
+    found = decoded(_any, line)
+    return str(found.get("job", "")) if isinstance(found, dict) else ""
 
 
 def read_ended_runs(text: bytes) -> tuple[list[Result], int]:

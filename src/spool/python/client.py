@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar
 from spool.client import autostart
 from spool.client.draft import Draft, exports, fresh_name, job_keys, plain, stem_of
 from spool.client.output import OutputPiece, Stream, read_output, run_of
-from spool.client.requests import DRY_RUN, Change, ChangeKind, Requests
+from spool.client.requests import Change, ChangeKind, Requests
 from spool.client.submit import check_submitter, default_root, ensure_spool, submit, where_taken
 from spool.client.waiting import POLL_S, End, Follower, Waiter, wait_for_ends
 from spool.core.arrays import array_of
@@ -487,7 +487,7 @@ def requests_of(spool: Spool) -> Requests:
 
 def served(spool: Spool, change: Change) -> Change:
     """Return *change* once a dispatcher is there to carry it out, if it needs one."""
-    if change.kind not in DRY_RUN | {ChangeKind.HELD, ChangeKind.CANCELLED}:
+    if not change.dry_run and change.kind not in {ChangeKind.HELD, ChangeKind.CANCELLED}:
         serve(spool)
     return change
 

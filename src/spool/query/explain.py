@@ -94,12 +94,10 @@ def why(spool: Spool, name: str) -> Explanation:
     if QUEUED not in places and HELD not in places:
         if places or spool.runs(name):
             return _begun(spool, name)
-        if not spool.places(array_of(name)):  # nor is it a task that waits to be issued
+        if not spool.is_to_come(name):
             raise spool.no_such_job("find", f"job {name}", name)
     seen = snapshot(spool, with_tasks=True)
     job = seen.view.queue.get(name) or seen.view.held.get(name)
-    if job is None and not places:
-        raise spool.no_such_job("find", f"job {name}", name)
     waits = QUEUED in places or HELD not in places  # a task that is still to be issued has no file
     answer = Explanation(
         name,
@@ -253,7 +251,15 @@ def _ended(spool: Spool, found: JobDetails, answer: Explanation) -> Explanation:
 
 
 def _unplanned(seen: Snapshot, name: str, places: Collection[str]) -> PendingReason:
-    """Return why no plan has a job: it is an array, or its file is invalid or cannot be read now."""
+    """Return why no plan has a job: it is an array, or its file is invalid or cannot be read now.
+
+    Or it is a task of an array that issues none now.
+    """
+    if not places:
+        array = array_of(name)
+        held = f"its array is held; `spool release {array}` lets it go on"
+        is_held = array in seen.view.held or array in seen.view.held_arrays
+        return PendingReason("tasks", held if is_held else seen.left_out.get(array, "its array has just ended"))
     why = seen.left_out.get(name, "its file has just been removed")
     if name not in seen.table.arrays and name not in seen.table.array_files:
         job = seen.table.jobs.get(name)

@@ -90,7 +90,7 @@ class _Seer:
             return None
         from spool.executors import Executors
 
-        return Executors(lambda: executor, config=lambda: self._config).problem_of(spec)
+        return Executors(config=lambda: self._config).problem_of(spec)
 
     def _never_fits(self, name: str, spec: Spec) -> Iterator[str]:
         request = spec.request
@@ -98,7 +98,7 @@ class _Seer:
             return  # any machine has that
         from spool.core.resources import FreeResources, Runs
 
-        machine = self._told(request) or self._machine(request)
+        machine = self._machine(request)
         room = FreeResources(machine, self._config.policy, self._now_ns, Runs())
         if request.memory_auto:  # then it requests what there is
             spec = replace(spec, request=replace(request, memory_bytes=None))
@@ -106,47 +106,39 @@ class _Seer:
         if reason is not None:
             yield reason.text
 
-    def _told(self, request: Request) -> Machine | None:
-        """Return the machine as the running dispatcher last saw it, None if its view lacks the requested kind."""
-        if not dispatcher_lives(f"{self._root}/{LOCK}"):
-            return None
-        from spool.query.rows import machine_told
-
-        told = machine_told(self._spool, self._now_ns)
-        if told is None:
-            return None
-        gpus = told.told()
-        if request.gpus and gpus is None:
-            return None
-        cards, problem = (gpus.gpus, gpus.problem) if gpus is not None else ((), None)
-        machine = Machine(
-            told.cpus, told.memory_bytes, gpus=cards, gpu_problem=problem, resources=self._config.resources
-        )
-        if told.shared is None:
-            return machine
-        from spool.state.world import on_shared
-
-        return on_shared(machine, self._config, told.shared)
-
     def _machine(self, request: Request) -> Machine:
-        if request.gpus:
+        """Return the machine as the running dispatcher last saw it; where that lacks what is requested, as it is."""
+        config, told = self._config, None
+        if dispatcher_lives(f"{self._root}/{LOCK}"):
+            from spool.query.rows import machine_told
+
+            told = machine_told(self._spool, self._now_ns)
+        gpus = told.told() if told is not None else None
+        if request.gpus and gpus is None:
             from spool.query.snapshot import machine_now
 
             return machine_now(self._spool, self._now_ns, patience_ns=_PATIENCE_NS)
-        from spool.machine.host import Host
+        shared = told.shared if told is not None else None
+        if told is not None:
+            machine = Machine(told.cpus, told.memory_bytes, resources=config.resources)
+            if gpus is not None:
+                machine = replace(machine, gpus=gpus.gpus, gpu_problem=gpus.problem)
+        else:
+            from spool.machine.host import Host, shared_directory
 
-        host, config = Host(), self._config
-        cpus = host.cpus() if config.cpus is None else config.cpus
-        machine = Machine(cpus, config.memory_of(host.memory().total_bytes), resources=config.resources)
-        from spool.machine.host import shared_directory
+            host = Host()
+            cpus = host.cpus() if config.cpus is None else config.cpus
+            machine = Machine(cpus, config.memory_of(host.memory().total_bytes), resources=config.resources)
+            if shared_directory(config.machine) is not None:
+                from spool.query.shared import arbiter_view, shared_machine
 
-        if shared_directory(config.machine) is None:
+                seen = shared_machine(self._spool, self._now_ns, config)
+                shared = arbiter_view(seen) if seen is not None else None
+        if shared is None:
             return machine
-        from spool.query.shared import arbiter_view, shared_machine
         from spool.state.world import on_shared
 
-        seen = shared_machine(self._spool, self._now_ns, config)
-        return machine if seen is None else on_shared(machine, config, arbiter_view(seen))
+        return on_shared(machine, config, shared)
 
     def _nowhere(self, spec: Spec) -> Iterator[str]:
         path = spec.workdir or ""

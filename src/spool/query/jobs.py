@@ -268,8 +268,7 @@ class JobLister:
             places = self._different(name, places)
             if places == [QUEUED, HELD] and self._held_array(name) is not None:
                 places.reverse()
-        rows = [self._readable(name, place) for place in places[:1]]
-        rows += [self._read(name, place, beside=places[0]) for place in places[1:]]
+        rows = [self._readable(name, place, places[0] if at else None) for at, place in enumerate(places)]
         return [row for row in rows if row is not None]
 
     def _different(self, name: str, places: list[str]) -> list[str]:
@@ -312,13 +311,13 @@ class JobLister:
         except OSError:  # trust the dispatcher's view
             return True
 
-    def _readable(self, name: str, place: str) -> JobRow | None:
+    def _readable(self, name: str, place: str, beside: str | None) -> JobRow | None:
         """Return an active job; if its records are unreadable, from the other sources."""
-        view = self.state.jobs.get(name) if self.state is not None else None
+        view = self.state.jobs.get(name) if self.state is not None and beside is None else None
         try:
             if place == RUNNING or (not self.dispatcher and name in self._look.ran_before):
                 self._spool.strict.latest_run(name)  # otherwise an unreadable record would count as missing
-            return self._active(name, place, view)
+            return self._active(name, place, view) if beside is None else self._read(name, place, beside)
         except OSError as error:
             where = self._spool.layout.runs(name)
             self._spool.note(error, where)

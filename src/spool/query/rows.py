@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cache
 from html import escape
 from typing import Any
 
@@ -321,8 +323,8 @@ class Parameters:
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
-        self._runs: dict[str, list[int]] = {}  # by array: its runs from the newest on
-        self._tasks: dict[tuple[str, int], tuple[int, Tasks | None]] = {}  # by array and run: when it was submitted
+        self._runs_of = cache(self._runs)
+        self._expanded = cache(self._tasks)
 
     def of(self, name: str, submitted_at_ns: int | None = None) -> tuple[tuple[str, str], ...]:
         """Return the values of task *name* by their keys; () for another job.
@@ -341,27 +343,20 @@ class Parameters:
                 return tuple(tasks.parameters(position).items()) if position is not None else ()
         return ()
 
-    def _runs_of(self, array: str) -> list[int]:
-        if array not in self._runs:
-            try:
-                self._runs[array] = self._spool.runs(array)[::-1] or [_NOT_EXPANDED]
-            except OSError:  # reported where its rows come from
-                self._runs[array] = []
-        return self._runs[array]
+    def _runs(self, array: str) -> list[int]:
+        """Return the runs of an array from the newest on."""
+        with suppress(OSError):  # reported where its rows come from
+            return self._spool.runs(array)[::-1] or [_NOT_EXPANDED]
+        return []
 
-    def _expanded(self, array: str, run: int) -> tuple[int, Tasks | None]:
-        key = array, run
-        if key not in self._tasks:
-            record = tasks = None
-            try:
-                if run == _NOT_EXPANDED:
-                    tasks = tasks_in(self._spool, array)
-                elif (record := self._spool.array(array, run)) is not None:
-                    tasks = _tasks_of_run(self._spool, array, run)
-            except OSError:  # reported where its rows come from
-                pass
-            self._tasks[key] = (record.submitted_at_ns if record is not None else None) or 0, tasks
-        return self._tasks[key]
+    def _tasks(self, array: str, run: int) -> tuple[int, Tasks | None]:
+        """Return when that run of an array was submitted, and its tasks."""
+        with suppress(OSError):  # reported where its rows come from
+            if run == _NOT_EXPANDED:
+                return 0, tasks_in(self._spool, array)
+            if (record := self._spool.array(array, run)) is not None:
+                return record.submitted_at_ns or 0, _tasks_of_run(self._spool, array, run)
+        return 0, None
 
 
 def tasks_in(spool: Spool, name: str) -> Tasks | None:
@@ -397,31 +392,10 @@ def with_parameters(spool: Spool, rows: Iterable[JobRow]) -> tuple[JobRow, ...]:
     )
 
 
-class ValueOutcomes(Struct, frozen=True):
-    """How the tasks with one value of a parameter ended."""
-
-    value: str
-    total: int
-    failed: tuple[str, ...]
-
-
 def by_value(rows: Iterable[JobRow], key: str) -> list[JobRow]:
     """Return the *rows* that have the parameter *key*, in the order of its values, of numbers as numbers."""
     found = [(dict(row.parameters)[key], row) for row in rows if key in dict(row.parameters)]
     return [row for _, row in sorted(found, key=lambda each: (*_rank(each[0]), natural(each[1].name)))]
-
-
-def outcomes_by_value(rows: Iterable[JobRow], key: str) -> list[ValueOutcomes]:
-    """Return how the tasks with each value of *key* ended; *rows* are in the order of `by_value`."""
-    groups: dict[str, list[JobRow]] = {}
-    for row in rows:
-        groups.setdefault(dict(row.parameters)[key], []).append(row)
-    return [
-        ValueOutcomes(
-            value, len(group), tuple(row.name for row in group if row.state.ended and row.state is not State.FINISHED)
-        )
-        for value, group in groups.items()
-    ]
 
 
 def with_metrics(spool: Spool, rows: Iterable[JobRow]) -> tuple[JobRow, ...]:

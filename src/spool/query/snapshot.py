@@ -245,7 +245,7 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     now_ns = time.time_ns() if now_ns is None else now_ns
     settings = Settings(spool.root)
     table = SchedulerState(
-        executors=Executors(lambda: settings.config.executor, config=lambda: settings.config),
+        executors=Executors(config=lambda: settings.config),
         newest_result=spool.newest_result,
     )
     dispatcher = spool.dispatcher_lives()

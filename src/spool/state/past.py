@@ -38,17 +38,12 @@ def past_of(spool: Spool, now_ns: int, policy: Policy, *, sizes: bool = False) -
         if result.told_at_ns is not None and result.told_at_ns < now_ns - _HALF_LIVES * HALF_LIFE_NS:
             break
         known.append(result)
-    events: list[tuple[int, bool, int]] = []  # in order of time, which is the cheapest to count
-    for number, result in enumerate(known):
-        if result.started_at_ns is not None and result.ended_at_ns is not None:
-            events.append((result.started_at_ns, False, number))
-            events.append((max(result.ended_at_ns, result.started_at_ns), True, number))
-    events.sort()
-    for at_ns, ends, number in events:
-        result = known[number]
-        (past.end if ends else past.begin)(result.user or "", result.project, result.grant, at_ns)
     for result in reversed(known):
-        past.learn(result.user or "", result)
+        user, began_ns = result.user or "", result.started_at_ns
+        if began_ns is not None and result.ended_at_ns is not None:
+            past.begin(user, result.project, result.grant, began_ns)
+            past.end(user, result.project, result.grant, max(result.ended_at_ns, began_ns))
+        past.learn(user, result)
     return past
 
 

@@ -228,7 +228,7 @@ class SchedulerState(Struct):
     queue: WaitingQueue = field(default_factory=WaitingQueue)
     held: dict[str, Waiting] = field(default_factory=dict)
     live: dict[tuple[str, int], ActiveRun] = field(default_factory=dict)
-    executors: Executors = field(default_factory=lambda: Executors(lambda: "process"))
+    executors: Executors = field(default_factory=Executors)
     arrays: dict[str, Array] = field(default_factory=dict)  # in progress
     array_files: set[str] = field(default_factory=set)  # waiting files to expand
     left: list[str] = field(default_factory=list)  # names without anything left, since the last call of `take_left`

@@ -128,7 +128,7 @@ from spool.formats import config, jobfile
 from spool.executors import Executors
 jobfile.parse(b'command = "true"\\nexecutor = "slurm"\\n', name="x")
 config.parse(b'executor = "sge"\\n')
-executors = Executors(lambda: "process")
+executors = Executors()
 [executors.problem(name) for name in ("process", "slurm", "sge")]
 print("importlib.metadata" in sys.modules)
 """
