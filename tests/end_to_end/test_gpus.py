@@ -54,9 +54,9 @@ def test_a_job_finds_its_gpus_by_uuid(gpus: Served) -> None:
 
 
 def test_a_job_finds_its_gpus_by_index_if_so_configured(gpus: Served) -> None:
-    """By a `setup` for all jobs, for programs that read whole numbers in CUDA_VISIBLE_DEVICES."""
+    """`gpu_names = "index"`, for programs that read whole numbers in CUDA_VISIBLE_DEVICES."""
     with (gpus.root / "config.toml").open("a") as config:
-        config.write("gpu.use = [1, 3]\n[defaults]\nsetup = 'export CUDA_VISIBLE_DEVICES=$SPOOL_GPU_INDICES'\n")
+        config.write('gpu_names = "index"\ngpu.use = [1, 3]\n')
     gpus.drop("two", 'echo "$CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $SPOOL_GPU_INDICES"', gpus=2)
     gpus.drop("none", 'echo "[$CUDA_VISIBLE_DEVICES] ${SPOOL_GPU_INDICES-unset}"')
     assert gpus.run() == 0

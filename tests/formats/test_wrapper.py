@@ -685,12 +685,23 @@ def test_a_run_finds_who_it_is_and_what_it_was_given() -> None:
     }
 
 
-def test_the_indices_of_gpus_are_there_for_programs_that_take_no_uuids() -> None:
-    """A run has them beside the UUIDs, where its own `env` and `setup` find them; without GPUs there are none."""
-    grant = Grant(1, None, ("GPU-a-1", "GPU-b-1"), (0, 3))
+@pytest.mark.parametrize(
+    ("uuids", "names", "visible"),
+    [
+        (("GPU-a-1", "GPU-b-1"), "uuid", "GPU-a-1,GPU-b-1"),
+        (("GPU-a-1", "GPU-b-1"), "index", "0,3"),
+        (("MIG-a",), "index", "MIG-a"),
+    ],
+)
+def test_the_indices_of_gpus_are_there_for_programs_that_take_no_uuids(
+    uuids: tuple[str, ...], names: str, visible: str
+) -> None:
+    """SPOOL_GPU_INDICES always; in CUDA_VISIBLE_DEVICES if so configured, and never for what CUDA cannot count so."""
+    grant = Grant(1, None, uuids, (0, 3)[: len(uuids)])
     facts = {"spool_dir": "/s", "job": "j", "run": 1, "attempt": 1, "metadir": "/m"}
-    found = job_environment(Spec("x"), grant, **facts)  # type: ignore[arg-type]
-    assert (found["CUDA_VISIBLE_DEVICES"], found["SPOOL_GPU_INDICES"]) == ("GPU-a-1,GPU-b-1", "0,3")
+    found = job_environment(Spec("x"), grant, **facts, gpu_names=names)  # type: ignore[arg-type]
+    assert found["CUDA_VISIBLE_DEVICES"] == visible
+    assert found["SPOOL_GPU_INDICES"] == ",".join(map(str, grant.gpu_indices))
     spec = Spec("x", env=(("SLURM_JOB_GPUS", "$SPOOL_GPU_INDICES"),))
     assert "SLURM_JOB_GPUS" not in with_references(job_environment(spec, Grant(1), **facts), spec.env)  # type: ignore[arg-type]
 

@@ -424,6 +424,7 @@ class WrapperWriter:
             run=live.run,
             attempt=live.attempts.attempt,
             metadir=metadir,
+            gpu_names=self._settings.config.gpu_names,
         )
         if live.elsewhere is None:
             for visible in self._visible:

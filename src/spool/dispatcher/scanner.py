@@ -170,8 +170,7 @@ class Scanner(Component):
             if self._state.live_of(name) is not None:
                 self._changes.runs.add(name)
         elif (live := self._state.live_of(name)) is not None:
-            # A file that came may be the one that the dispatcher has moved there, or another in its place: the kernel
-            # merges the two events if nothing was read in between.
+            # The kernel merges the event of the dispatcher's own move with that of a file put in its place.
             if not is_file or change is not NameChange.CAME or self._was_written(live):
                 self._changes.runs.add(name)
         elif name in self._state.arrays:

@@ -65,7 +65,6 @@ GONE = {
     "look_every": "the directories are always read every 5 seconds, and at once after a file event; remove it",
     "hook_time_limit": "a hook always has 30 seconds; remove it",
     "log_level": "dispatcher.log has what a user may need; remove it",
-    "gpu_names": "write [defaults] setup = 'export CUDA_VISIBLE_DEVICES=$SPOOL_GPU_INDICES' for indices",
     "keep_session": "write keep_session = true in the job file, or submit with --set keep_session=true",
     "max_requeues": "a lost job always runs again 3 times at most; requeue = false in its file keeps it from that",
     "gpu.poll": "GPUs in use are always looked at every 5 seconds; remove it",
@@ -163,6 +162,9 @@ CONFIG = KeyTable(
         field="policy.max_running"),
     Key("executor", "executor", "What runs jobs that do not set `executor`: one of these, or an engine that an "
         "installed package offers.", words=executors()),
+    Key("gpu_names", "word",
+        "What `CUDA_VISIBLE_DEVICES` of jobs has: UUIDs, or indices for programs that take no UUIDs. A MIG instance "
+        "always has its UUID.", words=("uuid", "index")),
     Key("durability", "word",
         'What may repeat after a power cut: "grouped" syncs records together, within 50 ms; "strict" syncs each one '
         "before anything relies on it.", words=("grouped", "strict")),
@@ -260,6 +262,7 @@ class Config(Capacity, frozen=True):
     machine: str = "auto"  # or "off", or a directory: absolute, or with ~
     machine_owner: str | None = None
     executor: str = "process"
+    gpu_names: str = "uuid"  # or "index"
     durability: str = "grouped"  # or "strict"
     accept_from: tuple[str, ...] = ()
     autostart: bool = True

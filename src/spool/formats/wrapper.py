@@ -144,11 +144,13 @@ def job_environment(
     run: int,
     attempt: int,
     metadir: str,
+    gpu_names: str = "uuid",
 ) -> dict[str, str]:
     """Return the variables that a run gets on top of the common ones: docs/FORMAT.md, "Environment".
 
     The `env` table comes first and cannot override the variables for the run's identity and its GPUs. `SPOOL_GPUS` is
     the number of GPUs, `SPOOL_MEMORY_MB` the memory in whole MiB; it is absent if no memory was requested.
+    *gpu_names*: "index" for the indices of GPUs instead of their UUIDs.
     """
     environment = {"OMP_NUM_THREADS": str(grant.cpus)} if grant.cpus else {}
     environment |= dict(spec.env)
@@ -164,7 +166,10 @@ def job_environment(
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
     if grant.gpu_indices:
-        environment["SPOOL_GPU_INDICES"] = ",".join(map(str, grant.gpu_indices))
+        indices = ",".join(map(str, grant.gpu_indices))
+        environment["SPOOL_GPU_INDICES"] = indices
+        if gpu_names == "index" and not any(uuid.startswith("MIG-") for uuid in grant.gpu_uuids):
+            environment["CUDA_VISIBLE_DEVICES"] = indices
     if grant.memory_bytes is not None:
         environment["SPOOL_MEMORY_MB"] = str(grant.memory_bytes // _MEBIBYTE)
     if grant.cpu_list:
