@@ -111,8 +111,9 @@ class Look:
             status = status_of(path) if seen not in (ReadFailure.GONE, ReadFailure.NOT_OURS) else None
             if status is None:
                 return None
-            invalid = seen is not ReadFailure.WRITING
-            problem = f"the file is {seen.value}" if invalid else seen.value
+            whose = self._spool.why_not(status, place, name)
+            invalid = seen is not ReadFailure.WRITING or bool(whose)
+            problem = whose or (f"the file is {seen.value}" if invalid else seen.value)
             identity = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_ctime_ns, status.st_uid)
             return JobFileVersion(*identity, None, problem, invalid)
         identity = (*seen.version, seen.status.st_ctime_ns, seen.status.st_uid)
