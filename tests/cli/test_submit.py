@@ -93,7 +93,7 @@ def test_a_fresh_name_is_never_one_in_use(spool_root: Path, monkeypatch: pytest.
 def test_every_key_can_be_set_and_what_can_be_set_is_a_key() -> None:
     """The table of options and the keys of the job file are the same, but for what is no option."""
     made = schema("job")
-    others = {"task", "retry", "notify", "container"}
+    others = {"task", "terminal", "retry", "notify", "container"}
     keys = {key for key in made["properties"] if key not in others}
     for table in {"retry", "container", "notify"} & made["properties"].keys():
         keys |= {f"{table}.{key}" for key in made["$defs"][f"{table.title()}Table"]["properties"]}

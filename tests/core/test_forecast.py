@@ -658,7 +658,7 @@ JOBS = st.lists(
 def test_what_is_stopped_is_needed_and_enough(runs, jobs):
     """The victim may be stopped; the winner states a short limit, waits, and has room once the victim has left.
 
-    It starts then although the job of the victim waits again at its place.
+    It starts then although the job of the victim waits again at its place, and others wait ahead of it.
     """
     running = [run(f"r{at}", **values) for at, values in enumerate(runs)]
     waiting = [job(f"j{at}", **values) for at, values in enumerate(jobs)]
@@ -678,7 +678,7 @@ def test_what_is_stopped_is_needed_and_enough(runs, jobs):
     assert victim.spec.priority <= winner.spec.priority
     back = replace(job(victim.name), spec=victim.spec, arrived_at_ns=victim.started_at_ns, yields_to=winner.name)
     left = [each for each in running if each is not victim]
-    assert winner.name in started(decide(view(back, winner, on=machine(cpus=6), running=left), NOW, Policy()))
+    assert winner.name in started(decide(view(back, *waiting, on=machine(cpus=6), running=left), NOW, Policy()))
 
 
 def test_a_look_changes_no_plan():

@@ -48,6 +48,7 @@ EXPECTED = {
         memory_reserve=Reserve(share_ppm=25_000),
         resources=(Pool("licence", 3), Pool("scratch-bw", 100), Pool("tpu", 3, (0, 1, 5))),
         executor="tmux",
+        max_requeues=1,
         durability="strict",
         autostart=False,
         idle_exit_ns=None,
@@ -67,7 +68,7 @@ EXPECTED = {
 GONE = {
     "everything": [
         *("learn_run_times", "half_life", "cpu_weight", "reservation_horizon", "reservation_allows_unlimited"),
-        *("look_every", "log_level", "keep_session", "max_requeues", "gpu.poll", "gc.max_runs"),
+        *("look_every", "log_level", "keep_session", "gpu.poll", "gc.max_runs"),
     ],
     "preemption": [f"preemption.{key}" for key in ("after", "long", "short", "every")],
 }
@@ -219,6 +220,20 @@ def test_exports_are_read() -> None:
     assert config.parse(b'export = ["FOO", "WANDB_*", "[A-C]?"]').export == ("FOO", "WANDB_*", "[A-C]?")
     assert config.parse(b"export = []").export == ()
     assert "VIRTUAL_ENV" in config.parse(b"").export
+
+
+@pytest.mark.parametrize(
+    ("text", "preemption"),
+    [
+        ("[preemption]\n", True),
+        ('[preemption]\nshort = "0s"\n', False),
+        ('[preemption]\nafter = "1h"\nshort = "1h"\n', True),
+        ("preemption = false\n", False),
+    ],
+)
+def test_a_table_that_is_a_switch_now_means_what_it_meant(text: str, preemption: bool) -> None:
+    """A table whose keys were taken out is no mistake, and what was off stays off."""
+    assert config.parse(text.encode()).policy.preemption == preemption
 
 
 def test_what_is_gone_is_advice_and_no_mistake() -> None:

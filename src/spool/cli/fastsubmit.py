@@ -258,7 +258,7 @@ def _is_amount(text: object, units: str) -> bool:
 
 
 _PLAIN_VALUES: Mapping[str, Callable[[Key, Any], bool]] = {
-    "count": lambda key, value: isinstance(value, int) and (key.least or 0) <= value <= key.most,
+    "count": lambda key, value: not key.array_only and isinstance(value, int) and (key.least or 0) <= value <= key.most,
     "DependsOn": lambda _, value: isinstance(value, list) and _are_labels(value) and all(map(layout.valid_name, value)),
     "duration": lambda _, value: _is_amount(value, "smhd"),
     "label": lambda _, value: _are_labels([value]),

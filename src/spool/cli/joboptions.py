@@ -11,7 +11,7 @@ import os
 
 from spool.client.submit import literal
 from spool.formats.capabilities import Key
-from spool.formats.keys import BY_OPTION, COMMON, SECTIONS, TASK
+from spool.formats.keys import BY_OPTION, COMMON, SECTIONS
 
 TYPE_CHECKING = False  # that of `typing`, which takes long to import
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _by_name(key: Key, path: str) -> list[str]:
     None are those that a submission takes from its caller: `--nice` is another program's word for a priority.
     """
     word = path.replace(".", "-").replace("_", "-")
-    if key.internal or key.kind in ("command", "program", "umask", "limits", "niceness"):
+    if key.kind in ("command", "program", "umask", "limits", "niceness"):
         return key.also.split()
     more = f"--no-{word}" if key.kind == "flag" else f"--{word.removesuffix('s')}" if word.endswith("s") else ""
     return list(dict.fromkeys((*key.also.split(), f"--{word}", *([more] if more else ()))))
@@ -69,9 +69,11 @@ def _by_name(key: Key, path: str) -> list[str]:
 def _options(keys: Iterable[Key], table: str = "") -> Iterator[Option]:
     for key in keys:
         path = table + key.name
+        if key.internal:
+            continue
         if key.option or key.table is None:
             yield Option(key, path, key.option, key.help or key.about.replace("`", ""))
-        elif key.table is not TASK:  # which no user writes
+        else:
             yield from _options(key.table.keys, f"{path}.")
         for spelling, value, said in key.shortcuts:
             yield Option(key, path, spelling, said, value)
@@ -263,7 +265,7 @@ _REPEATED: dict[str, Callable[[list[str]], object]] = {
 _READERS = _REPEATED | {
     "command": _command,
     "count": _count,
-    "flag": lambda given: given[-1] == "true",
+    "flag": lambda given: {"true": True, "false": False}.get(given[-1], given[-1]),
     "moment or delay": _moment,
     "niceness": _count,
     "number": lambda given: _number(given[-1]),

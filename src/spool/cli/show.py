@@ -85,7 +85,7 @@ def _print(found: JobDetails, tasks: Sequence[ListedJob]) -> None:
         ("submitted", render.moment(row.submitted_at_ns, now_ns)),
         ("tasks", ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in found.task_counts.items())),
         ("failed tasks", _failed(found)),
-        ("file", found.path or "(gone)"),
+        ("file", found.path or ("" if row.state is State.QUEUED else "(gone)")),
     ]
     render.say()
     render.pairs((key, value) for key, value in lines if value)

@@ -391,6 +391,7 @@ EVERY_NS = 3600 * SECOND_NS
 """The least time between two preemptions of a job."""
 
 _JOBS = 16  # short jobs that are looked at, the first in the order
+_PLANS = 8  # plans that are made to find a run
 
 
 class Preemption(Struct, frozen=True):
@@ -434,7 +435,8 @@ def may_yield(view: View, now_ns: int) -> list[Running]:
 def preempt(plan: Plan) -> Preemption | None:
     """Return the run to stop now, None if there is none.
 
-    Runs that are being preempted already count as gone, and the jobs that they make room for as started.
+    Runs that are being preempted already count as gone, and the jobs that they make room for as started. A run is
+    stopped only if the next plan starts that job then, and does not give the room to others that are ahead of it.
     """
     view = plan.view
     victims = may_yield(view, plan.now_ns) if plan.policy.preemption and not view.paused else []
@@ -446,10 +448,32 @@ def preempt(plan: Plan) -> Preemption | None:
     for name in sorted(served):
         if (job := view.queue.get(name)) is not None and room.fits(job):
             room.start(as_run(job, room.grant(job), plan.now_ns))
+    plans = 0
     for job in plan.short_in_line(SHORT_NS, _JOBS, served):
         if room.fits(job):
             continue
         for run in victims:
-            if run.spec.priority <= job.spec.priority and room.without([run]).fits(job):
+            if run.spec.priority > job.spec.priority or not room.without([run]).fits(job):
+                continue
+            then = decide(_without(view, [*leaving, run]), plan.now_ns, plan.policy)
+            if any(start.name == job.name for start in then.starts):
                 return Preemption(run.name, job.name)
+            plans += 1
+            if plans == _PLANS:
+                return None
     return None
+
+
+def _without(view: View, runs: list[Running]) -> View:
+    """Return *view* as if these runs had left.
+
+    Their jobs count as held: the outcome of a run that is preempted decides nothing, and its job waits again behind the
+    one that it was preempted for.
+    """
+    machine, held, running = view.machine, dict(view.held), view.running.copy()
+    for run in runs:
+        running.remove(run.name)
+        machine = machine_left_by(machine, run)
+        arrived_at_ns = run.arrived_at_ns or run.started_at_ns
+        held[run.name] = Waiting(run.name, run.spec, run.user, arrived_at_ns, sized=run.sized)
+    return replace(view, machine=machine, held=held, running=running)

@@ -349,11 +349,12 @@ def continued(
     stopped_by: StopKind | None,
     *,
     could_not_start: bool = False,
+    max_requeues: int = MAX_REQUEUES,
 ) -> Result:
     """Return *result* with `again` and `again_at_ns` if its submission goes on.
 
     Finished, cancelled and unschedulable are final, unless a user moved the job to `queued/` or `held/` while it ran. A
-    run that spool preempted is repeated. So is one that its engine preempted, and a lost one at most `MAX_REQUEUES`
+    run that spool preempted is repeated. So is one that its engine preempted, and a lost one at most *max_requeues*
     times, if the job allows it. Every other run, and one without requeues left, is retried as `retry` says: its `on`
     holds outcomes, and for `failed` exit codes too.
     """
@@ -362,7 +363,7 @@ def continued(
         return replace(result, again="requeue" if stopped_by is StopKind.REQUEUE else "hold")
     if outcome in (State.FINISHED, State.CANCELLED, State.UNSCHEDULABLE):
         return result
-    repeated = outcome is State.PREEMPTED or (outcome is State.LOST and result.requeues < MAX_REQUEUES)
+    repeated = outcome is State.PREEMPTED or (outcome is State.LOST and result.requeues < max_requeues)
     if stopped_by is StopKind.PREEMPT or (repeated and spec.requeue):
         return replace(result, again="requeue")
     retry = spec.retry

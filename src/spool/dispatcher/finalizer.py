@@ -279,9 +279,9 @@ class Finalizer(Component):
             and (newer.inode != live.inode or live.mtime_ns not in (None, newer.mtime_ns))
         ):
             return result  # this submission does not go on: its file was taken away, or a newer one of its name waits
-        unstarted = reason.startswith(COULD_NOT_START)
+        unstarted, most = reason.startswith(COULD_NOT_START), self._settings.config.max_requeues
         spec = self._state.may_grow(live, result)
-        result = continued(spec, result, kind, could_not_start=unstarted)
+        result = continued(spec, result, kind, could_not_start=unstarted, max_requeues=most)
         if live.copied and (outcome is State.LOST or result.again is not None):
             return replace(result, reason=live.copied, again="hold", again_at_ns=None)
         return result

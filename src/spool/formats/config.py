@@ -66,7 +66,6 @@ GONE = {
     "hook_time_limit": "a hook always has 30 seconds; remove it",
     "log_level": "dispatcher.log has what a user may need; remove it",
     "keep_session": "write keep_session = true in the job file, or submit with --set keep_session=true",
-    "max_requeues": "a lost job always runs again 3 times at most; requeue = false in its file keeps it from that",
     "gpu.poll": "GPUs in use are always looked at every 5 seconds; remove it",
     "gc.max_runs": "write gc.max_age or gc.max_size; `spool gc --keep-runs` removes by number",
 }
@@ -181,6 +180,7 @@ CONFIG = KeyTable(
     Key("idle_exit", "timeout",
         "A dispatcher that was started this way exits after this time without jobs. 0s means never."),
     Key("kill_grace", "duration", "Time between TERM and KILL, for jobs that do not set `kill_grace`."),
+    Key("max_requeues", "count", "Maximum number of times a job is run again after its run was lost."),
     Key("prolog", "script", "Shell code to run before every job's own prolog."),
     Key("epilog", "script", "Shell code to run after every job's own epilog."),
     Key("other_hosts_gone", "words",
@@ -269,6 +269,7 @@ class Config(Capacity, frozen=True):
     export: tuple[str, ...] = EXPORTED
     idle_exit_ns: int | None = 600 * SECOND_NS  # None: never
     kill_grace_ns: int = DEFAULT_KILL_GRACE_NS
+    max_requeues: int = 3
     prolog: str | None = None
     epilog: str | None = None
     other_hosts_gone: tuple[str, ...] = ()
@@ -283,7 +284,7 @@ class Config(Capacity, frozen=True):
 
 def parse(data: bytes) -> Config:
     """Return the configuration in *data*. Raises only InvalidConfig, with every problem."""
-    reading = FORMAT.read(data, WHAT)
+    reading = FORMAT.read(data, WHAT, complete=_renewed)
     found = reading.found
     config = capacity_of(reading)
     config["parts"] = FORMAT.read_parts(reading)
@@ -292,6 +293,13 @@ def parse(data: bytes) -> Config:
     config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
     config["gc"] = RetentionPolicy(**found["gc"])
     return Config(**config)
+
+
+def _renewed(document: dict[str, Any]) -> dict[str, Any]:
+    """Return *document* with the switch that earlier versions spelled `[preemption] short = "0s"`."""
+    old = document.get("preemption")
+    is_off = isinstance(old, dict) and str(old.get("short", "")).strip() in ("0", "0s", "0m", "0h", "0d")
+    return document | {"preemption": False} if is_off else document
 
 
 def capacity_of(reading: Reading) -> dict[str, Any]:

@@ -269,14 +269,18 @@ class Format:
     def _without_gone(self, document: dict[str, Any]) -> Iterator[str]:
         """Remove the keys that have gone from *document*; yield what to do about each."""
         for gone in (self.table.gone, *(part.gone for part in self.parts.values())):
+            on = dict[str, bool]()  # of the tables that are a switch now
             for key, why in gone.items():
                 place, _, name = key.rpartition(".")
                 table = document.get(place) if place else document
                 if isinstance(table, dict) and name in table:
-                    del table[name]
+                    value = table.pop(name)
+                    on[place] = on.get(place, False) or value is True
                     yield f"{key} has no effect: {why}"
-                    if place and not table:
-                        del document[place]
+                if place and table == {}:
+                    del document[place]
+                    if on.get(place):
+                        document[place] = True
 
     def judge(self, reading: Reading, data: bytes, what: str) -> None:
         """Raise `error` with every problem, if there is any."""

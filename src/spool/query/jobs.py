@@ -300,7 +300,7 @@ class JobLister:
     def _begun(self) -> Iterable[tuple[str, int]]:
         """Return the runs that a dispatcher has in view; without one, those that are not over in its journal."""
         if not self.dispatcher:
-            return self._look.memory.open if self._spool.file(layout.JOURNAL) else ()
+            return self._look.memory.open
         jobs = self.state.jobs.items() if self.state is not None else ()
         return ((name, job.run) for name, job in jobs if job.run is not None and job.state in _BEGUN)
 

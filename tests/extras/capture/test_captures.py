@@ -25,12 +25,13 @@ EXECUTORS = ("process", "sh", "tmux")
 
 
 def test_nothing_is_captured_unless_the_configuration_asks_for_it() -> None:
-    """By default that is nothing at all; the table of earlier versions is told what stands for it."""
+    """By default that is nothing at all; the table of earlier versions means what it meant, and is told."""
     assert [config.parse(text).part("capture") for text in (b"", b"capture = false", b"capture = true")] == [
         None, None, True,
     ]  # fmt: skip
     found = config.parse(b'[capture]\ngit = true\ndiff = "1M"\n')
-    assert found.part("capture") is None
+    assert found.part("capture") is True
+    assert config.parse(b"[capture]\ngit = false\n").part("capture") is None
     assert all("write capture = true instead" in each for each in found.advice)
 
 

@@ -50,11 +50,16 @@ def test_a_golden_configuration_loads_for_ever() -> None:
         max_in_flight=50,
         gpus={"A100": "gpu:a100", "H100": "gpu:h100"},
         gpu_memory="shard",
+        partition="gpu",
+        account="vision",
+        qos="long",
         options=("--constraint=ib", "--mail-type=FAIL"),
     )
     gone = [each.partition(" ")[0] for each in found.advice]
-    assert gone == [f"slurm.{key}" for key in ("poll", "submit_per_second", "partition", "account", "qos")]
-    assert all(each.endswith("; remove it") or "options = " in each for each in found.advice)
+    assert gone == ["slurm.poll", "slurm.submit_per_second"]
+    assert all(each.endswith("; remove it") for each in found.advice)
+    found = config.parse(b'[slurm]\nqos = "normal"\npreemptible_qos = "scavenger"\n')
+    assert settings_of(found)["slurm"] == SlurmConfig(qos="normal", preemptible_qos="scavenger")
 
 
 @pytest.mark.parametrize(("name", "kind"), [("slurm", SlurmConfig), ("sge", SgeConfig)])

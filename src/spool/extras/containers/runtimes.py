@@ -40,7 +40,7 @@ _REGISTRY = "docker://"
 _SHELL = "/bin/sh"  # of the texts around a container
 _OURS = frozenset({"--name", "--detach", "--rm", "--entrypoint"})
 _NO_DAEMON = re.compile("daemon|connect", re.IGNORECASE)  # in what docker says when it cannot reach one
-_PATIENCE_S = 10  # a busy machine takes seconds to start a program
+_PATIENCE_S = 5  # a busy machine takes seconds to start a program
 _LONGEST_PAUSE_S = 60
 _ANSWERS: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[float, str | None]] = {}  # until when, on this process
 # The containers of runs that are over are removed by a later one: where a run was killed, nothing of it could do that.

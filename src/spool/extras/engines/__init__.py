@@ -36,6 +36,9 @@ _SLURM = KeyTable(
     Key("gpus", "texts by name", 'What Slurm calls the GPU types of job files: `A100 = "gpu:a100"`.'),
     Key("gpu_memory", "word", 'What becomes of jobs that share a GPU: they are held ("refuse"), or ask for as many '
         'shards as GiB ("shard").', words=("refuse", "shard")),
+    *(Key(name, "filled text", f"`--{name}` of sbatch, which `options` has as well.", default=None, internal=True)
+      for name in ("partition", "account", "qos")),
+    Key("preemptible_qos", "filled text", "The same, of jobs with `preemptible = true`.", default=None, internal=True),
     *keys_of_all("Slurm", "sbatch"),
 )
 
@@ -50,6 +53,8 @@ _SGE = KeyTable(
     Key("gpus", "filled text", "The resource that stands for `gpus`. Without it, jobs with GPUs are held."),
     Key("gpu_types", "texts by name",
         'What stands for the GPU types of job files, besides the number: `A100 = "gpu_model=a100"`.'),
+    *(Key(name, "filled text", f"`{flag}` of qsub, which `options` has as well.", default=None, internal=True)
+      for name, flag in (("queue", "-q"), ("project", "-P"))),
     *keys_of_all("Grid Engine", "qsub"),
 )
 
@@ -64,13 +69,6 @@ CONFIG = Part(
             for engine in ("slurm", "sge")
             for key in ("poll", "submit_per_second")
         },
-        **{
-            f"slurm.{key}": f'write [slurm] options = ["--{key}=NAME"], with what other options you have'
-            for key in ("partition", "account", "qos")
-        },
-        "slurm.preemptible_qos": 'write executor_options = ["--qos=NAME"] in the files of such jobs',
-        "sge.queue": 'write [sge] options = ["-q NAME"], with what other options you have',
-        "sge.project": 'write [sge] options = ["-P NAME"], with what other options you have',
     },
 )
 

@@ -55,6 +55,8 @@ _OUR_REQUESTS = {"h_rt": "time_limit", "s_rt": "time_limit"}
 class SgeConfig(EngineConfig, frozen=True):
     """The table `[sge]` of the configuration: how jobs are handed to Grid Engine."""
 
+    queue: str | None = None
+    project: str | None = None
     pe: str | None = None  # the parallel environment of jobs with more than one processor
     memory: str = "mem_free"  # the resource that stands for it
     memory_per_slot: bool = False
@@ -142,6 +144,9 @@ class SgeLanguage(BuiltInLanguage):
             requests.append(f"h_rt={-(-spec.time_limit_ns // SECOND_NS) + _MARGIN_S}")
         for each in requests:
             yield from ("-l", each)
+        for option, value in (("-q", config.queue), ("-P", config.project)):
+            if value is not None:
+                yield from (option, value)
         yield from words_of((*config.options, *(spec.part("engines") or ())))
 
     def _gpus(self, name: str, spec: Spec) -> Iterator[str]:

@@ -76,6 +76,10 @@ _FLAGS_SHORT = frozenset("kKOsvX")  # one letter, without a value: another lette
 class SlurmConfig(EngineConfig, frozen=True):
     """The table `[slurm]` of the configuration: how jobs are handed to Slurm."""
 
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    preemptible_qos: str | None = None
     gpus: Mapping[str, str] = {}  # GPU type in job files -> Slurm's name
     gpu_memory: str = "refuse"  # or "shard"
 
@@ -163,6 +167,10 @@ class SlurmLanguage(BuiltInLanguage):
         if spec.time_limit_ns is not None:
             # In minutes, from the moment at which Slurm makes the node ready: it ends later than spool's own limit.
             yield f"--time={-(-spec.time_limit_ns // _MINUTE_NS) + 1}"
+        qos = (spec.preemptible and config.preemptible_qos) or config.qos
+        for option, value in (("partition", config.partition), ("account", config.account), ("qos", qos)):
+            if value is not None:
+                yield f"--{option}={value}"
         yield from config.options
         yield from spec.part("engines") or ()
 
