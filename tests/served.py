@@ -159,9 +159,9 @@ class Served(ServedSpool):
     # What became of them.
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the accounting."""
-        lines = (self.root / "history.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        """Return the accounting, without a line that is being written."""
+        lines = (self.root / "history.jsonl").read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def state(self) -> dict[str, Any]:
         """Return the dispatcher's last view."""

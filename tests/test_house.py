@@ -116,7 +116,7 @@ BUDGET = {
     "cli": 7100,
     "client": 2650,
     "core": 7900,
-    "dispatcher": 7750,
+    "dispatcher": 7800,
     "doctor": 550,
     "executors": 2100,
     "extras": 200,
@@ -139,7 +139,7 @@ BUDGET = {
     "machine": 3200,
     "python": 950,
     "query": 4250,
-    "state": 2000,
+    "state": 2050,
     "store": 3800,
     "testing": 900,
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import tomllib
 
+import pytest
+
 from served import Served, overlap
 from support import wait_for
 
@@ -51,6 +53,32 @@ def test_a_task_can_be_cancelled_alone(shared: Served) -> None:
     shared.path("running", "alone_1").unlink()
     result = shared.wait_done("alone")
     assert (result["outcome"], result["reason"]) == ("failed", "2 of 3 finished, 1 cancelled")
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_task_whose_file_is_taken_away_counts_as_cancelled(served: Served, *, killed: bool) -> None:
+    """It has no record; what depends on it or on its array goes on all the same, under the next dispatcher too."""
+    (served.root / "config.toml").write_text("cpus = 2\n")
+    gate = served.root.parent / "gate"
+    served.drop("w", f"until [ -e {gate} ]; do sleep 0.05; done", array="0-3")
+    served.drop("after", "true", depends_on={"ended": ["w"]})
+    served.drop("otherwise", "true", depends_on={"failed": ["w_2"]})
+    served.drop("each", "true", array="0-3", depends_on={"each": "w"})
+    served.start()
+    served.until(served.path("queued", "w_2").exists, "the task")
+    if killed:
+        served.kill()
+    served.path("queued", "w_2").unlink()
+    if killed:
+        served.start()
+    gate.touch()
+    for name in ("w", "after", "otherwise", "each"):
+        served.wait_done(name)
+    assert [served.outcome(name) for name in ("w", "after", "otherwise", "each")] == [
+        "failed", "finished", "finished", "failed",
+    ]  # fmt: skip
+    listed = served.spool("ls", "w", "-s", "cancelled", "-q").stdout.split()
+    assert listed == ["w_2"]
 
 
 def test_an_array_that_has_ended_is_one_row_of_the_list(live: Served) -> None:

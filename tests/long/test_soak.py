@@ -58,9 +58,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     """Give a dispatcher in a world of its own, which keeps little of what it may forget."""
     monkeypatch.setattr(observer, "MISSING_NS", 0)
     monkeypatch.setattr(load, "FEW", KEPT)
-    monkeypatch.setattr(priority, "_FOLD", 5)
     monkeypatch.setattr(scanner, "_SAME_TEXT", KEPT)
-    monkeypatch.setattr(priority, "_RECENT", 5)
     monkeypatch.setattr(priority, "_POINTS", KEPT)
     monkeypatch.setattr(runtimes, "_KINDS", KEPT)
     with world_at(tmp_path / "spool", monkeypatch) as world:

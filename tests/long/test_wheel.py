@@ -43,7 +43,7 @@ def test_a_wheel_has_the_program_and_is_the_same_again_from_an_sdist(tmp_path: P
         archive.extractall(tmp_path / "there")
     program = tmp_path / "there" / _PROGRAM
     program.chmod(0o755)  # as installers do
-    assert compiled.find("auto", str(program)).path == str(program)
+    assert compiled.find(str(program)).path == str(program)
     assert wheel.name.endswith(f"-py3-none-{compiled.build(str(tmp_path)).platforms}.whl")
     sdist, _ = _build("sdist", ROOT, tmp_path / "sdist")
     with tarfile.open(sdist) as archive:

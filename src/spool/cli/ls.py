@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from spool.cli import render
 from spool.cli.group import Verb, job_name, json_option, moment_of, states_of, states_option, viewed
 from spool.cli.render import tell
+from spool.core.arrays import array_of
 from spool.core.errors import ExitCode, shown
 from spool.core.layout import is_pattern
 from spool.core.reasons import pools_in_words, some_of
@@ -255,7 +256,9 @@ def _show(spool: Spool, asked: _Asked) -> int:
         case "json":
             _print_json(found, arrays)
         case "names":
-            sys.stdout.writelines(f"{name}\n" for name in dict.fromkeys(row.name for row in found.rows))
+            listed = {row.name for row in found.rows}  # the name of an array stands for its tasks
+            names = (row.name for row in rows if row.name in listed or array_of(row.name) not in listed)
+            sys.stdout.writelines(f"{name}\n" for name in dict.fromkeys(names))
         case "csv":
             _print_csv(rows, asked.columns or COLUMNS, found.at_ns)
         case _ if not rows:

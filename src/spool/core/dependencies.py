@@ -348,8 +348,9 @@ class DependencyIndex:
         """Record the running and held jobs: jobs that depend on a name that came or went are judged again."""
         before = self._held
         self._held = {name: job for name, job in held.items() if job.spec.depends_on is not None and name not in queue}
-        for name in [name for name, job in before.items() if self.jobs.get(name) is job is not self._held.get(name)]:
-            self.discard(name)
+        for name, job in before.items():
+            if self.jobs.get(name) is job is not self._held.get(name) and queue.get(name) is not job:
+                self.discard(name)
         for name, job in self._held.items():
             if self.jobs.get(name) is not job:
                 self.add(job)

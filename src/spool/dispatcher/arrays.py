@@ -144,8 +144,7 @@ class Arrays(Component):
             array.unissued.discard(task)
             if issue is Issue.GONE:
                 log.warning("array %s: someone removed its task %s", array.name, task)
-                array.task_ended(task, State.CANCELLED, self._clock())
-                self._state.queue.changed(task)
+                self._withdrawn(array, task)
                 continue
             # Its place is that of the array plus its position, independent of the clock.
             job = self._state.issue(task, array, position, now_ns)
@@ -166,10 +165,16 @@ class Arrays(Component):
                 continue
             if name in array.open and name not in self._state.jobs:
                 array.open.discard(name)
-                # A task that was removed from queued/ by hand ends without an event.
-                if name not in array.ended:
-                    array.task_ended(name, State.CANCELLED, self._clock())
-                self._state.queue.changed(name)
+                if name not in array.ended:  # it was removed from queued/ by hand, and ends without an event
+                    self._withdrawn(array, name)
+                else:
+                    self._state.queue.changed(name)
+
+    def _withdrawn(self, array: Array, task: str) -> None:
+        """End a task whose file was taken away before it began: it has no record, and others may depend on it."""
+        array.task_ended(task, State.CANCELLED, self._clock())
+        self._finalizer.outcomes.record(task, State.CANCELLED)
+        self._state.queue.changed(task)
 
     def _reopened(self, array: Array) -> bool:
         """Return whether ended tasks were queued again, so that the array is not over."""

@@ -103,6 +103,7 @@ class OutcomeIndex(Mapping[str, State]):
         table = table if table is not None else SchedulerState()
         self._standing = table.array_state
         self._watched = table.queue.watch.names
+        self._going_on = table.arrays
         self._matters = matters
         self.arrays = ArrayNames(spool, table)
         self._known: dict[str, State] = {}
@@ -164,9 +165,20 @@ class OutcomeIndex(Mapping[str, State]):
         with self._reading(name):
             run = self._spool.latest_run(name)
             if run is None:
-                return self._of_history(name)
+                return self._of_history(name) or self._withdrawn(name)
             result = self._spool.result(name, run)
         return result.outcome if result is not None and result.again is None else None
+
+    def _withdrawn(self, name: str) -> State | None:
+        """Return CANCELLED for a task that never ran, and never will: its file was taken away, or never made."""
+        array = array_of(name)
+        if (going_on := self._going_on.get(array)) is not None:
+            return going_on.ended.get(name)
+        record = self._spool.newest_array(array) if array else None
+        if record is None or self._spool.result(array, record.run) is None:
+            return None
+        spec = self._spool.spec(array, record.run)
+        return State.CANCELLED if spec is not None and name in Tasks(array, spec).names() else None
 
     def _of_history(self, name: str) -> State | None:
         """Return the outcome of a job without records; one reading serves all names that jobs depend on."""

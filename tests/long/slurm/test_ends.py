@@ -274,7 +274,7 @@ def test_jobs_in_slurm_are_edited_held_moved_and_signalled(served: Served, slurm
     longer = served.spool("edit", "runs", "--time-limit", "3h")
     assert longer.returncode == 0
     assert f"Slurm still ends job {engine_id(served, 'runs')} soon after 20m" in longer.stdout + longer.stderr
-    for refused in (["edit", "waits", "--cpus", "2"], ["edit", "waits", "--first"], ["suspend", "runs"]):
+    for refused in (["edit", "waits", "--cpus", "2"], ["suspend", "runs"]):
         done = served.spool(*refused)
         assert done.returncode != 0, refused
         assert "waits" in done.stderr or "runs" in done.stderr
