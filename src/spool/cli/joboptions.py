@@ -312,8 +312,8 @@ def stated(pairs: Iterable[str]) -> Values:
 
 
 def _option_of(word: str) -> Option | None:
-    """Return the option of the key that *word* names: as files do, or as an option would."""
-    bare = word.removeprefix("--").removeprefix("no-").replace("-", "_")
+    """Return the option of the key that *word* names: as files do, or as its option is spelled."""
+    bare = word.replace("-", "_")
     for option in OPTIONS:
         words = (option.word, *option.flags) if option.flags else (option.word, option.word.removesuffix("s"))
         if not option.value and (word == option.key or bare in words or f"--{word}" in words):

@@ -10,7 +10,7 @@ one that waits on an engine, has no expected end: a job that needs its room gets
 There is no second set of rules: a job starts here when `decide` starts it. So every rule that can keep a job from
 starting also applies here.
 
-A preemptible run is stopped only if it is long, has run for a while, and a waiting job that states a short limit fits
+A preemptible run is stopped only if it is long, has run for a while, and a waiting job that states a short limit starts
 without it. A guess stops nothing. Its own job waits again at its place, and the short job goes ahead of it.
 """
 
