@@ -31,9 +31,8 @@ def test_an_array_runs_all_its_tasks_and_no_more_at_once_than_it_says(shared: Se
 
 def test_the_result_of_a_task_has_its_parameters_and_its_metrics(shared: Served) -> None:
     """Also where the task runs again after the array is over, and where a job has no right to its metrics."""
-    shared.drop(
-        "s", 'echo "loss = 0.{lr}" >> $SPOOL_METADIR/metrics; echo "a = b" > $SPOOL_METADIR/x', matrix={"lr": [3, 4]}
-    )
+    command = 'echo "loss = 0.$SPOOL_PARAM_LR" >> $SPOOL_METADIR/metrics; echo "a = b" > $SPOOL_METADIR/x'
+    shared.drop("s", command, matrix={"lr": [3, 4]})
     shared.drop("odd", 'ln -s /etc/passwd "$SPOOL_METADIR/metrics"')
     for name in ("s", "odd"):
         shared.wait_done(name)

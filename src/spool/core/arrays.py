@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 from spool.core.model import ArraySpec, ArrayTask, Spec, State, Stop
 
@@ -17,6 +18,9 @@ INDEX = "index"
 
 ARRAY = "array"
 """`{array}`, where `array` stands beside a matrix or rows: the task's index within `array` alone."""
+
+PARAMETER = "SPOOL_PARAM_"
+"""The beginning of the variables that tell a task the values of its keys."""
 
 
 class Tasks:
@@ -50,6 +54,13 @@ class Tasks:
         self.max_running = spec.max_running
         if self._array is not None and self._array.max_running is not None:
             self.max_running = self._array.max_running
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variable of each key but the index, which has its own; keys whose names differ too little have none."""
+        names = {key: variable_of(key) for key in self.keys if key != INDEX}
+        counts = Counter(names.values())
+        return {name: key for key, name in names.items() if counts[name] == 1}
 
     def index(self, position: int) -> int:
         """Return the index of the task at *position*, from 0 to `count` - 1."""
@@ -89,6 +100,11 @@ class Tasks:
         """Return the result of `values` without the index, which is in the task's name: what the array varies."""
         values = self.values(position)
         return {key: values[key] for key in self.keys if key != INDEX}
+
+
+def variable_of(key: str) -> str:
+    """Return the variable that tells a task the value of *key*: SPOOL_PARAM_LEARNING_RATE for `learning-rate`."""
+    return PARAMETER + key.upper().replace("-", "_")
 
 
 def array_of(task: str) -> str:
@@ -152,15 +168,11 @@ class Substitution:
 
     def apply(self, text: str, values: Mapping[str, str]) -> str:
         """Return *text* with every known key replaced. Inserted text is not searched again."""
-        return self._find.sub(self._replacer(values), text)
+        return self._find.sub(partial(self._replaced, values), text)
 
     @staticmethod
-    def _replacer(values: Mapping[str, str]) -> Callable[[re.Match[str]], str]:
-        def replace(match: re.Match[str]) -> str:
-            key = match.group("key")
-            if key is not None:
-                return values[key]
-            literal = match.group("literal")
-            return match.group() if literal is None else f"{{{literal}}}"
-
-        return replace
+    def _replaced(values: Mapping[str, str], match: re.Match[str]) -> str:
+        key, literal = match["key"], match["literal"]
+        if key is not None:
+            return values[key]
+        return match.group() if literal is None else f"{{{literal}}}"

@@ -184,8 +184,9 @@ _MANY = with_parts("job", (
         help="Submit one job for each index, its $SPOOL_ARRAY_INDEX and {index}; :2 is a step, %4 at most 4 at once."),
     Key("matrix", "choices",
         "Turns this file into many jobs: each key has a list, and each combination is a job. `{key}` in `command`, "
-        "`env` and the paths is replaced by the job's value.", array_only=True, option="--matrix KEY=VALUE,…",
-        help="Submit one job for each value of {key} in the command. May be repeated."),
+        "`env` and the paths is replaced by the job's value, which `$SPOOL_PARAM_KEY` has too.", array_only=True,
+        option="--matrix KEY=VALUE,…",
+        help="Submit one job for each value, its {key} and $SPOOL_PARAM_KEY. May be repeated."),
     Key("rows", "rows",
         "Turns this file into many jobs: a list of tables with the same keys, one job for each. `{key}` is replaced "
         "as for `matrix`. `spool submit --param-file` writes it from a table.",
