@@ -464,8 +464,23 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         draft.check(root)
     except InvalidJob as error:
         whose = "this job" if own_name is None and asked.name is None else f"job {name}"
-        raise joboptions.in_options(error, whose, keys.keys()) from None
+        found = joboptions.in_options(error, whose, keys.keys()).problems
+        problems = [replace(one, message=one.message + _elsewhere(one.key or "", values)) for one in found]
+        raise InvalidJob(whose, problems) from None
+    for unset in (text for text in values.get("env", ()) if "=" not in text and text not in os.environ):
+        tell(f"warning: {unset} is not set here, so it is empty in the job{_elsewhere('env', values)}")
     return draft
+
+
+_LETTERS = {"priority": "-p", "env": "-e"}  # which mean other things in sbatch
+
+
+def _elsewhere(key: str, values: joboptions.Values) -> str:
+    """Return what to write instead for a value of *key* that suits sbatch's option of the same letter, "" if none."""
+    key = key.partition(".")[0]
+    given = [text for text in values.get(key, ()) if key in _LETTERS and "=" not in text and not text.isdecimal()]
+    told = (answer(_LETTERS[key], text, ()) for text in given for _, answer in contributed("answers"))
+    return next((f"; for {_LETTERS[key]} of sbatch, {each}" for each in told if each is not None), "")
 
 
 def _own_name(own: joboptions.Values, asked: Asked, root: str) -> str | None:

@@ -117,7 +117,7 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
 @name_option
 @shell_command_option
 @_common("-f", "--file", "files", multiple=True, metavar="FILE", help="Submit this job file. May be repeated.")
-@_common("--wait", "wait_for_it", is_flag=True, help="Wait for the job to end, and exit with its code.")
+@_common("--wait", "wait_for_it", also=("-W",), is_flag=True, help="Wait for the job to end, and exit with its code.")
 @key_options
 @option_in("Arrays")("--lines", metavar="FILE", help="Submit one job for each line, a shell command.")
 @option_in("When it runs")("--hold", also=("-H",), is_flag=True, help="Submit it held, until `spool release`.")
