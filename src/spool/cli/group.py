@@ -210,8 +210,25 @@ class WordsVerb(Verb):
             raise _answered(error, before) from None
         words = ctx.params.get("words", ())
         start = len(before) - len(words)
-        ctx.meta["spool.dashes"] = bool(words) and start > 0 and before[start - 1] == "--"
+        last = before[start - 1] if words and start else ""
+        ctx.meta["spool.dashes"] = last == "--"
+        is_value = words[:1] == ("false",) or (words[:1] == ("true",) and len(words) > 1)
+        if is_value and (switch := _switch(self, last)) is not None:
+            raise UsageError(f"{_of_a_switch(switch, last)}; to run {words[0]}, write it after `--`")
         return rest
+
+
+def _switch(command: click.Command, flag: str) -> click.Option | None:
+    """Return the option of *command* that has *flag* and an opposite, None if there is none."""
+    options = (each for each in command.params if isinstance(each, click.Option))
+    return next((each for each in options if each.secondary_opts and flag in (*each.opts, *each.secondary_opts)), None)
+
+
+def _of_a_switch(switch: click.Option, flag: str) -> str:
+    """Return what to write instead of a value after *flag*."""
+    return (
+        f"{flag} takes no value; its opposite is {(switch.secondary_opts if flag in switch.opts else switch.opts)[0]}"
+    )
 
 
 def _answered(error: click.NoSuchOption, words: Sequence[str]) -> Exception:
@@ -263,6 +280,7 @@ class Verbs(click.Group):
             return self.resolve_command(ctx, [*args[1:2], "--help"])
         if verb in _RENAMED:
             tell(f"`{verb}` is now `{' '.join(_RENAMED[verb])}`")
+            ctx.meta[f"spool.{verb}"] = True
             verb, *args = [*_RENAMED[verb], *args[1:]]
             args = [verb, *args]
         if not verb.startswith("-") and not _is_verb(verb):
@@ -357,6 +375,9 @@ def _in_our_words(error: click.ClickException, ctx: click.Context | None) -> str
         return _of_an_unknown_option(error.option_name, error.possibilities or (), ctx)
     if isinstance(error, click.BadOptionUsage) and message.endswith("requires an argument."):
         return f"option {error.option_name} needs a value"
+    if isinstance(error, click.BadOptionUsage) and message.endswith("does not take a value.") and ctx is not None:
+        switch = _switch(ctx.command, error.option_name)
+        return _of_a_switch(switch, error.option_name) if switch is not None else f"{error.option_name} takes no value"
     if isinstance(error, click.BadParameter) and error.param is not None:
         wanted = _number_wanted(error.param.type)
         given = message.partition(": ")[2].partition(" is not ")[0]

@@ -300,7 +300,9 @@ def stated(pairs: Iterable[str]) -> Values:
             from spool.core.errors import UsageError, cannot
 
             known = sorted({each.key for each in OPTIONS})
-            near = get_close_matches(key, known, n=1)
+            near = [each.key for each in OPTIONS if each.key.startswith(f"{key}.")] or get_close_matches(
+                key, known, n=1
+            )
             why, remedy = f"unknown key {key!r}", f"the keys are {', '.join(known)}"
             if not equals:
                 why, remedy = "it needs a key and a value", f"write, for example, {SET} priority=50"
@@ -374,7 +376,18 @@ def values_of(parameters: Mapping[str, object]) -> Values:
             values[option.key] = [str(given) if not isinstance(given, bool) else "true" if given else "false"]
     sets = parameters.get("sets", ())
     assert isinstance(sets, tuple)
-    for key, texts in stated(sets).items():
+    return with_stated(values, sets)
+
+
+def with_stated(values: Values, pairs: Iterable[str]) -> Values:
+    """Return the *values* of options with those that `--set KEY=VALUE` states. Raises UsageError."""
+    for key, texts in stated(pairs).items():
+        option = _option_of(key)
+        if key in values and option is not None and not option.repeats:
+            from spool.core.errors import UsageError, cannot
+
+            remedy = f"give {key} once, by {SET} or by its option"
+            raise UsageError(cannot("use", f"{SET} {key}={texts[-1]}", "another option states that key", remedy=remedy))
         values.setdefault(key, []).extend(texts)
     return values
 

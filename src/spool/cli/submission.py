@@ -381,9 +381,7 @@ def own_options(script: bytes, what: str) -> joboptions.Values:
 def read_options(words: Sequence[str]) -> tuple[joboptions.Values, Sequence[str]]:
     """Return the values of the options that *words* begin with, and the rest. Raises UsageError, UnclearError."""
     found, rest, _ = fastsubmit.read(words, OPTIONS)
-    for key, texts in joboptions.stated(found.pop("set", ())).items():
-        found.setdefault(key, []).extend(texts)
-    return found, rest
+    return joboptions.with_stated(found, found.pop("set", ())), rest
 
 
 def late_lines(script: bytes) -> list[int]:

@@ -19,9 +19,11 @@ from spool.cli import joboptions, render
 from spool.cli.group import (
     Verb,
     WordsVerb,
+    for_each,
     json_option,
     made,
-    name_argument,
+    named,
+    names_argument,
     one_job,
     opened,
     option_in,
@@ -155,7 +157,7 @@ def command(
     By hand: cd ~/.spool; cp ~/train.toml .tmp/; mv .tmp/train.toml queued/
     """
     root, request = ctx.obj, asked(ctx)
-    jobs = _of_files(files, request, root) if files else [draft_of(request, root)]
+    jobs = _of_files(files, request, root) if files else [draft_of(each, root) for each in _each_script(ctx, request)]
     check_submitter(root)
     root = root if dry_run or is_spool(root) else made(root).root
     tell_doubts(root, jobs, strict=strict)
@@ -171,6 +173,13 @@ def command(
     from spool.cli.wait import until_ended
 
     return until_ended(root, [job.name for job in jobs])
+
+
+def _each_script(ctx: click.Context, request: Asked) -> list[Asked]:
+    """Return the *request*, once for each script if `import` was given several."""
+    paths = request.loose if ctx.meta.get("spool.import") else ()
+    several = len(paths) > 1 and all(map(os.path.isfile, paths))
+    return [replace(request, loose=(path,)) for path in paths] if several else [request]
 
 
 def _of_files(paths: Sequence[str], request: Asked, root: str) -> list[Draft]:
@@ -402,7 +411,7 @@ def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, S
 
 
 @click.command(cls=Verb)
-@name_argument
+@names_argument
 @option_in(COMMON_TITLE)("-c", "--shell-command", metavar="TEXT", help="A new command, as a string for the shell.")
 @option_in(COMMON_TITLE)(
     "--unset", multiple=True, metavar="KEY", help="Remove a key: memory, env.DEBUG. May be repeated."
@@ -415,7 +424,7 @@ def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, S
 def edit(
     ctx: click.Context,
     /,
-    name: str,
+    names: tuple[str, ...],
     shell_command: str | None,
     unset: tuple[str, ...],
     first: bool,
@@ -423,13 +432,13 @@ def edit(
     before: str | None,
     **_: Any,
 ) -> int:
-    """Change a waiting or held job, or the time limit, priority and gpu_idle of a running one.
+    """Change waiting or held jobs, or the time limit, priority and gpu_idle of running ones.
 
     For an array in progress, only `max_running` can be changed.
 
-    Without options, it opens $VISUAL or $EDITOR. The new text replaces the file only if it is valid. Comments, order
-    and the job's place in the queue stay. A new time limit counts from the start of the run; a run that has already
-    exceeded it is stopped at once.
+    With one job and no options, it opens $VISUAL or $EDITOR. The new text replaces the file only if it is valid.
+    Comments, order and the job's place in the queue stay. A new time limit counts from the start of the run; a run that
+    has already exceeded it is stopped at once.
 
       spool edit train
       spool edit train --priority 50 --memory 8G --unset time_limit
@@ -439,21 +448,31 @@ def edit(
     By hand: vim queued/train.toml
     """
     spool = own(ctx.obj)
-    name = one_job(spool, name)
+    found = named(spool, names, (QUEUED, HELD, RUNNING))
     changes = joboptions.keys_of(values_of(ctx.params))
     if shell_command is not None:
         changes["command"] = shell_command
     if first + last + (before is not None) + ("priority" in changes) > 1:
         raise UsageError("--first, --last, --before and --priority cannot be combined; give one of them")
-    if first or last or before is not None:
+    rival = one_job(spool, before) if before is not None else None
+    is_placed = first or last or rival is not None
+
+    def changed(name: str) -> str:
+        if not is_placed:
+            return change_keys(spool, name, changes, unset)
         from spool.query.selection import priority_for  # imports half of the program
 
-        rival = one_job(spool, before) if before is not None else None
         changes["priority"] = priority_for(spool, _file(spool, name)[0], name, first=first, before=rival)
-        render.say(f"{change_keys(spool, name, changes, unset)}: priority {changes['priority']}")
-        return 0
-    if changes or unset:
-        render.say(change_keys(spool, name, changes, unset))
+        return f"{change_keys(spool, name, changes, unset)}: priority {changes['priority']}"
+
+    is_in_editor = not (is_placed or changes or unset)
+    if not found or (is_in_editor and len(found) > 1):
+        raise UsageError("name one job to edit its file, or jobs and the options to change")
+    if len(found) > 1:  # which keep their order
+        return for_each(reversed(found) if is_placed and not last else found, changed)
+    (name,) = found
+    if not is_in_editor:
+        render.say(changed(name))
         return 0
     place, text = _file(spool, name)
     new = _in_editor(name, text, spool.root)
