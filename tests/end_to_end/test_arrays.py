@@ -146,7 +146,8 @@ def test_the_commands_treat_an_array_as_a_whole(served: Served) -> None:
     assert served.spool("wait", "whole").returncode == 130
     assert "enough" in served.result("whole")["reason"]
     assert served.places("whole_2") == ["done"]
-    assert served.spool("requeue", "whole").returncode == 0
+    again = served.spool("requeue", "whole")
+    assert (again.returncode, "whole has 3 tasks, and all run again" in again.stderr) == (0, True)
     go.touch()
     assert served.spool("wait", "whole").returncode == 0
     assert [served.runs(f"whole_{index}") for index in range(3)] == [[1, 2]] * 3

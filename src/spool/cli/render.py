@@ -239,7 +239,7 @@ def layout(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int
 
 
 def _kept(columns: Sequence[Column], natural: Sequence[int], worth: Sequence[int], width: int) -> list[int]:
-    """Return which columns fit: empty ones are dropped first, then those with one text, then the least important.
+    """Return which columns fit: long texts are dropped first, then empty columns, those with one text, and by `drop`.
 
     *worth* is the number of different texts. Names and reasons have ample room before the less important come back, so
     that they are not shorter in a wider terminal.
@@ -248,7 +248,8 @@ def _kept(columns: Sequence[Column], natural: Sequence[int], worth: Sequence[int
 
     def leave_out(droppable: Callable[[Column], bool], wanted: Callable[[int], int]) -> None:
         going = sorted(
-            (at for at in kept if droppable(columns[at])), key=lambda at: (min(worth[at], 2), -columns[at].drop)
+            (at for at in kept if droppable(columns[at])),
+            key=lambda at: (columns[at].cut != "end", min(worth[at], 2), -columns[at].drop),
         )
         for at in going:
             if sum(map(wanted, kept)) + len(GAP) * (len(kept) - 1) <= width:

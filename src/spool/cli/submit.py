@@ -468,20 +468,28 @@ def edit(
     is_in_editor = not (is_placed or changes or unset)
     if not found or (is_in_editor and len(found) > 1):
         raise UsageError("name one job to edit its file, or jobs and the options to change")
-    if len(found) > 1:  # which keep their order
-        return for_each(reversed(found) if is_placed and not last else found, changed)
-    (name,) = found
-    if not is_in_editor:
-        render.say(changed(name))
-        return 0
+    code = 0
+    if is_in_editor:
+        render.say(_edited(spool, *found))
+    elif len(found) == 1:
+        render.say(changed(*found))
+    else:  # they keep their order
+        code = for_each(reversed(found) if is_placed and not last else found, changed)
+    specs = ((name, spool.job_spec(QUEUED, name) or spool.job_spec(HELD, name)) for name in found if not is_placed)
+    for name, why in doubts(spool.root, [(name, spec) for name, spec in specs if spec is not None]):
+        tell(f"warning: job {name} {why}")
+    return code
+
+
+def _edited(spool: Spool, name: str) -> str:
+    """Change a job as the user edits its file, and return a message. Raises SpoolError."""
     place, text = _file(spool, name)
     new = _in_editor(name, text, spool.root)
     try:
-        render.say(_replaced(spool, name, place, text, new))
+        return _replaced(spool, name, place, text, new)
     except SpoolError:
         _keep(name, new)
         raise
-    return 0
 
 
 def change_keys(spool: Spool, name: str, changes: Mapping[str, Any], unset: Sequence[str] = ()) -> str:
