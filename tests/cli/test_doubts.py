@@ -115,7 +115,10 @@ VARIED = [
     ("--matrix lr=1,2 -- sh reads.sh", ""),
     ("--matrix lr=1,2 -- sh t.csv", "does not use lr: its value is where the command has {lr}, and in $SPOOL_PARAM_LR"),
     ("--matrix lr=1,2 -- echo $SPOOL_PARAM_LR", "-c takes a text for the shell, and {lr} is its value"),
-    ("--matrix lr-a=1,2 --matrix LR_a=3,4 -- echo {lr-a} {LR_a}", "has no $SPOOL_PARAM_LR_A: lr-a and LR_a would both"),
+    (
+        "--matrix lr-a=1,2 --matrix LR_a=3,4 -- echo {lr-a} {LR_a}",
+        "has no $SPOOL_PARAM_LR_A: lr-a and LR_a would have that",
+    ),
     ("--matrix lr=1,2 -- echo {rl}", "does not use lr: its value is where the command has {lr}, not {rl}"),
     ("--matrix lr=1,2 --matrix seed=1,2 -- echo {lr}", "does not use seed: "),
     ("--matrix lr=1,2 -c 'echo ${lr} {{lr}}'", "does not use lr: "),

@@ -12,7 +12,7 @@ from calling import Command
 from spool.cli.joboptions import COMMON_TITLE, OPTIONS
 from spool.formats.keys import COMMON, SECTIONS
 
-LONGEST = 90  # lines at 80 columns
+LONGEST = 70  # lines at 80 columns
 
 
 def sections(text: str) -> dict[str, str]:
@@ -25,9 +25,14 @@ def sections(text: str) -> dict[str, str]:
 def test_the_help_has_sections_and_the_common_options_come_first(
     spool: Command, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each option of a key stands once: the common ones in the first section, the others under the title of theirs."""
+    """Each option of a key stands once: the common ones in the first section, the others under the title of theirs.
+
+    Those that few need are listed by `--help all` alone, and the others by both.
+    """
     monkeypatch.setenv("COLUMNS", "80")
-    found = sections(spool(verb, "--help").out)
+    found, brief = sections(spool(verb, "--help", "all").out), spool(verb, "--help").out
+    for option in filter(lambda option: option.flags, OPTIONS):
+        assert bool(re.search(rf"^  .*{option.flags[-1]}(?![\w-])", brief, re.MULTILINE)) is not option.rare
     assert list(found) == [COMMON_TITLE, *(title for title, _ in SECTIONS), "Other options"]
     home = {key.name: title for title, keys in SECTIONS for key in keys} | dict.fromkeys(COMMON, COMMON_TITLE)
     for option in filter(lambda option: option.flags, OPTIONS):

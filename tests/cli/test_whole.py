@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 from pathlib import Path
@@ -48,12 +49,30 @@ def test_help_shows_how_it_is_done_by_hand(spool: Command) -> None:
 
 
 def test_help_lists_every_verb_and_imports_none(spool: Command) -> None:
-    """The list of verbs is whole, and printing it is quick."""
-    said = spool("--help")
-    assert all(f"  {verb} " in said.out for verb in VERBS)
+    """The first list has at most twenty, that of `help all` is whole, and printing it is quick."""
+    everything, first = spool("help", "all").out, spool("--help").out
+    assert first == spool("help").out
+    assert all(f"  {verb} " in everything for verb in VERBS)
+    titles = {title: list(verbs) for title, verbs in group.SECTIONS}
+    others = [verb for title in (group.MORE, group.ADMIN) for verb in titles.pop(title)]
+    assert all(f"  {verb} " in first for verbs in titles.values() for verb in verbs)
+    assert not [verb for verb in others if f"\n  {verb} " in first]
+    assert len(VERBS) - len(others) <= 20
+    assert len(VERBS) - len(dict(group.SECTIONS)[group.ADMIN]) <= 28
     code = "import sys; from spool.cli import group; group.run(['--help']); print('spool.cli.ls' in sys.modules)"
     done = spawned(program=("-c", code), check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_what_runs_a_spool_is_below_admin_too(spool: Command, spool_root: Path) -> None:
+    """Each such verb is itself there, with its options, and its help says so."""
+    assert spool("admin", "check", "nosuch.toml").out == spool("check", "nosuch.toml").out
+    for verb in dict(group.SECTIONS)[group.ADMIN]:
+        assert f"  spool admin {verb} " in spool("admin").out
+        assert f"Also: `spool admin {verb}`" in spool(verb, "--help").out
+    words = ["ls", "--plan", "--json"]
+    assert json.loads(spool(*words).out).keys() == json.loads(spool("plan", "--json").out).keys()
+    assert spool("ls", "--plan", "--all").code == 2
 
 
 def test_a_disk_that_fails_is_one_line_and_a_bug_is_a_traceback(

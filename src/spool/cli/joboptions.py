@@ -45,6 +45,7 @@ class Option:
         self.help = help
         self.value = value
         self.is_flag = key.kind == "flag" or bool(value)
+        self.rare = key.rare
         self.repeats = key.kind in _REPEATED
         self.word = value or path.replace(".", "_")  # its Python name
 
@@ -343,7 +344,7 @@ def key_options(function: Callable[..., int]) -> Callable[..., int]:
 
     from spool.cli.group import SpelledOption
 
-    told = f"Set any key of the job file: {SET} kill_grace=1m, or --kill-grace 1m. May be repeated."
+    told = "Set any key of the job file, such as kill_grace=1m. May be repeated."
     function = click.option(SET, "sets", multiple=True, metavar="KEY=VALUE", help=told)(function)
     for section, option in reversed(list(_by_section())):
         flags, more = option.flags or option.also, dict[str, object]()
@@ -354,12 +355,14 @@ def key_options(function: Callable[..., int]) -> Callable[..., int]:
         elif option.is_flag:
             flags = ["/".join(flags)]
         else:
-            more = {
-                "also": option.also if option.flags else (),
-                "metavar": option.metavar,
-                "multiple": option.repeats,
-            }
-        more |= {"section": section, "default": None, "help": option.help, "hidden": not option.flags}
+            more = {"also": option.also if option.flags else (), "metavar": option.metavar, "multiple": option.repeats}
+        more |= {
+            "section": section,
+            "rare": option.rare,
+            "default": None,
+            "help": option.help,
+            "hidden": not option.flags,
+        }
         function = click.option(*flags, option.word, cls=SpelledOption, **more)(function)
     return function
 

@@ -27,7 +27,7 @@ from spool.client import submit as submitting
 from spool.client.draft import Draft, Exports, exports, fresh_name, job_keys, next_name, stem_of
 from spool.core import layout
 from spool.core.arrays import Tasks
-from spool.core.errors import InvalidJob, InvalidValue, SpoolError, UsageError, cannot
+from spool.core.errors import InvalidFile, InvalidJob, InvalidValue, SpoolError, UsageError, cannot
 from spool.core.layout import why_not_name
 from spool.core.model import Spec
 from spool.formats import jobfile
@@ -462,15 +462,20 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         draft.check(root)
     except InvalidJob as error:
         whose = "this job" if own_name is None and asked.name is None else f"job {name}"
-        found = joboptions.in_options(error, whose, keys.keys()).problems
-        problems = [replace(one, message=one.message + _elsewhere(one.key or "", values)) for one in found]
-        raise InvalidJob(whose, problems) from None
+        raise _with_letters(joboptions.in_options(error, whose, keys.keys()), whose, values) from None
     for unset in (text for text in values.get("env", ()) if "=" not in text and text not in os.environ):
         tell(f"warning: {unset} is not set here, so it is empty in the job{_elsewhere('env', values)}")
     return draft
 
 
 _LETTERS = {"priority": "-p", "env": "-e"}  # which mean other things in sbatch
+
+
+def _with_letters(error: InvalidFile, whose: str, values: joboptions.Values) -> InvalidJob:
+    """Return *error* with what to write where a value is one for sbatch."""
+    return InvalidJob(
+        whose, [replace(one, message=one.message + _elsewhere(one.key or "", values)) for one in error.problems]
+    )
 
 
 def _elsewhere(key: str, values: joboptions.Values) -> str:

@@ -55,16 +55,10 @@ if TYPE_CHECKING:
 
 _common, _environment = option_in(COMMON_TITLE), option_in("Environment")
 name_option = _common(
-    *("-n", "--name"),
-    also=("-J", "--job-name"),
-    metavar="NAME",
-    help="Job name. Default: by the program.",
+    *("-n", "--name"), also=("-J", "--job-name"), metavar="NAME", help="Job name. Default: by the program."
 )
 shell_command_option = _common(
-    *("-c", "--shell-command"),
-    also=("--wrap",),
-    metavar="TEXT",
-    help="A text for the shell: -c 'sort a | uniq'.",
+    *("-c", "--shell-command"), also=("--wrap",), metavar="TEXT", help="A text for the shell: -c 'sort a | uniq'."
 )
 replace_option = click.option(
     "--replace", is_flag=True, help="Replace a waiting or held job of that name; run after a running one."
@@ -73,8 +67,7 @@ export_option = _environment(
     "--export",
     multiple=True,
     metavar="ALL|NONE|NAME[=VALUE],…",
-    help="Variables to copy into the job's env; NAME may be a pattern. "
-    f"Default: {', '.join(EXPORTED)}, or as configured.",
+    help=f"Variables to copy, or patterns. Default: {', '.join(EXPORTED)}, or as configured.",
 )
 
 
@@ -95,18 +88,21 @@ def asked(ctx: click.Context) -> Asked:
 def script_options(function: Callable[..., int]) -> Callable[..., int]:
     """Add the options for submitting a script to a command."""
     for option in (
-        click.option(
+        option_in("")(
             "--ignore-directives",
+            rare=True,
             is_flag=True,
             help="Ignore a script's lines for other schedulers, such as #SBATCH.",
         ),
-        click.option(
+        option_in("")(
             *("-v", "--verbose"),
+            rare=True,
             is_flag=True,
             help="Report each line for another scheduler, also those with an equivalent.",
         ),
         _environment(
             "--capture/--no-capture",
+            rare=True,
             default=None,
             help="Run a copy of the script, the default, or later what is at its path.",
         ),
@@ -219,15 +215,7 @@ def _other_ways(function: Callable[..., int]) -> Callable[..., int]:
 @script_options
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
 @click.pass_context
-def run(
-    ctx: click.Context,
-    /,
-    replace: bool,
-    quiet: bool,
-    strict: bool,
-    runs: str | None = None,
-    **_: Any,
-) -> int:
+def run(ctx: click.Context, /, replace: bool, quiet: bool, strict: bool, runs: str | None = None, **_: Any) -> int:
     """Submit a job, follow its output and exit with its code.
 
     The job's output goes to stdout and its error output to stderr; if both are the same (a terminal), there is one log.

@@ -306,13 +306,7 @@ _LONGEST = 1 << 16  # a longer line is cut: a progress bar is one line as long a
 @click.option("--path", "only_path", is_flag=True, help="Print the path of the output instead.")
 @click.pass_obj
 def log(
-    root: str,
-    names: tuple[str, ...],
-    follow: bool,
-    run: int | None,
-    errors: bool,
-    lines: int | None,
-    only_path: bool,
+    root: str, names: tuple[str, ...], follow: bool, run: int | None, errors: bool, lines: int | None, only_path: bool
 ) -> int:
     """Show or follow the output of jobs.
 

@@ -220,7 +220,7 @@ def _not_varied(spec: Spec) -> Iterator[str]:
     tasks, text = Tasks("", spec), _written(spec)
     variables = tasks.variables
     if alike := [key for key in tasks.keys[1:] if key not in variables.values()]:
-        yield f"has no ${variable_of(alike[0])}: {' and '.join(alike)} would both be it; rename one of them"
+        yield f"has no ${variable_of(alike[0])}: {' and '.join(alike)} would have that variable; rename one of them"
     written = Substitution(None).keys_in(text) | {key for name, key in variables.items() if name in text}
     varied = [key for key, _ in spec.matrix]
     if spec.rows and written.isdisjoint(tasks.keys):  # else other columns of the table may be notes
