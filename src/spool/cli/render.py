@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from msgspec import Struct
@@ -343,21 +342,6 @@ def painter() -> Callable[[str, str], str]:
         return found.render(text, color_system=system) if style else text
 
     return coloured
-
-
-def painted(cells: Iterable[tuple[str, str]], coloured: Callable[[str, str], str]) -> str:
-    """Return a row of cells, each a style and a sign, with the styles that *coloured* gives them."""
-    return "".join(
-        coloured(style, "".join(sign for _, sign in group)) for style, group in groupby(cells, key=lambda cell: cell[0])
-    )
-
-
-def has_colours() -> bool:
-    """Whether stdout has colours, and the user wants them."""
-    from rich.console import Console
-
-    console = Console()
-    return console.color_system is not None and not console.no_color
 
 
 def prose(line: str, indent: str = "  ") -> None:
