@@ -50,7 +50,7 @@ def test_navigation_lists_every_page_once() -> None:
 
 
 def test_the_pages_can_be_read() -> None:
-    """They are 14 with that of the commands, of 220,000 bytes at most; the contract has 60 KiB, the README 800 words."""
+    """There are 14 with that of the commands; they have 220,000 bytes, the contract 60 KiB, the README 800 words."""
     pages = [path for path in DOCS.rglob("*.md") if path.name != "COMMANDS.md"]
     assert len(pages) < 14
     assert sum(path.stat().st_size for path in pages) <= 220_000
