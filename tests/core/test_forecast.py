@@ -672,7 +672,7 @@ def test_what_is_stopped_is_needed_and_enough(runs, jobs):
     victim = next(each for each in running if each.name == preemption.victim)
     assert preemption.winner not in started(plan)
     assert (winner.spec.time_limit_ns or 1 << 62) <= SHORT_NS
-    from_ns = preemptible_at_ns(victim, before.running.run_times.of_run(victim).ns)
+    from_ns = preemptible_at_ns(victim, before.running.run_times.of_job(victim).ns)
     assert from_ns is not None
     assert from_ns <= NOW
     assert victim.spec.priority <= winner.spec.priority

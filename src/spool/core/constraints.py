@@ -54,7 +54,7 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
     """
     now_ns, run_times, request = room.now_ns, room.runs.run_times, job.request
     new = {run.name: run for run in room.started}
-    new_ends = sorted((now_ns + run_times.of_run(run).ns, run.name) for run in room.started)
+    new_ends = sorted((now_ns + run_times.of_job(run).ns, run.name) for run in room.started)
     not_before = max(job.opens_at_ns or now_ns, now_ns)
     moments = {not_before}
     if request.gpus:
@@ -143,7 +143,7 @@ class BackfillReservation:
 
     def started(self, run: Running) -> None:
         """Count a run that starts now and will still be running when the protected job starts."""
-        if run.started_at_ns + self._run_times.of_run(run).ns <= self.at_ns:
+        if run.started_at_ns + self._run_times.of_job(run).ns <= self.at_ns:
             return
         self._spare_cpus -= run.grant.cpus
         self._spare_bytes -= run.grant.memory_bytes or 0

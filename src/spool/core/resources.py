@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from copy import copy
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from spool.core import gpus
-from spool.core import gpus as reserved
-from spool.core.gpus import GpuSlot, GpuSlots
+from spool.core.gpus import HORIZON_NS, GpuSlot, GpuSlots, Moment, holds, is_active
 from spool.core.model import Grant, Machine, Policy, Request, Reservation, Running, Waiting
-from spool.core.quotas import Counts, Quotas, SharedLimits, why_never
+from spool.core.quotas import Counts, Quotas, SharedLimits, hold_words, why_never
 from spool.core.reasons import Reason, count_of, ranges_of
 from spool.core.runtimes import Expected, RunTimes
 from spool.core.units import cpus_in, show_size
@@ -69,7 +69,7 @@ class Runs(Mapping[str, Running]):
                 expected = self._expected[name]
             self._discount(before)
         self._runs[name] = run
-        self._count(run, expected or self.run_times.of_run(run))
+        self._count(run, expected or self.run_times.of_job(run))
 
     def remove(self, name: str) -> None:
         """Remove the run of that job; an unknown name is ignored."""
@@ -234,8 +234,7 @@ class FreeResources:
 
     def then(self) -> FreeResources:
         """Return a copy, to be changed into a later room."""
-        room = FreeResources.__new__(FreeResources)
-        room.__dict__.update(self.__dict__)
+        room = copy(self)
         room.counts, room.with_gpus = self.counts.copy(), self.with_gpus.copy()
         room.cards = room._claimed_cards()
         room.started = self.started.copy()
@@ -289,7 +288,7 @@ class FreeResources:
         return bool(
             (cpus and cpus > self.machine.cpus - self.counts.cpus)
             or (memory and memory > self.machine.memory_bytes - self.counts.memory_bytes)
-            or (request.resources and self.counts.named.lacks(request, self.machine.resources))
+            or (request.resources and (why_never(request, self.machine.resources) or self._named_lack(request)))
         )
 
     @property
@@ -329,12 +328,11 @@ class FreeResources:
 
     def group(self, job: Waiting) -> Reason | None:
         """Limit the running jobs of a group."""
-        group = job.spec.group
-        limit = None if group is None else self.limits.of_group(group)
-        if group is None or limit is None:
+        group = job.spec.group or ""
+        limit, running = self.limits.of_group(group), self.counts.groups.get(group, 0)
+        if limit is None or running < limit:
             return None
-        running = self.counts.groups.get(group, 0)
-        return None if running < limit else Reason("group", f"group {group} is full: {running} of {limit} running")
+        return Reason("group", f"group {group} is full: {running} of {limit} running")
 
     def array(self, job: Waiting) -> Reason | None:
         """Limit the running tasks of an array."""
@@ -343,11 +341,10 @@ class FreeResources:
             return None
         if (state := self.limits.held.get(task.array)) is not None:
             return Reason("held", f"array {task.array} is {state}")
-        limit = self.limits.of_array(task.array)
-        if limit is None:
+        limit, running = self.limits.of_array(task.array), self.counts.arrays.get(task.array, 0)
+        if limit is None or running < limit:
             return None
-        running = self.counts.arrays.get(task.array, 0)
-        return None if running < limit else Reason("array", f"array limit: {running} of {limit} running")
+        return Reason("array", f"array limit: {running} of {limit} running")
 
     def quota(self, job: Waiting) -> Reason | None:
         """Limit what each user and project uses at once."""
@@ -367,14 +364,7 @@ class FreeResources:
 
     def never_fits(self, job: Waiting) -> Reason | None:
         """Refuse more than the whole machine has."""
-        request = job.request
-        machine = self.machine
-        if request.cpus > machine.cpus:
-            why: str | None = f"needs {count_of(request.cpus, 'CPU')}, the machine has {machine.cpus}"
-        elif request.memory_bytes is not None and request.memory_bytes > machine.memory_bytes:
-            why = f"needs {show_size(request.memory_bytes)}, the machine has {show_size(machine.memory_bytes)}"
-        else:
-            why = why_never(request, machine.resources) or self.cards.never(request)
+        why = _why_never(job.request, self.machine, self.cards)
         return None if why is None else Reason("never_fits", f"never fits: {why}")
 
     def memory(self, job: Waiting) -> Reason | None:
@@ -388,7 +378,8 @@ class FreeResources:
             return Reason(
                 "memory",
                 lambda: (
-                    f"memory: needs {show_size(need)}, {show_size(max(free, 0))} free" + _held(holders, show_size(held))
+                    f"memory: needs {show_size(need)}, {show_size(max(free, 0))} free"
+                    + hold_words(holders, show_size(held))
                 ),
             )
         available = self.available_bytes
@@ -409,14 +400,15 @@ class FreeResources:
         if need <= free or not need:
             return None
         holders, held = self.counts.cpu_holders, self.counts.cpus
-        return Reason("cpus", lambda: f"cpus: needs {need}, {max(free, 0)} free" + _held(holders, str(held)))
+        return Reason("cpus", lambda: f"cpus: needs {need}, {max(free, 0)} free" + hold_words(holders, str(held)))
 
     def resources(self, job: Waiting) -> Reason | None:
         """Return why the named resources are short; "never fits" for a resource that does not exist."""
-        request, pools, named = job.request, self.machine.resources, self.counts.named
-        if not request.resources or not named.lacking(request, pools):
-            return None
-        return Reason("resources", named.why_full(request, pools))
+        why = self._named_lack(job.request) if job.request.resources else ""
+        return Reason("resources", why) if why else None
+
+    def _named_lack(self, request: Request) -> str:
+        return self.counts.named.why_full(request, self.machine.resources)
 
     def gpus(self, job: Waiting) -> Reason | None:
         """Return why too few GPUs have room, reserved or not."""
@@ -431,16 +423,15 @@ class FreeResources:
         if not self.reservations or not request.gpus or self.choose(job) is not None:
             return None
         cards = self.cards.in_order(self.cards.open_to(request), request, self.now_ns)
-        end = self._end_ns(job)
 
         def why() -> str:
-            moment = reserved.binding(cards, request.gpus, self._moments(job))
-            return f"reserved: {reserved.holders(moment, self.now_ns, end)}"
+            moment = gpus.binding(cards, request.gpus, self._moments(job))
+            return f"reserved: {gpus.holders(moment, self.now_ns, self._end_ns(job))}"
 
         return Reason("reserved", why)
 
-    def reasons(self, job: Waiting, *, ever: bool = True) -> Iterator[Reason]:
-        """Yield every reason of this room against *job*, in order. Without *ever*, "never fits" is not checked."""
+    def reasons(self, job: Waiting) -> Iterator[Reason]:
+        """Yield every reason of this room against *job*, in order."""
         spec, request = job.spec, job.request
         if spec.group is not None or spec.task is not None or self.quotas.limited:
             yield from self._broken(job, self.group, self.array, self.quota)
@@ -450,8 +441,7 @@ class FreeResources:
         if job.elsewhere is not None and room.machine.most_runs is not None:
             yield from room.full_engine(job.elsewhere, request)
             return
-        if ever:
-            yield from self._broken(job, room.never_fits)
+        yield from self._broken(job, room.never_fits)
         if not (request.gpus or request.memory_bytes or room.lacks(request)):
             return
         lacks_gpus = None
@@ -485,20 +475,19 @@ class FreeResources:
         cards = self.cards.in_order(self.cards.open_to(request), request, self.now_ns)
         if self.machine.cores and self.cards.strategy is None and request.gpu_memory_bytes is None:
             cards = self._linked_first(cards, request)
-        bound: Sequence[reserved.Moment] = ()
+        bound: Sequence[Moment] = ()
         if self.reservations:
             bound = self._moments(job)
-            mine = self._kept_for(job)
-            soon = {
-                index
-                for each in self.reservations
-                for index in each.gpu_indices
-                if not reserved.holds(each, job.user, job.spec.project) and each.end_at_ns > self.now_ns
-            }
+            mine, soon = set[int](), set[int]()
+            for each in self.reservations:
+                if holds(each, job.user, job.spec.project):
+                    mine.update(each.gpu_indices if is_active(each, self.now_ns) else ())
+                elif each.end_at_ns > self.now_ns:
+                    soon.update(each.gpu_indices)
             cards.sort(key=lambda card: (card.gpu.index not in mine, card.gpu.index in soon))
         if avoid:
             cards.sort(key=lambda card: card.gpu.uuid in avoid)
-        return reserved.choose(cards, request.gpus, bound)
+        return gpus.choose(cards, request.gpus, bound)
 
     def grant(self, job: Waiting, avoid: frozenset[str] = frozenset()) -> Grant:
         """Return the grant for *job*, which must fit."""
@@ -540,27 +529,65 @@ class FreeResources:
         limit = job.spec.time_limit_ns
         return None if limit is None else self.now_ns + limit
 
-    def _moments(self, job: Waiting) -> list[reserved.Moment]:
-        calendar = reserved.Calendar(self.reservations, self.policy, self.now_ns, self.cards.cards, self.with_gpus)
-        return calendar.moments(job.user, job.spec.project, self._end_ns(job))
+    def _moments(self, job: Waiting) -> list[Moment]:
+        """Return every moment at which reservations bind *job* if it starts now.
 
-    def _kept_for(self, job: Waiting) -> set[int]:
-        return {
-            index
+        These are now, for the active reservations, and the start of each future one within the horizon and before the
+        job has ended.
+        """
+        now_ns, end_ns = self.now_ns, self._end_ns(job)
+        starts = {
+            each.start_at_ns
             for each in self.reservations
-            if reserved.is_active(each, self.now_ns) and reserved.holds(each, job.user, job.spec.project)
-            for index in each.gpu_indices
+            if now_ns < each.start_at_ns <= now_ns + HORIZON_NS and (end_ns is None or each.start_at_ns < end_ns)
         }
+        found = []
+        for at_ns in sorted({now_ns, *starts}):
+            active = [each for each in self.reservations if is_active(each, at_ns)]
+            if not all(holds(each, job.user, job.spec.project) for each in active):
+                found.append(self._moment(active, job, at_ns))
+        return found
+
+    def _moment(self, active: Sequence[Reservation], job: Waiting, at_ns: int) -> Moment:
+        others = [each for each in active if not holds(each, job.user, job.spec.project)]
+        by_index = {index for each in active for index in each.gpu_indices}
+        counted = [each for each in active if each.gpu_count]
+        left = {each.name: each.gpu_count or 0 for each in counted}
+        available = set()
+        for card in self.cards.cards:
+            if card.gpu.index in by_index:
+                continue
+            here = [self.with_gpus[name] for name in (*card.alone, *card.shares)]
+            if at_ns > self.now_ns:
+                here = [run for run in here if not _is_over(run, at_ns)]
+            for run in here:  # a GPU held by a run of the reservation's owner counts towards one of its reservations
+                mine = next(
+                    (each for each in counted if left[each.name] and holds(each, run.user, run.spec.project)), None
+                )
+                if mine is not None:
+                    left[mine.name] -= 1
+                    break
+            if not here and card.given and not card.gpu.foreign and card.gpu.problem is None:
+                available.add(card.gpu.uuid)
+        closed = {index: each for each in others for index in each.gpu_indices}
+        others = [each for each in others if each.gpu_count]
+        budget = max(len(available) - sum(left[each.name] for each in others), 0)
+        return Moment(at_ns, closed, frozenset(available), budget, others)
 
 
-def _held(holders: int, amount: str) -> str:
-    if not holders:
-        return ""
-    return f" ({count_of(holders, 'run')} hold{'s' if holders == 1 else ''} {amount})"
+def _is_over(run: Running, at_ns: int) -> bool:
+    limit_ns = run.spec.time_limit_ns
+    return limit_ns is not None and not run.suspended and run.counts_from_ns + limit_ns <= at_ns
+
+
+def _why_never(request: Request, machine: Machine, cards: GpuSlots) -> str | None:
+    if request.cpus > machine.cpus:
+        return f"needs {count_of(request.cpus, 'CPU')}, the machine has {machine.cpus}"
+    if request.memory_bytes is not None and request.memory_bytes > machine.memory_bytes:
+        return f"needs {show_size(request.memory_bytes)}, the machine has {show_size(machine.memory_bytes)}"
+    return why_never(request, machine.resources) or cards.never(request)
 
 
 def could_run(request: Request, machine: Machine, policy: Policy) -> bool:
     """Whether the machine, with no runs on it, has the resources of *request*."""
-    if request.cpus > machine.cpus or (request.memory_bytes or 0) > machine.memory_bytes:
-        return False
-    return why_never(request, machine.resources) is None and GpuSlots(machine, policy).never(request) is None
+    return _why_never(request, machine, GpuSlots(machine, policy)) is None

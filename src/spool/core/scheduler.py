@@ -28,7 +28,7 @@ from spool.core.constraints import (
     earliest_start,
     exhausted_at_ns,
 )
-from spool.core.dependencies import CANCELLED_BY, Cycles, DependencyResolver, DependencyStatus, resolve
+from spool.core.dependencies import CANCELLED_BY, Cycles, DependencyIndex, DependencyResolver, DependencyStatus, resolve
 from spool.core.gpus import HORIZON_NS
 from spool.core.model import SECOND_NS, Grant, Holding, Machine, Policy, Request, Reservation, Running, State, Waiting
 from spool.core.priority import SLOWDOWN, Order, OrderFactors, Past
@@ -235,16 +235,14 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     running = view.running
     queue.watch.sees(running.keys(), view.held, queue)
     names = DependencyResolver(queue, view.held, running.keys(), view.ended.get, view.arrays, queue.watch)
-    resolve_dependencies(queue, names, now_ns, paused=view.paused, held_arrays=view.held_arrays)
+    _resolve_dependencies(view, names, now_ns)
     queue.make_ready(now_ns)
     room = room_in(view, now_ns, policy)
     constraints = Constraints(queue, room, names, paused=view.paused)
     order = Order(queue, room, view.past, constraints.room_helps)
-    nothing = view.paused or bool(view.machine.refusal)
-    nothing = nothing or (view.machine.no_leases is not None and not view.elsewhere)
-    placed = (
-        PassResult(holding=view.holding) if nothing else SchedulingPass(queue, constraints, order, view.holding).run()
-    )
+    placed = PassResult(holding=view.holding)
+    if not (view.paused or view.machine.refusal or (view.machine.no_leases is not None and not view.elsewhere)):
+        placed = SchedulingPass(queue, constraints, order, view.holding).run()
     protection = placed.protection
     after = constraints.after(protection, Cycles(queue.watch, names))
     return Plan(
@@ -448,36 +446,25 @@ class SchedulingPass:
         return holding, exhausted_at_ns(left_s, rate, part, now_ns)
 
 
-def resolve_dependencies(
-    queue: WaitingQueue,
-    names: DependencyResolver,
-    now_ns: int,
-    *,
-    paused: bool,
-    held_arrays: Mapping[str, State],
-) -> list[str]:
-    """Return the jobs that end now, recorded in *names*; file all others by the state of their dependencies.
+def _resolve_dependencies(view: View, names: DependencyResolver, now_ns: int) -> None:
+    """Record the jobs that end now in *names*; file all others by the state of their dependencies.
 
     A job that ends takes with it the jobs that depend on it, held ones included, and so on down the chain.
     """
-    ending = [] if paused else queue.overdue(now_ns)
-    if held_arrays:
-        ending = [name for name in ending if (task := queue[name].spec.task) is None or task.array not in held_arrays]
-    for name in ending:
-        names.end(name, State.UNSCHEDULABLE)
-    watch = queue.watch
-    if watch:
-        _judge(queue, names, ending)
+    for name in () if view.paused else view.queue.overdue(now_ns):
+        task = view.queue[name].spec.task
+        if task is None or task.array not in view.held_arrays:
+            names.end(name, State.UNSCHEDULABLE)
+    if view.queue.watch:
+        _judge(view.queue.watch, names)
     names.settled()
-    return ending
 
 
-def _judge(queue: WaitingQueue, names: DependencyResolver, ending: list[str]) -> None:
-    """Judge the jobs affected by a change, and append those that end to *ending*."""
-    watch = queue.watch
+def _judge(watch: DependencyIndex, names: DependencyResolver) -> None:
+    """Judge the jobs affected by a change."""
     # The order decides nothing. The names are sorted so that it is the same for the same spool, and each stands in the
     # queue once: what depends on an array is judged after all of its tasks that end.
-    todo = deque(sorted(watch.unresolved.union(*map(watch.dependents, ending))))
+    todo = deque(sorted(watch.unresolved.union(*map(watch.dependents, names.ended_now))))
     listed = set(todo)
     watch.unresolved = set()
     while todo:
@@ -497,7 +484,6 @@ def _judge(queue: WaitingQueue, names: DependencyResolver, ending: list[str]) ->
         if resolution.verdict is DependencyStatus.IMPOSSIBLE and job.spec.cancel_on_dependency_failure:
             watch.unresolved.add(name)  # found again in each pass until it has ended
             names.end(name, State.CANCELLED)
-            ending.append(name)
             others = watch.dependents(name) - listed
             todo += sorted(others)
             listed |= others

@@ -162,7 +162,7 @@ class StatusWriter(Component):
                 for job in self._state.jobs.values()
                 if job.refused.until_ns > now and job.live is None
             },
-            recent=self._state.recent.noted(),
+            recent=self._state.recent.use,
         )
 
     def _waiting(self, job: JobEntry, file: JobFileVersion, plan: Plan | None, *, paused: bool) -> JobView:

@@ -269,7 +269,7 @@ def _foresee(spool: Spool, names: Sequence[str], now_ns: int) -> Outlook:
     ends = {
         name: at_ns
         for at_ns, name in here.ends(now_ns)
-        if run_times.of_run(here[name]).source is not Source.NONE
+        if run_times.of_job(here[name]).source is not Source.NONE
         and not here[name].submitted  # its engine alone decides its start
         and (here[name].stopping or not here[name].suspended)
     }
