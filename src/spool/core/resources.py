@@ -10,6 +10,7 @@ them with sums computed from scratch.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from copy import copy
@@ -126,6 +127,14 @@ class Runs(Mapping[str, Running]):
             self.with_gpus.pop(name, None)
         del self._expected[name]
         self.preemptible.discard(name)
+
+    def on_gpus(self) -> defaultdict[str, list[Running]]:
+        """Return the runs on each GPU of this machine, by UUID."""
+        found = defaultdict[str, list[Running]](list)
+        for run in self.with_gpus.values():
+            for uuid in run.grant.gpu_uuids:
+                found[uuid].append(run)
+        return found
 
     @property
     def suspended(self) -> Set[str]:

@@ -566,7 +566,7 @@ class Dispatcher:
 
     def _start(self, wanted: list[Start], now: int) -> int | None:
         """Start jobs without open reviews; return how many are on their way, None if nothing was tried."""
-        wanted = self.steps.ready(wanted)
+        wanted = self.steps.ready([start for start in wanted if not self.arrays.expander.awaits(start.name)])
         # The last question of all: an approval is used up, and NVML's answer is old by the next pass.
         starts = self.admission.review(wanted, now) if wanted else []
         if not starts:

@@ -39,7 +39,6 @@ from spool.store.ownership import mover
 
 RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon to try a file again that is being written
 _IN_TURN = 256  # files of live runs, in each look at everything
-_COARSE_NS = 2_000_000_000  # no file system has a coarser clock: two changes within that time may leave the same mtime
 _LARGE = 1 << 16  # bytes: reading a larger file may take as long as a hundred starts
 _PATIENCE_NS = 1_000_000_000  # how long such a file waits while there are others to look at
 FORGET_NS = 2_000_000_000  # a file that comes back within this time was never gone (how editors save)
@@ -65,9 +64,6 @@ class Scanner(Component):
         self._large: dict[tuple[str, str], int] = {}  # large files still to be read, and since when
         self._vanished: dict[str, int] = {}
         self._round: list[tuple[str, int]] = []  # runs whose files in running/ are checked next
-        self._mark: tuple[object, object] = (None, None)  # of running/ and of the state, at the last look
-        self._marked_at_ns = 0  # monotonic: since when they have been so
-        self._agree = False  # whether running/ agreed with the known runs then
 
     # The choice of files.
 
@@ -107,8 +103,7 @@ class Scanner(Component):
                 found, marks = self._scan(place)
             if piece.failed:
                 continue
-            jobs = self._state.jobs.values()
-            for name in [job.name for job in jobs if (job.queued if place == QUEUED else job.held) is not None]:
+            for name in [job.name for job in self._state.jobs.values() if job.file(place) is not None]:
                 if name not in found:
                     self._set(place, name, None)
             for name in found:
@@ -119,20 +114,11 @@ class Scanner(Component):
     def _look_at_running(self) -> None:
         """Read the names in `running/`, and mark live runs whose files may have changed."""
         with self._confinement.spool("list", f"{RUNNING}/"):
-            now_ns, runs = time.monotonic_ns(), (self._state.version, len(self._state.live))
-            mark = self._spool.mark_of(RUNNING), runs
-            if mark != self._mark:
-                self._mark, self._marked_at_ns, self._agree = mark, now_ns, False
-            if not self._agree:
-                files, orders = self._spool.running_files()
-                known = {live.name: live.inode for live in self._state.live.values()}
-                strays = files.keys() - known.keys() - self._state.arrays.keys()
-                changed = [name for name, inode in known.items() if files.get(name) != inode]
-                self._changes.suspensions.update(orders)
-                self._changes.strays.update(strays)
-                self._changes.runs.update(changed)
-                is_settled = mark[0] is not None and now_ns - self._marked_at_ns > _COARSE_NS
-                self._agree = is_settled and not (strays or changed or orders)
+            files, orders = self._spool.running_files()
+            known = {live.name: live.inode for live in self._state.live.values()}
+            self._changes.suspensions.update(orders)
+            self._changes.strays.update(files.keys() - known.keys() - self._state.arrays.keys())
+            self._changes.runs.update(name for name, inode in known.items() if files.get(name) != inode)
         self._changes.suspensions.update(self._state.runs.suspended)
         self._changes.arrays.update(self._state.arrays)
         # The directory reveals new and removed files. Changes within a file need a look at the file.
@@ -213,19 +199,16 @@ class Scanner(Component):
             return
         with self._confinement.of(Thing.of_job(name), _LOOK_AT) as piece:
             path = self._layout.job_file(place, name)
-            first = marks is not None and self._known(place, name) is None  # of many: reading says whether it is there
-            status = None if first else status_of(path)
-            if status is None and not first:  # the case after every move of our own
+            status = status_of(path)
+            if status is None:  # the case after every move of our own
                 self._take(place, name, ReadFailure.GONE)
             else:
                 edited = is_open_in_editor(self._layout.at(place), name, marks)
-                large = may_wait and status is not None and status.st_size > _LARGE
-                if status is None or anew or self._is_new(place, name, edited, status):
-                    seen = None if large else read_stable(path)
-                    if seen is None or (first and isinstance(seen, FileText) and len(seen.data) > _LARGE):
+                if anew or self._is_new(place, name, edited, status):
+                    if may_wait and status.st_size > _LARGE:
                         self._large.setdefault((place, name), time.monotonic_ns())
                         return
-                    self._take(place, name, self._understood(place, name, seen, edited))
+                    self._take(place, name, self._understood(place, name, read_stable(path), edited))
         if piece.failed:  # the look is due when the pause of its trouble is over
             self._recheck[place, name] = (0, 0)
 
@@ -469,7 +452,7 @@ class Reservations(Component):
         self._timer = context.timers.timer("files")  # when to read a file again that was being written
         self._pause_ns = 0  # the pause before that
         self._told: dict[str, str | None] = {}  # what was written beside each file; None: nothing
-        self.files: dict[str, tuple[tuple[int, int, int], Reservation | str]] = {}  # or what is wrong with it
+        self.files: dict[str, Reservation | str] = {}  # or what is wrong with it
         self.standing: tuple[Reservation, ...] = ()  # the valid ones, now or in future, in the order of writing
         self._gpus: frozenset[int] | None = None
         self._removed: dict[str, tuple[int, Reservation]] = {}  # when noticed, monotonic, and its value
@@ -481,10 +464,10 @@ class Reservations(Component):
         return self._timer.at_ns is not None and time.monotonic_ns() >= self._timer.at_ns
 
     def look(self) -> None:
-        """Read the changes."""
+        """Read the files."""
         last, self._pause_ns = self._pause_ns, 0
         self._timer.set(None)
-        found: dict[str, tuple[tuple[int, int, int], Reservation | str]] = {}
+        found: dict[str, Reservation | str] = {}
         with self._confinement.service("list", f"{layout.RESERVATIONS}/") as listing:
             names = self._spool.names(layout.RESERVATIONS)
         if listing.failed:  # keep the valid ones as they were
@@ -495,32 +478,26 @@ class Reservations(Component):
                 seen = read_stable(self._spool.layout.job_file(layout.RESERVATIONS, name))
                 if seen is ReadFailure.UNREADABLE:
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), f"{layout.RESERVATIONS}/{name}.toml")
-            if piece.failed and name in self.files:  # keep it as it was
+            if isinstance(seen, FileText):
+                found[name] = self._understood(name, seen)
+            elif name in self.files and (piece.failed or seen is ReadFailure.WRITING):  # keep it as it was
                 found[name] = self.files[name]
-            if isinstance(seen, ReadFailure):
-                if seen is ReadFailure.WRITING:
-                    self._pause_ns = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
-                    self._timer.set(time.monotonic_ns() + self._pause_ns)
-                    if name in self.files:
-                        found[name] = self.files[name]
-                continue
-            identity = seen.version
-            known = self.files.get(name)
-            if known is not None and known[0] == identity:
-                found[name] = known
-                continue
-            if why := self._spool.why_not(seen.status, layout.RESERVATIONS, name):
-                found[name] = ((0, 0, 0), f"- {why}\n")  # checked again at the next look: it may be accepted by then
-                continue
-            try:
-                found[name] = (identity, reservation.parse(seen.data, name=name, created_at_ns=seen.status.st_mtime_ns))
-            except InvalidReservation as error:
-                found[name] = (identity, "".join(f"- {problem.message}\n" for problem in error.problems))
+            if seen is ReadFailure.WRITING:
+                self._pause_ns = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
+                self._timer.set(time.monotonic_ns() + self._pause_ns)
         self._see_removed(found)
         self._names = frozenset(names)
         self._confinement.keep("reservation", {*names, *self._told, *self._removed})
         self.files = found
         self._settle()
+
+    def _understood(self, name: str, seen: FileText) -> Reservation | str:
+        if why := self._spool.why_not(seen.status, layout.RESERVATIONS, name):
+            return f"- {why}\n"
+        try:
+            return reservation.parse(seen.data, name=name, created_at_ns=seen.status.st_mtime_ns)
+        except InvalidReservation as error:
+            return "".join(f"- {problem.message}\n" for problem in error.problems)
 
     def _see_removed(self, found: Collection[str]) -> None:
         """Keep the texts of valid reservations whose files are gone."""
@@ -545,7 +522,7 @@ class Reservations(Component):
             return ""
         if name not in self._names:
             return f"by {mover(self._spool.root, layout.RESERVATIONS)}: its file was removed"
-        _, now = self.files.get(name, (None, None))
+        now = self.files.get(name)
         is_other = isinstance(now, str) or (now is not None and now.created_at_ns != created_at_ns)
         return "its file was changed" if is_other else ""
 
@@ -562,12 +539,12 @@ class Reservations(Component):
 
     def _settle(self) -> None:
         """Determine the valid reservations, and report the problems of the others beside their files."""
-        settled = settle((found for _, found in self.files.values() if isinstance(found, Reservation)), self._gpus)
-        if settled.standing != self.standing:
-            self.standing = settled.standing
+        standing, refused = settle((one for one in self.files.values() if isinstance(one, Reservation)), self._gpus)
+        if standing != self.standing:
+            self.standing = standing
             self._state.changed()
-        wrong = {name: found for name, (_, found) in self.files.items() if isinstance(found, str)}
-        wrong |= {name: f"- {why}\n" for name, why in settled.refused.items()}
+        wrong = {name: found for name, found in self.files.items() if isinstance(found, str)}
+        wrong |= {name: f"- {why}\n" for name, why in refused.items()}
         for name in self._told.keys() | self.files.keys():
             thing, why = Thing("reservation", name), wrong.get(name)
             if self._told.get(name, "") == why or self._confinement.pauses(thing, _SAY):

@@ -247,11 +247,9 @@ class MachineMonitor:
         return any(request.memory_bytes for request in self._table.queue.requests_here())
 
     def _ours(self) -> Ours:
-        on: dict[str, dict[str, int | None]] = {}
-        for run in self._table.runs.with_gpus.values():
-            for uuid in run.grant.gpu_uuids:
-                on.setdefault(uuid, {})[run.name] = run.grant.gpu_memory_bytes
-        return Ours(self._job_of, on)
+        on = self._table.runs.on_gpus().items()
+        granted = {uuid: {run.name: run.grant.gpu_memory_bytes for run in runs} for uuid, runs in on}
+        return Ours(self._job_of, granted)
 
     def _job_of(self, pid: int) -> str | None:
         """Return the job in the mark of the process *pid*."""
