@@ -319,7 +319,7 @@ def test_who_waits_for_a_resource_is_protected():
     runs = [holds("r", **wants(licence=2), ran=0, time_limit_ns=HOUR)]
     late = job("late", time_limit_ns=2 * HOUR, **wants(licence=1))
     found = plan(first, late, job("plain", time_limit_ns=2 * HOUR), on=BOX, running=runs)
-    assert (started(found), found.protected, found.protected_until_ns) == (["plain"], "first", NOW + HOUR)
+    assert (started(found), found.protected, found.protection.at_ns) == (["plain"], "first", NOW + HOUR)
     assert code(found, "late") == "left"
     assert foretold(found, "first").must_end == ("r",)
     in_time = job("in_time", time_limit_ns=HOUR, **wants(licence=1))

@@ -92,9 +92,9 @@ class Plan(Struct, frozen=True, eq=False):
     """The decision of one pass; `decide` makes it. `starts` are in the order in which they were decided.
 
     `next_at_ns` is the earliest instant at which the plan may change through time alone, None if there is none.
-    `holding` goes into the next view. `protected` is the job that resources are kept free for, if another could start
-    beside it; it could start at `protected_until_ns`, an estimate if `protected_by_guess`. `holds_back` tells whether a
-    job that fits is held back for it. Why a job waits is worked out when it is asked, with the queue as it is then.
+    `holding` goes into the next view. `protection` keeps resources free for a job, if another could start beside it;
+    `holds_back` tells whether a job that fits is held back for it. Why a job waits is worked out when it is asked, with
+    the queue as it is then.
     """
 
     view: View
@@ -105,14 +105,17 @@ class Plan(Struct, frozen=True, eq=False):
     holding: Holding
     holds_back: bool
     next_at_ns: int | None
-    protected: str | None
-    protected_until_ns: int | None
-    protected_by_guess: bool
+    protection: BackfillReservation | StrictOrder | None
     _constraints: Constraints  # as the pass leaves them
     _order: Order
     _started: frozenset[str]
     _known: dict[tuple[ShapeKey, int], Reason | None] = field(default_factory=dict)  # the answers for a shape
     _room_lacks: dict[tuple[ShapeKey, int], bool] = field(default_factory=dict)  # and whether these name room alone
+
+    @property
+    def protected(self) -> str | None:
+        """The job that resources are kept free for, if any."""
+        return self.protection.job.name if self.protection is not None else None
 
     @property
     def stuck(self) -> bool:
@@ -240,23 +243,20 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     room = room_in(view, now_ns, policy)
     constraints = Constraints(queue, room, names, paused=view.paused)
     order = Order(queue, room, view.past, constraints.room_helps)
-    placed = PassResult(holding=view.holding)
+    placed = SchedulingPass(queue, constraints, order, view.holding)
     if not (view.paused or view.machine.refusal or (view.machine.no_leases is not None and not view.elsewhere)):
-        placed = SchedulingPass(queue, constraints, order, view.holding).run()
-    protection = placed.protection
-    after = constraints.after(protection, Cycles(queue.watch, names))
+        placed.run()
+    after = constraints.after(placed.protection, Cycles(queue.watch, names))
     return Plan(
         view=view,
         now_ns=now_ns,
         policy=policy,
-        starts=placed.starts,
+        starts=tuple(placed.starts),
         endings=tuple(_endings(view, after, names)),
         holding=placed.holding,
-        holds_back=placed.holds_back,
+        holds_back=bool(placed.refused),
         next_at_ns=_next_at_ns(view, constraints, placed),
-        protected=None if protection is None else protection.job.name,
-        protected_until_ns=None if protection is None else protection.at_ns,
-        protected_by_guess=protection is not None and protection.guessed,
+        protection=placed.protection,
         _constraints=after,
         _order=order,
         _started=frozenset([start.name for start in placed.starts]),
@@ -295,7 +295,7 @@ def room_in(view: View, now_ns: int, policy: Policy) -> FreeResources:
     return room
 
 
-def _next_at_ns(view: View, constraints: Constraints, placed: PassResult) -> int | None:
+def _next_at_ns(view: View, constraints: Constraints, placed: SchedulingPass) -> int | None:
     if view.paused or not view.queue:
         return None
     now_ns = constraints.now_ns
@@ -305,18 +305,11 @@ def _next_at_ns(view: View, constraints: Constraints, placed: PassResult) -> int
     return min((at for at in times if at is not None and at > now_ns), default=None)
 
 
-class PassResult(Struct, frozen=True):
-    """The placements of one pass, in the order of the decisions, and the job that it protects."""
-
-    holding: Holding
-    exhausted_at_ns: int | None = None  # when the guess budget of the protected job is used up
-    starts: tuple[Start, ...] = ()
-    holds_back: bool = False
-    protection: BackfillReservation | StrictOrder | None = None
-
-
 class SchedulingPass:
-    """One walk over the waiting jobs. Afterwards the room has the started jobs."""
+    """One walk over the waiting jobs. Afterwards the room has the started jobs.
+
+    `starts` are in the order of the decisions, `protection` is that of the job that the pass protects.
+    """
 
     def __init__(self, queue: WaitingQueue, constraints: Constraints, order: Order, holding: Holding) -> None:
         self._queue = queue
@@ -332,24 +325,26 @@ class SchedulingPass:
         self._fitting = 0  # how many of these could fit
         self._ahead: set[str] = set()  # jobs that were started before their turn
         self._tries_left = _UNFORESEEN
-        self._protection: BackfillReservation | StrictOrder | None = None
-        self._starts: list[Start] = []
-        self._refused: list[tuple[Request, int]] = []  # what fits and is held back, how many of a shape
+        self.protection: BackfillReservation | StrictOrder | None = None
+        self.starts: list[Start] = []
+        self.refused: list[tuple[Request, int]] = []  # what fits and is held back, how many of a shape
+        self.holding = holding
+        self.exhausted_at_ns: int | None = None  # when the guess budget of the protected job is used up
 
-    def run(self) -> PassResult:
+    def run(self) -> None:
         """Walk over the waiting jobs."""
         self._line_up()
-        while self._fitting and not isinstance(self._protection, StrictOrder):
+        while self._fitting and not isinstance(self.protection, StrictOrder):
             *_, name, number = heappop(self._line)
             fits = self._fits[number]
             self._fitting -= fits
-            if not fits and (self._protection is not None or not self._tries_left):
+            if not fits and (self.protection is not None or not self._tries_left):
                 continue  # there is nothing to decide
             if self._is_over(self._queue[name], number) and self._next[number] < len(self._shapes[number].eligible):
                 heappush(self._line, (*self._order.of_shape(self._shapes[number], self._next[number]), number))
                 self._next[number] += 1
                 self._fitting += fits
-        return PassResult(*self._holding(), tuple(self._starts), bool(self._refused), self._protection)
+        self._hold()
 
     def _line_up(self) -> None:
         """Line up the first job of each shape, if any could fit."""
@@ -375,21 +370,21 @@ class SchedulingPass:
             self._put_ahead(job)
         if job.name in self._ahead:
             return True
-        if self._protection is not None and self._room.of(job.elsewhere).lacks(job.request):
+        if self.protection is not None and self._room.of(job.elsewhere).lacks(job.request):
             return False
         return not self._constraints.may_be_tried(job) or self._consider(job, number)
 
     def _put_ahead(self, job: Waiting) -> None:
         """Start the job that *job* was preempted for first, if it can start: else *job* would take its room again."""
         other = self._queue.get(job.yields_to or "")
-        if other is None or other.name in self._ahead or any(other.name == start.name for start in self._starts):
+        if other is None or other.name in self._ahead or any(other.name == start.name for start in self.starts):
             return
         if self._constraints.may_be_tried(other) and self._consider(other):
             self._ahead.add(other.name)
 
     def _consider(self, job: Waiting, number: int | None = None) -> bool:
         """Start *job*, the next of the shape *number*, if nothing prevents it; return whether it was started."""
-        constraints, room, protection = self._constraints, self._room, self._protection
+        constraints, room, protection = self._constraints, self._room, self.protection
         reason = next(constraints.blockers(job), None)
         if reason is not None:
             if reason.code in FULL and protection is None:
@@ -402,13 +397,13 @@ class SchedulingPass:
         if grant is None:
             # The rest of its shape is held back with it.
             behind = len(self._shapes[number].eligible) - self._next[number] if number is not None else 0
-            self._refused.append((job.request, 1 + behind))
+            self.refused.append((job.request, 1 + behind))
             return False
         run = as_run(job, grant, constraints.now_ns)
         room.start(run)
         if protection is not None and job.elsewhere is None:
             protection.started(run)
-        self._starts.append(Start(job.name, grant))
+        self.starts.append(Start(job.name, grant))
         return True
 
     def _protect(self, job: Waiting) -> None:
@@ -417,7 +412,7 @@ class SchedulingPass:
             return
         constraints, room = self._constraints, self._room
         if constraints.policy.strict_order:
-            self._protection = StrictOrder(job, constraints.now_ns)
+            self.protection = StrictOrder(job, constraints.now_ns)
             return
         if not self._tries_left or not constraints.policy.protects:
             return
@@ -432,18 +427,18 @@ class SchedulingPass:
             until_s = (foretold.at_ns - constraints.now_ns) / SECOND_NS
             if idle * until_s > budget_s(job, self._held.get(job.name, 0.0), part, constraints.now_ns):
                 return
-        self._protection = BackfillReservation(job, foretold, constraints.now_ns, room.runs.run_times)
+        self.protection = BackfillReservation(job, foretold, constraints.now_ns, room.runs.run_times)
 
-    def _holding(self) -> tuple[Holding, int | None]:
-        """Return the resources held back from now on for a job whose start rests on a guess, and until when."""
-        protection, part = self._protection, self._constraints.policy.guess_budget
-        if protection is None or not protection.guessed:
-            return Holding(self._held), None
-        job, now_ns = protection.job, self._constraints.now_ns
-        rate = self._room.held_back(job.request, self._refused)
-        left_s = budget_s(job, self._held.get(job.name, 0.0), part, now_ns)
-        holding = Holding(self._held, job.name, rate, now_ns)
-        return holding, exhausted_at_ns(left_s, rate, part, now_ns)
+    def _hold(self) -> None:
+        """Set the resources held back from now on for a job whose start rests on a guess, and until when."""
+        protection, part = self.protection, self._constraints.policy.guess_budget
+        self.holding = Holding(self._held)
+        if protection is not None and protection.guessed:
+            job, now_ns = protection.job, self._constraints.now_ns
+            rate = self._room.held_back(job.request, self.refused)
+            left_s = budget_s(job, self._held.get(job.name, 0.0), part, now_ns)
+            self.holding = Holding(self._held, job.name, rate, now_ns)
+            self.exhausted_at_ns = exhausted_at_ns(left_s, rate, part, now_ns)
 
 
 def _resolve_dependencies(view: View, names: DependencyResolver, now_ns: int) -> None:
