@@ -1,8 +1,8 @@
 """The free resources of a machine at one instant, whether a job fits into them, and the runs that hold the others.
 
 A room is made for one pass from the sums of the runs' index (`Runs`); it changes only its own copy. A job for another
-machine obeys the limits of groups, arrays, users, projects and the spool here, and finds its room there. It never waits
-for a protected job: room is kept free only for jobs on this machine.
+machine obeys the limits of groups, arrays, users, projects and the spool here, and its engine finds room for it there.
+It never waits for a protected job: room is kept free only for jobs on this machine.
 
 The sums are updated with each run, so that the cost of a pass depends on the changes only. A property test compares
 them with sums computed from scratch.
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from copy import copy
 from typing import NamedTuple
 
-from msgspec.structs import replace
+from msgspec import Struct
 
 from spool.core import gpus
 from spool.core.gpus import HORIZON_NS, GpuSlot, GpuSlots, Moment, holds, is_active
@@ -27,22 +27,31 @@ from spool.core.runtimes import Expected, RunTimes
 from spool.core.units import cpus_in, show_size
 
 
-class Runs(Mapping[str, Running]):
-    """The runs by the names of their jobs. `put` and `remove` update every sum; everything else only reads.
+class OnEngine(Struct):
+    """How many runs are on an engine, which finds room for them by itself."""
 
-    `elsewhere` additionally holds the runs of each other machine.
-    """
+    runs: int = 0
+    pending: int = 0  # of these, the ones that wait for room
+    blocked: int = 0  # … and for something else
+
+    def add(self, run: Running, sign: int = 1) -> None:
+        """Count *run*; with sign -1, uncount it."""
+        self.runs += sign
+        self.pending += sign * (run.submitted and not run.blocked)
+        self.blocked += sign * (run.submitted and run.blocked)
+
+
+class Runs(Mapping[str, Running]):
+    """The runs by the names of their jobs. `put` and `remove` update every sum; everything else only reads."""
 
     def __init__(self, runs: Iterable[Running] = (), run_times: RunTimes | None = None) -> None:
         self.run_times = run_times or RunTimes()
         self.counts = Counts()
         self.with_gpus: dict[str, Running] = {}
-        self.elsewhere: dict[str, Runs] = {}
+        self.engines = defaultdict[str, OnEngine](OnEngine)
         self._runs: dict[str, Running] = {}
         self._expected: dict[str, Expected] = {}  # as of the begin of the run, or of its recovery
         self.preemptible: set[str] = set()  # the jobs whose runs may be preempted, now or later
-        self.pending = 0  # on an engine: the runs that wait for room
-        self.blocked = 0  # on an engine: the runs that wait for something else
         for run in runs:
             self.put(run)
 
@@ -100,33 +109,23 @@ class Runs(Mapping[str, Running]):
             self._count(run, expected)
 
     def _count(self, run: Running, expected: Expected) -> None:
-        name = run.name
-        self._count_sums(run, 1)
+        self.counts.add(run)
+        self._expected[run.name] = expected
         if run.elsewhere is not None:
-            there = self.elsewhere.setdefault(run.elsewhere, Runs(run_times=self.run_times))
-            there.put(replace(run, elsewhere=None))
-        elif run.grant.gpu_uuids:
-            self.with_gpus[name] = run
-        self._expected[name] = expected
-        if run.spec.preemptible and run.elsewhere is None:
-            self.preemptible.add(name)
-
-    def _count_sums(self, run: Running, sign: int) -> None:
-        self.counts.add(run, sign)
-        if run.blocked and run.submitted:
-            self.blocked += sign
-        elif run.submitted:
-            self.pending += sign
+            self.engines[run.elsewhere].add(run)
+            return
+        if run.grant.gpu_uuids:
+            self.with_gpus[run.name] = run
+        if run.spec.preemptible:
+            self.preemptible.add(run.name)
 
     def _discount(self, run: Running) -> None:
-        name = run.name
-        self._count_sums(run, -1)
+        self.counts.add(run, -1)
         if run.elsewhere is not None:
-            self.elsewhere[run.elsewhere].remove(name)
-        else:
-            self.with_gpus.pop(name, None)
-        del self._expected[name]
-        self.preemptible.discard(name)
+            self.engines[run.elsewhere].add(run, -1)
+        self.with_gpus.pop(run.name, None)
+        self.preemptible.discard(run.name)
+        del self._expected[run.name]
 
     def on_gpus(self) -> defaultdict[str, list[Running]]:
         """Return the runs on each GPU of this machine, by UUID."""
@@ -144,8 +143,6 @@ class Runs(Mapping[str, Running]):
     def learn_from(self, run_times: RunTimes) -> None:
         """Estimate every run time anew, from now on by *run_times*."""
         self.run_times = run_times
-        for there in self.elsewhere.values():
-            there.learn_from(run_times)
         runs = list(self._runs.values())
         for run in runs:
             self.remove(run.name)
@@ -204,8 +201,8 @@ UNLIMITED = SharedLimits()
 class FreeResources:
     """A machine with its runs. `claim` and `release` update every sum; the rules only read.
 
-    It begins with the sums that *runs* keeps, and changes none of them. `elsewhere` holds the rooms of other machines:
-    each job is answered by the room of its machine.
+    It begins with the sums that *runs* keeps, and changes none of them. `elsewhere` are the engines of other machines:
+    for the jobs that they run, only their number counts.
     """
 
     def __init__(
@@ -229,17 +226,8 @@ class FreeResources:
         self.with_gpus = runs.with_gpus.copy()
         self.cards = self._claimed_cards()
         self.started: list[Running] = []
-        self.pending = runs.pending
-        self.elsewhere: dict[str, FreeResources] = {}
-
-    def add_machine(self, name: str, machine: Machine) -> None:
-        """Add the resources of another machine."""
-        runs = self.runs.elsewhere.get(name) or Runs(run_times=self.runs.run_times)
-        self.elsewhere[name] = FreeResources(machine, self.policy, self.now_ns, runs)
-
-    def of(self, elsewhere: str | None) -> FreeResources:
-        """Return the room of the machine *elsewhere*; None: this one."""
-        return self if elsewhere is None else self.elsewhere.get(elsewhere, self)
+        self.elsewhere: Mapping[str, Machine] = {}
+        self.engines = defaultdict(OnEngine, {name: copy(there) for name, there in runs.engines.items()})
 
     def then(self) -> FreeResources:
         """Return a copy, to be changed into a later room."""
@@ -247,7 +235,6 @@ class FreeResources:
         room.counts, room.with_gpus = self.counts.copy(), self.with_gpus.copy()
         room.cards = room._claimed_cards()
         room.started = self.started.copy()
-        room.elsewhere = {}  # other machines do not matter here
         return room
 
     def without(self, runs: Iterable[Running]) -> FreeResources:
@@ -282,17 +269,13 @@ class FreeResources:
         """Add a run that starts in this pass: the kernel still reports its memory as free."""
         self.claim(run)
         self.started.append(run)
-        self.pending += run.submitted
         if run.elsewhere is not None:
-            if run.elsewhere in self.elsewhere:
-                self.elsewhere[run.elsewhere].start(replace(run, elsewhere=None))
+            self.engines[run.elsewhere].add(run)
         elif self.available_bytes is not None:
             self.available_bytes -= run.grant.memory_bytes or 0
 
     def lacks(self, request: Request) -> bool:
         """Tell quickly whether the sums of processors, memory and named resources leave no room for *request*."""
-        if self.machine.most_runs is not None:
-            return self.in_flight >= self.machine.most_runs
         cpus, memory = request.cpus, request.memory_bytes
         return bool(
             (cpus and cpus > self.machine.cpus - self.counts.cpus)
@@ -300,15 +283,11 @@ class FreeResources:
             or (request.resources and (why_never(request, self.machine.resources) or self._named_lack(request)))
         )
 
-    @property
-    def in_flight(self) -> int:
-        """The number of runs that count as on the engine: those that cannot start there do not, up to as many again."""
-        return self.counts.runs - min(self.runs.blocked, self.machine.most_runs or 0)
-
-    def may_have(self, request: Request) -> bool:
+    def may_have(self, request: Request, elsewhere: str | None) -> bool:
         """Tell quickly whether the sums, and the GPUs that have room, leave enough for *request*."""
-        has_gpus = not request.gpus or self.machine.most_runs is not None
-        return not self.lacks(request) and (has_gpus or len(self.cards.open_to(request)) >= request.gpus)
+        if elsewhere is not None:
+            return self._full_engine(elsewhere) is None
+        return not self.lacks(request) and (not request.gpus or len(self.cards.open_to(request)) >= request.gpus)
 
     def held_back(self, request: Request, refused: Sequence[tuple[Request, int]]) -> float:
         """Return the largest share of a pool that *request* lacks and that lies idle for it.
@@ -446,31 +425,35 @@ class FreeResources:
             yield from self._broken(job, self.group, self.array, self.quota)
         if (reason := self.max_running()) is not None:
             yield reason
-        room = self if job.elsewhere is None else self.of(job.elsewhere)
-        if job.elsewhere is not None and room.machine.most_runs is not None:
-            yield from room.full_engine(job.elsewhere, request)
+        if job.elsewhere is not None:
+            if (reason := self._full_engine(job.elsewhere)) is not None:
+                yield reason
             return
-        yield from self._broken(job, room.never_fits)
-        if not (request.gpus or request.memory_bytes or room.lacks(request)):
+        yield from self._broken(job, self.never_fits)
+        if not (request.gpus or request.memory_bytes or self.lacks(request)):
             return
         lacks_gpus = None
-        for lacks_gpus in (rule(job) for rule in (room.memory, room.processors, room.resources, room.gpus)):
+        for lacks_gpus in (rule(job) for rule in (self.memory, self.processors, self.resources, self.gpus)):
             if lacks_gpus is not None:
                 yield lacks_gpus
         if lacks_gpus is None:  # the GPUs have room; is it reserved?
-            yield from self._broken(job, room.kept)
+            yield from self._broken(job, self.kept)
 
     @staticmethod
     def _broken(job: Waiting, *rules: Callable[[Waiting], Reason | None]) -> Iterator[Reason]:
         return (reason for rule in rules if (reason := rule(job)) is not None)
 
-    def full_engine(self, engine: str, request: Request) -> Iterator[Reason]:
-        """Yield why *engine*, whose room this is, takes no more jobs."""
-        machine, where = self.machine, self.machine.title or engine
-        if self.lacks(request):
-            yield Reason("max_in_flight", f"max_in_flight: {self.in_flight} of {machine.most_runs} are in {where}")
-        elif machine.most_pending is not None and self.pending >= machine.most_pending:
-            yield Reason("max_pending", f"max_pending: {self.pending} of {machine.most_pending} wait in {where}")
+    def _full_engine(self, name: str) -> Reason | None:
+        """Return why an engine takes no more jobs: those that cannot start there do not count, up to as many again."""
+        machine, there = self.elsewhere.get(name), self.engines[name]
+        if machine is None or machine.most_runs is None:
+            return None
+        where, in_flight = machine.title or name, there.runs - min(there.blocked, machine.most_runs)
+        if in_flight >= machine.most_runs:
+            return Reason("max_in_flight", f"max_in_flight: {in_flight} of {machine.most_runs} are in {where}")
+        if machine.most_pending is not None and there.pending >= machine.most_pending:
+            return Reason("max_pending", f"max_pending: {there.pending} of {machine.most_pending} wait in {where}")
+        return None
 
     def fits(self, job: Waiting) -> bool:
         """Tell whether *job* could start here and now."""
@@ -479,7 +462,7 @@ class FreeResources:
     def choose(self, job: Waiting, avoid: frozenset[str] = frozenset()) -> list[GpuSlot] | None:
         """Return the GPUs that *job* would get, preferably none of *avoid*; None if too few."""
         request = job.request
-        if not request.gpus or self.machine.most_runs is not None:
+        if not request.gpus:
             return []
         cards = self.cards.in_order(self.cards.open_to(request), request, self.now_ns)
         if self.machine.cores and self.cards.strategy is None and request.gpu_memory_bytes is None:
@@ -501,6 +484,8 @@ class FreeResources:
     def grant(self, job: Waiting, avoid: frozenset[str] = frozenset()) -> Grant:
         """Return the grant for *job*, which must fit."""
         request = job.request
+        if job.elsewhere is not None:  # its engine chooses what it gets there
+            return Grant(request.cpus, request.memory_bytes, resources=request.resources, gpus_elsewhere=request.gpus)
         cards = sorted(self.choose(job, avoid) or [], key=lambda card: card.gpu.index)
         return Grant(
             cpus=request.cpus,
@@ -509,10 +494,7 @@ class FreeResources:
             gpu_indices=tuple(card.gpu.index for card in cards),
             gpu_memory_bytes=request.gpu_memory_bytes if cards else None,
             resources=request.resources,
-            resource_indices=self.counts.named.take(request, self.machine.resources)
-            if request.resources and self.machine.most_runs is None
-            else (),
-            gpus_elsewhere=request.gpus if self.machine.most_runs is not None else 0,
+            resource_indices=self.counts.named.take(request, self.machine.resources) if request.resources else (),
             cpu_list=self._cpu_list(request.cpus, cards) if self.machine.cores else "",
         )
 

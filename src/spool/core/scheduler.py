@@ -290,8 +290,7 @@ def room_in(view: View, now_ns: int, policy: Policy) -> FreeResources:
 
     limits = SharedLimits(stated, view.held_arrays, view.array_limits)
     room = FreeResources(view.machine, policy, now_ns, running, limits, view.reservations)
-    for name, machine in view.elsewhere.items():
-        room.add_machine(name, machine)
+    room.elsewhere = view.elsewhere
     return room
 
 
@@ -349,10 +348,7 @@ class SchedulingPass:
     def _line_up(self) -> None:
         """Line up the first job of each shape, if any could fit."""
         room, order = self._room, self._order
-        demands = [
-            (same.values(), (room if elsewhere is None else room.of(elsewhere)).may_have(request))
-            for (request, elsewhere), same in self._queue.demands.items()
-        ]
+        demands = [(same.values(), room.may_have(*demand)) for demand, same in self._queue.demands.items()]
         if not any(fits for _, fits in demands):
             return
         ready = [(shape, fits) for same, fits in demands for shape in same if shape.eligible]
@@ -370,7 +366,7 @@ class SchedulingPass:
             self._put_ahead(job)
         if job.name in self._ahead:
             return True
-        if self.protection is not None and self._room.of(job.elsewhere).lacks(job.request):
+        if self.protection is not None and job.elsewhere is None and self._room.lacks(job.request):
             return False
         return not self._constraints.may_be_tried(job) or self._consider(job, number)
 
@@ -391,7 +387,7 @@ class SchedulingPass:
                 self._protect(job)
             return False
         if protection is None or job.elsewhere is not None:
-            grant: Grant | None = room.of(job.elsewhere).grant(job)
+            grant: Grant | None = room.grant(job)
         else:
             grant = protection.grant(job, room)
         if grant is None:

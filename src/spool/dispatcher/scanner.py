@@ -39,6 +39,7 @@ from spool.store.ownership import mover
 
 RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon to try a file again that is being written
 _IN_TURN = 256  # files of live runs, in each look at everything
+_COARSE_NS = 2_000_000_000  # no file system has a coarser clock: two changes within that time may leave the same mtime
 _LARGE = 1 << 16  # bytes: reading a larger file may take as long as a hundred starts
 _PATIENCE_NS = 1_000_000_000  # how long such a file waits while there are others to look at
 FORGET_NS = 2_000_000_000  # a file that comes back within this time was never gone (how editors save)
@@ -64,6 +65,9 @@ class Scanner(Component):
         self._large: dict[tuple[str, str], int] = {}  # large files still to be read, and since when
         self._vanished: dict[str, int] = {}
         self._round: list[tuple[str, int]] = []  # runs whose files in running/ are checked next
+        self._mark: tuple[object, object] = (None, None)  # of running/ and of the state, at the last look
+        self._marked_at_ns = 0  # monotonic: since when they have been so
+        self._agree = False  # whether running/ agreed with the known runs then
 
     # The choice of files.
 
@@ -103,7 +107,8 @@ class Scanner(Component):
                 found, marks = self._scan(place)
             if piece.failed:
                 continue
-            for name in [job.name for job in self._state.jobs.values() if job.file(place) is not None]:
+            jobs = self._state.jobs.values()
+            for name in [job.name for job in jobs if (job.queued if place == QUEUED else job.held) is not None]:
                 if name not in found:
                     self._set(place, name, None)
             for name in found:
@@ -114,11 +119,20 @@ class Scanner(Component):
     def _look_at_running(self) -> None:
         """Read the names in `running/`, and mark live runs whose files may have changed."""
         with self._confinement.spool("list", f"{RUNNING}/"):
-            files, orders = self._spool.running_files()
-            known = {live.name: live.inode for live in self._state.live.values()}
-            self._changes.suspensions.update(orders)
-            self._changes.strays.update(files.keys() - known.keys() - self._state.arrays.keys())
-            self._changes.runs.update(name for name, inode in known.items() if files.get(name) != inode)
+            now_ns, runs = time.monotonic_ns(), (self._state.version, len(self._state.live))
+            mark = self._spool.mark_of(RUNNING), runs
+            if mark != self._mark:
+                self._mark, self._marked_at_ns, self._agree = mark, now_ns, False
+            if not self._agree:
+                files, orders = self._spool.running_files()
+                known = {live.name: live.inode for live in self._state.live.values()}
+                strays = files.keys() - known.keys() - self._state.arrays.keys()
+                changed = [name for name, inode in known.items() if files.get(name) != inode]
+                self._changes.suspensions.update(orders)
+                self._changes.strays.update(strays)
+                self._changes.runs.update(changed)
+                is_settled = mark[0] is not None and now_ns - self._marked_at_ns > _COARSE_NS
+                self._agree = is_settled and not (strays or changed or orders)
         self._changes.suspensions.update(self._state.runs.suspended)
         self._changes.arrays.update(self._state.arrays)
         # The directory reveals new and removed files. Changes within a file need a look at the file.
