@@ -19,7 +19,7 @@ from operator import itemgetter
 
 from msgspec import Struct
 
-from spool.core.dependencies import Cycles, DependencyResolver, DependencyStatus
+from spool.core.dependencies import DependencyResolver, DependencyStatus, circle_through, stuck_jobs
 from spool.core.gpus import NEW_RUN
 from spool.core.model import SECOND_NS, Grant, NoLeases, Policy, Running, Waiting
 from spool.core.queue import WaitingQueue
@@ -211,7 +211,7 @@ class Constraints:
         self.now_ns = room.now_ns
         self.policy: Policy = room.policy
         self._protection: BackfillReservation | StrictOrder | None = None
-        self._cycles: Cycles | None = None
+        self._stuck: dict[str, Waiting] | None = None  # the jobs in cycles, once asked for
         self._queue = queue
         self._names = names
         self._running = room.runs.keys()
@@ -221,10 +221,10 @@ class Constraints:
         self._ranks: dict[tuple[str, str], dict[str, int]] = {}  # of jobs by owner, made on first use
         self.counts_queued = any(each.max_queued_jobs is not None for each in (*limits, *named))
 
-    def after(self, protection: BackfillReservation | StrictOrder | None, cycles: Cycles) -> Constraints:
-        """Return the rules as the pass leaves them: it protects a job, and knows which dependencies are circular."""
+    def after(self, protection: BackfillReservation | StrictOrder | None) -> Constraints:
+        """Return the rules as the pass leaves them: it protects a job."""
         after = copy(self)
-        after._protection, after._cycles, after._ranks = protection, cycles, {}
+        after._protection, after._ranks = protection, {}
         return after
 
     def reasons(self, job: Waiting) -> Iterator[Reason]:
@@ -275,7 +275,7 @@ class Constraints:
         if job.spec.depends_on is not None:
             resolution = self._names.resolution(job)
             if resolution.verdict is not DependencyStatus.SATISFIED:
-                yield Reason("dependency", f"dependency: {self._circle(job) or resolution.text}")
+                yield Reason("dependency", lambda: f"dependency: {self._circle(job) or resolution.text}")
 
     def queued_quota(self, job: Waiting) -> Reason | None:
         """Limit the waiting jobs of a user and of a project: only the oldest ones up to the limit are considered."""
@@ -343,12 +343,12 @@ class Constraints:
             return ""
         return f"{job.refused}; tried again at {instant(until_ns)}"
 
-    def _circle(self, job: Waiting) -> str | None:
-        circle = () if self._cycles is None else self._cycles.through(job)
-        if not circle:
-            return None
+    def _circle(self, job: Waiting) -> str:
+        if self._stuck is None:
+            self._stuck = stuck_jobs(self._queue.watch, self._names)
+        circle = circle_through(job, self._stuck, self._names)
         shown = circle if len(circle) <= 6 else (*circle[:4], "…", circle[-1])
-        return f"a cycle, {' waits for '.join(shown)}"
+        return f"a cycle, {' waits for '.join(shown)}" if circle else ""
 
 
 def _owners(job: Waiting) -> tuple[tuple[str, str], ...]:

@@ -31,7 +31,6 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from msgspec import Struct
@@ -198,12 +197,11 @@ class Served(_Sums):
 class PassedWork(_Sums):
     """The work of ended runs in one pool, by when their jobs arrived."""
 
-    __slots__ = ("_arrivals", "_sums", "_works")
+    __slots__ = ("_arrivals", "_sums")
 
     def __init__(self) -> None:
         self._arrivals: list[int] = []  # in order
-        self._works: list[int] = []
-        self._sums = [0]  # of the works before each position, as far as they were asked for
+        self._sums = [0]  # of the works before each position
 
     def __len__(self) -> int:
         """Return how many entries are kept apart."""
@@ -213,22 +211,16 @@ class PassedWork(_Sums):
         """Count the work of a run whose job arrived then."""
         at = bisect_right(self._arrivals, arrived_at_ns)
         self._arrivals.insert(at, arrived_at_ns)
-        self._works.insert(at, work)
-        del self._sums[at + 1 :]
-        if len(self._works) > 2 * _POINTS:
+        self._sums[at + 1 :] = [before + work for before in self._sums[at:]]
+        if len(self._arrivals) > 2 * _POINTS:
             kept = _apart(self._arrivals)
             # Of those that are merged the first arrival stays, so that no job counts more than what came later.
-            self._works = [sum(self._works[at:end]) for at, end in pairwise([*kept, len(self._works)])]
+            self._sums = [*(self._sums[at] for at in kept), self._sums[-1]]
             self._arrivals = [self._arrivals[at] for at in kept]
-            self._sums = [0]
 
     def later(self, arrived_at_ns: int) -> int:
         """Return the work of all jobs that arrived after that instant."""
-        sums = self._sums
-        missing = self._works[len(sums) - 1 :]
-        if missing:
-            sums += accumulate(missing, initial=sums.pop())
-        return sums[-1] - sums[bisect_right(self._arrivals, arrived_at_ns)]
+        return self._sums[-1] - self._sums[bisect_right(self._arrivals, arrived_at_ns)]
 
 
 def _apart(times: Sequence[int]) -> list[int]:

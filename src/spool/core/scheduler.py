@@ -28,7 +28,7 @@ from spool.core.constraints import (
     earliest_start,
     exhausted_at_ns,
 )
-from spool.core.dependencies import CANCELLED_BY, Cycles, DependencyIndex, DependencyResolver, DependencyStatus, resolve
+from spool.core.dependencies import CANCELLED_BY, DependencyIndex, DependencyResolver, DependencyStatus, resolve
 from spool.core.gpus import HORIZON_NS
 from spool.core.model import SECOND_NS, Grant, Holding, Machine, Policy, Request, Reservation, Running, State, Waiting
 from spool.core.priority import SLOWDOWN, Order, OrderFactors, Past
@@ -246,7 +246,7 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     placed = SchedulingPass(queue, constraints, order, view.holding)
     if not (view.paused or view.machine.refusal or (view.machine.no_leases is not None and not view.elsewhere)):
         placed.run()
-    after = constraints.after(placed.protection, Cycles(queue.watch, names))
+    after = constraints.after(placed.protection)
     return Plan(
         view=view,
         now_ns=now_ns,

@@ -217,7 +217,7 @@ class Dispatcher:
             self.spool.sweep_staging()
         self.observer.open()
         self.wakeup.watch_files(self.watcher.fileno(), self.watcher.read)
-        self.wakeup.watch_files(self.events.client.fileno(), self.events.client.read)
+        self.wakeup.watch_files(self.events.client.child.fileno(), self.events.client.read)
         self.status.open()
         memory = recall(self.logs.read_journal())
         self.events.open()

@@ -80,7 +80,6 @@ class Planner(Component):
         self._made_of: tuple[object, ...] = ()
         self._waits_for_gpus: list[Start] = []
         self._foreseen: ForeseenPlan | None = None
-        self._foreseen_of = -1  # the version of the state
 
     @property
     def is_old(self) -> bool:
@@ -169,9 +168,7 @@ class Planner(Component):
 
     def foreseen(self, *, paused: bool) -> Start | None:
         """Return the start that would follow if the oldest run left its room now; None if that is unknown."""
-        if self._state.decisive != self._foreseen_of:
-            self._foreseen_of = self._state.decisive
-            self._foreseen = self._imagined(paused=paused)
+        self._foreseen = self._imagined(paused=paused)
         return next(iter(self._foreseen.plan.starts), None) if self._foreseen is not None else None
 
     def again(self, now_ns: int, *, paused: bool) -> Plan | None:
