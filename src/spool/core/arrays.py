@@ -126,7 +126,7 @@ def progress(done: int, total: int, running: int, taken: Sequence[str]) -> str:
 
 def cancelled_by(stop: Stop) -> str:
     """Return who has cancelled an array, and the reason."""
-    return f"cancelled by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
+    return f"cancelled {stop.by_whom}"
 
 
 class Substitution:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from spool.core.model import Grant, Limits, Policy, Pool, Request, Running, State, Waiting
+from spool.core.queue import ShapeKey
 from spool.core.reasons import count_of
 from spool.core.units import show_size
 
@@ -264,36 +266,39 @@ _NONE: Mapping[str, Any] = {}
 
 
 class SharedLimits:
-    """The limits in force for groups and arrays: the lowest that a waiting or running member states."""
+    """The limits in force for groups and arrays: the lowest that a waiting or running member states.
+
+    *held* are the arrays whose tasks must not start, *edited* has the limits of arrays whose own file was edited.
+    """
 
     def __init__(
         self,
-        stated: Callable[[], Iterable[tuple[str, str | None, int | None]]] = tuple,
+        shapes: Collection[ShapeKey] = (),
+        running: Mapping[str, Running] = _NONE,
         held: Mapping[str, State] = _NONE,
         edited: Mapping[str, int | None] = _NONE,
     ) -> None:
-        """Take the limits from what *stated* yields of each member: "group" or "array", its name, and the limit.
-
-        *held* are the arrays whose tasks must not start, *edited* has the limits of arrays whose own file was edited.
-        """
         self.held = held
-        self._stated = stated
+        self._shapes = shapes
+        self._running = running
         self._edited = edited
-        self._lowest: dict[tuple[str, str], int] | None = None  # until a member is asked about
 
     def of_group(self, name: str) -> int | None:
         """Return how many jobs of that group may run at once; None: no limit is set."""
-        return self._of("group", name)
+        return self._lowest.get(("group", name))
 
     def of_array(self, name: str) -> int | None:
         """Return how many tasks of that array may run at once; None: no limit is set."""
-        return self._edited[name] if name in self._edited else self._of("array", name)
+        return self._edited[name] if name in self._edited else self._lowest.get(("array", name))
 
-    def _of(self, kind: str, name: str) -> int | None:
-        if self._lowest is None:
-            lowest: dict[tuple[str, str], int] = {}
-            self._lowest = lowest
-            for which, named, limit in self._stated():
-                if named is not None and limit is not None:
-                    lowest[which, named] = min(limit, lowest.get((which, named), limit))
-        return self._lowest.get((kind, name))
+    @cached_property
+    def _lowest(self) -> dict[tuple[str, str | None], int]:
+        specs = [run.spec for run in self._running.values()]
+        stated = [("group", each.group, each.group_limit) for each in (*self._shapes, *specs)]
+        stated += [("array", key.array, key.array_limit) for key in self._shapes]
+        stated += [("array", spec.task.array, spec.task.max_running) for spec in specs if spec.task is not None]
+        lowest: dict[tuple[str, str | None], int] = {}
+        for kind, name, limit in stated:
+            if limit is not None:
+                lowest[kind, name] = min(limit, lowest.get((kind, name), limit))
+        return lowest

@@ -410,10 +410,9 @@ class FreeResources:
         request = job.request
         if not self.reservations or not request.gpus or self.choose(job) is not None:
             return None
-        cards = self.cards.in_order(self.cards.open_to(request), request, self.now_ns)
 
         def why() -> str:
-            moment = gpus.binding(cards, request.gpus, self._moments(job))
+            moment = gpus.binding(self.cards.open_to(request), request.gpus, self._moments(job))
             return f"reserved: {gpus.holders(moment, self.now_ns, self._end_ns(job))}"
 
         return Reason("reserved", why)

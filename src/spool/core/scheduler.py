@@ -277,19 +277,8 @@ def _endings(view: View, constraints: Constraints, names: DependencyResolver) ->
 
 def room_in(view: View, now_ns: int, policy: Policy) -> FreeResources:
     """Return the free resources of the machine of *view* beside the runs, with the limits in force."""
-    shapes, running = view.queue.shapes, view.running
-
-    def stated() -> Iterator[tuple[str, str | None, int | None]]:
-        for key in shapes:
-            yield "group", key.group, key.group_limit
-            yield "array", key.array, key.array_limit
-        for run in running.values():
-            yield "group", run.spec.group, run.spec.group_limit
-            if run.spec.task is not None:
-                yield "array", run.spec.task.array, run.spec.task.max_running
-
-    limits = SharedLimits(stated, view.held_arrays, view.array_limits)
-    room = FreeResources(view.machine, policy, now_ns, running, limits, view.reservations)
+    limits = SharedLimits(view.queue.shapes.keys(), view.running, view.held_arrays, view.array_limits)
+    room = FreeResources(view.machine, policy, now_ns, view.running, limits, view.reservations)
     room.elsewhere = view.elsewhere
     return room
 

@@ -405,10 +405,6 @@ class EventRecorder:
         if self.wants(name, live.spec):
             self._record(self._of_run(name, live, at_ns, reason, part=part))
 
-    def cancelling(self, live: ActiveRun, stop: Stop, at_ns: int) -> None:
-        """Record that a run is about to be cancelled."""
-        self.run(EventName.CANCELLING, live, at_ns, _by(stop))
-
     def end(self, result: Result, spec: Spec | None) -> None:
         """Record the end of a run, or of a job that never ran."""
         name = EventName(result.outcome) if result.again is None else EventName.RETRYING
@@ -462,7 +458,7 @@ class EventRecorder:
 
     def review_cancel(self, live: ActiveRun, stop: Stop, at_ns: int) -> int:
         """Request a review of the cancellation of a run; return its number."""
-        return self._review(self._of_run(EventName.CANCELLING, live, at_ns, _by(stop)))
+        return self._review(self._of_run(EventName.CANCELLING, live, at_ns, stop.by_whom))
 
     def apply_replies(self, apply: Callable[[Reply], bool]) -> None:
         """Call *apply* with each reply; one for which it returns False comes again."""
@@ -525,10 +521,6 @@ class EventRecorder:
 
 def _fields(source: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(source, name) for name in names}
-
-
-def _by(stop: Stop) -> str:
-    return f"by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
 
 
 def _wishes(spec: Spec) -> dict[str, Any]:

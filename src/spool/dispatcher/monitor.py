@@ -154,7 +154,7 @@ class Monitor(Component):
         if stop.kind is not StopKind.CANCEL or self.has_told(EventName.CANCELLING, live):
             return
         if self._events.wants(EventName.CANCELLING, live.spec) or EventName.CANCELLING in self._events.asked:
-            self._events.cancelling(live, stop, self._clock())
+            self._events.run(EventName.CANCELLING, live, self._clock(), stop.by_whom)
             self._note(_key(live, EventName.CANCELLING))
             self._events.flush()
 
