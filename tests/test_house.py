@@ -625,7 +625,7 @@ SPOKEN_OF: dict[str, tuple[str, str]] = {
     "foreign": ("variables that a script expects", "query/foresight"),
     "machine": (
         "whether a machine is shared decides every start, so the gate and its view stay",
-        "core/constraints core/model core/scheduler formats/config formats/run_records formats/state dispatcher/leases"
+        "core/model core/scheduler formats/config formats/run_records formats/state dispatcher/leases"
         " dispatcher/loop dispatcher/planner state/run state/world query/explain query/foresight query/shared"
         " query/snapshot",
     ),

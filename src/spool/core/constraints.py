@@ -14,14 +14,13 @@ from collections.abc import Iterator
 from copy import copy
 from heapq import merge
 from itertools import chain, groupby
-from math import ceil
 from operator import itemgetter
 
 from msgspec import Struct
 
 from spool.core.dependencies import DependencyResolver, DependencyStatus, circle_through, stuck_jobs
 from spool.core.gpus import NEW_RUN
-from spool.core.model import SECOND_NS, Grant, NoLeases, Policy, Running, Waiting
+from spool.core.model import SECOND_NS, Grant, Policy, Running, Waiting
 from spool.core.queue import WaitingQueue
 from spool.core.reasons import Reason, count_of, instant
 from spool.core.resources import FreeResources
@@ -171,14 +170,6 @@ def budget_s(job: Waiting, held_s: float, part: float, now_ns: int) -> float:
     return part * (now_ns - job.arrived_at_ns) / SECOND_NS - held_s
 
 
-def exhausted_at_ns(budget_s: float, rate: float, part: float, now_ns: int) -> int | None:
-    """Return when a budget that loses *rate* and gains *part* per second runs out; None if never."""
-    growth = rate - part
-    if growth <= 0 or budget_s / growth > 1e9:
-        return None
-    return now_ns + max(1, ceil(budget_s / growth) + 1) * SECOND_NS
-
-
 def _left_for(job: Waiting, now_ns: int) -> Reason:
     return Reason("left", f"kept free for {job.name} (waiting since {instant(now_ns - job.waited_ns(now_ns))})")
 
@@ -261,7 +252,9 @@ class Constraints:
         if refusal:
             yield Reason("refused", f"refused: {refusal}")
         if (no_leases := self.room.machine.no_leases) is not None and job.elsewhere is None:
-            yield Reason("machine", f"machine: {why_no_leases(no_leases)}")
+            since = f" since {instant(no_leases.since_ns)}" if no_leases.since_ns is not None else ""
+            why = "; ".join(filter(None, (f"{no_leases.problem}{since}", no_leases.remedy)))
+            yield Reason("machine", f"machine: {why}")
         opens = job.opens_at_ns
         if opens is not None and opens > now_ns:
             retry_ns = job.not_before_ns
@@ -287,7 +280,9 @@ class Constraints:
                 continue
             ranks = self._ranks_of(kind, name, job)
             if ranks.get(job.name, 0) >= most:
-                return _queued(name if kind == "user" else f"project {name}", len(ranks), most)
+                whose = name if kind == "user" else f"project {name}"
+                text = f"quota: {whose} has {count_of(len(ranks), 'queued job')}, the limit is {most}"
+                return Reason("quota", text) if most else Reason("never_fits", text)
         return None
 
     def _ranks_of(self, kind: str, name: str, job: Waiting) -> dict[str, int]:
@@ -354,17 +349,6 @@ class Constraints:
 def _owners(job: Waiting) -> tuple[tuple[str, str], ...]:
     project = job.spec.project
     return (("user", job.user),) if project is None else (("user", job.user), ("project", project))
-
-
-def _queued(whose: str, count: int, most: int) -> Reason:
-    text = f"quota: {whose} has {count_of(count, 'queued job')}, the limit is {most}"
-    return Reason("quota", text) if most else Reason("never_fits", text)
-
-
-def why_no_leases(no_leases: NoLeases) -> str:
-    """Return why the arbiter of a shared machine grants nothing, since when, and what to do."""
-    since = f" since {instant(no_leases.since_ns)}" if no_leases.since_ns is not None else ""
-    return "; ".join(filter(None, (f"{no_leases.problem}{since}", no_leases.remedy)))
 
 
 def short_of_disk(free_bytes: int | None, policy: Policy) -> Reason | None:

@@ -53,12 +53,7 @@ class NameProgress(Struct, frozen=True):
     @property
     def is_finished(self) -> bool:
         """Whether all have finished."""
-        return self.total > 0 and self.finished == self.total
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether all have ended."""
-        return self.total > 0 and self.pending is None
+        return self.finished == self.total
 
 
 CANCELLED_BY = "dependency: "
@@ -195,14 +190,14 @@ def _any(tallies: list[NameProgress]) -> Resolution:
 
 
 def _ended(tallies: list[NameProgress]) -> Resolution:
-    return _until(tallies, lambda tally: tally.is_ended, sum(tally.finished + tally.bad for tally in tallies))
+    return _until(tallies, lambda tally: tally.pending is None, sum(tally.finished + tally.bad for tally in tallies))
 
 
 def _failed(tallies: list[NameProgress]) -> Resolution:
     for tally in tallies:
-        if tally.is_ended and not tally.bad:
+        if tally.is_finished:
             return Resolution(DependencyStatus.IMPOSSIBLE, f"{tally.name} finished, but should have failed")
-    return _until(tallies, lambda tally: tally.is_ended, sum(tally.finished + tally.bad for tally in tallies))
+    return _ended(tallies)
 
 
 def _until(tallies: list[NameProgress], satisfied: Callable[[NameProgress], bool], done: int) -> Resolution:

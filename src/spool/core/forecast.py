@@ -215,9 +215,8 @@ class _Forecast:
     def _end_runs(self, now_ns: int) -> None:
         for at_ns, run in self._spool.take_ended(now_ns):
             self._guessed = self._guessed or (run.spec.time_limit_ns is None and not run.stopping)
-            self._spool.past.pass_by(
-                run.arrived_at_ns, run.grant, max(at_ns - run.started_at_ns, 0), elsewhere=run.elsewhere is not None
-            )
+            if run.elsewhere is None:
+                self._spool.past.pass_by(run.arrived_at_ns, run.grant, max(at_ns - run.started_at_ns, 0))
             self._spool.conclude(run.name, State.FINISHED)
             (self._ended if self._is_of_now(run) else self._just_ended).append(run)
 

@@ -297,13 +297,13 @@ class Past:
         ran_ns = max(result.ended_at_ns - result.started_at_ns, 0)
         if result.outcome in TEACHES:
             self.run_times.add(user, result.job, result.request, max(ran_ns - result.suspended_ns, 0))
-        elsewhere = engine_of(result.executor) is not None
-        self.pass_by(result.submitted_at_ns, result.grant, ran_ns, elsewhere=elsewhere)
+        if engine_of(result.executor) is None:
+            self.pass_by(result.submitted_at_ns, result.grant, ran_ns)
         return self.sizes is not None and self.sizes.add(user, result)
 
-    def pass_by(self, arrived_at_ns: int | None, grant: Grant, ran_ns: int, *, elsewhere: bool) -> None:
-        """Count the work of an ended run, whose job arrived at *arrived_at_ns*, for the jobs that it passed."""
-        if arrived_at_ns is None or elsewhere:
+    def pass_by(self, arrived_at_ns: int | None, grant: Grant, ran_ns: int) -> None:
+        """Count the work of a run here that has ended, whose job arrived at *arrived_at_ns*, for the jobs it passed."""
+        if arrived_at_ns is None:
             return
         for pool, amount in amounts(grant):
             self.passed[pool].add(arrived_at_ns, amount * ran_ns)

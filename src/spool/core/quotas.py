@@ -294,7 +294,8 @@ class SharedLimits:
     @cached_property
     def _lowest(self) -> dict[tuple[str, str | None], int]:
         specs = [run.spec for run in self._running.values()]
-        stated = [("group", each.group, each.group_limit) for each in (*self._shapes, *specs)]
+        stated = [("group", key.group, key.group_limit) for key in self._shapes]
+        stated += [("group", spec.group, spec.group_limit) for spec in specs]
         stated += [("array", key.array, key.array_limit) for key in self._shapes]
         stated += [("array", spec.task.array, spec.task.max_running) for spec in specs if spec.task is not None]
         lowest: dict[tuple[str, str | None], int] = {}

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Set
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
+from math import ceil
 
 from msgspec import Struct, field
 
@@ -26,7 +27,6 @@ from spool.core.constraints import (
     as_run,
     budget_s,
     earliest_start,
-    exhausted_at_ns,
 )
 from spool.core.dependencies import CANCELLED_BY, DependencyIndex, DependencyResolver, DependencyStatus, resolve
 from spool.core.gpus import HORIZON_NS
@@ -423,7 +423,9 @@ class SchedulingPass:
             rate = self._room.held_back(job.request, self.refused)
             left_s = budget_s(job, self._held.get(job.name, 0.0), part, now_ns)
             self.holding = Holding(self._held, job.name, rate, now_ns)
-            self.exhausted_at_ns = exhausted_at_ns(left_s, rate, part, now_ns)
+            growth = rate - part  # the budget loses the one and gains the other in each second
+            if growth > 0 and left_s / growth <= 1e9:
+                self.exhausted_at_ns = now_ns + max(1, ceil(left_s / growth) + 1) * SECOND_NS
 
 
 def _resolve_dependencies(view: View, names: DependencyResolver, now_ns: int) -> None:
