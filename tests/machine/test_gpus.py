@@ -118,12 +118,12 @@ def test_each_gpu_tells_uuid_index_name_and_memory(nvml: Nvml) -> None:
     look = nvml.watch()()
     assert look.gpus[0] == Gpu("GPU-a", 1, "NVIDIA H200", 141 * GIB, 140 * GIB)
     assert [(gpu.uuid, gpu.index) for gpu in look.gpus[1:]] == [("GPU-b", 2), ("GPU-c", 0)]
-    assert (look.problem, look.notes, look.driver) == (None, (), "999.1")
+    assert look.problem is None
 
 
 def test_an_nvml_that_has_no_gpus_shows_none(nvml: Nvml) -> None:
     """No GPUs and no problem: a driver without cards."""
-    assert nvml.watch()() == GpuLook((), None, (), 1_000_005 * SECOND_NS, "999.1")
+    assert nvml.watch()() == GpuLook((), None, 1_000_005 * SECOND_NS)
 
 
 def nvml_of_this_machine() -> bool:
@@ -333,23 +333,22 @@ PROCESSES, HANDLE = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetHan
 
 
 @pytest.mark.parametrize(
-    ("call", "code", "problem", "notes"),
+    ("call", "code", "problem"),
     [
-        (PROCESSES, UNKNOWN, {"GPU-b": f"{PROCESSES}: Unknown Error"}, ()),
-        # Without a UUID there is nothing to give: a note at most.
-        (HANDLE, GPU_IS_LOST, {}, ("GPU 1: GPU is lost",)),
-        (HANDLE, 4, {}, ()),  # one that a container or an administrator keeps from us is not there
+        (PROCESSES, UNKNOWN, {"GPU-b": f"{PROCESSES}: Unknown Error"}),
+        (HANDLE, GPU_IS_LOST, {}),  # without a UUID there is nothing to give
+        (HANDLE, 4, {}),  # one that a container or an administrator keeps from us is not there
     ],
 )
 def test_an_error_of_one_gpu_is_that_gpus_problem_alone(
-    nvml: Nvml, call: str, code: int, problem: dict[str, str], notes: tuple[str, ...]
+    nvml: Nvml, call: str, code: int, problem: dict[str, str]
 ) -> None:
     """What one card refuses is said with the call and the error; the other card can be given."""
     several(nvml, "ab")
     nvml.error(call, code, "GPU-b")
     watch = nvml.watch()
     look = watch()
-    assert (problems(look), look.notes, look.problem) == ({"GPU-a": None, **problem}, notes, None)
+    assert (problems(look), look.problem) == ({"GPU-a": None, **problem}, None)
     nvml.mend()
     assert problems(watch()) == {"GPU-a": None, "GPU-b": None}
 

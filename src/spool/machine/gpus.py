@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu, GpuWork
 from spool.machine import identity
-from spool.machine.commands import ChildProcess, import_path
+from spool.machine.helpers import ChildProcess, import_path
 from spool.machine.host import vendors_here
 from spool.machine.nvml import IDLE_SECONDS, WHERE, Device, Sample
 
@@ -272,7 +272,6 @@ class Roster:
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
-        self._absent: set[str] = set()
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Return all GPUs, in PCI bus order."""
@@ -283,12 +282,8 @@ class Roster:
         """Mark the state of every GPU as unknown, with that problem."""
         self._known = {uuid: _blind(known, problem) for uuid, known in self._known.items()}
 
-    def absent(self) -> bool:
-        """Whether a known GPU is not listed now."""
-        return bool(self._absent)
-
-    def update(self, sample: Sample, use_of: Callable[[Device], DeviceUse]) -> tuple[str, ...]:
-        """Apply an answer of NVML. Return notes on GPUs that are there but never reported their UUID."""
+    def update(self, sample: Sample, use_of: Callable[[Device], DeviceUse]) -> bool:
+        """Apply an answer of NVML; return whether it lists every known GPU."""
         listed = {device.uuid for device in sample.devices}
         errors, gone = dict(sample.unreadable), sample.failure or "NVML no longer lists it"
         for uuid, known in list(self._known.items()):
@@ -302,9 +297,7 @@ class Roster:
             before = self._known.get(device.uuid)
             gpu = self._gpu(device, use_of(device), before.gpu if before else None)
             self._known[device.uuid] = _Known(gpu, device.bus, device.parent)
-        self._absent = self._known.keys() - listed
-        indices = {known.gpu.index for known in self._known.values()}
-        return tuple(f"GPU {index}: {why}" for index, why in sample.unreadable if index not in indices)
+        return self._known.keys() <= listed
 
     def _gpu(self, device: Device, use: DeviceUse, before: Gpu | None) -> Gpu:
         return Gpu(
@@ -347,10 +340,10 @@ class NvmlHelper:
 
     def __init__(self, environment: Mapping[str, str] | None = None, idle_seconds: float = IDLE_SECONDS) -> None:
         """Start nothing yet. *environment* is the helper's; None means this process's own."""
-        self._environment = environment
+        given = os.environ if environment is None else environment
         others = (vendor.source for vendor in vendors_here(environment))
         arguments = ("spool.machine.nvml", str(idle_seconds), *others)
-        self._child = ChildProcess(arguments, self._child_environment, answers_on_stdout=True)
+        self._child = ChildProcess(arguments, lambda: {**given, "PYTHONPATH": import_path()}, answers_on_stdout=True)
         self._where = False  # whether the question is also for the nodes and the links of the GPUs
         self._again = False  # whether the open question may be repeated
         self._done()
@@ -411,12 +404,6 @@ class NvmlHelper:
         self.asking = True
         return None
 
-    def _child_environment(self) -> Mapping[str, str]:
-        return {
-            **(os.environ if self._environment is None else self._environment),
-            "PYTHONPATH": import_path(),
-        }
-
     def _read(self, line: bytes) -> Sample:
         try:
             sample = Sample.from_json(line)
@@ -451,9 +438,7 @@ class GpuLook(Struct, frozen=True):
 
     gpus: tuple[Gpu, ...] = ()
     problem: str | None = None
-    notes: tuple[str, ...] = ()  # about GPUs that never identified themselves
     seen_at_ns: int | None = None  # time of the NVML query; None: no answer yet
-    driver: str | None = None
 
 
 class GpuWatcher:
@@ -564,9 +549,9 @@ class GpuWatcher:
         if sample.failure is not None and not sample.devices:
             self._fail(sample.failure)
         elif not sample.missing:
-            notes = self._roster.update(sample, lambda device: self._uses.read(device, ours, self._asked_for))
-            self._look = GpuLook(self._roster.gpus(), None, notes, self._asked_at_ns, sample.driver)
-            if self._roster.absent():
+            is_whole = self._roster.update(sample, lambda device: self._uses.read(device, ours, self._asked_for))
+            self._look = GpuLook(self._roster.gpus(), None, self._asked_at_ns)
+            if not is_whole:
                 self._helper.stop()  # only an NVML that starts afterwards lists a GPU that comes back
         elif self._roster.gpus():
             self._fail("NVML: its library is gone")
