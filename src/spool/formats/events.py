@@ -19,7 +19,7 @@ import msgspec
 
 from spool.core.model import Answer, Event, Grant, Request, Reservation
 from spool.formats.run_records import HISTORY
-from spool.formats.wire import Form, Table, as_json, decoded, render_instant
+from spool.formats.wire import Form, Table, decoded, json_line, render_instant
 from spool.formats.wrapper import resource_variables
 
 _OF_RESULT = (
@@ -37,9 +37,8 @@ _decoder = msgspec.json.Decoder(Event)
 _encoder = msgspec.json.Encoder()
 
 
-def render_event(event: Event) -> bytes:
-    """Return *event* as one line of JSON. Unknown values are absent."""
-    return as_json(event) + b"\n"
+render_event = render_facts = json_line
+"""One event, or its facts, as JSON on a line. Unknown values are absent."""
 
 
 def parse_event(line: bytes) -> Event | None:
@@ -102,11 +101,6 @@ def facts(event: Event) -> dict[str, Any]:
         line = HISTORY.to_json(event.result)
         found |= {key: line[key] for key in _OF_RESULT if key in line and key not in found}
     return found
-
-
-def render_facts(found: dict[str, Any]) -> bytes:
-    """Return facts as JSON, one object on one line."""
-    return as_json(found) + b"\n"
 
 
 def _tables(value: Request | Grant | Reservation) -> dict[str, Any]:
