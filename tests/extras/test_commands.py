@@ -107,7 +107,7 @@ def test_what_is_urgent_waits_for_nothing_slow(runner: Orders, tmp_path: Path) -
 
 
 def _killed(runner: Orders) -> None:
-    os.kill(runner.helper.pid, signal.SIGKILL)
+    os.kill(runner.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("end", [_killed, Orders.close])
@@ -141,7 +141,7 @@ def test_a_helper_that_hangs_is_given_up(runner: Orders, monkeypatch: pytest.Mon
     """A stopped helper answers nothing: its orders count as unanswered when their time is over."""
     monkeypatch.setattr("spool.extras.commands._PATIENCE_NS", 0)
     wait(runner, runner.give(sh("true")))
-    os.kill(runner.helper.pid, signal.SIGSTOP)
+    os.kill(runner.pid, signal.SIGSTOP)
     number = runner.give(sh("true", 0.2))
     assert [end.status for end in wait(runner, number)] == [None]
 

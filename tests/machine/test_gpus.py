@@ -18,7 +18,9 @@ import pytest
 
 from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import SECOND_NS, Gpu
-from spool.machine.gpus import LIMIT_NS, MAX_AGE_NS, NO_ANSWER, GpuLook, GpuWatcher, Ignore, Ours, UseReader
+from spool.formats.config import GpuConfig
+from spool.formats.state import GpuLook
+from spool.machine.gpus import LIMIT_NS, MAX_AGE_NS, NO_ANSWER, GpuWatcher, Ours, UseReader
 from spool.machine.nvml import Sample
 from support import PATIENCE_S, wait_for
 
@@ -361,8 +363,8 @@ def test_compute_processes_count_and_graphics_processes_do_not(nvml: Nvml, watch
     nvml.process("GPU-a", 4711, None)
     nvml.process("GPU-a", 4713, 2 * GIB, kind="mps")
     nvml.process("GPU-a", 4712, GIB, kind="graphics")
-    watch.watcher.ignoring(Ignore(below_bytes=GIB))
-    assert [(p.pid, p.name, p.user, p.memory_bytes) for p in only(watch()).foreign] == [
+    ours = Ours(ignores=GpuConfig(ignore_below_bytes=GIB).ignores)
+    assert [(p.pid, p.name, p.user, p.memory_bytes) for p in only(watch(ours)).foreign] == [
         (4711, "python", "alice", None),
         (4713, "ollama", None, 2 * GIB),
     ]
@@ -433,14 +435,13 @@ def test_what_the_configuration_ignores_does_not_count(nvml: Nvml, watch: Watch)
     for pid, used in ((4711, 30 * GIB), (4712, 642 << 20), (4713, GIB)):
         nvml.process("GPU-a", pid, used)
     for ignore, left in (
-        (Ignore(), [4711, 4712, 4713]),
-        (Ignore(names=frozenset({"jupyter-lab"})), [4711, 4713]),
-        (Ignore(users=frozenset({"alice"})), [4712, 4713]),
-        (Ignore(below_bytes=700 << 20), [4711, 4713]),
-        (Ignore(frozenset({"ollama"}), frozenset({"alice"}), 700 << 20), []),
+        (GpuConfig(), [4711, 4712, 4713]),
+        (GpuConfig(ignore_names=frozenset({"jupyter-lab"})), [4711, 4713]),
+        (GpuConfig(ignore_users=frozenset({"alice"})), [4712, 4713]),
+        (GpuConfig(ignore_below_bytes=700 << 20), [4711, 4713]),
+        (GpuConfig(frozenset({"ollama"}), frozenset({"alice"}), 700 << 20), []),
     ):
-        watch.watcher.ignoring(ignore)
-        assert [process.pid for process in only(watch()).foreign] == left
+        assert [process.pid for process in only(watch(Ours(ignores=ignore.ignores))).foreign] == left
 
 
 def test_the_real_process_table_names_a_process_and_its_user(nvml: Nvml) -> None:
@@ -529,8 +530,7 @@ def test_nodes_and_links_are_asked_for_only_where_they_decide(nvml: Nvml) -> Non
     watch = nvml.watch()
     assert {(gpu.node, gpu.links) for gpu in watch().gpus} == {(None, ())}
     assert not PLACES & {call.split()[0] for call in nvml.calls()}
-    watch.watcher.asking_where(on=True)
-    look = watch()
+    look = watch(Ours(where=True))
     assert {gpu.uuid: (gpu.node, gpu.links) for gpu in look.gpus} == {
         "GPU-a": (0, (("GPU-b", 4),)),
         "GPU-b": (65, (("GPU-a", 4), ("GPU-c", 1))),
@@ -539,7 +539,7 @@ def test_nodes_and_links_are_asked_for_only_where_they_decide(nvml: Nvml) -> Non
     }
     assert set(problems(look).values()) == {None}
     asked = len(nvml.calls())
-    assert watch().gpus == look.gpus
+    assert watch(Ours(where=True)).gpus == look.gpus
     assert not PLACES & {call.split()[0] for call in nvml.calls()[asked:]}  # once is enough
     nvml.error("nvmlDeviceGetMemoryInfo_v2", GPU_IS_LOST, "GPU-a")
     nvml.remove("GPU-a")

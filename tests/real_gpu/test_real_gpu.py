@@ -23,7 +23,8 @@ import pytest
 from served import GPU_LOOKS, Served
 from spool.core.model import SECOND_NS, Gpu
 from spool.extras.capture.code import driver_version
-from spool.machine.gpus import LIMIT_NS, GpuLook, GpuWatcher, in_pid_namespace
+from spool.formats.state import GpuLook
+from spool.machine.gpus import LIMIT_NS, GpuWatcher, in_pid_namespace
 from spool.machine.nvml import Sample
 from support import ROOT, wait_for
 

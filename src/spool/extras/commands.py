@@ -58,33 +58,26 @@ class _Order(Struct):
     due_ns: int | None = None  # when its answer is; None: it was not sent yet
 
 
-class CommandRunner:
-    """Runs commands. `fileno` is readable when :meth:`work` has something to do, which is also due at `due_ns`.
+class CommandRunner(ChildProcess):
+    """The helper, and the commands that it runs. `fileno` is readable when :meth:`work` has something to do.
 
-    The helper is started for the first command, and again for the next one after it has ended.
+    It is started for the first command, and again for the next one after it has ended.
     """
 
     def __init__(self, environment: Callable[[], Mapping[str, str]] = lambda: os.environ) -> None:
-        self.helper = ChildProcess(
-            ("spool.extras.commands",),
-            lambda: {**environment(), "PYTHONPATH": import_path()},
-            answers_on_stdout=True,
-        )
+        path = {"PYTHONPATH": import_path()}
+        super().__init__(("spool.extras.commands",), lambda: {**environment(), **path}, answers_on_stdout=True)
         self._orders: dict[int, _Order] = {}
         self._number = 0
         self._answered: deque[Callable[[], object]] = deque()
-        self._trouble = ""  # why the last start of the helper failed
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when there is something to read; it never changes."""
-        return self.helper.fileno()
+        self._trouble = ""  # why the last start failed
 
     def due_ns(self) -> int | None:
         """Return when :meth:`work` has something to do even without input, on the monotonic clock."""
         if self._answered:
             return time.monotonic_ns()
-        if self._orders and self.helper.pid is None:
-            return self.helper.start_due_ns
+        if self._orders and self.pid is None:
+            return self.start_due_ns
         return min((order.due_ns for order in self._orders.values() if order.due_ns is not None), default=None)
 
     def order(self, command: Command, take: Callable[[CommandEnd], object]) -> None:
@@ -101,19 +94,20 @@ class CommandRunner:
 
         An error with one answer does not lose the others: the next call goes on.
         """
-        helper, why = self.helper, ""
-        helper.lingers()
-        pid, alive = helper.pid, helper.is_alive
-        for line in helper.read():
+        why, pid, alive = "", self.pid, self.is_alive
+        self.lingers()
+        for line in self.read():
             said = json.loads(line)
-            self._end([said.pop("number")], CommandEnd(**said))
-        if pid is not None and (not alive or helper.has_hung_up):
+            self._answer([said.pop("number")], CommandEnd(**said))
+        if pid is not None and (not alive or self.has_hung_up):
             why = "the process that runs commands has ended"
         elif any(order.due_ns is not None and time.monotonic_ns() >= order.due_ns for order in self._orders.values()):
             why = "the process that runs commands did not answer"
         if why:  # what it was sent may have been executed or not
-            helper.give_up(kill=True)
-            self._end([at for at, order in self._orders.items() if order.due_ns is not None], CommandEnd(None, "", why))
+            self.give_up(kill=True)
+            self._answer(
+                [at for at, order in self._orders.items() if order.due_ns is not None], CommandEnd(None, "", why)
+            )
         self._send()
         has_answers = bool(self._answered)
         while self._answered:
@@ -122,30 +116,29 @@ class CommandRunner:
 
     def close(self) -> None:
         """Close the connection to the helper, which exits at once; commands that it has begun go on."""
-        self.helper.close()
-        self.helper.join()
+        super().close()
+        self.join()
 
-    def _end(self, numbers: list[int], end: CommandEnd) -> None:
+    def _answer(self, numbers: list[int], end: CommandEnd) -> None:
         for number in numbers:
             if (order := self._orders.pop(number, None)) is not None:
                 self._answered.append(partial(order.take, end))
 
     def _send(self) -> None:
-        if self.helper.pid is None and self._orders:
-            if time.monotonic_ns() >= self.helper.start_due_ns:
+        if self.pid is None and self._orders:
+            if time.monotonic_ns() >= self.start_due_ns:
                 try:
-                    self.helper.start()
+                    self.start()
                     self._trouble = ""
                 except OSError as error:
                     self._trouble = f"cannot start the process that runs commands: {error.strerror or error}"
             if self._trouble:  # urgent commands get an answer; the others run later
                 urgent = [at for at, order in self._orders.items() if order.command.urgent]
-                self._end(urgent, CommandEnd(None, "", self._trouble))
-        if self.helper.pid is not None:
-            for number, order in self._orders.items():
-                if order.due_ns is None:
-                    order.due_ns = time.monotonic_ns() + order.within_ns
-                    self.helper.send(_line(number, order.command))
+                self._answer(urgent, CommandEnd(None, "", self._trouble))
+        for number, order in self._orders.items() if self.pid is not None else ():
+            if order.due_ns is None:
+                order.due_ns = time.monotonic_ns() + order.within_ns
+                self.send(_line(number, order.command))
 
 
 def _line(number: int, value: Command | CommandEnd) -> bytes:

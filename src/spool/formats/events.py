@@ -34,11 +34,10 @@ class _Base(msgspec.Struct, frozen=True):
 
 _base = msgspec.json.Decoder(_Base)
 _decoder = msgspec.json.Decoder(Event)
-_encoder = msgspec.json.Encoder()
 
 
-render_event = render_facts = json_line
-"""One event, or its facts, as JSON on a line. Unknown values are absent."""
+render = render_event = render_facts = json_line
+"""A message, an event, or its facts, as JSON on a line. Unknown values are absent."""
 
 
 def parse_event(line: bytes) -> Event | None:
@@ -48,7 +47,7 @@ def parse_event(line: bytes) -> Event | None:
 
 def render_base(position: int) -> bytes:
     """Return the first line of the file: the position of the byte after it."""
-    return _encoder.encode({"version": 1, "base": position}) + b"\n"
+    return json_line({"version": 1, "base": position})
 
 
 def parse_base(data: bytes) -> int | None:
@@ -192,12 +191,7 @@ _message: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 def plain_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return *keys* of TOML as they arrive at the other side: dates and times as texts."""
-    return msgspec.json.decode(_encoder.encode(keys), type=dict[str, Any])
-
-
-def render(message: Message) -> bytes:
-    """Return a message as a line."""
-    return _encoder.encode(message) + b"\n"
+    return msgspec.json.decode(json_line(keys), type=dict[str, Any])
 
 
 def read(line: bytes) -> Message | None:

@@ -28,6 +28,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu, GpuWork
+from spool.formats.state import GpuLook
 from spool.machine import identity
 from spool.machine.helpers import ChildProcess, import_path
 from spool.machine.host import vendors_here
@@ -52,28 +53,18 @@ NO_ANSWER = "NVML has not answered yet"
 _MOMENT_SECONDS = 0.1  # for a killed helper to be gone
 
 
-class Ignore(Struct, frozen=True):
-    """Foreign processes that do not count (`gpu.ignore_processes`): any one of the reasons is enough."""
-
-    names: frozenset[str] = frozenset()
-    users: frozenset[str] = frozenset()
-    below_bytes: int = 0
-
-    def covers(self, process: ForeignProcess) -> bool:
-        """Whether *process* does not count. Unknown memory is not below any limit."""
-        small = process.memory_bytes is not None and process.memory_bytes < self.below_bytes
-        return small or process.name in self.names or process.user in self.users
-
-
 class Ours(Struct, frozen=True):
-    """Our runs on the GPUs.
+    """Our runs on the GPUs, and what we want to know.
 
     `job_of` returns the job of a pid, or None; a process of a run that is just ending still belongs to it. `on` is UUID
-    -> job -> bytes granted there, None for a GPU not shared.
+    -> job -> bytes granted there, None for a GPU not shared. `ignores` says which foreign processes do not count, and
+    `where` asks for the NUMA nodes of the GPUs and the links between them.
     """
 
     job_of: Callable[[int], str | None] = lambda pid: None
     on: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
+    ignores: Callable[[ForeignProcess], bool] = lambda process: False
+    where: bool = False
 
 
 class DeviceUse(Struct, frozen=True):
@@ -126,17 +117,11 @@ class UseReader:
         self,
         *,
         pids_mean_something: bool = True,
-        ignore: Ignore | None = None,
         who: Callable[[int], tuple[str, str | None] | None] = who,
     ) -> None:
         self.pids_mean_something = pids_mean_something
-        self._ignored = ignore or Ignore()
         self._who = who
         self._others_bytes: dict[str, int] = {}  # memory used while none of our runs was there
-
-    def ignoring(self, ignored: Ignore) -> None:
-        """Set the foreign processes that do not count from now on."""
-        self._ignored = ignored
 
     def read(self, device: Device, ours: Ours, asked: Ours) -> DeviceUse:
         """Return the users of *device*. *asked* is `Ours` at the time of the NVML query, *ours* that of now."""
@@ -149,7 +134,7 @@ class UseReader:
         here = [each for each in use.work if each.job in now and each.job in before]
         if device.energy_mj is not None:
             here = [replace(each, counter_mj=device.energy_mj, sharers=len(now)) for each in here]
-        return replace(use, work=tuple(here))
+        return replace(use, foreign=tuple(each for each in use.foreign if not ours.ignores(each)), work=tuple(here))
 
     def _by_process(
         self, device: Device, processes: tuple[tuple[int, int | None], ...], ours: Ours, here: Set[str]
@@ -179,7 +164,7 @@ class UseReader:
                 foreign += ended
             foreign += _unseen(device, [*living, *(process.memory_bytes for process in ended)], "unknown")
         done = _work_of(device, sizes, ours.job_of, alone=len(here) == 1 and not foreign)
-        return DeviceUse(self._counted(foreign), tuple(sorted(taken.items())), work=done)
+        return DeviceUse(tuple(foreign), tuple(sorted(taken.items())), work=done)
 
     def _by_memory(self, device: Device, now: Mapping[str, int | None], asked: Mapping[str, int | None]) -> DeviceUse:
         used = device.used_bytes
@@ -199,10 +184,7 @@ class UseReader:
         name = "unknown" if self.pids_mean_something else "in another pid namespace"
         foreign = [ForeignProcess(pid, name, memory) for pid, memory in device.processes or ()]
         foreign += _unseen(device, [process.memory_bytes for process in foreign], name)
-        return DeviceUse(self._counted(foreign))
-
-    def _counted(self, processes: list[ForeignProcess]) -> tuple[ForeignProcess, ...]:
-        return tuple(process for process in processes if not self._ignored.covers(process))
+        return DeviceUse(tuple(foreign))
 
 
 def _work_of(
@@ -430,17 +412,6 @@ class NvmlHelper:
         self._child.watch(False)  # its exit when idle does not matter
 
 
-class GpuLook(Struct, frozen=True):
-    """The GPUs at one moment, in PCI bus order.
-
-    A GPU whose own `problem` is None can be granted; `problem` here says why the state of all GPUs is unknown.
-    """
-
-    gpus: tuple[Gpu, ...] = ()
-    problem: str | None = None
-    seen_at_ns: int | None = None  # time of the NVML query; None: no answer yet
-
-
 class GpuWatcher:
     """Looks at the GPUs on request, and never otherwise.
 
@@ -465,18 +436,9 @@ class GpuWatcher:
         self._look = GpuLook(problem=NO_ANSWER)
         self._asked_at_ns: int | None = None  # time of the last question, answered or not
         self._asked_for = self._answered_for = Ours()
-        self._where = False  # whether NVML is also asked for the NUMA nodes of the GPUs and the links between them
         self.asked = 0  # number of questions
         self.answered = 0  # number of the last question that was answered, or failed
         self._waited_ns = 0  # for the open question
-
-    def ignoring(self, ignored: Ignore) -> None:
-        """Set the foreign processes that do not count, from the next answer on."""
-        self._uses.ignoring(ignored)
-
-    def asking_where(self, *, on: bool) -> None:
-        """Set whether the GPUs have a node and links, from the next answer on."""
-        self._where = on
 
     def fileno(self) -> int:
         """Return a descriptor to poll, which never changes. When it is readable, call `look`."""
@@ -530,7 +492,7 @@ class GpuWatcher:
     def _ask(self, now_ns: int, ours: Ours) -> None:
         self._asked_at_ns, self._asked_for, self._waited_ns = now_ns, ours, 0
         self.asked += 1
-        trouble = self._helper.ask(where=self._where)
+        trouble = self._helper.ask(where=ours.where)
         if trouble is not None:
             self._fail(trouble)
 

@@ -73,10 +73,6 @@ class Sample(Struct, frozen=True):
     failure: str | None = None  # which library could not be queried, and why: `devices` are those of the other one
     leaving: bool = False  # the helper exits after this answer: NVML must be restarted to see a change
 
-    def to_json(self) -> str:
-        """Return the sample as one line."""
-        return json.encode(self).decode()
-
     @staticmethod
     def from_json(line: bytes | str) -> Sample:
         """Return the sample in *line*. Raises ValueError if there is none."""
@@ -348,7 +344,7 @@ def main(idle_seconds: float = IDLE_SECONDS, sources: Sequence[str] = ()) -> int
         sample, nvml = _answer(nvml, where=asked.endswith(WHERE))
         for other in others:
             sample = other.beside(sample)
-        print(sample.to_json(), file=answers, flush=True)
+        print(json.encode(sample).decode(), file=answers, flush=True)
         if sample.leaving:
             break
     return 0

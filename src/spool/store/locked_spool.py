@@ -361,11 +361,6 @@ class LockedSpool(Spool):
             os.close(at)
         return found
 
-    def discard_note(self, filename: str) -> None:
-        """Remove a note that was read, if it is there."""
-        with contextlib.suppress(OSError):
-            self.disk.discard(f"{self.layout.at(layout.NOTES)}/{filename}")
-
     def archive(self, name: str, place: str, text: bytes | None) -> None:
         """Move the file of an ended job from *place* to `done/`, replacing an older record.
 

@@ -18,7 +18,8 @@ from plugins.fake_nvml import FakeNvml
 from served import Served
 from spool.core.model import SECOND_NS, Gpu, Grant
 from spool.extras.amd import visible
-from spool.machine.gpus import GpuLook, GpuWatcher, Ours, UseReader
+from spool.formats.state import GpuLook
+from spool.machine.gpus import GpuWatcher, Ours, UseReader
 from spool.machine.host import unlisted_cards
 from spool.machine.nvml import Sample
 from support import PATIENCE_S, ROOT
