@@ -117,10 +117,7 @@ class LocalRun:
 
     def left_behind(self, exit_code: int | None = None) -> bool:
         """Whether processes of the run may have outlived its wrapper, which is gone; *exit_code* is its record `rc`."""
-        if self.engine.has_outlasted(self, exit_code):
-            return False
-        # What a killed wrapper has left, `terminate` searches for.
-        return self.wrapper_pid is not None or not self.is_found_gone()
+        return self.engine.left_behind(self, exit_code)
 
     def signal(self, signal_name: str, to: SignalTo) -> int:
         """Signal the processes of the run that *to* names, never its wrapper; return their number."""
@@ -437,6 +434,13 @@ class LocalProcesses(Engine):
         with suppress(OSError):  # then it is searched for
             return (run.pid is None or run.exit_status is not None) and self._outlasted(*run.key, exited=exited)
         return False
+
+    def left_behind(self, run: LocalRun, exit_code: int | None = None) -> bool:
+        """Whether processes of *run* may have outlived its wrapper, which is gone; *exit_code* is its record `rc`."""
+        if self.has_outlasted(run, exit_code):
+            return False
+        # What a killed wrapper has left, `terminate` searches for.
+        return run.wrapper_pid is not None or not run.is_found_gone()
 
     def terminate(self, runs: Mapping[LocalRun, bool]) -> Collection[LocalRun]:
         """Continue to end *runs*, after one look at them, or as many as time allows."""
