@@ -38,6 +38,7 @@ from spool.state.table import Array, new_array
 from spool.store.arrays import ArrayStore, Issue
 from spool.store.disk import status_of
 from spool.store.ownership import mover, name_of
+from spool.store.reading import is_too_long, read_record
 
 log = logging.getLogger(__name__)
 
@@ -596,9 +597,12 @@ class Expander(Component):
         A job of its name with another text is another job.
         """
         task = array.tasks.task_name(position)
-        job = self._state.jobs.get(task)
-        if job is None or job.live is not None or not self._store.is_issued(array.name, array.run, task):
+        job, path = self._state.jobs.get(task), self._spool.layout.task_file(array.name, array.run, task)
+        if job is None or job.live is not None or (text := read_record(path)) is None:
             return False
+        if is_too_long(text) or text not in (self._spool.job_text(place, task) for place in (QUEUED, HELD)):
+            return False
+        self._spool.disk.discard(path)
         array.unissued.discard(task)
         self._journal.note_place(self._state.issue(task, array, position, now_ns))
         self._state.settle(job)

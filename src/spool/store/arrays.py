@@ -22,7 +22,6 @@ from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.core.model import Result, State
 from spool.formats.run_records import ArrayRecord
 from spool.store.disk import disk_is_full, same_file, status_of
-from spool.store.reading import is_too_long, read_record
 from spool.store.spool import Spool
 
 if TYPE_CHECKING:
@@ -176,15 +175,6 @@ class ArrayStore:
                 raise
             return Issue.GONE
         return Issue.ISSUED
-
-    def is_issued(self, name: str, run: int, task: str) -> bool:
-        """Whether a job with the text of a task waits under its name; if so, discard the task's own file."""
-        path = self._layout.task_file(name, run, task)
-        text = read_record(path)
-        if text is None or is_too_long(text) or text not in (self._spool.job_text(at, task) for at in (QUEUED, HELD)):
-            return False
-        self._disk.discard(path)
-        return True
 
     def drop(self, name: str, run: int) -> None:
         """Discard every task that was not issued, by one rename."""
