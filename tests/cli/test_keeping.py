@@ -16,6 +16,7 @@ import pytest
 
 from calling import Command, asked, put_job
 from cli.records import end
+from faulty import FaultyDisk, cut_off, every_cut
 from plugins.fake_nvml import FakeNvml
 from spool.client.gc import plan_removal, remove_planned
 from spool.core import layout
@@ -24,7 +25,6 @@ from spool.core.model import Result, State
 from spool.formats.config import RetentionPolicy
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
-from spool.testing.fakes import FaultyDisk, cut_off, every_cut
 from support import make_spool
 
 DAY_NS = 86_400_000_000_000

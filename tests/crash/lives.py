@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from crash.world import Session, World, check, history, world_at
+from faulty import FaultyDisk
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.dispatcher import launcher, observer, recovery
 from spool.store import locked_spool
 from spool.store.disk import Disk
-from spool.testing.fakes import FaultyDisk
 
 # Other lives each time; in CI the same ones, so that a change is judged by what it changes.
 _NEW = 38 if "CI" in os.environ else random.SystemRandom().randrange(1, 1 << 32)

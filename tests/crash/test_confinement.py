@@ -20,6 +20,7 @@ import pytest
 from crash.cuts import chosen, noting
 from crash.events import nobody_reads
 from crash.world import Session, World, check, ends_of, world_at
+from faulty import FaultyDisk, PathFaults
 from spool.client.requests import ChangeKind, Requests
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
@@ -29,7 +30,6 @@ from spool.dispatcher.loop import Dispatcher
 from spool.store import lock
 from spool.store.disk import SpoolTrouble
 from spool.store.spool import Spool
-from spool.testing.fakes import FaultyDisk, PathFaults
 
 ERRORS = (
     errno.EACCES,

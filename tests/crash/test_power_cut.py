@@ -23,13 +23,13 @@ import pytest
 from crash.cuts import cuts
 from crash.scripts import JOBS, STARTS, STEPS
 from crash.world import Session, World, ends_of, history, world_at
+from faulty import Operation, PowerCut, path_at
 from spool.core import layout
 from spool.dispatcher import recovery
 from spool.formats import journal
 from spool.formats.journal import recall
 from spool.store.disk import Disk
 from spool.store.spool import Spool
-from spool.testing.fakes import Operation, PowerCut, path_at
 
 SEED = int(os.environ.get("POWER_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 

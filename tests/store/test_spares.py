@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from faulty import PowerCut
 from spool.core import layout
 from spool.core.model import Stop, StopKind
 from spool.store.disk import Disk
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
-from spool.testing.fakes import PowerCut
 from support import make_spool
 
 

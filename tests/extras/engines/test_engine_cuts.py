@@ -10,9 +10,9 @@ from crash.cuts import noting, where
 from crash.world import Session, World, ends_of, world_at
 from extras.engines import fake_slurm
 from extras.engines.fake_slurm import FakeSlurm
+from faulty import FaultyDisk
 from spool.core.layout import DONE
 from spool.extras.engines import engine
-from spool.testing.fakes import FaultyDisk
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,12 @@ import pytest
 from crash.conftest import world as world
 from crash.cuts import cuts, each_alike
 from crash.world import Ends, Session, World, check, ends_of, world_at
+from faulty import FaultyDisk
 from spool.core import layout
 from spool.dispatcher import launcher, recovery
 from spool.executors.base import Launch
 from spool.extras.here.launching import own_terminal
 from spool.store.spool import Spool
-from spool.testing.fakes import FaultyDisk
 
 
 def _caller_looks(session: Session) -> None:
