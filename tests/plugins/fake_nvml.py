@@ -136,3 +136,19 @@ def fake_nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fake_nvml(fake_nvml_library: Path, tmp_path: Path) -> FakeNvml:
     """GPUs for child processes to see; there are none yet."""
     return FakeNvml(fake_nvml_library, tmp_path)
+
+
+@pytest.fixture
+def own_nvml(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """GPUs for this process and its children to see; there are none yet."""
+    for name, value in fake_nvml.variables.items():
+        monkeypatch.setenv(name, value)
+    return fake_nvml
+
+
+@pytest.fixture
+def four(own_nvml: FakeNvml) -> FakeNvml:
+    """Four GPUs, GPU-0 to GPU-3, that this process and its children see."""
+    for index in range(4):
+        own_nvml.gpu(f"GPU-{index}", bus=index + 1, name="A100" if index < 2 else "T4")
+    return own_nvml
