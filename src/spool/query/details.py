@@ -37,7 +37,7 @@ from spool.formats.run_records import ArrayRecord, RunFiles
 from spool.query.jobs import JobLister, row_to_come
 from spool.query.listing import ArrayTasks, tasks_of, with_outlook
 from spool.query.look import Look
-from spool.query.rows import JobRow, with_metrics, with_parameters
+from spool.query.rows import JobRow, with_metrics, with_parameters, with_progress
 from spool.state.past import past_of
 from spool.store.arrays import array_outcome
 from spool.store.edited import Settings
@@ -138,9 +138,7 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     expected, sized = _expected(spool, place, found[0], defaults)
     tasks = tasks_of(spool, name) or ArrayTasks(())
     (row,) = with_parameters(spool, found[:1])
-    if shown and shown[-1].progress and row.run == shown[-1].record.run:
-        row = replace(row, progress=shown[-1].progress)
-    (row,) = with_metrics(spool, (row,))
+    (row,) = with_metrics(spool, (with_progress(spool, row),))
     (row,) = with_outlook(spool, (row,), lister.at_ns, served=listed.serves)
     if sized is not None:
         row = replace(row, memory_bytes=sized.request.memory_bytes)
@@ -273,7 +271,7 @@ def _run(spool: Spool, files: RunFiles, lister: JobLister, rows: Sequence[JobRow
         pid=getattr(files.jid, "pid", None),
         grant=grant.grant if grant is not None else None,
         stop=files.stop,
-        progress=progress_of(spool, name, run) if state is State.RUNNING else "",
+        progress=progress_of(spool, name, run).text if state is State.RUNNING else "",
         suspension=suspension,
         gpu_idle_ns=watch.idle_ns if watch is not None and state is State.RUNNING else None,
         parts={each.name: read(spool, name, run) for each, read in contributed("record")},
