@@ -49,30 +49,12 @@ LAYERS: dict[str, set[str]] = {
 }
 
 # Values and pure functions; nothing that has a clock, a disk, a process or an environment.
+# The values of datetime, whose clock is looked for by name below; fnmatchcase, which asks nobody for the case of file
+# names; and `Random(seed)` only, as the own functions of random share a hidden state.
 CORE_STDLIB = {
-    "__future__",
-    "abc",
-    "array",
-    "bisect",
-    "collections",
-    "contextlib",
-    "copy",
-    "datetime",  # its values; `now` and its like are looked for by name below
-    "difflib",
-    "enum",
-    "errno",
-    "fnmatch",  # fnmatchcase, which asks nobody for the case of file names
-    "fractions",
-    "functools",
-    "hashlib",
-    "heapq",
-    "itertools",
-    "math",
-    "operator",
-    "random",  # `Random(seed)` only; the module's own functions share a hidden state
-    "re",
-    "string",
-    "typing",
+    *("__future__", "abc", "array", "bisect", "collections", "contextlib", "copy", "datetime", "difflib", "enum"),
+    *("errno", "fnmatch", "fractions", "functools", "hashlib", "heapq", "itertools", "math", "operator", "random"),
+    *("re", "string", "typing"),
 }
 
 # Third-party name -> the one folder or module that imports it; verbs of extras have click and rich too.
@@ -831,18 +813,6 @@ def _reads(call: ast.Call) -> bool:
     """Whether a call of `open` states no mode that writes."""
     modes = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
     return all(isinstance(mode, ast.Constant) and not set(str(mode.value)) & set("wax+") for mode in modes)
-
-
-def test_every_test_makes_a_claim() -> None:
-    """Every test function of the project has a docstring, so that a failure reads as the sentence that is untrue."""
-    wrong = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        for part in tree_of(path).body  # in a module, or in a class of one
-        for node in (part, *getattr(part, "body", ()))
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node)
-    ]
-    assert not wrong
 
 
 def test_tests_of_core_need_no_disk() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -64,23 +63,6 @@ def test_a_job_finds_its_gpus_by_index_if_so_configured(gpus: Served) -> None:
     assert gpus.run() == 0
     assert gpus.log("two") == "1,3 PCI_BUS_ID 1,3\n"
     assert gpus.log("none") == "[] unset\n"
-
-
-def test_a_gpu_that_somebody_else_uses_is_not_given(gpus: Served, fake_nvml: FakeNvml) -> None:
-    """A process that is not ours keeps its GPU from being given alone, until it is gone; the reason names it."""
-    stranger = subprocess.Popen(["sleep", "1000"])
-    try:
-        for at in range(1, 4):
-            fake_nvml.remove(_uuid(at))
-        fake_nvml.process(_uuid(0), stranger.pid)
-        gpus.start()
-        gpus.drop("waits", "true", gpus=1)
-        assert str(stranger.pid) in gpus.wait_reason("waits", "outside spool")
-        fake_nvml.leave(stranger.pid)
-        gpus.wait_done("waits")
-    finally:
-        stranger.kill()
-        stranger.wait()
 
 
 def test_who_came_to_a_gpu_since_nvml_was_asked_is_not_missed(gpus: Served, fake_nvml: FakeNvml) -> None:
