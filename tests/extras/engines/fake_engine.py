@@ -46,7 +46,7 @@ class FakeRun(RunHandle):
     def end(self, code: int | None) -> None:
         """End it with that exit code, or without one."""
         if code is not None:
-            self.write(layout.RC, run_records.render_rc(code))
+            self.write(layout.RC, f"{code}\n".encode())
         self.gone = True
 
     def write(self, name: str, data: bytes) -> None:

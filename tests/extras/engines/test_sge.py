@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from core.planning import GIB, spec
 from spool.core.errors import InvalidValue, SpoolError, StartRefused
 from spool.core.lifecycle import EngineWord
+from spool.extras.commands import CommandEnd
 from spool.extras.engines import sge
 from spool.extras.engines.sge import SgeConfig
 from spool.formats.config import Config
-from spool.machine.commands import CommandEnd
 
 MARK = "spool:0a1b:a.B_c-1:7"
 LINE = "main.q:vm:root:root:{name}:{id}:sge:0:1795644762:{began}:1795644781:{failed}:{code}:2:0.01:0.00:4632.0"
