@@ -35,11 +35,21 @@ _FEW = 2  # this many similar rows are not folded
 
 
 class ListedJob(Struct, frozen=True):
-    """A line of a list: a job, or *count* similar tasks of an array, with the first of them in *row*."""
+    """A line of a list: a job, or similar *tasks* of an array, with the first of them in *row*."""
 
     row: JobRow
     name: str
-    count: int = 1
+    tasks: tuple[JobRow, ...] = ()
+
+    @property
+    def rows(self) -> tuple[JobRow, ...]:
+        """All jobs that it stands for."""
+        return self.tasks or (self.row,)
+
+    @property
+    def count(self) -> int:
+        """How many these are."""
+        return len(self.rows)
 
 
 class ArrayTasks(Struct, frozen=True):
@@ -103,7 +113,8 @@ def folded(spool: Spool, rows: Iterable[JobRow], states: Set[State] = _FOLDED) -
     for key in order:
         group = alike[key]
         if len(group) > _FEW and arrays[key[0]]:
-            found.append(ListedJob(group[0], f"{key[0]}_[{ranges_of(int(_index(row)) for row in group)}]", len(group)))
+            name = f"{key[0]}_[{ranges_of(int(_index(row)) for row in group)}]"
+            found.append(ListedJob(group[0], name, tuple(group)))
         else:
             found += [ListedJob(row, row.name) for row in group]
     return found
@@ -131,7 +142,7 @@ def tree(spool: Spool, rows: Sequence[JobRow]) -> list[ListedJob]:
             placed.add(one.row.name)
             others = parents[one.row.name][1:]
             also = f" (also after {', '.join(others)})" if others else ""
-            found.append(ListedJob(one.row, f"{head}{one.name}{also}", one.count))
+            found.append(ListedJob(one.row, f"{head}{one.name}{also}", one.tasks))
             children = [row for row in below.get(one.row.name, ()) if row.name not in placed and one.count == 1]
             placed.update(row.name for row in children)
             leaves = {row.name for row in children if row.name not in below and len(parents[row.name]) == 1}
