@@ -579,17 +579,15 @@ def test_tasks_that_are_alike_share_a_line_and_marked_jobs_a_change(spool: Comma
     drive(spool_root, steps, (100, 30))
 
 
-def test_nothing_of_a_list_is_cut_where_there_is_room_for_names_and_times(
-    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At 40 columns the reason is below the list alone; at 80 what is told of a job takes several lines."""
+@pytest.mark.parametrize("width", [40, 80])
+def test_names_and_facts_are_whole(width: int, spool: Command, spool_root: Path) -> None:
+    """At 40 columns the reason is below the list alone; at 80 too the facts of a job take several lines."""
     for at in range(3):
         put_job(spool_root, f"train_vit_base_{at}", f'command = "true"\ncpus = {100000 + at}\nmemory = "4G"\n')
-    for width in (40, 80):
 
-        async def steps(screen: Screen) -> None:
-            await screen.sees("train_vit_base_0", "train_vit_base_1", "train_vit_base_2", "priority 10")
-            assert this_user() in " ".join(screen.text.split())
-            assert ("REASON" in screen.text) == (width == 80)
+    async def steps(screen: Screen) -> None:
+        await screen.sees("train_vit_base_0", "train_vit_base_1", "train_vit_base_2", "priority 10")
+        assert this_user() in " ".join(screen.text.split())
+        assert ("REASON" in screen.text) == (width == 80)
 
-        drive(spool_root, steps, (width, 30))
+    drive(spool_root, steps, (width, 30))

@@ -83,8 +83,9 @@ class RowList(ScrollView, can_focus=True):
     @property
     def chosen(self) -> list[JobRow]:
         """The marked jobs, or those on the line under the cursor."""
-        marked = [row for one in self._rows for row in one.rows if row.name in self.marked]
-        return marked or [*self._rows[self._at].rows] if self._rows else []
+        marked = [row for one in self._rows for row in one.tasks or (one.row,) if row.name in self.marked]
+        lines = self._rows[self._at : self._at + 1]
+        return marked or [row for one in lines for row in one.tasks or (one.row,)]
 
     def show_rows(self, rows: Sequence[ListedJob], nothing: str) -> None:
         """Show other jobs, or *nothing* where there are none."""
@@ -186,7 +187,7 @@ class RowList(ScrollView, can_focus=True):
     def action_mark(self) -> None:
         """Mark the jobs on the line under the cursor, or unmark them, and go on to the next line."""
         for one in self._rows[self._at : self._at + 1]:
-            names = {row.name for row in one.rows}
+            names = {row.name for row in one.tasks or (one.row,)}
             self.marked = self.marked - names if one.row.name in self.marked else self.marked | names
         self.refresh()
         self.action_move(1)
