@@ -422,7 +422,7 @@ class Top(App[int]):
             self.action_enlarge()
             return
         if self._list.marked:
-            self._list.marked = set()
+            self._list.marked.clear()
             self._list.refresh()
             return
         pattern = self._filter
