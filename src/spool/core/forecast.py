@@ -159,7 +159,7 @@ class StartForecast(Struct, frozen=True):
 def forecast(
     plan: Plan,
     names: Collection[str] | None = None,
-    left: Mapping[str, TimeLeft] | None = None,
+    left: Mapping[str, TimeLeft | None] | None = None,
     *,
     enough: int = ENOUGH,
 ) -> Mapping[str, StartForecast]:
@@ -174,7 +174,9 @@ def forecast(
 class _Forecast:
     """One schedule, carried forward."""
 
-    def __init__(self, plan: Plan, names: Collection[str] | None, left: Mapping[str, TimeLeft], enough: int) -> None:
+    def __init__(
+        self, plan: Plan, names: Collection[str] | None, left: Mapping[str, TimeLeft | None], enough: int
+    ) -> None:
         self._plan = plan
         self._told = left
         queue, running, past = WaitingQueue(plan.view.queue.values()), plan.view.running.copy(), plan.view.past.copy()
