@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
@@ -15,7 +16,16 @@ from msgspec.structs import replace
 
 from spool.core.errors import InvalidConfig, InvalidValue
 from spool.core.layout import EXPORTED
-from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Parts, Policy, Pool
+from spool.core.model import (
+    DEFAULT_KILL_GRACE_NS,
+    SECOND_NS,
+    ForeignProcess,
+    JobDefaults,
+    Limits,
+    Parts,
+    Policy,
+    Pool,
+)
 from spool.core.units import parse_size
 from spool.formats import jobfile, toml
 from spool.formats.capabilities import REQUIRED, Key, KeyTable, executors, with_parts
@@ -113,7 +123,7 @@ _GPU = KeyTable(
         field="policy.gpu_use"),
     Key("strategy", "word",
         'Which GPUs to use first: "sequential" (lowest index), "random", "packed" (the fullest that fits), "spread" '
-        "(the emptiest). Default: the smallest memory (docs/SCHEDULING.md, clause 4); packed for jobs that share GPUs.",
+        "(the emptiest). Default: the smallest memory (SCHEDULING 4); packed for jobs that share GPUs.",
         words=("sequential", "random", "packed", "spread"), field="policy.gpu_strategy"),
     Key("ignore_processes", _IGNORE,
         "Processes outside spool that do not keep jobs off a GPU, such as an idle notebook.", default={}),
@@ -130,7 +140,7 @@ _RESOURCE = KeyTable(
     "ResourceTable",
     "A resource whose units are numbered; each run gets specific ones.",
     Key("indices", "indices of a resource",
-        "The indices of the units. Each unit belongs to one run at a time; the first free ones are given first.",
+        "The indices of the units. Each unit belongs to one run at a time; the first free ones come first.",
         default=REQUIRED),
     short=Key("total", "count", "How many units there are.", least=1),
 )
@@ -141,17 +151,17 @@ CONFIG = KeyTable(
     *with_parts("config", (
     Key("cpus", "count", "Number of CPUs that jobs may use. Default: all of this machine's."),
     Key("cpu_pinning", "flag",
-        "Whether each run gets CPUs of its own, which no other pinned run has: whole cores first, on one NUMA node and "
-        "near its GPUs if possible. On a shared machine no run is pinned."),
+        "Whether each run gets CPUs that no other pinned run has: whole cores first, on one NUMA node and near its "
+        "GPUs if possible. On a shared machine no run is pinned."),
     Key("memory", "size", "Amount of memory. Default: all of this machine's."),
     Key("memory_reserve", "share",
         "Memory reserved for the system: a percentage or a size. Default: 5%, at least 512 MiB."),
     Key("machine", "machine",
         'How several users share this machine: "auto" asks the arbiter in `/run/spool` if `/etc/spool/machine.toml` '
-        'exists; "off" starts jobs without it, and to the other users they are foreign processes; the path of a '
+        'exists; "off" starts jobs without it, as foreign processes to the other users; the path of a '
         "directory asks the arbiter that `spool machine serve DIR` runs there."),
     Key("machine_owner", "account",
-        "The account whose arbiter is trusted, besides root, `spool-machine` and one's own."),
+        "The account whose arbiter is trusted, in addition to root, `spool-machine` and yourself."),
     Key("disk_floor", "size", "Start nothing while the spool's disk has less free space than this.",
         field="policy.disk_floor_bytes"),
     Key("resources", _RESOURCE,
@@ -165,10 +175,10 @@ CONFIG = KeyTable(
         "What `CUDA_VISIBLE_DEVICES` of jobs has: UUIDs, or indices for programs that take no UUIDs. A MIG instance "
         "always has its UUID.", words=("uuid", "index")),
     Key("durability", "word",
-        'What may repeat after a power cut: "grouped" syncs records together, within 50 ms; "strict" syncs each one '
-        "before anything relies on it.", words=("grouped", "strict")),
+        'What may be done twice after a power cut: "grouped" syncs records together, within 50 ms; "strict" syncs each '
+        "one before anything relies on it.", words=("grouped", "strict")),
     Key("accept_from", "accounts",
-        'Whose job files run besides those of the owner of the spool: users, and groups with an `@`, as in '
+        'Whose job files run, in addition to those of the owner of the spool: users, and groups with an `@`, as in '
         '`["alice", "@lab"]`. Their jobs run as the owner.', default=()),
     Key("autostart", "flag",
         "Whether commands that start or end jobs (`submit`, `run`, `release`, `requeue`, `resume`, `hold`, `cancel`) "
@@ -184,7 +194,7 @@ CONFIG = KeyTable(
     Key("prolog", "script", "Shell code to run before every job's own prolog."),
     Key("epilog", "script", "Shell code to run after every job's own epilog."),
     Key("other_hosts_gone", "words",
-        "Hosts that no longer exist: their runs count as lost. Name a host only if it is really off.", default=()),
+        "Hosts that no longer exist: their runs count as lost. Name a host only if it is off for good.", default=()),
     Key("on_failure", "word",
         "What to do when a job has finally failed: continue, pause the spool, or cancel all jobs.",
         words=("continue", "pause", "halt"), field="policy.on_failure"),
@@ -227,6 +237,11 @@ class GpuConfig(Struct, frozen=True):
     ignore_names: frozenset[str] = frozenset()
     ignore_users: frozenset[str] = frozenset()
     ignore_below_bytes: int = 0
+
+    def ignores(self, process: ForeignProcess) -> bool:
+        """Whether *process* does not count: one of the reasons is enough. Unknown memory is not below any limit."""
+        small = process.memory_bytes is not None and process.memory_bytes < self.ignore_below_bytes
+        return small or process.name in self.ignore_names or process.user in self.ignore_users
 
 
 class RetentionPolicy(Struct, frozen=True):
@@ -284,7 +299,7 @@ class Config(Capacity, frozen=True):
 
 def parse(data: bytes) -> Config:
     """Return the configuration in *data*. Raises only InvalidConfig, with every problem."""
-    reading = FORMAT.read(data, WHAT, complete=_renewed)
+    reading = FORMAT.read(data, WHAT)
     found = reading.found
     config = capacity_of(reading)
     config["parts"] = FORMAT.read_parts(reading)
@@ -293,13 +308,6 @@ def parse(data: bytes) -> Config:
     config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
     config["gc"] = RetentionPolicy(**found["gc"])
     return Config(**config)
-
-
-def _renewed(document: dict[str, Any]) -> dict[str, Any]:
-    """Return *document* with the switch that earlier versions spelled `[preemption] short = "0s"`."""
-    old = document.get("preemption")
-    is_off = isinstance(old, dict) and str(old.get("short", "")).strip() in ("0", "0s", "0m", "0h", "0d")
-    return document | {"preemption": False} if is_off else document
 
 
 def capacity_of(reading: Reading) -> dict[str, Any]:
@@ -354,19 +362,18 @@ def _defaults(stated: dict[str, Any], path: Path, reading: Reading) -> JobDefaul
     return defaults
 
 
-def _exports(listed: tuple[str, ...]) -> tuple[str, ...]:
-    for pattern in words(listed):
-        if _EXPORT.fullmatch(pattern) is None:
-            raise InvalidValue(f'{toml.show(pattern)} matches no variable; write a name or a pattern such as "CONDA_*"')
+def _all_like(pattern: re.Pattern[str], otherwise: str, listed: tuple[str, ...]) -> tuple[str, ...]:
+    """Return words as written, if all match. Raises InvalidValue, with what one that does not is *otherwise*."""
+    for word in words(listed):
+        if pattern.fullmatch(word) is None:
+            raise InvalidValue(f"{toml.show(word)} {otherwise}")
     return listed
 
 
-def accounts(listed: tuple[str, ...]) -> tuple[str, ...]:
-    """Return users and groups as written, `alice` and `@lab`. Raises InvalidValue."""
-    for account in words(listed):
-        if _ACCOUNT.fullmatch(account) is None:
-            raise InvalidValue(f'{toml.show(account)} is neither a user such as "alice" nor a group such as "@lab"')
-    return listed
+accounts = partial(_all_like, _ACCOUNT, 'is neither a user such as "alice" nor a group such as "@lab"')
+"""Return users and groups as written, `alice` and `@lab`. Raises InvalidValue."""
+
+_exports = partial(_all_like, _EXPORT, 'matches no variable; write a name or a pattern such as "CONDA_*"')
 
 
 def _account(account: str) -> str:
