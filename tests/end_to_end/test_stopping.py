@@ -392,7 +392,8 @@ def test_what_was_reached_is_overruled_by_nothing(shared: Served, order: str) ->
     how = _STUBBORN
     if order == "memory":
         grows = "import os, signal, time; signal.signal(15, lambda *_: 0); parent = os.getppid(); "
-        grows += "print(os.getpid(), file=open('{to}', 'w'), flush=True)\nwhile os.getppid() == parent: time.sleep(.01)\n"
+        grows += "print(os.getpid(), file=open('{to}', 'w'), flush=True)\n"
+        grows += "while os.getppid() == parent: time.sleep(.01)\n"
         grows += "x = bytearray(150 << 20); time.sleep(1000)"
         how = f'setsid {sys.executable} -c "{grows}" > /dev/null 2>&1 & {{after}}'
     command, _ = _leaving(shared, name, how, 7)
