@@ -9,13 +9,12 @@ from msgspec.structs import replace
 
 from core.planning import GIB, NOW, S, code, foretold, gpus, job, machine, numbers, plan, run, started, view, why
 from spool.core.constraints import as_run
-from spool.core.model import Grant, Limits, Policy, Pool, Request, Running, Waiting
+from spool.core.model import Grant, Limits, Policy, Pool, Result, Running, State, Waiting
 from spool.core.priority import Past
 from spool.core.queue import WaitingQueue
 from spool.core.quotas import limits_of
 from spool.core.resources import CPUS, FreeResources, Runs, could_run
 from spool.core.scheduler import View, decide
-from spool.testing.fakes import a_result
 
 
 @pytest.mark.parametrize(
@@ -210,9 +209,10 @@ def test_no_room_is_left_across_machines():
 
 def test_work_elsewhere_passes_nobody_here():
     """What ran on another machine had nothing that a job here waits for."""
-    past, result = Past(Policy()), a_result(ran="1s", request=Request(cpus=4))
+    ended = Result("x", 1, 1, State.FINISHED, "", NOW, NOW, NOW + S, grant=Grant(4))
+    past = Past(Policy())
     for executor, cpus in (("slurm", 0), ("process", 4)):
-        past.learn("bob", replace(result, executor=executor))
+        past.learn("bob", replace(ended, executor=executor))
         assert (past.passed[CPUS].later(0) if past.passed else 0) == cpus * S
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from faulty import PowerCut
 from spool.core import layout
 from spool.core.errors import InvalidRecord, StartRefused
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
@@ -36,7 +37,6 @@ from spool.query import snapshot
 from spool.store.disk import Disk
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
-from spool.testing.fakes import PowerCut
 
 HOST = identity.host()
 NAMESPACE = identity.pid_namespace()

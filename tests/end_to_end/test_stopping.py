@@ -159,15 +159,6 @@ def test_the_next_job_starts_when_the_last_leftover_is_gone(served: Served) -> N
     assert last <= served.result("second")["started_at_ns"] <= now  # type: ignore[index]
 
 
-def test_limits_hold_for_adopted_runs(live: Served) -> None:
-    """A time limit that passes while no dispatcher lives is enforced as soon as one does."""
-    live.up("adopted", "echo up; exec sleep 1000", time_limit="1h", kill_grace="1s")
-    live.kill()
-    live.shorten("adopted", "1ms")
-    assert live.run() == 0
-    assert live.outcome("adopted") == "timeout"
-
-
 _ATTACHES = """
 import ctypes, os
 trace = ctypes.CDLL(None, use_errno=True).ptrace

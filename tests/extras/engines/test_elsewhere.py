@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from crash.events import events, nobody_reads, want_everything
 from crash.world import Session, ends_of, history, world_at
+from extras.engines.fake_engine import HOST, FakeEngine, FakeRun
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import ACTIVE, EngineWord, Liveness
@@ -37,7 +38,6 @@ from spool.query.rows import JobFilter, JobRow
 from spool.state.run import ActiveRun
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
-from spool.testing.fakes import HOST, FakeEngine, FakeRun
 
 THERE = 'executor = "slurm"'  # a name that job files may say, and that no engine has yet
 
@@ -45,7 +45,7 @@ THERE = 'executor = "slurm"'  # a name that job files may say, and that no engin
 @pytest.fixture(autouse=True)
 def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an engine of that name, and no process looked for."""
-    monkeypatch.setattr(engines()["slurm"], "executor", "spool.testing.fakes:FakeEngine")
+    monkeypatch.setattr(engines()["slurm"], "executor", "extras.engines.fake_engine:FakeEngine")
     monkeypatch.setattr(FakeEngine, "runs", {})
 
     def search(wanted: Any, *_: Any, **__: Any) -> Found:
@@ -571,7 +571,7 @@ def test_an_exit_code_that_comes_with_a_late_jid_counts(session: Session, monkey
 
     def spoken(*_: Any) -> bool:
         run.begin()
-        run._write(layout.RC, b"3\n")
+        run.write(layout.RC, b"3\n")
         return False
 
     monkeypatch.setattr(LockedSpool, "take_jid", spoken)
@@ -715,7 +715,7 @@ def test_a_run_whose_engine_is_not_there_any_more_is_left_alone(
     assert not (session.world.root / "jobs" / "x" / "1" / "result.toml").exists()
     assert (session.world.root / "running" / "x.toml").exists()
     session.end()
-    monkeypatch.setattr(engines()["slurm"], "executor", "spool.testing.fakes:FakeEngine")
+    monkeypatch.setattr(engines()["slurm"], "executor", "extras.engines.fake_engine:FakeEngine")
     run.end(0)
     session.settle()
     assert ends_of(session.world).outcomes["x"] == ("finished 1.0",)
