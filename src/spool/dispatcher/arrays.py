@@ -103,11 +103,6 @@ class Arrays(Component):
             for array in self._state.arrays.values()
         )
 
-    def waiting_held(self) -> int:
-        """Return how many queued jobs are tasks of held arrays."""
-        held = [array for array in self._state.arrays.values() if array.held]
-        return sum(name in self._state.queue for array in held for name in array.open)
-
     def _go_on(self, array: Array, until_ns: int, now_ns: int) -> bool:
         """Advance one array; return whether it has more to do at once."""
         if array.cancelled is not None:

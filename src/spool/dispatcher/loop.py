@@ -261,7 +261,8 @@ class Dispatcher:
     @property
     def idle(self) -> bool:
         """Whether nothing runs, and no waiting job could ever start by itself."""
-        waiting = len(self.state.queue) - self.arrays.waiting_held()
+        of_held = (name for array in self.state.arrays.values() if array.held for name in array.open)
+        waiting = len(self.state.queue) - sum(name in self.state.queue for name in of_held)
         if self.state.live or waiting or self.admission.awaits_keys:
             return False
         return not self.scanner.awaits_writers and self.arrays.idle
