@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from faulty import PowerCut
 from spool.core import layout
 from spool.core.errors import InvalidRecord, StartRefused
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
@@ -36,7 +37,6 @@ from spool.query import snapshot
 from spool.store.disk import Disk
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
-from spool.testing.fakes import PowerCut
 
 HOST = identity.host()
 NAMESPACE = identity.pid_namespace()
@@ -142,7 +142,7 @@ class World:
             if process.command.startswith("leave"):
                 process.outlasts = True
                 self._write(f"{self.metadir(process)}/{layout.LEFTOVERS}", b"running\n")
-                self._write(f"{self.metadir(process)}/{layout.RC}", run_records.render_rc(process.code))
+                self._write(f"{self.metadir(process)}/{layout.RC}", f"{process.code}\n".encode())
             else:
                 self.exit(pid, process.code)
             happened = True
@@ -157,7 +157,7 @@ class World:
         if process.outlasts:
             Path(self.metadir(process), layout.LEFTOVERS).unlink(missing_ok=True)
         else:
-            self._write(f"{self.metadir(process)}/{layout.RC}", run_records.render_rc(code))
+            self._write(f"{self.metadir(process)}/{layout.RC}", f"{code}\n".encode())
 
     def metadir(self, process: Process) -> str:
         """Return the metadir of its run."""
@@ -315,7 +315,7 @@ def abandon(made: Dispatcher) -> None:
     getattr(made.gate.leases, "_disconnect", lambda: None)()
     made.wakeup.close()
     made.logs.events.close()
-    made.events.client.close()
+    made.events.client.child.close()
     for log in made.logs._open.values():
         with contextlib.suppress(OSError):
             os.close(log.fd)

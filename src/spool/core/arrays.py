@@ -9,7 +9,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 
 from spool.core.model import ArraySpec, ArrayTask, Spec, State, Stop
 
@@ -142,7 +141,7 @@ def progress(done: int, total: int, running: int, taken: Sequence[str]) -> str:
 
 def cancelled_by(stop: Stop) -> str:
     """Return who has cancelled an array, and the reason."""
-    return f"cancelled by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
+    return f"cancelled {stop.by_whom}"
 
 
 class Substitution:
@@ -168,11 +167,11 @@ class Substitution:
 
     def apply(self, text: str, values: Mapping[str, str]) -> str:
         """Return *text* with every known key replaced. Inserted text is not searched again."""
-        return self._find.sub(partial(self._replaced, values), text)
 
-    @staticmethod
-    def _replaced(values: Mapping[str, str], match: re.Match[str]) -> str:
-        key, literal = match["key"], match["literal"]
-        if key is not None:
-            return values[key]
-        return match.group() if literal is None else f"{{{literal}}}"
+        def replaced(match: re.Match[str]) -> str:
+            key, literal = match["key"], match["literal"]
+            if key is not None:
+                return values[key]
+            return match[0] if literal is None else f"{{{literal}}}"
+
+        return self._find.sub(replaced, text)
