@@ -55,8 +55,8 @@ def test_a_task_can_be_cancelled_alone(shared: Served) -> None:
     assert (result["outcome"], result["reason"]) == ("failed", "2 of 3 finished, 1 cancelled")
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_task_whose_file_is_taken_away_counts_as_cancelled(served: Served, *, killed: bool) -> None:
+@pytest.mark.parametrize("killed", ["", "killed", "killed, and the next one cannot read its records at first"])
+def test_a_task_whose_file_is_taken_away_counts_as_cancelled(served: Served, killed: str) -> None:
     """It has no record; what depends on it or on its array goes on all the same, under the next dispatcher too."""
     (served.root / "config.toml").write_text("cpus = 2\n")
     gate = served.root.parent / "gate"
@@ -69,8 +69,14 @@ def test_a_task_whose_file_is_taken_away_counts_as_cancelled(served: Served, *, 
     if killed:
         served.kill()
     served.path("queued", "w_2").unlink()
+    records = served.root / "jobs/w_2"
+    if "records" in killed:
+        records.symlink_to(records)
     if killed:
         served.start()
+    if "records" in killed:
+        served.until(lambda: served.path("running", "w_0").exists(), "a start")
+        records.unlink()
     gate.touch()
     for name in ("w", "after", "otherwise", "each"):
         served.wait_done(name)

@@ -144,7 +144,7 @@ class Arrays(Component):
             array.unissued.discard(task)
             if issue is Issue.GONE:
                 log.warning("array %s: someone removed its task %s", array.name, task)
-                self._withdrawn(array, task)
+                self._withdrawn(array, task, self._clock())
                 continue
             # Its place is that of the array plus its position, independent of the clock.
             job = self._state.issue(task, array, position, now_ns)
@@ -166,13 +166,13 @@ class Arrays(Component):
             if name in array.open and name not in self._state.jobs:
                 array.open.discard(name)
                 if name not in array.ended:  # it was removed from queued/ by hand, and ends without an event
-                    self._withdrawn(array, name)
+                    self._withdrawn(array, name, self._clock())
                 else:
                     self._state.queue.changed(name)
 
-    def _withdrawn(self, array: Array, task: str) -> None:
+    def _withdrawn(self, array: Array, task: str, at_ns: int | None) -> None:
         """End a task whose file was taken away before it began: it has no record, and others may depend on it."""
-        array.task_ended(task, State.CANCELLED, self._clock())
+        array.task_ended(task, State.CANCELLED, at_ns)
         self._finalizer.outcomes.record(task, State.CANCELLED)
         self._state.queue.changed(task)
 
@@ -194,7 +194,7 @@ class Arrays(Component):
         """Read the outcome of a task that ended while no dispatcher knew of its array."""
         result = self._spool.newest_result(name)
         if result is None or (result.submitted_at_ns or 0) < array.arrived_at_ns:
-            array.task_ended(name, State.CANCELLED, None)  # that is from an earlier submission: this one never ran
+            self._withdrawn(array, name, None)  # that is from an earlier submission: this one never ran
         else:
             array.task_ended(name, result.outcome, result.ended_at_ns)
 

@@ -516,6 +516,7 @@ class Dispatcher:
             elif (live := self.state.live_of(name)) is not None:
                 self._watch(live)
             if name not in self.state.unsettled:
+                self.filemoves.settle_place(self.state.job(name))
                 self.finalizer.revisit(self.state.job(name))
 
     def _resume_array(self, name: str) -> None:
