@@ -98,8 +98,8 @@ BUDGET = {
     "": 100,
     "cli": 7100,
     "client": 2650,
-    "core": 7950,
-    "dispatcher": 7800,
+    "core": 7750,
+    "dispatcher": 7700,
     "doctor": 550,
     "executors": 2100,
     "extras": 400,
@@ -563,7 +563,7 @@ SPOKEN_OF: dict[str, tuple[str, str]] = {
     "foreign": ("variables that a script expects", "query/foresight"),
     "machine": (
         "whether a machine is shared decides every start, so the gate and its view stay",
-        "core/constraints core/model core/scheduler formats/config formats/run_records formats/state dispatcher/leases"
+        "core/model core/scheduler formats/config formats/run_records formats/state dispatcher/leases"
         " dispatcher/loop dispatcher/planner state/run state/world query/explain query/foresight query/shared"
         " query/snapshot",
     ),

@@ -128,6 +128,26 @@ def test_an_array_runs_again_from_done(shared: Served) -> None:
     assert shared.result("again", 2)["reason"] == "2 of 2 finished"  # type: ignore[index]
 
 
+@pytest.mark.parametrize("order", [("m", "m_0"), ("m_0", "m")], ids=" ".join)
+def test_a_task_that_is_queued_again_together_with_its_array_runs_once(served: Served, order: tuple[str, ...]) -> None:
+    """The file that waits is the task's; one whose text differs by now is another job, and runs beside that."""
+    (served.root / "config.toml").write_text("autostart = false\n")
+    served.drop("m", "true", array="0-2")
+    assert served.run("--until-idle") == 0
+    for name in order:
+        assert served.spool("requeue", name).returncode == 0
+    served.path("done", "m_1").rename(served.path("queued", "m_1"))
+    served.path("queued", "m_1").write_text('command = "exit 0"\n[task]\narray = "m"\nindex = 1\n')
+    served.path("done", "m_2").rename(served.path("held", "m_2"))
+    served.start()
+    served.until(lambda: served.result("m_1", 3), "the task beside the other job of its name")
+    assert served.spool("release", "m_2").returncode == 0
+    served.wait_done("m")
+    served.stop()
+    assert [served.runs(f"m_{index}") for index in range(3)] == [[1, 2], [1, 2, 3], [1, 2]]
+    assert served.result("m", 2)["reason"] == "3 of 3 finished"  # type: ignore[index]
+
+
 def test_the_commands_treat_an_array_as_a_whole(served: Served) -> None:
     """`hold`, `release`, `wait`, `cancel` and `ls` take an array's name for all of it."""
     (served.root / "config.toml").write_text("cpus = 1\n")

@@ -110,15 +110,14 @@ def read_reservations(spool: Spool, gpus: Collection[int] | None, now_ns: int) -
         except InvalidReservation as error:
             why = "; ".join(problem.message for problem in error.problems)
             rows.append(ReservationStatus(name, ReservationState.INVALID, problem=why))
-    settled = settle(read, gpus)
-    rows += [ReservationStatus(one.name, state_at(one, now_ns), one) for one in settled.standing]
-    refused = settled.refused
+    standing, refused = settle(read, gpus)
+    rows += [ReservationStatus(one.name, state_at(one, now_ns), one) for one in standing]
     rows += [
         ReservationStatus(one.name, ReservationState.INVALID, one, in_words(refused[one.name], now_ns))
         for one in read
         if one.name in refused
     ]
-    return ReservationFiles(tuple(rows), settled.standing)
+    return ReservationFiles(tuple(rows), standing)
 
 
 def removed_reservations(spool: Spool) -> tuple[ReservationStatus, ...]:
