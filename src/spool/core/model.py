@@ -131,7 +131,7 @@ class WarningSignal(Struct, frozen=True):
 
 
 SignalTo = Literal["main", "all", "shell"] | None
-"""Which processes of a run get a signal (docs/FORMAT.md, 3.8); None: main, and a shell that has a trap for it."""
+"""Which processes of a run get a signal (docs/KEYS.md, `signal_to`); None: main, and a shell that has a trap for it."""
 
 
 class Dependencies(Struct, frozen=True):
@@ -272,6 +272,11 @@ class Stop(Struct, frozen=True):
     by: str  # a user, or SOMEONE_WHO and a place
     at_ns: int
     reason: str = ""
+
+    @property
+    def by_whom(self) -> str:
+        """Who has given it, and the reason: "by alice: enough"."""
+        return f"by {self.by}" + (f": {self.reason}" if self.reason else "")
 
 
 def in_force(spec: Spec, edited: Spec) -> Spec:
@@ -575,9 +580,7 @@ class Running(Struct, frozen=True):
     submitted: bool = False  # it waits on its engine, and has not begun
     blocked: bool = False  # there, for something other than room: its node, a limit, a licence, a user
     suspension: Suspension = NOT_SUSPENDED
-    stop_at_ns: int | None = (
-        None  # start of its grace: when its stop was ordered, or when its command ended before its other processes
-    )
+    stop_at_ns: int | None = None  # start of its grace: its stop was ordered, or its command ended before the others
     arrived_at_ns: int | None = None  # when its job arrived, if known
     preempted_at_ns: int | None = None  # when the run before it was preempted
     preempted_for: str | None = None  # the job that it is being stopped for

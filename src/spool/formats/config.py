@@ -123,7 +123,7 @@ _GPU = KeyTable(
         field="policy.gpu_use"),
     Key("strategy", "word",
         'Which GPUs to use first: "sequential" (lowest index), "random", "packed" (the fullest that fits), "spread" '
-        "(the emptiest). Default: the smallest memory (docs/SCHEDULING.md, clause 4); packed for jobs that share GPUs.",
+        "(the emptiest). Default: the smallest memory (SCHEDULING 4); packed for jobs that share GPUs.",
         words=("sequential", "random", "packed", "spread"), field="policy.gpu_strategy"),
     Key("ignore_processes", _IGNORE,
         "Processes outside spool that do not keep jobs off a GPU, such as an idle notebook.", default={}),

@@ -110,15 +110,14 @@ def read_reservations(spool: Spool, gpus: Collection[int] | None, now_ns: int) -
         except InvalidReservation as error:
             why = "; ".join(problem.message for problem in error.problems)
             rows.append(ReservationStatus(name, ReservationState.INVALID, problem=why))
-    settled = settle(read, gpus)
-    rows += [ReservationStatus(one.name, state_at(one, now_ns), one) for one in settled.standing]
-    refused = settled.refused
+    standing, refused = settle(read, gpus)
+    rows += [ReservationStatus(one.name, state_at(one, now_ns), one) for one in standing]
     rows += [
         ReservationStatus(one.name, ReservationState.INVALID, one, in_words(refused[one.name], now_ns))
         for one in read
         if one.name in refused
     ]
-    return ReservationFiles(tuple(rows), settled.standing)
+    return ReservationFiles(tuple(rows), standing)
 
 
 def removed_reservations(spool: Spool) -> tuple[ReservationStatus, ...]:
@@ -211,8 +210,7 @@ class Snapshot(Struct, frozen=True):
 
     `config_problem` says why the configuration cannot be used, `unpinned` what of it has no effect on the CPUs of runs.
     `shared` has the other users of a shared machine. The plan is made without them; `machine` is as it was seen.
-    `said` is the running dispatcher's last view, which may be old if it is silent. `left` is the time that people are
-    told remains of runs, by their names.
+    `said` is the running dispatcher's last view, old if that is silent; `left` is what people are told of each run.
     """
 
     view: View
@@ -227,7 +225,7 @@ class Snapshot(Struct, frozen=True):
     unpinned: str | None = None
     dispatcher: bool = False
     said: StateView | None = None
-    left: dict[str, TimeLeft] = field(default_factory=dict)
+    left: dict[str, TimeLeft | None] = field(default_factory=dict)
 
     @property
     def machine_use(self) -> MachineUse | None:
@@ -287,16 +285,14 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     return replace(found, dispatcher=dispatcher, said=last, left={} if with_gpus else _left(spool, view, now_ns))
 
 
-def _left(spool: Spool, view: View, now_ns: int) -> dict[str, TimeLeft]:
+def _left(spool: Spool, view: View, now_ns: int) -> dict[str, TimeLeft | None]:
     """Return the time that people are told remains of the runs."""
     found = {}
     for name, run in view.running.items():
         progress = Progress()
         with suppress(OSError):  # reported where its row comes from
             progress = progress_of(spool, name, run.run)
-        left = view.past.run_times.left(run, progress, now_ns)
-        if left is not None:
-            found[name] = left
+        found[name] = view.past.run_times.left(run, progress, now_ns)
     return found
 
 

@@ -318,7 +318,7 @@ class Spool:
         return end_of_file(self.own_record(name, run, record))
 
     def dated_record(self, name: str, run: int, record: str) -> tuple[bytes, int] | None:
-        """Return the content of a one-line record and when it was last changed; None if it is not a regular file."""
+        """Return the content of a one-line record, and when it was last changed; None if it is not a regular file."""
         found = read_with_status(self.own_record(name, run, record), MOST_READ)
         return None if found is None else (found[1], found[0].st_mtime_ns)
 
