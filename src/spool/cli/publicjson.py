@@ -49,8 +49,8 @@ PUBLIC = {
         cpus memory_bytes gpu_uuids gpu_indices gpu_memory_bytes resources resource_indices gpus_elsewhere cpu_list
     """,
     "JobDetails": """
-        name row places path file defaults problem runs dispatcher others expected_run_ns expected tasks
-        task_counts failed_tasks last_lines requests
+        name row places path file defaults problem runs dispatcher others expected_run_ns expected
+        tasks=tasks.rows task_counts=tasks.counts failed_tasks=tasks.failed last_lines requests
     """,
     "JobRow": """
         name state run attempt priority cpus memory_bytes gpus resources user project tags submitted_at_ns

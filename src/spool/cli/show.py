@@ -58,7 +58,7 @@ def command(root: str, name: str, run: int | None, as_json: bool) -> int:
     if as_json:
         render.as_json(found)
     else:
-        _print(found, folded(spool, found.tasks))
+        _print(found, folded(spool, found.tasks.rows))
     return 0
 
 
@@ -83,7 +83,8 @@ def _print(found: JobDetails, tasks: Sequence[ListedJob]) -> None:
         ("requests", found.requests),
         ("expected run time", found.expected),
         ("submitted", render.moment(row.submitted_at_ns, now_ns)),
-        ("tasks", ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in found.task_counts.items())),
+        ("tasks", ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in found.tasks.counts.items())),
+        ("tasks", f"{found.to_expand}, none issued yet" if found.to_expand else ""),
         ("failed tasks", _failed(found)),
         ("file", found.path or ("" if row.state is State.QUEUED else "(gone)")),
     ]
@@ -146,7 +147,7 @@ def _print_tasks(tasks: Sequence[ListedJob]) -> None:
 
 def _failed(found: JobDetails) -> str:
     """Return the tasks that failed; many as in the lists: `sweep_[3,7-40]`."""
-    names = found.failed_tasks
+    names = found.tasks.failed
     if len(names) <= _FEW:
         return ", ".join(names)
     return f"{found.name}_[{ranges_of(int(name.rpartition('_')[2]) for name in names)}]"

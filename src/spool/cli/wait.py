@@ -506,8 +506,6 @@ def attach_command(spool: Spool, name: str, run: int | None = None, *, read_only
     """Return the command to execute, for the newest run if none is given. Raises SpoolError if there is no terminal."""
     from spool.executors import by_name
 
-    if run is None and spool.places(name) and spool.latest_run(name) is None:
-        raise SpoolError(cannot("attach to", f"job {name}", "it has not run yet", remedy=f"`spool why {name}`"))
     run = run_of(spool, name, run, verb="attach to")
     grant = spool.grant(name, run)
     if grant is None:

@@ -9,6 +9,7 @@ import click
 from spool.cli import render
 from spool.cli.group import JobArgument, Verb, for_each, json_option, one_job, viewed
 from spool.cli.render import tell
+from spool.core.arrays import array_of
 from spool.core.model import Grant
 from spool.core.reasons import count_of, pools_in_words, some_of
 from spool.core.units import show_duration
@@ -30,7 +31,7 @@ _ROOM = "Jobs that run hold what it asks for. It starts by itself once enough of
 _ITS_TURN = "It starts by itself once one of them has ended."
 _FREE = "It starts by itself once these are free."
 MEANINGS = {
-    "held": "A held job does not start. `spool release {name}` lets it.",
+    "held": "A held job does not start. `spool release {name}` starts it.",
     "paused": "The whole spool is paused, and no job starts. `spool resume` lets them start again.",
     "scheduling_timeout": "It has waited for longer than it was ready to wait. The dispatcher ends it.",
     "refused": "Its last start was refused. The dispatcher tries again by itself.",
@@ -144,7 +145,8 @@ def _reasons(answer: Explanation, codes: Sequence[str]) -> Iterator[str]:
             head = " " * len(head)
     code = next((code for code in codes if code in _HELPLESS), codes[0])
     if meaning := MEANINGS.get(code, _BEFORE_START):
-        yield meaning.format(name=answer.name)
+        is_its_array = code == "held" and answer.place == "queued"
+        yield meaning.format(name=array_of(answer.name) if is_its_array else answer.name)
 
 
 def _others(answer: Explanation) -> Iterator[str]:

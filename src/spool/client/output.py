@@ -160,7 +160,7 @@ def run_of(spool: Spool, name: str, run: int | None = None, *, verb: str = "show
     if newest is None:
         if not spool.places(name):
             raise spool.no_such_job(verb, f"job {name}", name)
-        raise SpoolError(cannot(verb, f"job {name}", "it has not run yet", remedy="-f waits for it"))
+        raise SpoolError(cannot(verb, f"job {name}", "it has not run yet", remedy=f"`spool why {name}` says why"))
     return newest
 
 

@@ -243,7 +243,7 @@ def _ended(spool: Spool, found: JobDetails, answer: Explanation) -> Explanation:
     row, last = found.row, found.runs[-1] if found.runs else None
     outcome = row.state if row.state.ended or last is None or last.state is None else last.state
     lines, whose = found.last_lines, None
-    failed = next((task for task in found.tasks if task.state in FAILURES), None)
+    failed = next((task for task in found.tasks.rows if task.state in FAILURES), None)
     if failed is not None and failed.run is not None:
         lines, whose = last_words_of(spool, failed.name, failed.run), failed.name
     reasons = (PendingReason(outcome, row.reason),) if row.reason else ()
@@ -257,9 +257,9 @@ def _unplanned(seen: Snapshot, name: str, places: Collection[str]) -> PendingRea
     """
     if not places:
         array = array_of(name)
-        held = f"its array is held; `spool release {array}` lets it go on"
-        is_held = array in seen.view.held or array in seen.view.held_arrays
-        return PendingReason("tasks", held if is_held else seen.left_out.get(array, "its array has just ended"))
+        if array in seen.view.held or array in seen.view.held_arrays:
+            return PendingReason("held", f"array {array} is held")
+        return PendingReason("tasks", seen.left_out.get(array, "its array has just ended"))
     why = seen.left_out.get(name, "its file has just been removed")
     if name not in seen.table.arrays and name not in seen.table.array_files:
         job = seen.table.jobs.get(name)
@@ -341,7 +341,7 @@ class Preview(Struct, frozen=True):
 
 def preview(spool: Spool) -> Preview:
     """Return what a dispatcher would do now and later, from a fresh look at the spool and the machine."""
-    seen = snapshot(spool, with_tasks=True)
+    seen = snapshot(spool, with_tasks=True, quiet=True)
     view, plan = seen.view, seen.plan
     would_start = {start.name for start in plan.starts}
     said = {name: seen.last_word(name) for name in (seen.said.jobs if seen.said is not None else ())}

@@ -53,8 +53,7 @@ from spool.query.rows import (
     row_of_result,
     row_of_view,
     usual_order,
-    with_parameters,
-    with_progress,
+    with_what_it_tells,
 )
 from spool.store.arrays import array_outcome, still_to_issue
 from spool.store.disk import status_of
@@ -125,7 +124,7 @@ def list_jobs(
         last = sorted((row.ended_at_ns or 0 for row in rows if row.state.ended), reverse=True)[: wanted.recent]
         rows = [row for row in rows if not row.state.ended or (last and (row.ended_at_ns or 0) >= last[-1])]
     if in_full:
-        rows = [with_progress(spool, row) for row in with_parameters(spool, rows)]
+        rows = with_what_it_tells(spool, rows)
     unknown = missing.difference(row.name for row in to_come)
     return replace(found, rows=tuple(rows), unknown=tuple(name for name in names if name in unknown))
 

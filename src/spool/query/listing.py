@@ -47,13 +47,15 @@ class ArrayTasks(Struct, frozen=True):
 
     rows: tuple[JobRow, ...]
 
+    @property
     def counts(self) -> dict[str, int]:
-        """Return how many tasks are in each state, ended states first."""
+        """How many tasks are in each state, ended states first."""
         found = Counter(row.state for row in self.rows)
         return {state.value: found[state] for state in sorted(found, key=lambda state: (not state.ended, state))}
 
+    @property
     def failed(self) -> tuple[str, ...]:
-        """Return the tasks that have ended without finishing."""
+        """The tasks that have ended without finishing."""
         return tuple(row.name for row in self.rows if row.state in BAD)
 
 

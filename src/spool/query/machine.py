@@ -203,7 +203,7 @@ def _kept(each: Reservation, seen: Snapshot) -> str:
 
 def machine_status(spool: Spool) -> MachineStatus:
     """Return the state of the whole machine."""
-    seen = snapshot(spool, with_gpus=True)
+    seen = snapshot(spool, with_gpus=True, quiet=True)
     running = seen.view.running
     lister = JobLister(spool, seen.now_ns)
     listing = lister.listing(recent=0)

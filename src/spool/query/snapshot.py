@@ -25,6 +25,7 @@ from spool.core.model import SECOND_NS, Holding, Machine, Policy, Reservation, S
 from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
 from spool.formats import reservation
+from spool.formats.config import Config
 from spool.formats.state import MachineView, StateView
 from spool.machine.gpus import LIMIT_NS
 from spool.machine.processes import MachineProber
@@ -236,14 +237,17 @@ class Snapshot(Struct, frozen=True):
         return in_words(job.reason, self.now_ns) if job is not None else ""
 
 
-def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False, with_tasks: bool = False) -> Snapshot:
+def snapshot(
+    spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False, with_tasks: bool = False, quiet: bool = False
+) -> Snapshot:
     """Return the state of the spool and the machine, and the plan for this moment.
 
     The GPUs are read if a job wants one, or always with *with_gpus*; the view of a dispatcher that watches them takes
     precedence, so that all answers agree. *with_tasks*, the tasks that arrays have not issued yet wait like the others.
+    *quiet*: the caller tells of `config_problem`, which otherwise is logged.
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
-    settings = Settings(spool.root)
+    settings = Settings(spool.root, quiet=quiet)
     table = SchedulerState(
         executors=Executors(config=lambda: settings.config),
         newest_result=spool.newest_result,
@@ -258,8 +262,10 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     left_out |= dict.fromkeys((*table.arrays, *table.array_files), "it is an array; its tasks are planned one by one")
     told = said.machine.told() if said is not None and said.machine is not None else None
     world = MachineMonitor(spool, table, settings, with_gpus=with_gpus, told=lambda: told)
-    patience_ns = _LONG_PATIENCE_NS if with_gpus else _GPU_PATIENCE_NS
-    machine, shared = _seen_by(world, spool, now_ns, patience_ns, said.machine if said is not None else None)
+    with closing(world):
+        machine = world.machine(now_ns, patience_ns=_LONG_PATIENCE_NS if with_gpus else _GPU_PATIENCE_NS)
+    shared = shared_machine(spool, now_ns, settings.config)
+    machine = _as_shared(machine, settings.config, shared, said.machine if said is not None else None)
     machine = replace(machine, refusal=refusal)
     policy = settings.config.policy
     alone = machine if shared is None else as_if_alone(machine)
@@ -322,21 +328,17 @@ def machine_now(spool: Spool, now_ns: int, *, with_gpus: bool = True, patience_n
     told, settings = machine_told(spool, now_ns), Settings(spool.root)
     gpus = told.told() if told is not None else None
     world = MachineMonitor(spool, SchedulerState(), settings, with_gpus=with_gpus, told=lambda: gpus)
-    return _seen_by(world, spool, now_ns, patience_ns, told)[0]
-
-
-def _seen_by(
-    world: MachineMonitor, spool: Spool, now_ns: int, patience_ns: int, told: MachineView | None
-) -> tuple[Machine, MachineSharing | None]:
-    """Return the machine, and its other users. What the dispatcher has *told* of these is what it goes by."""
     with closing(world):
         machine = world.machine(now_ns, patience_ns=patience_ns)
-    config = Settings(spool.root).config
-    shared = shared_machine(spool, now_ns, config)
-    if shared is None:
-        return machine, None
+    return _as_shared(machine, settings.config, shared_machine(spool, now_ns, settings.config), told)
+
+
+def _as_shared(
+    machine: Machine, config: Config, shared: MachineSharing | None, told: MachineView | None
+) -> Machine:
+    """Return the machine with what its arbiter leaves to the spool, by what the dispatcher has *told* of that."""
     said = told.shared if told is not None else None
-    return on_shared(machine, config, said or arbiter_view(shared)), shared
+    return machine if shared is None else on_shared(machine, config, said or arbiter_view(shared))
 
 
 def next_request(spool: Spool, name: str, user: str, spec: Spec) -> Sized | None:
