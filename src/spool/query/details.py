@@ -22,6 +22,7 @@ from spool.core.model import (
     Grant,
     Jid,
     JobDefaults,
+    Policy,
     Result,
     Sized,
     Spec,
@@ -33,6 +34,7 @@ from spool.core.runtimes import Expected
 from spool.core.sizes import Efficiency, MeasuredRun, Summary, efficiency, summary
 from spool.formats import jobfile
 from spool.formats.capabilities import contributed, engine_title
+from spool.formats.config import Config
 from spool.formats.run_records import ArrayRecord, RunFiles
 from spool.query.jobs import JobLister, row_to_come
 from spool.query.listing import ArrayTasks, tasks_of, with_outlook
@@ -130,8 +132,9 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         found = [JobRow(name=name, state=last.state or State.CANCELLED, run=last.record.run, reason=reason)]
     if not found:
         raise NoSuchJob(cannot("show", f"job {name}", f"the file with its name in {place}/ is not a regular file"))
-    defaults = _defaults(spool, lister, found[0])
-    expected, sized = _expected(spool, place, found[0], defaults)
+    config = Settings(spool.root).config
+    defaults = _defaults(spool, lister, found[0], config)
+    expected, sized = _expected(spool, place, found[0], defaults, config.policy)
     tasks = tasks_of(spool, name) or ArrayTasks(())
     to_expand = tasks_in(spool, name) if not tasks.rows and not found[0].state.ended else None
     (row,) = with_outlook(spool, with_metrics(spool, found[:1]), lister.at_ns, served=listed.serves)
@@ -189,18 +192,18 @@ def _last_lines(spool: Spool, name: str, runs: Sequence[RunDetails]) -> tuple[st
     return last_words_of(spool, name, runs[-1].record.run)
 
 
-def _defaults(spool: Spool, lister: JobLister, row: JobRow) -> JobDefaults:
+def _defaults(spool: Spool, lister: JobLister, row: JobRow, config: Config) -> JobDefaults:
     """Return what completes the file of a job: now, with what hooks set in it, or at the start of its run."""
     if row.place not in (layout.QUEUED, layout.HELD) and row.run is not None:
         return spool.defaults(row.name, row.run)
-    return Look(spool, Settings(spool.root).config, lister.at_ns).defaults(row.place or layout.QUEUED, row.name)
+    return Look(spool, config, lister.at_ns).defaults(row.place or layout.QUEUED, row.name)
 
 
 def _expected(
-    spool: Spool, place: str | None, row: JobRow, defaults: JobDefaults
+    spool: Spool, place: str | None, row: JobRow, defaults: JobDefaults, policy: Policy
 ) -> tuple[Expected | None, Sized | None]:
     """Return the run time and, while it waits, the request that are expected of a job, as far as known."""
-    if row.state.ended or place not in (layout.QUEUED, layout.HELD, layout.RUNNING):
+    if row.state.ended or place is None:
         return None, None
     runs = place == layout.RUNNING
     spec = spool.spec_in_force(row.name, row.run) if runs and row.run is not None else None
@@ -214,7 +217,7 @@ def _expected(
         sized = next_request(spool, row.name, row.user or "", spec)
     if spec.is_array:
         return None, sized
-    past = past_of(spool, time.time_ns(), Settings(spool.root).config.policy)
+    past = past_of(spool, time.time_ns(), policy)
     return past.run_times.expected(row.user or "", row.name, spec), sized
 
 

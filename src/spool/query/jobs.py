@@ -134,8 +134,13 @@ def row_to_come(spool: Spool, name: str) -> JobRow | None:
     array = JobLister(spool).row(array_of(name)) if spool.is_to_come(name) else None
     if array is None:
         return None
+    return to_come(array, name)
+
+
+def to_come(array: JobRow, task: str) -> JobRow:
+    """Return a task that the array in that row has still to issue."""
     no_run = replace(array, place=None, run=None, started_at_ns=None, array=False)
-    return replace(no_run, name=name, state=State.QUEUED, reason="not issued yet")
+    return replace(no_run, name=task, state=State.QUEUED, reason="not issued yet")
 
 
 class _FileMovedError(Exception):
@@ -604,22 +609,11 @@ class JobLister:
             status = os.lstat(self._spool.layout.job_file(DONE, name))
         except OSError:
             return None
-        at_ns = status.st_ctime_ns
-        reason = cancelled_by_mover(self._spool.root, QUEUED)
-        result = Result(
-            name,
-            1,
-            1,
-            State.CANCELLED,
-            reason,
-            submitted_at_ns=min(status.st_mtime_ns, at_ns - 1),
-            ended_at_ns=at_ns,
-            user=name_of(status.st_uid),
-        )
+        reason, at_ns = cancelled_by_mover(self._spool.root, QUEUED), status.st_ctime_ns
+        row = JobRow(name=name, state=State.CANCELLED, reason=reason, user=name_of(status.st_uid), ended_at_ns=at_ns)
         spec = self._spool.job_spec(DONE, name, Settings(self._spool.root).config.defaults)
-        if spec is not None:
-            result = replace(result, project=spec.project, group=spec.group, tags=spec.tags, request=spec.request)
-        return replace(row_of_result(result), run=None, attempt=None)
+        told = of_spec(spec) | {"priority": None} if spec is not None else {}
+        return replace(row, submitted_at_ns=min(status.st_mtime_ns, at_ns - 1), **told)
 
 
 def counts(rows: Iterable[JobRow]) -> Counter[State]:

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 
 from spool.core.arrays import array_of
 from spool.core.errors import SpoolError
-from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS, State
 from spool.core.reasons import ranges_of
 from spool.core.runtimes import ExpectedStart, Source, TimeLeft, time_left
-from spool.query.jobs import JobLister, list_jobs
+from spool.query.jobs import JobLister, list_jobs, to_come
 from spool.query.rows import JobFilter, JobList, JobRow, with_parameters
 from spool.store.arrays import task_names
 from spool.store.spool import Spool
@@ -65,23 +65,16 @@ def tasks_of(spool: Spool, name: str) -> ArrayTasks | None:
     if record is None:
         return None
     names = task_names(spool, name, record.run, record)
-    wanted = frozenset(names)
+    wanted = frozenset((name, *names))
     known = {row.name: row for row in JobLister(spool).listing(only=wanted.__contains__).rows}
-    goes_on = any(place in (QUEUED, HELD, RUNNING) for place in spool.places(name))
-    since_ns = record.submitted_at_ns or 0
+    array, since_ns = known.get(name), record.submitted_at_ns or 0
 
     def row_of(task: str) -> JobRow:
         row = known.get(task)
         if row is not None and not (row.state.ended and (row.submitted_at_ns or since_ns) < since_ns):
             return row
-        if goes_on:
-            return JobRow(
-                name=task,
-                state=State.QUEUED,
-                user=record.user,
-                submitted_at_ns=since_ns or None,
-                reason="not issued yet",
-            )
+        if array is not None and not array.state.ended and array.state is not State.STOPPING:
+            return to_come(array, task)
         return JobRow(name=task, state=State.CANCELLED, user=record.user, reason="never issued")
 
     return ArrayTasks(with_parameters(spool, map(row_of, names)))

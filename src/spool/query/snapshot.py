@@ -333,9 +333,7 @@ def machine_now(spool: Spool, now_ns: int, *, with_gpus: bool = True, patience_n
     return _as_shared(machine, settings.config, shared_machine(spool, now_ns, settings.config), told)
 
 
-def _as_shared(
-    machine: Machine, config: Config, shared: MachineSharing | None, told: MachineView | None
-) -> Machine:
+def _as_shared(machine: Machine, config: Config, shared: MachineSharing | None, told: MachineView | None) -> Machine:
     """Return the machine with what its arbiter leaves to the spool, by what the dispatcher has *told* of that."""
     said = told.shared if told is not None else None
     return machine if shared is None else on_shared(machine, config, said or arbiter_view(shared))
