@@ -14,12 +14,11 @@ from spool.cli import render
 from spool.cli.group import Subverbs, Verb, json_option, made, own, value_of
 from spool.cli.render import tell
 from spool.client import service
-from spool.client.submit import make_spool, root_at, was_spool
-from spool.core.errors import ExitCode, LockHeld, SpoolError, SpoolUnusable, UsageError, cannot
+from spool.client.submit import ensure_spool, root_at, was_spool
+from spool.core.errors import ExitCode, LockHeld, SpoolError, UsageError
 from spool.core.layout import GONE_RESERVATIONS, without_here
 from spool.core.reasons import count_of
 from spool.core.units import parse_duration, parse_size, show_size
-from spool.store.disk import remedy_for
 from spool.store.ownership import check_owner, this_user
 
 if TYPE_CHECKING:
@@ -41,12 +40,7 @@ def init(root: str, directory: str | None) -> int:
       mkdir -m 700 queued held running done jobs reservations .tmp
     """
     where = root_at(directory) if directory else root
-    try:
-        new = make_spool(where)
-    except OSError as error:
-        at = error.filename or where
-        why = error.strerror or str(error)
-        raise SpoolUnusable(cannot("make", "a spool", why, where=at, remedy=remedy_for(error))) from None
+    new = ensure_spool(where)
     render.say(f"created a spool in {where}" if new else f"a spool already exists in {where}")
     return 0
 

@@ -35,7 +35,7 @@ _COLUMNS = (
     render.Column("CPU", right=True),
     render.Column("MEM", right=True, drop=2),
     render.Column("GPU", cut="words"),
-    render.Column("RESOURCES", cut="words", drop=1),
+    render.Column("RESOURCES", cut="words", drop=1, optional=True),
     render.Column("FOR", right=True),
     render.Column(""),
 )
@@ -112,9 +112,7 @@ def _print(found: MachineStatus, unknown: str) -> None:
             print_users(seen.shared, seen.now_ns)
     if found.runs:
         render.say()
-        rows = [_row(each, seen.now_ns) for each in found.runs]
-        kept = [at for at, column in enumerate(_COLUMNS) if column.title != "RESOURCES" or any(row[at] for row in rows)]
-        render.table([_COLUMNS[at] for at in kept], [[row[at] for at in kept] for row in rows])
+        render.table(_COLUMNS, [_row(each, seen.now_ns) for each in found.runs])
 
 
 def _row(each: RunHere, now_ns: int) -> list[str]:

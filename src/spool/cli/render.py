@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 from msgspec import Struct
 
 from spool.core.errors import ExitCode, InvalidFile, SpoolError, cannot, shown
-from spool.core.model import GpuUse, Result, State
+from spool.core.model import GpuUse, Grant, Result, State
+from spool.core.reasons import count_of, pools_in_words
 from spool.core.units import show_duration, show_percent, show_size
 from spool.formats.capabilities import contributed
 from spool.store.disk import remedy_for
@@ -133,7 +134,7 @@ class Column(Struct, frozen=True):
 
     *cut*: it is shortened in the "middle" or at its "end", or continues below, broken between "words". *drop*: columns
     with a higher number are left out first; those with 0 stay, and those below 0 too unless remaining columns would
-    become narrower than *least* cells.
+    become narrower than *least* cells. *optional*: it is left out everywhere if no row has a text for it.
     """
 
     title: str
@@ -141,6 +142,7 @@ class Column(Struct, frozen=True):
     cut: Literal["", "middle", "end", "words"] = ""
     drop: int = 0
     least: int = _NARROW
+    optional: bool = False
 
     def floor(self, natural: int) -> int:
         """Return its least width if its texts have at most *natural* cells."""
@@ -178,6 +180,9 @@ def terminal_width() -> int | None:
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str] | None = None) -> None:
     """Print a table; *styles* has one for each row, for terminals."""
+    kept = [at for at, column in enumerate(columns) if not column.optional or any(row[at] for row in rows)]
+    if len(kept) < len(columns):
+        columns, rows = [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
     width = terminal_width()
     if width is None:
         sys.stdout.write(aligned(columns, rows))
@@ -449,12 +454,12 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def pairs(lines: Iterable[tuple[str, str]]) -> None:
-    """Print names and values, one pair per line, the values aligned; longer ones are indented."""
-    listed = list(lines)
+    """Print names and values that are not empty, one pair per line, the values aligned; longer ones are indented."""
+    listed = [(name, value) for name, value in lines if value]
     width = max((len(name) for name, _ in listed), default=0)
     room = terminal_width()
     for name, value in listed:
-        parts = value.splitlines() or [""]
+        parts = value.splitlines()
         if room is not None:
             parts = [part for line in parts for part in wrapped(shown(line), max(room - width - len(GAP), _NARROW))]
         first, *more = parts
@@ -488,6 +493,13 @@ def size(size_bytes: int | None) -> str:
 def duration(duration_ns: int | None) -> str:
     """Return a duration for a table's cell."""
     return "" if duration_ns is None else show_duration(max(0, duration_ns))
+
+
+def granted(grant: Grant, memory: str, *gpus: str) -> str:
+    """Return what a run gets, its memory and GPUs in these words: "2 CPUs (0-1), 4 GiB, GPU 0, licence 1"."""
+    cpus = count_of(grant.cpus, "CPU") + (f" ({grant.cpu_list})" if grant.cpu_list else "")
+    pools = pools_in_words(grant.resources, grant.resource_indices)
+    return ", ".join(filter(None, (cpus, memory, *gpus, pools)))
 
 
 def cpu_time(duration_ns: int | None) -> str:
@@ -547,8 +559,10 @@ def with_reason(state: str, reason: str) -> str:
     return reason if reason.startswith(state) else f"{state}: {reason}" if reason else str(state)
 
 
-def indented(title: str, text: str) -> None:
-    """Print a text below its title, after an empty line."""
+def indented(title: str, text: str | None) -> None:
+    """Print a text, if there is one, below its title and after an empty line."""
+    if not text:
+        return
     say()
     say(f"{title}:")
     for line in text.rstrip().splitlines():

@@ -120,7 +120,15 @@ class Draft:
 
         It does for a text that needs more than a backslash, and for numbers and tables of other kinds.
         """
-        return _laid_out(self.keys)
+        lines: list[str] = []
+        tables: list[str] = []
+        for key, value in self.keys.items():
+            if isinstance(value, dict):
+                tables += ["", f"[{_key(key)}]", *(_line(name, item) for name, item in value.items())]
+            else:
+                lines.append(_line(key, value))
+        text = "\n".join([*lines, *tables]) + "\n"
+        return None if "\0" in text else text
 
     def text(self) -> bytes:
         """Return the job file. Raises InvalidValue for a text that no file can hold."""
@@ -331,19 +339,6 @@ def next_name(root: str, name: str) -> str:
     while ever_used(root, f"{name}-{number}"):
         number += 1
     return f"{name}-{number}"
-
-
-def _laid_out(keys: Mapping[str, object]) -> str | None:
-    lines: list[str] = []
-    tables: list[str] = []
-    for key, value in keys.items():
-        if isinstance(value, dict):
-            inner = [_line(name, item) for name, item in value.items()]
-            tables += ["", f"[{_key(key)}]", *inner]
-        else:
-            lines.append(_line(key, value))
-    text = "\n".join([*lines, *tables]) + "\n"
-    return None if "\0" in text else text
 
 
 def _line(key: object, value: object) -> str:

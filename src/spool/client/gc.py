@@ -196,10 +196,8 @@ class _Collector:
         except OSError as error:  # without its numbers, some would be reused
             raise SpoolUnusable(_cannot("clean up", self._spool.root, error, path)) from None
         numbers = {name: run for name, run in known.items() if isinstance(run, int)} if isinstance(known, dict) else {}
-        for name, run in last.items():
-            numbers[name] = max(run, numbers.get(name, 0))
-        text = json.dumps(numbers, separators=(",", ":")).encode() + b"\n"
-        staged = self._disk.staged(text, durable=True)
+        numbers |= {name: max(run, numbers.get(name, 0)) for name, run in last.items()}
+        staged = self._disk.staged(json.dumps(numbers, separators=(",", ":")).encode() + b"\n", durable=True)
         try:
             self._disk.rename(staged, os.path.basename(path), new_at=self._at[JOBS])
         except OSError as error:
