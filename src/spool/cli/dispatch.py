@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -123,7 +124,7 @@ def install(root: str, force: bool, dry_run: bool) -> int:
         service.require_manager()
     except service.NoServiceManager as error:
         tell(f"{error}; cron can start it instead. `crontab -e`, and this line:")
-        render.say(service.by_cron(root, words, usual=usual))
+        render.say(f"@reboot {shlex.join([*words, *([] if usual else ['--spool', root]), 'dispatch'])}")
         return int(error.exit_code)
     changed = service.install(made(root).root, unit, force=force)
     render.say(f"{unit.path} {'written' if changed else 'unchanged'}")

@@ -84,10 +84,7 @@ def submit(arguments: Sequence[str]) -> int | None:
     exported = exports(root, values.pop("export", []))
     if exported.assigned or exported.remarks:
         return None
-    try:
-        draft = drafted(name or fresh_name(root, stem_of(command)), command, values, exported, held=held)
-    except OSError:  # the working directory is gone
-        return None
+    draft = drafted(name or fresh_name(root, stem_of(command)), command, values, exported, held=held)
     text = None if draft is None else draft.plain_text()
     if draft is None or text is None or len(text) >= _MAX_BYTES or not _certainly_welcome(root, name, values):
         return None
@@ -96,10 +93,9 @@ def submit(arguments: Sequence[str]) -> int | None:
 
 def _needs_nothing(command: str | list[str]) -> bool:
     """Whether neither a command's text names another scheduler, nor its words a variable that no shell expands."""
-    if isinstance(command, str):
-        return not any(word in command for word in _OF_OTHERS)
-    text = " ".join(command)
-    return not any(word in text for word in (*_OF_OTHERS, "$SPOOL_", "${SPOOL_", "CUDA_VISIBLE_DEVICES"))
+    words = _OF_OTHERS if isinstance(command, str) else (*_OF_OTHERS, "$SPOOL_", "${SPOOL_", "CUDA_VISIBLE_DEVICES")
+    text = command if isinstance(command, str) else " ".join(command)
+    return not any(word in text for word in words)
 
 
 def _submitted(root: str, draft: Draft, text: str) -> int | None:

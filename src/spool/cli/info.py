@@ -377,23 +377,22 @@ def list_(root: str, everything: bool, as_json: bool) -> int:
     """
     spool, now_ns = viewed(root), time.time_ns()
     machine = machine_now(spool, now_ns) if spool.names(layout.RESERVATIONS) else Machine(0, 0)
-    found = list_reservations(spool, machine, now_ns, everything=everything)
+    found, gpus = list_reservations(spool, machine, now_ns, everything=everything)
     if as_json:
         rows = [
             {"name": one.name, "state": one.state}
             | (plain(one.reservation) if one.reservation is not None else {})
             | {"problem": one.problem or None, "removed_at_ns": one.removed_at_ns}
-            for one in found.rows
+            for one in found
         ]
-        render.as_json({"gpus": found.gpus, "gpu_problem": found.gpu_problem, "reservations": rows})
-        return 0
-    if not found.rows:
+        render.as_json({"gpus": gpus, "gpu_problem": machine.gpu_problem, "reservations": rows})
+    elif not found:
         tell("no reservations")
-        return 0
-    rows_of_text = [_reservation_row(one) for one in found.rows]
-    render.table(_RESERVATION_COLUMNS, rows_of_text, [_STYLES[one.state] for one in found.rows])
-    if found.gpu_problem is not None:
-        tell(f"the machine's GPUs are unknown: {found.gpu_problem}")
+    else:
+        styles = [_STYLES[one.state] for one in found]
+        render.table(_RESERVATION_COLUMNS, [_reservation_row(one) for one in found], styles)
+        if machine.gpu_problem is not None:
+            tell(f"the machine's GPUs are unknown: {machine.gpu_problem}")
     return 0
 
 
@@ -448,15 +447,8 @@ def _what(one: Reservation) -> str:
 
 
 def _reservation_row(one: ReservationStatus) -> list[str]:
-    said = one.reservation
+    said, head = one.reservation, [one.name, one.state.value]
     if said is None:
-        return [one.name, one.state.value, "", "", "", "", one.problem]
-    return [
-        one.name,
-        one.state.value,
-        said.holder,
-        _what(said),
-        render.moment(said.start_at_ns),
-        render.moment(said.end_at_ns),
-        one.problem or said.comment or "",
-    ]
+        return [*head, "", "", "", "", one.problem]
+    period = render.moment(said.start_at_ns), render.moment(said.end_at_ns)
+    return [*head, said.holder, _what(said), *period, one.problem or said.comment or ""]

@@ -69,11 +69,6 @@ class Script(Struct, frozen=True):
     source: ScriptText | None = None  # None: it is no script
 
 
-def is_job_file(words: Sequence[str]) -> bool:
-    """Whether the first of *words* is a job file rather than a script."""
-    return bool(words) and words[0].endswith(".toml") and os.path.isfile(words[0])
-
-
 class Asked(Struct, frozen=True):
     """The requests of the command line. `plain` are the words after `--`, `loose` those given without `--`.
 
@@ -420,7 +415,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     if of_others := {"command", "script"} & asked.values.keys():
         why = f"--set {of_others.pop()} changes a job that is there"
         raise UsageError(cannot("submit", "a job", why, remedy="write the command after `--`"))
-    if is_job_file(asked.loose):
+    if asked.loose and asked.loose[0].endswith(".toml") and os.path.isfile(asked.loose[0]):
         return _job_file(asked, root)
     others = tuple(kind(root) for _, kind in contributed("scripts"))
     what = _what_to_run(asked, root, others)

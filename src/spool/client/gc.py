@@ -145,8 +145,9 @@ def remove_planned(
                 step(done, len(removal.runs))
             if name in last and collector.remove_record(name):
                 jobs.append((name, last[name]))
-        kept = tuple(filter(collector.remove_reservation, removal.reservations))
-    return Removal(tuple(collector.gone), tuple(jobs), (*removal.problems, *collector.problems), kept)
+        what = (GONE_RESERVATIONS, "an old reservation")
+        gone = tuple(filename for filename in removal.reservations if collector.discard(filename, *what))
+    return Removal(tuple(collector.gone), tuple(jobs), (*removal.problems, *collector.problems), gone)
 
 
 class _Collector:
@@ -246,7 +247,7 @@ class _Collector:
         """Remove the file of a job without runs; return whether it is gone."""
         if name in self._stays or not _may_go(self._spool, name, self._unrecorded):
             return False
-        if not self._discard(layout.file_of(name), DONE, f"the record of job {name}"):
+        if not self.discard(layout.file_of(name), DONE, f"the record of job {name}"):
             return False
         with suppress(OSError):  # a run has begun meanwhile, or a user keeps a file there
             self._disk.rmdir(name, self._at[JOBS])
@@ -256,11 +257,7 @@ class _Collector:
                 self._disk.discard(name + layout.FUNCTION, self._at[CALLS])
         return True
 
-    def remove_reservation(self, filename: str) -> bool:
-        """Remove the kept text of a reservation; return whether it is gone."""
-        return self._discard(filename, GONE_RESERVATIONS, "an old reservation")
-
-    def _discard(self, filename: str, place: str, what: str) -> bool:
+    def discard(self, filename: str, place: str, what: str) -> bool:
         """Remove a file, and return whether it is gone; else add the problem."""
         try:
             self._disk.discard(filename, self._at[place])

@@ -427,7 +427,7 @@ class _FollowedJob:
             newest = self._spool.latest_run(self.name) or 0
             if self._run is None and (self._only or newest >= self._from):
                 yield self._begin()
-            is_over = self._end is not None or self._run_is_over(newest)
+            is_over = self._end is not None or (self._run is not None and self._has_ended(self._run, newest))
             yield from self._drained()
             if self._only or self._run is None or not is_over or newest <= self._run:
                 break
@@ -437,10 +437,8 @@ class _FollowedJob:
         if self._end is not None:
             yield self._end
 
-    def _run_is_over(self, newest: int) -> bool:
-        if self._run is None:
-            return False
-        return newest > self._run or self._spool.record(self.name, self._run, layout.RESULT) is not None
+    def _has_ended(self, run: int, newest: int) -> bool:
+        return newest > run or self._spool.record(self.name, run, layout.RESULT) is not None
 
     def _begin(self) -> OutputPiece:
         """Begin with the next run, and return the empty piece that says so."""

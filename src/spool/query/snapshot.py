@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pwd
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from enum import StrEnum
 
@@ -75,49 +75,40 @@ class ReservationFiles(Struct, frozen=True):
     standing: tuple[Reservation, ...]
 
 
-class ReservationList(Struct, frozen=True):
-    """All reservations of a spool, and the indices of the GPUs that they are about."""
-
-    rows: tuple[ReservationStatus, ...]
-    gpus: tuple[int, ...]
-    gpu_problem: str | None
-    at_ns: int
-
-
 def read_reservations(spool: Spool, gpus: Collection[int] | None, now_ns: int) -> ReservationFiles:
     """Return every reservation; *gpus* are the indices of the existing GPUs, None if unknown."""
-    read: list[Reservation] = []
-    rows: list[ReservationStatus] = []
-    for name in spool.names(layout.RESERVATIONS):
-        path = spool.layout.job_file(layout.RESERVATIONS, name)
+    found = [_read(spool, name) for name in spool.names(layout.RESERVATIONS)]
+    read = [one for one in found if isinstance(one, Reservation)]
+    settled = settle(read, gpus)
+    rows = [one for one in found if isinstance(one, ReservationStatus)]
+    for one in settled.standing:
+        begun = ReservationState.ACTIVE if is_active(one, now_ns) else ReservationState.COMPLETED
+        state = ReservationState.PENDING if now_ns < one.start_at_ns else begun
+        rows.append(ReservationStatus(one.name, state, one))
+    noes = ((one, settled.refused[one.name]) for one in read if one.name in settled.refused)
+    rows += [ReservationStatus(one.name, ReservationState.INVALID, one, in_words(no, now_ns)) for one, no in noes]
+    return ReservationFiles(tuple(rows), settled.standing)
+
+
+def _read(spool: Spool, name: str) -> Reservation | ReservationStatus | None:
+    """Return the reservation in a file, what is wrong with the file, or None if it has just been removed."""
+    path = spool.layout.job_file(layout.RESERVATIONS, name)
+    try:
+        seen = read_stable(path)
+    except OSError as error:
+        spool.note(error, path)
+        why = f"cannot be read: {error.strerror or error}; {remedy_for(error)}"
+        return ReservationStatus(name, ReservationState.INVALID, problem=why, unread=True)
+    if seen is ReadFailure.GONE:
+        return None
+    if isinstance(seen, ReadFailure):
+        why = f"its file is {seen.value}"
+    elif not (why := spool.why_not(seen.status, layout.RESERVATIONS, name)):
         try:
-            seen = read_stable(path)
-        except OSError as error:
-            spool.note(error, path)
-            why = f"cannot be read: {error.strerror or error}; {remedy_for(error)}"
-            rows.append(ReservationStatus(name, ReservationState.INVALID, problem=why, unread=True))
-            continue
-        if isinstance(seen, ReadFailure):
-            if seen is not ReadFailure.GONE:
-                rows.append(ReservationStatus(name, ReservationState.INVALID, problem=f"its file is {seen.value}"))
-            continue
-        if why := spool.why_not(seen.status, layout.RESERVATIONS, name):
-            rows.append(ReservationStatus(name, ReservationState.INVALID, problem=why))
-            continue
-        try:
-            read.append(reservation.parse(seen.data, name=name, created_at_ns=seen.status.st_mtime_ns))
+            return reservation.parse(seen.data, name=name, created_at_ns=seen.status.st_mtime_ns)
         except InvalidReservation as error:
             why = "; ".join(problem.message for problem in error.problems)
-            rows.append(ReservationStatus(name, ReservationState.INVALID, problem=why))
-    settled = settle(read, gpus)
-    rows += [ReservationStatus(one.name, state_at(one, now_ns), one) for one in settled.standing]
-    refused = settled.refused
-    rows += [
-        ReservationStatus(one.name, ReservationState.INVALID, one, in_words(refused[one.name], now_ns))
-        for one in read
-        if one.name in refused
-    ]
-    return ReservationFiles(tuple(rows), settled.standing)
+    return ReservationStatus(name, ReservationState.INVALID, problem=why)
 
 
 def removed_reservations(spool: Spool) -> tuple[ReservationStatus, ...]:
@@ -144,31 +135,19 @@ def removed_reservations(spool: Spool) -> tuple[ReservationStatus, ...]:
     return tuple(rows)
 
 
-def state_at(one: Reservation, now_ns: int) -> ReservationState:
-    """Return the state of a valid reservation at that instant."""
-    if is_active(one, now_ns):
-        return ReservationState.ACTIVE
-    return ReservationState.PENDING if now_ns < one.start_at_ns else ReservationState.COMPLETED
+def list_reservations(
+    spool: Spool, machine: Machine, now_ns: int, *, everything: bool
+) -> tuple[list[ReservationStatus], list[int]]:
+    """Return the reservations by their beginning, and the indices of the GPUs that there are or that they keep.
 
-
-def list_reservations(spool: Spool, machine: Machine, now_ns: int, *, everything: bool) -> ReservationList:
-    """Return the reservations by their beginning; those that are over, or cancelled, only with *everything*."""
+    Those that are over, or cancelled, are there only with *everything*.
+    """
     rows = read_reservations(spool, known_gpus(machine), now_ns).rows
-    shown = [one for one in rows if everything or not _is_over(one, now_ns)]
-    shown += removed_reservations(spool) if everything else ()
+    over = {one.name for one in rows if one.reservation is not None and one.reservation.end_at_ns <= now_ns}
+    shown = [*rows, *removed_reservations(spool)] if everything else [one for one in rows if one.name not in over]
     shown.sort(key=lambda one: (one.reservation.start_at_ns if one.reservation else 0, one.name))
-    return ReservationList(tuple(shown), _indices(machine, shown), machine.gpu_problem, now_ns)
-
-
-def _is_over(one: ReservationStatus, now_ns: int) -> bool:
-    return one.state is ReservationState.COMPLETED or (
-        one.reservation is not None and one.reservation.end_at_ns <= now_ns
-    )
-
-
-def _indices(machine: Machine, shown: Sequence[ReservationStatus]) -> tuple[int, ...]:
     kept = {index for one in shown if one.stands and one.reservation for index in one.reservation.gpu_indices}
-    return tuple(sorted(kept | {gpu.index for gpu in machine.gpus}))
+    return shown, sorted(kept | {gpu.index for gpu in machine.gpus})
 
 
 def check_new(spool: Spool, machine: Machine, new: Reservation, now_ns: int) -> tuple[str, ...]:
