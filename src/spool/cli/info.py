@@ -94,15 +94,9 @@ def _print(found: MachineStatus, unknown: str) -> None:
         ("GPUs", _gpus(found.gpus)),
         *((name, f"{use.total}, {use.granted} granted, {use.free} free") for name, use in found.resources.items()),
         ("disk", _disk(found)),
-        *_runs(found),
-        (
-            "jobs",
-            ", ".join(f"{number} {state}" for state, number in found.states.items()) or unknown or "no active jobs",
-        ),
-        (
-            "last day",
-            ", ".join(f"{number} {outcome}" for outcome, number in found.ended.items()) or unknown or "no jobs ended",
-        ),
+        ("runs", _runs(found)),
+        ("jobs", render.counts(found.states) or unknown or "no active jobs"),
+        ("last day", render.counts(found.ended) or unknown or "no jobs ended"),
     ]
     render.pairs(lines)
     for problem in found.problems:
@@ -147,36 +141,33 @@ def _dispatcher(found: MachineStatus) -> str:
         return found.next_dispatcher
     if one.pid is None:
         return "running; no heartbeat yet" + (f", {_ASTRAY}" if one.lock_astray else "")
-    parts = [f"pid {one.pid}"]
-    if one.since_at_ns is not None:
-        parts.append(f"for {show_duration(found.seen.now_ns - one.since_at_ns)}")
-    if one.heartbeat_at_ns is not None:
-        parts.append(f"heartbeat {show_duration(max(0, found.seen.now_ns - one.heartbeat_at_ns))} ago")
-    if one.silent_ns is not None:
-        parts.append("NO RECENT HEARTBEAT")
-    if one.lock_astray:
-        parts.append(_ASTRAY)
-    return ", ".join(parts)
+    now_ns, since_ns, beat_ns = found.seen.now_ns, one.since_at_ns, one.heartbeat_at_ns
+    parts = (
+        f"pid {one.pid}",
+        f"for {show_duration(now_ns - since_ns)}" if since_ns is not None else "",
+        f"heartbeat {show_duration(max(0, now_ns - beat_ns))} ago" if beat_ns is not None else "",
+        "NO RECENT HEARTBEAT" if one.silent_ns is not None else "",
+        _ASTRAY if one.lock_astray else "",
+    )
+    return ", ".join(filter(None, parts))
 
 
 def _memory(found: MachineStatus, others_bytes: int) -> str:
-    seen = found.seen
-    parts = [
-        f"{show_size(seen.machine.memory_bytes)} after the reserve",
+    machine = found.seen.machine
+    available = machine.memory_available_bytes
+    parts = (
+        f"{show_size(machine.memory_bytes)} after the reserve",
         f"{show_size(found.memory_granted_bytes)} granted",
-        *([f"{show_size(others_bytes)} granted to others"] if others_bytes else []),
+        f"{show_size(others_bytes)} granted to others" if others_bytes else "",
         f"{show_size(found.memory_not_granted_bytes)} not granted",
-    ]
-    if seen.machine.memory_available_bytes is not None:
-        parts.append(f"{show_size(seen.machine.memory_available_bytes)} actually available")
-    return ", ".join(parts)
+        f"{show_size(available)} actually available" if available is not None else "",
+    )
+    return ", ".join(filter(None, parts))
 
 
-def _runs(found: MachineStatus) -> list[tuple[str, str]]:
-    most = found.seen.policy.max_running
-    if most is None:
-        return []
-    return [("runs", f"{len(found.runs)} of {most}{': the spool is full' if len(found.runs) >= most else ''}")]
+def _runs(found: MachineStatus) -> str:
+    runs, most = len(found.runs), found.seen.policy.max_running
+    return "" if most is None else f"{runs} of {most}{': the spool is full' if runs >= most else ''}"
 
 
 def _gpus(found: GpuList) -> str:

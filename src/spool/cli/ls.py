@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, islice
 
 import click
 from msgspec import Struct
@@ -21,7 +22,7 @@ from spool.core.reasons import pools_in_words, some_of
 from spool.core.units import show_duration
 from spool.formats.wire import render_instant
 from spool.query.jobs import list_jobs
-from spool.query.listing import BAD, ArrayTasks, ListedJob, folded, foreseen, tasks_of, tree
+from spool.query.listing import BAD, ListedJob, folded, tasks_of, tree, with_outlook
 from spool.query.rows import (
     ORDERS,
     JobFilter,
@@ -251,12 +252,16 @@ class _Asked(Struct, frozen=True):
 def _show(spool: Spool, asked: _Asked) -> int:
     """Read the spool, print the list once, and return the exit code."""
     found, arrays = _read(spool, asked)
-    rows = _rows(found, arrays, asked)
+    listed = {row.name for row in found.rows}
+    tasks = [row for one in arrays.values() for row in one if asked.wanted.wants(row) and row.name not in listed]
+    rows = [*found.rows, *tasks]
+    if asked.by is not None and asked.form in ("table", "csv"):
+        rows = _by(rows, asked.by)
     match asked.form:
         case "json":
             _print_json(found, arrays)
         case "names":
-            listed = {row.name for row in found.rows}  # the name of an array stands for its tasks
+            # The name of an array stands for its tasks.
             names = (row.name for row in rows if row.name in listed or array_of(row.name) not in listed)
             sys.stdout.writelines(f"{name}\n" for name in dict.fromkeys(names))
         case "csv":
@@ -277,7 +282,7 @@ def _show(spool: Spool, asked: _Asked) -> int:
     return int(ExitCode.NO_SUCH_JOB) if found.unknown else 0
 
 
-def _read(spool: Spool, asked: _Asked) -> tuple[JobList, dict[str, ArrayTasks]]:
+def _read(spool: Spool, asked: _Asked) -> tuple[JobList, dict[str, tuple[JobRow, ...]]]:
     """Return the list, and the tasks of the arrays that were named, with what the columns need beyond the rows."""
     columns = {_VALUES.get(word.partition(":")[0], word) for word in _needed(asked)}
     closely = not columns.isdisjoint(_FULLY)
@@ -285,13 +290,15 @@ def _read(spool: Spool, asked: _Asked) -> tuple[JobList, dict[str, ArrayTasks]]:
     if "progress" in columns and not closely:
         found = replace(found, rows=tuple(with_progress(spool, row) for row in found.rows))
     names = (name for name in asked.wanted.names if not is_pattern(name))
-    arrays = {name: tasks for name in names if (tasks := tasks_of(spool, name)) is not None}
+    arrays = {name: tasks.rows for name in names if (tasks := tasks_of(spool, name)) is not None}
+    rows = (*found.rows, *chain.from_iterable(arrays.values()))
     if "left" in columns:
-        found, arrays = foreseen(spool, found, arrays)
+        rows = with_outlook(spool, rows, found.at_ns, served=found.serves)
     if "metrics" in columns or (arrays and columns):
-        found = replace(found, rows=with_metrics(spool, found.rows))
-        arrays = {name: ArrayTasks(with_metrics(spool, one.rows)) for name, one in arrays.items()}
-    return found, arrays
+        rows = with_metrics(spool, rows)
+    each = iter(rows)
+    found = replace(found, rows=tuple(islice(each, len(found.rows))))
+    return found, {name: tuple(islice(each, len(tasks))) for name, tasks in arrays.items()}
 
 
 def _needed(asked: _Asked) -> Sequence[str]:
@@ -327,14 +334,6 @@ def _tell_empty(spool: Spool, found: JobList, asked: _Asked) -> None:
         "`spool submit --help` shows how to submit one" if asked.everything else "`spool ls --all` lists ended jobs too"
     )
     tell(f"{what}; {step}")
-
-
-def _rows(found: JobList, arrays: dict[str, ArrayTasks], asked: _Asked) -> list[JobRow]:
-    """Return the jobs, followed by the tasks of the arrays that were named; or in the order of a parameter."""
-    listed = {row.name for row in found.rows}
-    tasks = [row for one in arrays.values() for row in one.rows if asked.wanted.wants(row) and row.name not in listed]
-    rows = [*found.rows, *tasks]
-    return _by(rows, asked.by) if asked.by is not None and asked.form in ("table", "csv") else rows
 
 
 def _lines(spool: Spool, rows: Sequence[JobRow], asked: _Asked, *, named: bool) -> Sequence[ListedJob]:
@@ -428,8 +427,8 @@ def _print_csv(rows: Iterable[JobRow], columns: Sequence[str], now_ns: int) -> N
         out.writerow([shown(field_of(name).text(ListedJob(row, row.name), now_ns)) for name in columns])
 
 
-def _print_json(found: JobList, arrays: dict[str, ArrayTasks]) -> None:
-    tasks = {"tasks": {name: one.rows for name, one in arrays.items()}} if arrays else {}
+def _print_json(found: JobList, arrays: Mapping[str, Sequence[JobRow]]) -> None:
+    tasks = {"tasks": arrays} if arrays else {}
     render.as_json({"at": render_instant(found.at_ns), "dispatcher": found.dispatcher,
                     "paused": found.paused, "problems": found.problems, "jobs": found.rows, **tasks})  # fmt: skip
 

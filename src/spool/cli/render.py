@@ -380,11 +380,12 @@ def prose(line: str, indent: str = "  ") -> None:
 def headline(before: str, answer: str, style: str) -> None:
     """Print *before* and, on a terminal in bold and in the colours of *style*, the *answer*, wrapped at words."""
     width = terminal_width()
+    text = shown(f"{before}: {answer}" if before else answer)
     if width is None:
-        say(f"{before}: {answer}" if before else answer)
+        say(text)
         return
     coloured = painter()
-    for line in wrapped(shown(f"{before}: {answer}" if before else answer), width):
+    for line in wrapped(text, width):
         say(drawn=coloured(f"bold {style}".strip(), line))
 
 
@@ -517,6 +518,11 @@ def parameters(values: Sequence[tuple[str, str]]) -> str:
 def count(number: int | None) -> str:
     """Return a number for a table's cell."""
     return "" if number is None else str(number)
+
+
+def counts(numbers: Mapping[str, int]) -> str:
+    """Return how many there are of what: "2 running, 1 queued"."""
+    return ", ".join(f"{number} {what}" for what, number in numbers.items() if number)
 
 
 def ratio(number: float | None) -> str:

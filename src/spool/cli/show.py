@@ -81,7 +81,7 @@ def _print(found: JobDetails, tasks: Sequence[ListedJob]) -> None:
         ("requests", found.requests),
         ("expected run time", found.expected),
         ("submitted", render.moment(row.submitted_at_ns, now_ns)),
-        ("tasks", ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in found.tasks.counts.items())),
+        ("tasks", render.counts(found.tasks.counts).replace("_", " ")),
         ("tasks", f"{found.to_expand}, none issued yet" if found.to_expand else ""),
         ("failed tasks", _failed(found)),
         ("file", found.path or ("" if row.state is State.QUEUED else "(gone)")),
@@ -333,11 +333,10 @@ def _next_time(advice: Advice) -> list[tuple[str, str]]:
 
 def _of_array(found: ArrayEfficiency) -> list[tuple[str, str]]:
     whole: Summary = found.summary
-    states = ", ".join(f"{count} {state}" for state, count in whole.states.items())
     limit = f" of {render.duration(whole.time_limit_ns)}" if whole.time_limit_ns is not None else ", no limit"
     given = whole.memory_bytes.most
     return [
-        ("array", f"{found.job}, {count_of(whole.tasks, 'task')}: {states}"),
+        ("array", f"{found.job}, {count_of(whole.tasks, 'task')}: {render.counts(whole.states)}"),
         ("CPUs", f"{whole.cpus.most or 0} given to each, {_busy(whole.cpus_used, whole.cpu_efficiency)}"),
         (
             "memory",

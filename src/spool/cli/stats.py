@@ -110,7 +110,7 @@ def _pairs(statistics: Statistics) -> list[tuple[str, str]]:
     return [
         ("runs", f"{total.runs}, of {count_of(total.jobs, 'job')} that ended for good"),
         ("ended", f"{render.moment(statistics.first_at_ns)} to {render.moment(statistics.last_at_ns)}"),
-        ("outcomes", ", ".join(f"{count} {outcome}" for outcome, count in total.outcomes.items() if count)),
+        ("outcomes", render.counts(total.outcomes)),
         ("success", render.percent(total.success_rate) or "(of no job)"),
         ("run again", f"{total.retries} by retry, {total.requeues} requeued"),
         ("wait", _times(total.wait_median_ns, total.wait_p90_ns, total.wait_mean_ns)),

@@ -22,7 +22,7 @@ from spool.core.model import SECOND_NS, State
 from spool.core.reasons import ranges_of
 from spool.core.runtimes import ExpectedStart, Source, TimeLeft, time_left
 from spool.query.jobs import JobLister, list_jobs, to_come
-from spool.query.rows import JobFilter, JobList, JobRow, with_parameters
+from spool.query.rows import JobFilter, JobRow, with_parameters
 from spool.store.arrays import task_names
 from spool.store.spool import Spool
 
@@ -201,19 +201,6 @@ class OutlookReader:
             pause_ns = max(_AT_MOST_EVERY_NS, _SHARE * (time.thread_time_ns() - begun_ns))
             self._due_ns = now_ns + min(pause_ns, _LATEST_NS)
         return self._last
-
-
-def foreseen(
-    spool: Spool, found: JobList, arrays: Mapping[str, ArrayTasks], *, ask: bool = True
-) -> tuple[JobList, dict[str, ArrayTasks]]:
-    """Return a list of jobs, and the tasks of *arrays*, with the `left` or the `start` of each, as far as known.
-
-    *ask*: also what only the planner knows.
-    """
-    lists = [found.rows, *(one.rows for one in arrays.values())]
-    rows = iter(with_outlook(spool, [row for each in lists for row in each], found.at_ns, served=ask and found.serves))
-    jobs, *tasks = [tuple(next(rows) for _ in each) for each in lists]
-    return replace(found, rows=jobs), dict(zip(arrays, map(ArrayTasks, tasks), strict=True))
 
 
 def with_outlook(spool: Spool, rows: Iterable[JobRow], now_ns: int, *, served: bool) -> tuple[JobRow, ...]:
