@@ -115,7 +115,7 @@ BUDGET = {
     "": 100,
     "cli": 7100,
     "client": 2650,
-    "core": 7900,
+    "core": 7950,
     "dispatcher": 7800,
     "doctor": 550,
     "executors": 2100,

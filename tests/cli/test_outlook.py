@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 
 from calling import Command, asked, put_job
-from cli.records import begin, view
+from cli.records import TRUE, begin, view
 from spool.core.model import SECOND_NS, Result, State
+from spool.extras.page.document import render
 from spool.formats.run_records import render_history
 from spool.formats.state import JobView, MachineView
+from spool.formats.wire import render_instant
 from spool.python.client import Client
 from spool.query.jobs import list_jobs
-from spool.query.listing import OutlookReader, with_outlook
+from spool.query.listing import OutlookReader, expected_end, with_outlook
+from spool.query.overview import OverviewReader
 from spool.store.lock import Lock
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
@@ -83,6 +86,63 @@ def test_the_planner_adds_guesses_and_starts_where_a_dispatcher_serves(spool_roo
     assert (found["next"].start_at_ns, found["next"].start_is_guess) == (now + 20 * MINUTE, True)
     unserved = {row.name: row for row in with_outlook(spool, rows, now, served=False)}
     assert unserved["next"].outlook(now) == unserved["x_3"].outlook(now) == "-"
+
+
+@pytest.mark.usefixtures("own_process_stands_for_wrappers")
+def test_every_view_tells_the_same(spool: Command, spool_root: Path, now: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run ends by its progress, one as similar runs did, neither at its limit; what waits for them starts then."""
+    user = this_user()
+    ended = [
+        Result(f"x_{at}", 1, 1, State.FINISHED, "", 1, now - 90 * MINUTE, now - 60 * MINUTE, exit_code=0, user=user)
+        for at in range(2)
+    ]
+    (spool_root / "history.jsonl").write_bytes(b"".join(map(render_history, ended)))
+    (spool_root / "config.toml").write_text("cpus = 2\n")
+    _running(spool_root, "says", now - 10 * MINUTE, "8h", "epoch 5/20")
+    _running(spool_root, "x_3", now - 20 * MINUTE, "8h")
+    put_job(spool_root, "next", f"{TRUE}cpus = 2\n")
+    put_job(spool_root, "after", f'{TRUE}depends_on = ["x_3"]\npriority = 20\n')
+    limit = {"time_limit_ns": 480 * MINUTE, "user": user, "cpus": 1, "run": 1}
+    begun = {"says": now - 10 * MINUTE, "x_3": now - 20 * MINUTE}
+    jobs = {name: JobView(state="running", started_at_ns=at, **limit) for name, at in begun.items()}
+    jobs |= {name: JobView(state="queued", cpus=1, user=user, reason="cpus") for name in ("next", "after")}
+    lock = Lock(str(spool_root / ".lock"))
+    machine = MachineView(cpus=2, cpus_free=0, memory_bytes=1 << 30, memory_free_bytes=1 << 30)
+    view(spool_root, jobs, at_ns=now, pid=os.getpid(), machine=machine)
+    os.utime(spool_root / "state.json", ns=(now, now))
+    starts = {"after": now + 10 * MINUTE, "next": now + 40 * MINUTE}
+    told = {"says": (30 * MINUTE, "progress"), "x_3": (10 * MINUTE, "guess")}
+    try:
+        listed = {job["name"]: job for job in asked(spool, "ls")["jobs"]}
+        shown = {name: asked(spool, "show", name)["row"] for name in listed}
+        seen = OverviewReader(str(spool_root)).look(now)
+        assert seen is not None
+        rows = {row.name: seen.outlook.of(row, now) for row in seen.active}
+        page = render(seen, str(spool_root), 5, 60).decode()
+        planned = {job["name"]: job for job in asked(spool, "plan")["waits"]}
+        why = {name: asked(spool, "why", name) for name in listed}
+        monkeypatch.setenv("COLUMNS", "200")
+        texts = (
+            spool("ls", "--columns", "name,left").out,
+            spool("plan").out,
+            *(spool("why", name).out for name in listed),
+        )
+        awaited = expected_end(Spool(str(spool_root)), ["says"], now)
+    finally:
+        lock.release()
+    for name, (left_ns, by) in told.items():
+        assert {each[name]["left_ns"] for each in (listed, shown, why)} | {rows[name].left_ns} == {left_ns}
+        assert {each[name]["left_by"] for each in (listed, shown)} | {rows[name].left_by} == {by}
+    for name, at_ns in starts.items():
+        at = render_instant(at_ns)
+        assert [each[name]["start_at"] for each in (listed, shown, planned, why)] == [at] * 4
+        assert rows[name].start_at_ns == at_ns
+    assert "30m00s left" in page
+    assert "in ~40m00s" in page
+    assert [text.count("~10m00s") for text in texts[:2]] == [2, 1]
+    assert "time left: 30m00s, by its progress\ntime limit: 8h00m" in texts[2 + list(listed).index("says")]
+    assert "in about 40m00s, " in texts[2 + list(listed).index("next")]
+    assert awaited == now + 30 * MINUTE
 
 
 @contextmanager

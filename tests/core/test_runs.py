@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from core.planning import GIB, NOW, S, run
 from spool.core.model import Request, Running
 from spool.core.resources import Runs
-from spool.core.runtimes import Basis, RunTimes, Source, TimeLeft, part_done, stem, time_left
+from spool.core.runtimes import Basis, Progress, RunTimes, Source, TimeLeft, part_done, stem, time_left
 
 HOUR = 3600 * S
 NAMES = ("a1", "a2", "b1", "b2", "c")
@@ -233,22 +233,50 @@ def test_a_run_says_how_much_it_has_done(text: str) -> None:
     ("progress", "ran", "limit", "guess", "wanted"),
     [
         ("25 %", 10, None, None, (30, Basis.PROGRESS)),
-        ("25 %", 10, 60, 5, (30, Basis.PROGRESS)),
+        ("25 %", 10, 60, 15, (30, Basis.PROGRESS)),
+        ("25 %", 10, 30, 15, (20, Basis.LIMIT)),
+        ("100%", 10, 30, 15, (0, Basis.PROGRESS)),
         ("25 %", 10, 30, None, (20, Basis.LIMIT)),  # it is too slow for its limit
         ("0 %", 10, 60, None, (50, Basis.LIMIT)),
-        ("", 10, 60, 5, (50, Basis.LIMIT)),
+        ("", 10, 60, 15, (5, Basis.GUESS)),
+        ("", 10, 60, 65, (50, Basis.LIMIT)),
         ("", 90, 60, None, (0, Basis.LIMIT)),
-        ("", 10, None, 5, (5, Basis.GUESS)),
+        ("", 10, None, 15, (5, Basis.GUESS)),
         ("warming up", 10, None, None, None),
     ],
 )
-def test_progress_counts_first_then_the_limit_then_a_guess(
+def test_progress_counts_first_then_similar_runs_then_the_limit(
     progress: str, ran: int, limit: int | None, guess: int | None, wanted: tuple[int, Basis] | None
 ) -> None:
     """No run lasts longer than its limit, whatever its progress says."""
     limit_ns, guess_ns = (None if minutes is None else minutes * MINUTE for minutes in (limit, guess))
-    found = time_left(progress, ran * MINUTE, limit_ns, guess_ns)
+    found = time_left(Progress(progress), NOW, NOW + ran * MINUTE, limit_ns, guess_ns)
     assert found == (None if wanted is None else TimeLeft(wanted[0] * MINUTE, wanted[1]))
+
+
+def test_the_end_by_a_progress_stays_until_the_run_says_another() -> None:
+    """What remains gets less while one looks; once the end has passed, the progress tells nothing."""
+    said = Progress("epoch 1/3", NOW + 10 * MINUTE)
+    lefts = [time_left(said, NOW, NOW + ran * MINUTE, 60 * MINUTE, None) for ran in (10, 15, 30, 31)]
+    found = [(left.ns // MINUTE, left.basis) for left in lefts if left is not None]
+    assert found == [(20, "progress"), (15, "progress"), (0, "progress"), (29, "limit")]
+
+
+def test_people_are_told_what_similar_runs_took_and_the_rules_keep_the_limit() -> None:
+    """Two of its kind are enough; a run that lasts longer than they did is told twice that, its limit at most."""
+    learned = RunTimes()
+    for seconds in (20, 20):
+        learned.add("user", "job", Request(), seconds * S)
+    limited = run("job", ran=5, user="user", time_limit_ns=100 * S)
+    assert learned.of_run(limited).ns == 100 * S
+    assert learned.likely(limited).ns == 20 * S
+    assert learned.left(limited, Progress(), NOW) == TimeLeft(15 * S, Basis.GUESS)
+    late, later = (run("job", ran=ran, user="user", time_limit_ns=100 * S) for ran in (30, 90))
+    assert learned.left(late, Progress(), NOW) == TimeLeft(10 * S, Basis.GUESS)
+    assert learned.left(later, Progress(), NOW) == TimeLeft(10 * S, Basis.LIMIT)
+    other = run("other", ran=5, user="user", time_limit_ns=100 * S)
+    assert learned.left(other, Progress(), NOW) == TimeLeft(95 * S, Basis.LIMIT)
+    assert learned.left(replace(limited, stopping=True), Progress("50%"), NOW) is None
 
 
 def test_a_mark_says_what_the_time_rests_on() -> None:

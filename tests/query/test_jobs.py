@@ -115,7 +115,18 @@ def test_an_array_that_is_held_has_no_run_time(root: Path) -> None:
 
 _OF_A_RUN = ("run", "attempt", "started_at_ns", "suspended_ns", "suspended_at_ns", "gpu_percent", "node", "cpu_list")
 _OF_A_VIEW = ("gpu_uuids", "gpu_use", "gpu_idle_ns")
-_ADDED = ("place", "progress", "parameters", "metrics", "left", "start", "problem", "engine", "beside")
+_ADDED = (
+    "place",
+    "progress",
+    "progress_at_ns",
+    "parameters",
+    "metrics",
+    "left",
+    "start",
+    "problem",
+    "engine",
+    "beside",
+)
 _OF_AN_END = ("ended_at_ns", "exit_code")
 # For each source of rows, the fields that it does not know, or that its caller adds.
 LEFT_OUT = {

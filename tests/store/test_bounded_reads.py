@@ -105,7 +105,7 @@ def test_what_is_no_file_says_nothing_and_blocks_nobody(metadir: Path, taken: li
         assert spool.record_end("big", 1, record) == b""
     assert spool.failure("big", 1) is None
     assert spool.cancel_denial("big", 1) == ""
-    assert progress_of(spool, "big", 1) == ""
+    assert progress_of(spool, "big", 1).text == ""
     assert sum(taken) == 0
 
 

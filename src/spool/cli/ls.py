@@ -193,7 +193,7 @@ def command(
     the progress of runs that report it (the last percentage of tqdm, or the file `progress` in their metadir), and how
     BUSY the GPUs of a run are (for an ended job, the average); a pipe gets everything.
 
-    LEFT is the time that remains of a run by its own progress, `≤` until its time limit, `~` a guess by earlier runs;
+    LEFT is the time that remains of a run by its own progress, else `~` by similar runs, else `≤` until its time limit;
     for a job that waits it is when it starts by the plan (`in ~` by a guess), and `-` if that is unknown.
 
       spool ls

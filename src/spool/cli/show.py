@@ -15,7 +15,6 @@ from spool.cli.group import Verb, json_option, name_argument, one_job, opened
 from spool.core.lifecycle import exit_words
 from spool.core.model import Grant, State
 from spool.core.reasons import count_of, pools_in_words, ranges_of
-from spool.core.runtimes import Basis
 from spool.core.sizes import Advice, Efficiency, Spread, Summary
 from spool.core.units import format_duration, format_size, show_duration, show_size
 from spool.formats.capabilities import contributed
@@ -31,11 +30,6 @@ _TASK_COLUMNS = (
     render.Column("REASON", cut="end"),
 )
 _FEW = 8  # this many tasks that failed are named each
-_BASES = {
-    Basis.PROGRESS: "by its progress",
-    Basis.LIMIT: "by its time limit",
-    Basis.GUESS: "a guess by earlier runs",
-}
 
 
 @click.command(cls=Verb)
@@ -69,7 +63,7 @@ def _print(found: JobDetails, tasks: Sequence[ListedJob]) -> None:
     render.headline(f"job {found.name}", render.with_reason(row.state, row.reason), render.style_of_row(row))
     _print_runs(found, now_ns)
     lines = [
-        ("time left", f"{row.left.words()}, {_BASES[row.left.basis]}" if row.left is not None else ""),
+        ("time left", row.left.told() if row.left is not None else ""),
         ("expected start", row.start.words(now_ns) if row.start is not None else ""),
         ("user", row.user or ""),
         ("project", row.project or ""),

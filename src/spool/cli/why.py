@@ -192,11 +192,9 @@ def _doing(answer: Explanation) -> Iterator[str]:
         yield f"command: {' '.join(answer.command.split())}"
     if answer.started_at_ns is not None:
         yield f"started: {render.moment(answer.started_at_ns, answer.at_ns)}, run {answer.run}"
-        if answer.left_ns is not None:
-            limit = show_duration(answer.time_limit_ns or 0)
-            yield f"time left: {show_duration(answer.left_ns)} of its limit of {limit}"
-        else:
-            yield "time left: it has no time limit"
+        yield f"time left: {answer.left or 'it has no time limit'}"
+        if answer.time_limit_ns is not None:
+            yield f"time limit: {show_duration(answer.time_limit_ns)}"
 
 
 def _order(answer: Explanation) -> Iterator[str]:

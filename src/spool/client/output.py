@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from spool.core import layout
 from spool.core.errors import NoSuchJob, SpoolError, cannot
+from spool.core.runtimes import Progress
 from spool.formats.wire import metrics_in, one_line
 from spool.formats.wrapper import Outputs, outputs_of
 from spool.store.arrays import task_names
@@ -138,10 +139,8 @@ def last_words_of(spool: Spool, name: str, run: int, most: int = MOST_LINES) -> 
 def outputs(spool: Spool, name: str, run: int) -> Outputs:
     """Return the output files of a run; stdout is always a path."""
     script = spool.record(name, run, layout.WRAPPER)
-    found = outputs_of(script, spool.layout.metadir(name, run)) if script else None
     log = spool.layout.record(name, run, layout.JOB_LOG)
-    if found is None:
-        return Outputs(log, None)
+    found = (outputs_of(script, spool.layout.metadir(name, run)) if script else None) or Outputs(log, None)
     return Outputs(found.stdout or log, found.stderr)
 
 
@@ -237,8 +236,7 @@ class ArrayOutput:
 
         A last line without an end gets one, because the next name follows.
         """
-        run = self.run_of(task)
-        if run is None:
+        if (run := self.run_of(task)) is None:
             return
         where = outputs(self._spool, task, run)
         for stream, path in ((Stream.OUT, where.stdout), (Stream.ERR, where.stderr)):
@@ -257,18 +255,20 @@ _MOST = 24  # characters of a text
 _BAR = re.compile(rb"(?<![\d.,])(100|\d{1,2})(?:[.,]\d+)? ?%\|")  # as tqdm draws it: " 37%|###7      | 37/100"
 
 
-def progress_of(spool: Spool, name: str, run: int) -> str:
-    """Return the progress of a run, "" if unknown. A text that the run has written takes precedence over a bar."""
-    word = one_line(spool.record(name, run, layout.PROGRESS) or b"")
-    if word:
-        return word if len(word) <= _MOST else f"{word[: _MOST - 1]}…"
-    where = outputs(spool, name, run)
-    metadir = spool.layout.metadir(name, run)
-    for path in (where.stderr, where.stdout):
-        percentages = _BAR.findall(_tail(path, metadir)) if path is not None else []
-        if percentages:
-            return f"{percentages[-1].decode()}%"
-    return ""
+def progress_of(spool: Spool, name: str, run: int) -> Progress:
+    """Return the progress of a run. A text that the run has written takes precedence over a bar."""
+    word, path = (
+        one_line(spool.record(name, run, layout.PROGRESS) or b""),
+        spool.layout.record(name, run, layout.PROGRESS),
+    )
+    if not word:
+        where, metadir = outputs(spool, name, run), spool.layout.metadir(name, run)
+        bars = ((path, _BAR.findall(_tail(path, metadir))) for path in (where.stderr, where.stdout) if path)
+        word, path = next(((f"{found[-1].decode()}%", path) for path, found in bars if found), ("", ""))
+    word = word if len(word) <= _MOST else f"{word[: _MOST - 1]}…"
+    with suppress(OSError):
+        return Progress(word, os.stat(path).st_mtime_ns)
+    return Progress(word)
 
 
 def metrics_of(spool: Spool, name: str, run: int) -> tuple[tuple[str, str], ...]:

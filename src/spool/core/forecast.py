@@ -3,9 +3,9 @@
 The simulator feeds it the jobs of a trace; the forecast gives it the spool as it is. It changes nothing outside: it
 owns its queue, runs and past.
 
-Runs end when expected, and successfully; jobs that then start run up to their limit, or as long as similar jobs have;
-and so on, until every job has a start, nothing more happens, or the bound on the work is reached. A suspended run, and
-one that waits on an engine, has no expected end: a job that needs its room gets no expected start.
+Runs end when people are told, and successfully; jobs that then start run as long as similar ones have, or up to their
+limit; and so on, until every job has a start, nothing more happens, or the bound on the work is reached. A suspended
+run, and one that waits on an engine, has no expected end: a job that needs its room gets no expected start.
 
 There is no second set of rules: a job starts here when `decide` starts it. So every rule that can keep a job from
 starting also applies here.
@@ -32,6 +32,7 @@ from spool.core.priority import Past
 from spool.core.queue import ShapeKey, WaitingQueue, shape_key
 from spool.core.reasons import some_of
 from spool.core.resources import FreeResources, Runs
+from spool.core.runtimes import TimeLeft
 from spool.core.scheduler import Plan, View, decide, room_in
 
 
@@ -160,20 +161,27 @@ class StartForecast(Struct, frozen=True):
     unknown: str = ""
 
 
-def forecast(plan: Plan, names: Collection[str] | None = None, *, enough: int = ENOUGH) -> Mapping[str, StartForecast]:
+def forecast(
+    plan: Plan,
+    names: Collection[str] | None = None,
+    left: Mapping[str, TimeLeft] | None = None,
+    *,
+    enough: int = ENOUGH,
+) -> Mapping[str, StartForecast]:
     """Return the expected starts of the waiting jobs *names* (None: all), by carrying *plan* forward.
 
-    A job that starts by *plan* itself starts at the instant of *plan*; one that ends by it is left out. The view of
-    *plan* is not changed.
+    *left* is the time that people are told remains of the runs; others end as the rules expect. A job that starts by
+    *plan* itself starts at the instant of *plan*; one that ends by it is left out. The view of *plan* is not changed.
     """
-    return _Forecast(plan, names, enough).made()
+    return _Forecast(plan, names, left or {}, enough).made()
 
 
 class _Forecast:
     """One schedule, carried forward."""
 
-    def __init__(self, plan: Plan, names: Collection[str] | None, enough: int) -> None:
+    def __init__(self, plan: Plan, names: Collection[str] | None, left: Mapping[str, TimeLeft], enough: int) -> None:
         self._plan = plan
+        self._told = left
         self._now_ns = plan.now_ns
         self._view = plan.view
         queue, running, past = WaitingQueue(plan.view.queue.values()), plan.view.running.copy(), plan.view.past.copy()
@@ -215,14 +223,17 @@ class _Forecast:
         for at_ns, name in running.ends(self._now_ns):
             run = running[name]
             if not (run.submitted or (run.suspended and not run.stopping)):
-                self._spool.ends_at(run, max(at_ns, self._now_ns))
+                told = self._told.get(name)
+                self._spool.ends_at(run, max(at_ns, self._now_ns) if told is None else self._now_ns + told.ns)
 
     def _end_runs(self, now_ns: int) -> None:
         if self._just_ended and now_ns > self._just_ended_ns:
             self._just_ended = []
         self._just_ended_ns = now_ns
         for at_ns, run in self._spool.take_ended(now_ns):
-            self._guessed = self._guessed or (run.spec.time_limit_ns is None and not run.stopping)
+            limit_ns = run.spec.time_limit_ns
+            in_time = limit_ns is None or at_ns < run.counts_from_ns + limit_ns
+            self._guessed = self._guessed or (in_time and not run.stopping)
             self._spool.past.pass_by(
                 run.arrived_at_ns, run.grant, max(at_ns - run.started_at_ns, 0), elsewhere=run.elsewhere is not None
             )
@@ -240,7 +251,7 @@ class _Forecast:
             self._left.discard(ending.name)
         for job, run in spool.perform(plan, now_ns):
             if run.elsewhere is None:
-                spool.ends_at(run, now_ns + spool.running.run_times.of_job(job).ns)
+                spool.ends_at(run, now_ns + spool.running.run_times.likely(job).ns)
             if job.name in self._left:
                 self._settle(job.name, self._start_of(job, room, now_ns))
             if room is not None:

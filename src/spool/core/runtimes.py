@@ -1,5 +1,6 @@
 """The expected run time of a job, by its limit or by recent runs of similar jobs, and what is left of a run's.
 
+The rules go by limits: what they promise holds as long as these do. People are told what is likely (`likely`, `left`).
 A learnt run time replaces a limit that is not stated. Similar runs have the same user, name (without the numbers at its
 end, such as the index of an array's task) and request; if there are too few of them, the user's runs count; if there
 are none, the median over all users counts. However many runs a user has, they displace nothing known of another user.
@@ -173,10 +174,27 @@ class RunTimes:
         return Expected(UNKNOWN_NS, Source.NONE)
 
     def expected(self, user: str, name: str, spec: Spec) -> Expected:
-        """Return the expected run time of a job of *user* with that *name*; every answer comes from here."""
+        """Return the expected run time by which the rules go, of a job of *user* with that *name*."""
         if spec.time_limit_ns is not None:
             return Expected(spec.time_limit_ns, Source.LIMIT)
         return self.guess(user, stem(name), spec.request)
+
+    def likely(self, job: Waiting | Running) -> Expected:
+        """Return the run time that people are told: that of similar runs, if it is within the limit of the job."""
+        alike, limit_ns = self.guess(job.user, stem(job.name), job.spec.request), job.spec.time_limit_ns
+        if limit_ns is None or (alike.source is Source.ALIKE and alike.ns < limit_ns):
+            return alike
+        return Expected(limit_ns, Source.LIMIT)
+
+    def left(self, run: Running, progress: Progress, now_ns: int) -> TimeLeft | None:
+        """Return the time that people are told remains of *run*; None if it does not go on, or nothing tells."""
+        if run.submitted or run.suspended or run.stopping:
+            return None
+        likely, ran_ns = self.likely(run), max(0, now_ns - run.counts_from_ns)
+        guess_ns = None if likely.source in (Source.LIMIT, Source.NONE) else likely.ns
+        if guess_ns is not None and guess_ns <= ran_ns:
+            guess_ns = self.overrun(run, guess_ns, ran_ns)
+        return time_left(progress, now_ns - ran_ns, now_ns, run.spec.time_limit_ns, guess_ns)
 
     def of_job(self, job: Waiting) -> Expected:
         """Return the expected run time of *job*."""
@@ -206,7 +224,18 @@ class RunTimes:
 
 _PERCENT = re.compile(r"(?<![\d.,])(100|\d{1,2})(?:[.,](\d{1,3})\d*)? ?%")
 _OF_ALL = re.compile(r"(?<![\d.,/])(\d{1,12}) ?/ ?(\d{1,12})(?![\d.,/])")
-_MARKS = {"progress": "", "limit": "≤", "guess": "~"}
+_BASES = {
+    "progress": ("", "by its progress"),
+    "limit": ("≤", "by its time limit"),
+    "guess": ("~", "a guess from earlier runs"),
+}
+
+
+class Progress(NamedTuple):
+    """What a run says of its progress, and since when."""
+
+    text: str = ""
+    at_ns: int = 0
 
 
 class Basis(StrEnum):
@@ -225,7 +254,11 @@ class TimeLeft(Struct, frozen=True):
 
     def words(self) -> str:
         """Return it with the mark of its basis: "4m10s" by progress, "≤1h00m" by a limit, "~5m00s" as a guess."""
-        return f"{_MARKS[self.basis]}{show_duration(self.ns)}"
+        return f"{_BASES[self.basis][0]}{show_duration(self.ns)}"
+
+    def told(self) -> str:
+        """Return it with its basis in words."""
+        return f"{self.words()}, {_BASES[self.basis][1]}"
 
 
 class ExpectedStart(Struct, frozen=True):
@@ -254,17 +287,22 @@ def part_done(progress: str) -> float | None:
     return int(counted[1]) / int(counted[2])
 
 
-def time_left(progress: str, ran_ns: int, limit_ns: int | None, guess_ns: int | None) -> TimeLeft | None:
-    """Return the time that remains of a run that has lasted *ran_ns*; None if nothing tells.
+def time_left(
+    progress: Progress, began_ns: int, now_ns: int, limit_ns: int | None, guess_ns: int | None
+) -> TimeLeft | None:
+    """Return the time that remains of a run that began at *began_ns*; None if nothing tells.
 
-    *guess_ns* is what remains by similar runs. A run that goes on as it has so far ends at its limit at the latest.
+    By its progress it goes on as it had gone when it said that. Else it lasts *guess_ns*, as similar runs did, and else
+    up to its limit, which also bounds the others. Where the end by its progress has passed, that tells nothing.
     """
+    ran_ns, done = now_ns - began_ns, part_done(progress.text)
     until_limit_ns = None if limit_ns is None else max(0, limit_ns - ran_ns)
-    done = part_done(progress)
+    left = None if guess_ns is None else TimeLeft(max(0, guess_ns - ran_ns), Basis.GUESS)
     if done and ran_ns > 0:
-        left_ns = int(ran_ns * (1 - done) / done)
-        if until_limit_ns is None or left_ns <= until_limit_ns:
-            return TimeLeft(left_ns, Basis.PROGRESS)
-    if until_limit_ns is not None:
+        said_ns = progress.at_ns - began_ns
+        lasts_ns = int((said_ns if 0 < said_ns < ran_ns else ran_ns) / done)
+        if lasts_ns >= ran_ns or done == 1:
+            left = TimeLeft(max(0, lasts_ns - ran_ns), Basis.PROGRESS)
+    if until_limit_ns is not None and (left is None or left.ns > until_limit_ns):
         return TimeLeft(until_limit_ns, Basis.LIMIT)
-    return None if guess_ns is None else TimeLeft(max(0, guess_ns), Basis.GUESS)
+    return left

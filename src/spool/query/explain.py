@@ -15,6 +15,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Grant, State, Waiting
 from spool.core.priority import OrderFactors
 from spool.core.queue import ShapeKey, shape_key
+from spool.core.runtimes import Basis, TimeLeft
 from spool.core.scheduler import Ending, Plan
 from spool.formats.capabilities import capabilities
 from spool.query.rows import JobRow, in_words
@@ -85,7 +86,8 @@ class Explanation(Struct, frozen=True):
     command: str = ""  # … with that command
     started_at_ns: int | None = None
     time_limit_ns: int | None = None
-    left_ns: int | None = None  # of its time limit
+    left_ns: int | None = None  # as its row has it, or while it is suspended of its limit
+    left: str = ""  # … in words
 
 
 def why(spool: Spool, name: str) -> Explanation:
@@ -176,7 +178,7 @@ def _room_of(seen: Snapshot, name: str) -> tuple[str | None, bool]:
 
 def _forecast(seen: Snapshot, names: Collection[str] | None = None) -> Mapping[str, StartForecast]:
     """Return the forecast; on a shared machine a job that would start now may wait for its lease as well."""
-    found = forecast(seen.plan, names)
+    found = forecast(seen.plan, names, seen.left)
     if seen.shared is None:
         return found
     here = seen.view.running
@@ -212,14 +214,17 @@ def _begun(spool: Spool, name: str) -> Explanation:
     spec = spool.spec(name, last.record.run) if last is not None else None
     if last is None or spec is None or row.array:
         return replace(answer, doing=f"{answer.doing}: {row.reason}") if row.array and row.reason else answer
-    ran_ns, limit_ns = last.ran_ns(answer.at_ns), row.time_limit_ns
+    ran_ns, limit_ns, left = last.ran_ns(answer.at_ns), row.time_limit_ns, row.left
+    if left is None and limit_ns is not None and ran_ns is not None:
+        left = TimeLeft(max(0, limit_ns - ran_ns), Basis.LIMIT)
     return replace(
         answer,
         run=last.record.run,
         command=spec.command if isinstance(spec.command, str) else shlex.join(spec.command),
         started_at_ns=last.record.started_at_ns,
         time_limit_ns=limit_ns,
-        left_ns=max(0, limit_ns - ran_ns) if limit_ns is not None and ran_ns is not None else None,
+        left_ns=left.ns if left is not None else None,
+        left=left.told() if left is not None else "",
     )
 
 

@@ -1,6 +1,6 @@
 """What a list of jobs shows beyond their rows: arrays, similar jobs folded, dependencies as a tree, expected ends.
 
-A run's own progress and its limit are known from its line. Everything else that is expected, when those that wait
+A run's own progress and its limit are known from its row. Everything else that is expected, when those that wait
 start and awaited ones end, is asked of the planner, once for all lines, and only if a dispatcher is there to start jobs
 and the queue is short enough to answer at once.
 """
@@ -20,7 +20,7 @@ from spool.core.errors import SpoolError
 from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS, State
 from spool.core.reasons import ranges_of
-from spool.core.runtimes import ExpectedStart, Source, TimeLeft, time_left
+from spool.core.runtimes import Basis, ExpectedStart, Progress, Source, TimeLeft, time_left
 from spool.query.jobs import JobLister, list_jobs, to_come
 from spool.query.rows import JobFilter, JobRow, with_parameters
 from spool.store.arrays import task_names
@@ -167,7 +167,7 @@ _LATEST_NS = 60 * SECOND_NS
 
 
 class Outlook(Struct, frozen=True):
-    """What the planner expects, by the names of jobs: the starts of those that wait, and the ends."""
+    """What is expected, by the names of jobs: the starts of those that wait, and the ends."""
 
     starts: Mapping[str, ExpectedStart] = field(default_factory=dict)
     ends: Mapping[str, int] = field(default_factory=dict)
@@ -212,7 +212,7 @@ def with_outlook(spool: Spool, rows: Iterable[JobRow], now_ns: int, *, served: b
 
 def outlook(spool: Spool, rows: Iterable[JobRow], now_ns: int) -> Outlook:
     """Return what the planner expects of those of *rows* that say nothing themselves, of none if too many wait."""
-    asked = [row for row in rows if _waits(row) or (_goes_on(row) and left_of(row, now_ns) is None)]
+    asked = [row for row in rows if _waits(row) or (_goes_on(row) and not _tells(left_of(row, now_ns)))]
     if asked:
         with suppress(OSError, SpoolError):  # both are reported where the rows come from
             if len(spool.names(QUEUED)) <= _MOST:
@@ -220,15 +220,19 @@ def outlook(spool: Spool, rows: Iterable[JobRow], now_ns: int) -> Outlook:
     return UNKNOWN
 
 
-def left_of(row: JobRow, now_ns: int, guess_ns: int | None = None) -> TimeLeft | None:
+def left_of(row: JobRow, now_ns: int, end_ns: int | None = None) -> TimeLeft | None:
     """Return the time that remains of the run of *row*; None if it has none, or nothing tells.
 
-    *guess_ns* is when it ends if it lasts as long as similar runs.
+    *end_ns* is when the planner expects its end.
     """
-    ran_ns = row.time_ns(now_ns)
-    if not _goes_on(row) or ran_ns is None:
+    if not _goes_on(row):
         return None
-    return time_left(row.progress, ran_ns, row.time_limit_ns, None if guess_ns is None else guess_ns - now_ns)
+    began_ns, progress = now_ns - (row.time_ns(now_ns) or 0), Progress(row.progress, row.progress_at_ns)
+    return time_left(progress, began_ns, now_ns, row.time_limit_ns, None if end_ns is None else end_ns - began_ns)
+
+
+def _tells(left: TimeLeft | None) -> bool:
+    return left is not None and left.basis is Basis.PROGRESS
 
 
 def _goes_on(row: JobRow) -> bool:
@@ -247,20 +251,13 @@ def _foresee(spool: Spool, names: Sequence[str], now_ns: int) -> Outlook:
     from spool.query.snapshot import snapshot  # imported on demand: a list rarely needs this half of the program
 
     seen = snapshot(spool, now_ns, with_tasks=bool(names))
-    run_times, here, starts = seen.view.past.run_times, seen.view.running, dict[str, ExpectedStart]()
-    ends = {
-        name: at_ns
-        for at_ns, name in here.ends(now_ns)
-        if run_times.of_run(here[name]).source is not Source.NONE
-        and not here[name].submitted  # its engine alone decides its start
-        and (here[name].stopping or not here[name].suspended)
-    }
-    for name, start in forecast(seen.plan, names, enough=_ENOUGH).items() if names else ():
+    starts, ends = dict[str, ExpectedStart](), {name: now_ns + left.ns for name, left in seen.left.items()}
+    for name, start in forecast(seen.plan, names, seen.left, enough=_ENOUGH).items() if names else ():
         job = seen.view.queue.get(name)
         if start.at_ns is None or job is None:
             continue
         starts[name] = ExpectedStart(start.at_ns, is_guess=start.guessed or seen.shared is not None)
-        expected = run_times.of_job(job)
+        expected = seen.view.past.run_times.likely(job)
         if seen.shared is None and expected.source is not Source.NONE:  # else only the earliest start is known
             ends[name] = start.at_ns + expected.ns
     return Outlook(starts, ends)

@@ -65,6 +65,7 @@ class JobRow(JobView, kw_only=True, repr_omit_defaults=True):
     exit_code: int | None = None
     place: str | None = None  # the state directory of its file; a name may have files in several
     progress: str = ""  # its reported progress
+    progress_at_ns: int = 0  # when it was reported
     gpu_percent: int | None = None  # time in which its GPUs computed, of the last moments; once ended, of its run time
     parameters: tuple[tuple[str, str], ...] = ()  # of a task: its values of the array's matrix or rows
     metrics: tuple[tuple[str, str], ...] = ()  # that its run has written
@@ -237,6 +238,7 @@ def dataframe(rows: Sequence[JobRow]) -> Any:
         values, tables = asdict(row), _tables(row)
         for name in ("parameters", "metrics", "left", "start", "problem", "gpu_uuids", "gpu_use", "engine", "beside"):
             del values[name]
+        del values["progress_at_ns"]
         values |= {name: getattr(row, name) for name in ("left_ns", "left_by", "start_at_ns", "start_is_guess")}
         values |= {"state": row.state.value, "tags": list(row.tags)}
         for key, value in (values | {key: tables.get(key) for key in keys}).items():
@@ -381,7 +383,8 @@ def with_progress(spool: Spool, row: JobRow) -> JobRow:
         return row
     from spool.client.output import progress_of  # imported here, because a list without runs does not need it
 
-    return replace(row, progress=progress_of(spool, row.name, row.run))
+    found = progress_of(spool, row.name, row.run)
+    return replace(row, progress=found.text, progress_at_ns=found.at_ns)
 
 
 def with_parameters(spool: Spool, rows: Iterable[JobRow]) -> tuple[JobRow, ...]:

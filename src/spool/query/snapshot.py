@@ -10,18 +10,20 @@ import os
 import pwd
 import time
 from collections.abc import Collection, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from enum import StrEnum
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from spool.client.output import progress_of
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidReservation, SpoolError, cannot
 from spool.core.gpus import NOBODY, as_if_alone, conflict, is_active, known_gpus, settle
 from spool.core.layout import engine_of
 from spool.core.model import SECOND_NS, Holding, Machine, Policy, Reservation, Sized, Spec, Waiting
+from spool.core.runtimes import Progress, TimeLeft
 from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
 from spool.formats import reservation
@@ -189,7 +191,8 @@ class Snapshot(Struct, frozen=True):
 
     `config_problem` says why the configuration cannot be used, `unpinned` what of it has no effect on the CPUs of runs.
     `shared` has the other users of a shared machine. The plan is made without them; `machine` is as it was seen.
-    `said` is the running dispatcher's last view, which may be old if it is silent.
+    `said` is the running dispatcher's last view, which may be old if it is silent. `left` is the time that people are
+    told remains of runs, by their names.
     """
 
     view: View
@@ -204,6 +207,7 @@ class Snapshot(Struct, frozen=True):
     unpinned: str | None = None
     dispatcher: bool = False
     said: StateView | None = None
+    left: dict[str, TimeLeft] = field(default_factory=dict)
 
     @property
     def machine_use(self) -> MachineUse | None:
@@ -265,7 +269,20 @@ def snapshot(
     plan = decide(view, now_ns, policy)
     unpinned = world.why_not_pinned(is_shared=shared is not None)
     found = Snapshot(view, machine, plan, policy, now_ns, table, settings.problem, left_out, shared, unpinned)
-    return replace(found, dispatcher=dispatcher, said=last)
+    return replace(found, dispatcher=dispatcher, said=last, left={} if with_gpus else _left(spool, view, now_ns))
+
+
+def _left(spool: Spool, view: View, now_ns: int) -> dict[str, TimeLeft]:
+    """Return the time that people are told remains of the runs."""
+    found = {}
+    for name, run in view.running.items():
+        progress = Progress()
+        with suppress(OSError):  # reported where its row comes from
+            progress = progress_of(spool, name, run.run)
+        left = view.past.run_times.left(run, progress, now_ns)
+        if left is not None:
+            found[name] = left
+    return found
 
 
 class _ForeseenNames(ArrayNames):
