@@ -113,7 +113,7 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7100,
+    "cli": 7000,
     "client": 2650,
     "core": 7950,
     "dispatcher": 7800,
@@ -138,7 +138,7 @@ BUDGET = {
     "listeners": 1050,
     "machine": 3200,
     "python": 950,
-    "query": 4250,
+    "query": 4200,
     "state": 2050,
     "store": 3800,
     "testing": 900,

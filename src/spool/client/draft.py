@@ -269,18 +269,17 @@ def may_go(name: str) -> bool:
 
 def matching(patterns: Iterable[str], environment: Mapping[str, str]) -> set[str]:
     """Return the names in *environment* that match. Possible secrets match full names only."""
-    patterns, found = tuple(patterns), set()
-    for pattern in patterns:
-        if not _is_pattern(pattern):
-            found |= {pattern} & environment.keys()
-        elif _is_pattern(pattern[:-1]) or pattern[-1] != "*":
+    patterns = {*patterns}
+    named = {pattern for pattern in patterns if not _is_pattern(pattern)}
+    found = named & environment.keys()
+    for pattern in patterns - named:
+        head, last = pattern[:-1], pattern[-1]
+        if last == "*" and not _is_pattern(head):
+            found |= {name for name in environment if name.startswith(head)}
+        else:
             from fnmatch import fnmatchcase  # here, because most callers do not need it
 
             found |= {name for name in environment if fnmatchcase(name, pattern)}
-        else:
-            head = pattern[:-1]
-            found |= {name for name in environment if name.startswith(head)}
-    named = {pattern for pattern in patterns if not _is_pattern(pattern)}
     return {name for name in found if may_go(name) and (name in named or not may_be_secret(name, environment[name]))}
 
 

@@ -12,8 +12,6 @@ from contextlib import closing, contextmanager, suppress
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar
 
-from msgspec.structs import replace
-
 from spool.client import autostart
 from spool.client.draft import Draft, exports, fresh_name, job_keys, plain, stem_of
 from spool.client.output import OutputPiece, Stream, read_output, run_of
@@ -235,11 +233,9 @@ class Client:
         The `left_ns` of a run is known by its progress or its limit. With *forecast* the planner is asked too: for when
         runs end that are like earlier ones (`left_by` "guess"), and when each waiting job starts (`start_at_ns`).
         """
-        from spool.query.listing import with_outlook
+        from spool.query.listing import foreseen
 
-        found = list_jobs(self._spool, wanted, everything=everything)
-        rows = with_outlook(self._spool, found.rows, found.at_ns, served=forecast and found.serves)
-        return replace(found, rows=rows)
+        return foreseen(self._spool, list_jobs(self._spool, wanted, everything=everything), ask=forecast)
 
     def why(self, job: str | Job) -> Explanation:
         """Return why a job does not run yet, what must end first, and when it could start."""

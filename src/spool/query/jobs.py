@@ -234,9 +234,7 @@ class JobLister:
             if place != RUNNING and not again:
                 self._ignored += ignored_by_name(place, others)
             for name in names if only is None else filter(only, names):
-                if name not in found:
-                    found[name] = [place]
-                elif place not in found[name]:
+                if place not in found.setdefault(name, []):
                     found[name].append(place)
         self._without_file = {name: run for name, run in self._begun() if RUNNING not in found.get(name, ())}
         for name, run in self._without_file.items():

@@ -22,7 +22,7 @@ from spool.core.model import SECOND_NS, State
 from spool.core.reasons import ranges_of
 from spool.core.runtimes import Basis, ExpectedStart, Progress, Source, TimeLeft, time_left
 from spool.query.jobs import JobLister, list_jobs, to_come
-from spool.query.rows import JobFilter, JobRow, with_parameters
+from spool.query.rows import JobFilter, JobList, JobRow, with_parameters
 from spool.store.arrays import task_names
 from spool.store.spool import Spool
 
@@ -83,20 +83,16 @@ def tasks_of(spool: Spool, name: str) -> ArrayTasks | None:
 def folded(spool: Spool, rows: Iterable[JobRow], states: Set[State] = _FOLDED) -> list[ListedJob]:
     """Return the lines of a list in which similar tasks of an array in one of *states* share one line."""
     alike: dict[tuple[object, ...], list[JobRow]] = {}
-    order: list[tuple[object, ...]] = []
     for at, row in enumerate(rows):
         array = array_of(row.name) if row.state in states else ""
         key: tuple[object, ...] = (at,)
         if array and _index(row):
             again = row.attempt is not None and row.attempt > 1 and not row.state.ended
             key = (array, row.state, row.priority, row.user, row.cpus, row.gpus, again)
-        if key not in alike:
-            order.append(key)
         alike.setdefault(key, []).append(row)
-    arrays = {key[0]: spool.newest_array(str(key[0])) is not None for key in order if len(alike[key]) > _FEW}
+    arrays = {key[0]: spool.newest_array(str(key[0])) is not None for key in alike if len(alike[key]) > _FEW}
     found: list[ListedJob] = []
-    for key in order:
-        group = alike[key]
+    for key, group in alike.items():
         if len(group) > _FEW and arrays[key[0]]:
             found.append(ListedJob(group[0], f"{key[0]}_[{ranges_of(int(_index(row)) for row in group)}]", len(group)))
         else:
@@ -132,15 +128,10 @@ def tree(spool: Spool, rows: Sequence[JobRow]) -> list[ListedJob]:
             leaves = {row.name for row in children if row.name not in below and len(parents[row.name]) == 1}
             lines = folded(spool, (row for row in children if row.name in leaves))
             lines += [ListedJob(row, row.name) for row in children if row.name not in leaves]
-            if depth >= _DEEP:
-                todo += [(line, f"{rest}… ", rest, depth + 1) for line in reversed(lines)]
-            else:
-                last = len(lines) - 1
-                drawn = [
-                    (f"{rest}└─ ", f"{rest}   ") if at == last else (f"{rest}├─ ", f"{rest}│  ")
-                    for at in range(last + 1)
-                ]
-                todo += [(line, *signs, depth + 1) for line, signs in reversed(list(zip(lines, drawn, strict=True)))]
+            for line in reversed(lines):
+                sign, more = ("└─ ", "   ") if line is lines[-1] else ("├─ ", "│  ")
+                sign, more = ("… ", "") if depth >= _DEEP else (sign, more)
+                todo.append((line, f"{rest}{sign}", f"{rest}{more}", depth + 1))
     return found
 
 
@@ -201,6 +192,11 @@ class OutlookReader:
             pause_ns = max(_AT_MOST_EVERY_NS, _SHARE * (time.thread_time_ns() - begun_ns))
             self._due_ns = now_ns + min(pause_ns, _LATEST_NS)
         return self._last
+
+
+def foreseen(spool: Spool, found: JobList, *, ask: bool) -> JobList:
+    """Return a list of jobs with their `left` or their `start`; *ask*: also what only the planner knows."""
+    return replace(found, rows=with_outlook(spool, found.rows, found.at_ns, served=ask and found.serves))
 
 
 def with_outlook(spool: Spool, rows: Iterable[JobRow], now_ns: int, *, served: bool) -> tuple[JobRow, ...]:

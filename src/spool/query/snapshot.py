@@ -16,7 +16,6 @@ from enum import StrEnum
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from spool.client.output import progress_of
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidReservation, SpoolError, cannot
@@ -276,6 +275,8 @@ def _left(spool: Spool, view: View, now_ns: int) -> dict[str, TimeLeft]:
     """Return the time that people are told remains of the runs."""
     found = {}
     for name, run in view.running.items():
+        from spool.client.output import progress_of  # without runs it is not needed
+
         progress = Progress()
         with suppress(OSError):  # reported where its row comes from
             progress = progress_of(spool, name, run.run)
