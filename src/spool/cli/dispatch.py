@@ -220,13 +220,12 @@ def _close_sessions(spool: Spool, removed: Removal, started: dict[tuple[str, int
 
 def _print(spool: Spool, removal: Removal, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        values = {key: getattr(removal, key) for key in ("size_bytes", "runs", "jobs", "reservations", "problems")}
-        render.as_json({"dry_run": dry_run, **values, "jobs": [name for name, _ in removal.jobs]})
+        render.as_json({"dry_run": dry_run}, removal)
         return
     if dry_run:
         for old in removal.runs:
             render.say(f"{spool.layout.metadir(old.name, old.run)}  {show_size(old.size_bytes)}")
-        for name, _ in removal.jobs:
+        for name in removal.jobs:
             render.say(spool.layout.job_file("done", name))
         for filename in removal.reservations:
             render.say(spool.layout.at(f"{GONE_RESERVATIONS}/{filename}"))

@@ -67,6 +67,7 @@ PUBLIC = {
         end_is_bound=record.end_is_bound parameters=record.parameters metrics=record.metrics
         parts
     """,
+    "Removal": "size_bytes runs jobs reservations problems",
     "RunHere": """
         job=run.name run=run.run user=run.user cpus=run.grant.cpus memory_bytes=run.grant.memory_bytes
         gpus=run.grant.gpu_indices resources=run.grant.resources resource_indices=run.grant.resource_indices

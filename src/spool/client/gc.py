@@ -55,10 +55,10 @@ class ExpiredRun(Struct, frozen=True):
 
 
 class Removal(Struct, frozen=True):
-    """Runs to remove, jobs without any left, with the numbers of their newest runs, and files of reservations."""
+    """Runs to remove, jobs without any left, and files of reservations."""
 
     runs: tuple[ExpiredRun, ...]
-    jobs: tuple[tuple[str, int], ...]
+    jobs: tuple[str, ...]
     problems: tuple[str, ...] = ()  # files that could not be read or removed, one line each
     reservations: tuple[str, ...] = ()  # files of removed reservations
 
@@ -109,11 +109,11 @@ def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = 
     jobs = []
     for name, runs in runs_of.items():
         if runs and all((name, run) in chosen for run in runs):
-            jobs.append((name, runs[-1]))
+            jobs.append(name)
         elif runs:
             chosen.pop((name, runs[-1]), None)  # it records the outcome of the job
         elif _record_is_old(spool, name, keep, now_ns):
-            jobs.append((name, 0))
+            jobs.append(name)
     going = sorted(chosen.values(), key=lambda old: (old.name, old.run))
     return Removal(tuple(going), tuple(jobs), tuple(problems), reservations)
 
@@ -131,20 +131,19 @@ def remove_planned(
     runs_of: dict[str, list[ExpiredRun]] = {}
     for old in removal.runs:
         runs_of.setdefault(old.name, []).append(old)
-    last = dict(removal.jobs)
-    jobs = []
+    whole, jobs = frozenset(removal.jobs), []
     with _directories(spool) as at, _alone(spool, at[STAGING]):
         collector = _Collector(spool, disk, at)
         collector.sweep()
         collector.remember({name: max(old.run for old in runs) for name, runs in runs_of.items()})
         done = 0
-        for name in sorted({*runs_of, *last}):
+        for name in sorted({*runs_of, *whole}):
             going = runs_of.get(name, [])
-            for _ in collector.remove_runs(name, going, whole=name in last):
+            for _ in collector.remove_runs(name, going, whole=name in whole):
                 done += 1
                 step(done, len(removal.runs))
-            if name in last and collector.remove_record(name):
-                jobs.append((name, last[name]))
+            if name in whole and collector.remove_record(name):
+                jobs.append(name)
         what = (GONE_RESERVATIONS, "an old reservation")
         gone = tuple(filename for filename in removal.reservations if collector.discard(filename, *what))
     return Removal(tuple(collector.gone), tuple(jobs), (*removal.problems, *collector.problems), gone)
