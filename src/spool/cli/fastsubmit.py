@@ -57,11 +57,11 @@ def submit(arguments: Sequence[str]) -> int | None:
         return None
     try:
         values, words, dashes = _understood(arguments[1:])
-    except UnclearError:
+        os.getcwd()
+    except (UnclearError, OSError):  # the full way says what to do where the directory was removed
         return None
-    if not values.keys().isdisjoint(("rows", "start_after", "capture")):  # a file, a time, a script
-        return None
-    if any(":" in text for text in values.get("depends_on", ())):  # with a kind, perhaps one of other tools
+    with_kind = any(":" in text for text in values.get("depends_on", ()))  # perhaps one of other tools
+    if with_kind or not values.keys().isdisjoint(("rows", "start_after", "capture")):  # a file, a time, a script
         return None
     command: str | list[str]
     texts = values.pop("text", [])
@@ -76,10 +76,6 @@ def submit(arguments: Sequence[str]) -> int | None:
     names = values.pop("name", [])
     name = names[-1] if names else None
     held = values.pop("hold", None) is not None
-    try:
-        os.getcwd()
-    except OSError:  # it was removed, and the full way says what to do
-        return None
     root = submitting.root_at(root) if root else submitting.default_root()
     exported = exports(root, values.pop("export", []))
     if exported.assigned or exported.remarks:

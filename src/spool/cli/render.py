@@ -364,8 +364,8 @@ def has_colours() -> bool:
     return console.color_system is not None and not console.no_color
 
 
-def prose(line: str, indent: str = "  ") -> None:
-    """Print a sentence; on a terminal wrapped at words, with *indent* before further lines."""
+def prose(line: str) -> None:
+    """Print a sentence; on a terminal wrapped at words, with further lines indented."""
     width = terminal_width()
     text = shown(line)
     if width is None:
@@ -373,8 +373,8 @@ def prose(line: str, indent: str = "  ") -> None:
         return
     first, *more = wrapped(text, width)
     say(first)
-    for each in wrapped(" ".join(more), max(width - len(indent), _NARROW)) if more else ():
-        say(f"{indent}{each}")
+    for each in wrapped(" ".join(more), max(width - len(GAP), _NARROW)) if more else ():
+        say(f"{GAP}{each}")
 
 
 def headline(before: str, answer: str, style: str) -> None:

@@ -423,6 +423,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     held = own.pop("hold", []) != []
     own_name = _own_name(own, asked, root)
     name = own_name if asked.name is None else asked.name
+    named = name is not None
     export = own.pop("export", [])
     exported = exports(root, asked.export or export)
     values = {**own, **asked.values}
@@ -430,7 +431,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         values = other.adapted(values)
     if "env" in own and "env" in asked.values:
         values["env"] = [*own["env"], *asked.values["env"]]
-    if not (named := name is not None):
+    if name is None:
         name = fresh_name(root, what.stem or stem_of(what.command))
     try:
         given = joboptions.keys_of(values)
@@ -458,7 +459,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     try:
         draft.check(root)
     except InvalidJob as error:
-        whose = "this job" if own_name is None and asked.name is None else f"job {name}"
+        whose = f"job {name}" if named else "this job"
         raise joboptions.in_options(error, whose, keys.keys()) from None
     return draft
 

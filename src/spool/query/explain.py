@@ -202,14 +202,8 @@ def _begun(spool: Spool, name: str) -> Explanation:
     if row.state.ended or row.place != RUNNING:
         return _ended(spool, found, answer)
     if row.state is State.SUBMITTED and last is not None:  # its engine alone decides its start
-        executor = last.record.executor
-        return replace(
-            answer,
-            reasons=(PendingReason("submitted", row.reason),),
-            last_said=row.reason,
-            engine=executor,
-            engine_id=last.engine_id,
-        )
+        reasons, engine = (PendingReason("submitted", row.reason),), last.record.executor
+        return replace(answer, reasons=reasons, last_said=row.reason, engine=engine, engine_id=last.engine_id)
     answer = replace(answer, doing=_what_it_does(spool, row))
     spec = spool.spec(name, last.record.run) if last is not None else None
     if last is None or spec is None or row.array:
