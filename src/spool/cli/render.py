@@ -186,8 +186,10 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequ
     width = terminal_width()
     if width is None:
         sys.stdout.write(aligned(columns, rows))
-    else:
-        _draw(fitted(columns, rows, width), styles)
+        return
+    coloured = painter()
+    drawn = zip(("bold", *(styles or [""] * len(rows))), fitted(columns, rows, width), strict=True)
+    sys.stdout.write("".join(f"{coloured(style, line)}\n" for style, lines in drawn for line in lines))
 
 
 def aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
@@ -320,16 +322,6 @@ def wrapped(text: str, width: int) -> list[str]:
         else:
             lines.append(word)
     return lines
-
-
-def _draw(lines: Sequence[Sequence[str]], styles: Sequence[str] | None) -> None:
-    """Write the lines of a table in the terminal's colours."""
-    coloured = painter()
-    head, *rows = lines
-    text = [coloured("bold", line) for line in head]
-    for at, row in enumerate(rows):
-        text += [coloured(styles[at] if styles else "", line) for line in row]
-    sys.stdout.write("".join(f"{line}\n" for line in text))
 
 
 def painter() -> Callable[[str, str], str]:

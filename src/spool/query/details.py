@@ -246,10 +246,8 @@ def _run(spool: Spool, files: RunFiles, lister: JobLister, rows: Sequence[JobRow
     if files.proof.verdict is Verdict.VOID and files.refusal:
         reason = f"{reason}: {files.refusal}"
     if result is not None:
-        reason = result.reason
-        if array is not None:
-            now = array_outcome(spool, result)
-            state, reason = now.outcome, now.reason
+        ended = result if array is None else array_outcome(spool, result)
+        state, reason = ended.outcome, ended.reason
     elif isinstance(known, InvalidRecord):
         state, reason, found = State.INVALID, str(known), replace(found, end=None)
     elif (row := next((row for row in rows if row.run == run), None)) is not None:
