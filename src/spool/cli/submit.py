@@ -222,7 +222,7 @@ def run(
     """Submit a job, follow its output and exit with its code.
 
     The job's output goes to stdout and its error output to stderr; if both are the same (a terminal), there is one log.
-    Its stdin is empty, like that of every job, because it may run again when nobody is there.
+    Its stdin is empty, like that of every job, because it may run again while you are away.
 
     Ctrl-C cancels the job; a second Ctrl-C exits at once while the job is being stopped. If the job is held, by a user
     or by a hook's veto, a message says so, and the command waits until it is released. The exit codes are those of

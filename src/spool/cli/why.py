@@ -80,8 +80,8 @@ def command(root: str, names: tuple[str, ...], as_json: bool) -> int:
     Prints every reason in the order in which the rules apply; the first is the one that `spool ls` shows, and the
     next line says what it means. Then it prints which jobs must end first, and when the job could start if each job
     ends when it is expected to; `spool plan` gives the same time. The scheduler itself answers, from a fresh look at
-    the files. Of a running job it prints the command, its start and what is left of its time limit; of one that has
-    ended the outcome, and of one that failed the last lines of its output.
+    the files. Of a running job it prints the command, its start, the time that remains and its time limit; of one that
+    has ended the outcome, and of one that failed the last lines of its output.
 
     By hand: state.json has the dispatcher's last answer
     """
@@ -186,7 +186,7 @@ def _prospect(answer: Explanation, codes: Sequence[str]) -> Iterator[str]:
 
 
 def _doing(answer: Explanation) -> Iterator[str]:
-    """Yield what a started job does: its command, since when, and what is left of its time limit."""
+    """Yield what a started job does: its command, its start, the time that remains and its time limit."""
     yield f"{answer.name}: {answer.doing}"
     if answer.command:
         yield f"command: {' '.join(answer.command.split())}"

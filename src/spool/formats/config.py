@@ -130,7 +130,7 @@ _RESOURCE = KeyTable(
     "ResourceTable",
     "A resource whose units are numbered; each run gets specific ones.",
     Key("indices", "indices of a resource",
-        "The indices of the units. Each unit belongs to one run at a time; the first free ones are given first.",
+        "The indices of the units. Each unit belongs to one run at a time; the first free ones come first.",
         default=REQUIRED),
     short=Key("total", "count", "How many units there are.", least=1),
 )
@@ -141,17 +141,17 @@ CONFIG = KeyTable(
     *with_parts("config", (
     Key("cpus", "count", "Number of CPUs that jobs may use. Default: all of this machine's."),
     Key("cpu_pinning", "flag",
-        "Whether each run gets CPUs of its own, which no other pinned run has: whole cores first, on one NUMA node and "
-        "near its GPUs if possible. On a shared machine no run is pinned."),
+        "Whether each run gets CPUs that no other pinned run has: whole cores first, on one NUMA node and near its "
+        "GPUs if possible. On a shared machine no run is pinned."),
     Key("memory", "size", "Amount of memory. Default: all of this machine's."),
     Key("memory_reserve", "share",
         "Memory reserved for the system: a percentage or a size. Default: 5%, at least 512 MiB."),
     Key("machine", "machine",
         'How several users share this machine: "auto" asks the arbiter in `/run/spool` if `/etc/spool/machine.toml` '
-        'exists; "off" starts jobs without it, and to the other users they are foreign processes; the path of a '
+        'exists; "off" starts jobs without it, as foreign processes to the other users; the path of a '
         "directory asks the arbiter that `spool machine serve DIR` runs there."),
     Key("machine_owner", "account",
-        "The account whose arbiter is trusted, besides root, `spool-machine` and one's own."),
+        "The account whose arbiter is trusted, in addition to root, `spool-machine` and yourself."),
     Key("disk_floor", "size", "Start nothing while the spool's disk has less free space than this.",
         field="policy.disk_floor_bytes"),
     Key("resources", _RESOURCE,
@@ -165,10 +165,10 @@ CONFIG = KeyTable(
         "What `CUDA_VISIBLE_DEVICES` of jobs has: UUIDs, or indices for programs that take no UUIDs. A MIG instance "
         "always has its UUID.", words=("uuid", "index")),
     Key("durability", "word",
-        'What may repeat after a power cut: "grouped" syncs records together, within 50 ms; "strict" syncs each one '
-        "before anything relies on it.", words=("grouped", "strict")),
+        'What may be done twice after a power cut: "grouped" syncs records together, within 50 ms; "strict" syncs each '
+        "one before anything relies on it.", words=("grouped", "strict")),
     Key("accept_from", "accounts",
-        'Whose job files run besides those of the owner of the spool: users, and groups with an `@`, as in '
+        'Whose job files run, in addition to those of the owner of the spool: users, and groups with an `@`, as in '
         '`["alice", "@lab"]`. Their jobs run as the owner.', default=()),
     Key("autostart", "flag",
         "Whether commands that start or end jobs (`submit`, `run`, `release`, `requeue`, `resume`, `hold`, `cancel`) "
@@ -184,7 +184,7 @@ CONFIG = KeyTable(
     Key("prolog", "script", "Shell code to run before every job's own prolog."),
     Key("epilog", "script", "Shell code to run after every job's own epilog."),
     Key("other_hosts_gone", "words",
-        "Hosts that no longer exist: their runs count as lost. Name a host only if it is really off.", default=()),
+        "Hosts that no longer exist: their runs count as lost. Name a host only if it is off for good.", default=()),
     Key("on_failure", "word",
         "What to do when a job has finally failed: continue, pause the spool, or cancel all jobs.",
         words=("continue", "pause", "halt"), field="policy.on_failure"),

@@ -74,7 +74,7 @@ _INHERITED = with_parts("job", (
         examples=["002", "077"], in_defaults=True),
     Key("limits", "limits",
         "Soft limits: `as`, `core`, `cpu`, `data`, `fsize`, `nofile` and `stack`, as in limits.conf(5), but in bytes, "
-        'seconds or files, or "unlimited". The hard limits of the dispatcher hold all the same. Default: those of a '
+        'seconds or files, or "unlimited"; at most the hard limits of the dispatcher. Default: those of a '
         "login, `core = 0`, `nofile = 1024` and `stack = 8388608`. `spool submit` and `spool run` write those of the "
         "caller that differ.", default={}, examples=[{"nofile": 65536, "core": "unlimited"}], in_defaults=True),
     Key("nice", "niceness",
@@ -94,7 +94,7 @@ _MACHINE = with_parts("job", (
         in_defaults=True),
     Key("memory", "size or auto",
         'Host memory: counted when the job is scheduled and enforced while it runs. "auto": what earlier runs of its '
-        'name used, and a margin; "auto:8G" states the first guess.', least=1,
+        'name used, plus a margin; "auto:8G" states the first guess.', least=1,
         field="request.memory_bytes", option="-m --memory SIZE|auto", also="--mem",
         help="Host memory, enforced. auto: by earlier runs.",
         in_defaults=True),
@@ -105,16 +105,16 @@ _GPUS = with_parts("job", (
         also="-G --gpus-per-node"),
     Key("gpu_memory", "size or auto",
         "Memory on each GPU. With it, the job shares its GPUs with other jobs that set it; without it, the job has "
-        'its GPUs to itself. "auto": to itself until a run of its name has shown how much it uses.', least=1,
+        'its GPUs to itself, as with "auto" until a run of its name has shown how much it uses.', least=1,
         field="request.gpu_memory_bytes", option="--gpu-memory SIZE|auto",
         help="Memory on each GPU, which it then shares.",
         needs="gpus: it is the memory on each GPU"),
     Key("gpu_min_memory", "size",
-        "The least total memory of each GPU. It does not share the GPUs: a job with `gpus = 1` and "
-        '`gpu_min_memory = "40G"` has a whole GPU of 40 GiB or more to itself.', least=1,
+        "Minimum memory of each GPU. The job keeps its GPUs to itself: with `gpus = 1` and "
+        '`gpu_min_memory = "40G"` it has a whole GPU of 40 GiB or more.', least=1,
         field="request.gpu_min_memory_bytes", option="--gpu-min-memory SIZE",
         help="Minimum memory of each whole GPU.",
-        needs="gpus: it is the least memory of each GPU"),
+        needs="gpus: it is the minimum memory of each GPU"),
     Key("gpu_type", "GPU type",
         'The GPU model or part of its name, such as "A100"; a list, such as ["A100", "H100"], means that any of them '
         'will do. "auto" means any model.', default=None,
@@ -136,11 +136,10 @@ _LIMITS = with_parts("job", (
         'A warning signal before the time limit, and how long before: "USR1@60s". "USR1" alone means 60 seconds '
         "before.", examples=["USR1@60s"], also="--signal", needs="time_limit: it warns before that limit"),
     Key("signal_to", "word",
-        'Which processes get it. "main": each program that the command, or a shell in it, runs, but not what that '
-        'program has started, unless only those handle the signal. "all": these, too. "shell": the command itself, '
-        "such as a script with a trap. Default: main, and a shell that has a trap for it; another shell that waits for "
-        "a program is spared.", words=("main", "all", "shell"), default=None,
-        needs="signal"),
+        'Which processes get it. "main": each program that the command, or a shell in it, runs, and what that program '
+        'has started only if it alone handles the signal. "all": all of these. "shell": the command itself, such as a '
+        'script with a trap. Default: "main", and a shell that has a trap for it.', words=("main", "all", "shell"),
+        default=None, needs="signal"),
     Key("gpu_idle", "timeout",
         "How long the job may leave all its GPUs idle before `gpu_idle_action` applies. 0s means no limit.",
         in_defaults=True),
@@ -198,11 +197,11 @@ _MANY = with_parts("job", (
 _AGAIN = with_parts("job", (
     Key("retry", RETRY, "When to retry a run that failed.", in_defaults=True),
     Key("requeue", "flag",
-        "Whether to run again after a reboot or when the process vanished: at most 3 times, counted separately from "
-        "`retry`.", also="--requeue --no-requeue"),
+        "Whether to run again after a reboot, or if the process vanished: at most 3 times, apart from `retry`.",
+        also="--requeue --no-requeue"),
     Key("preemptible", "flag",
-        "Whether a run that is long may be stopped, with its `signal` and `kill_grace`, so that a short job can start. "
-        "It runs again as soon as there is room. For jobs that continue from a checkpoint."),
+        "Whether a long run may be stopped, with its `signal` and `kill_grace`, so that a short job can start. It runs "
+        "again as soon as there is room. For jobs that continue from a checkpoint."),
 ))
 
 _OUTPUT = with_parts("job", (

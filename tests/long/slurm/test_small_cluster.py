@@ -1,4 +1,4 @@
-"""A small lab's Slurm: what contrib/slurm writes, as docs/CLUSTER.md shows it, and jobs on its four nodes."""
+"""A small lab's Slurm: what contrib/slurm writes, as its README shows it, and jobs on its four nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from served import Served
 from support import ROOT
 
 CONFIGURE, INSTALL = ROOT / "contrib" / "slurm" / "configure.py", ROOT / "contrib" / "slurm" / "install.sh"
-PAGE = (ROOT / "docs" / "CLUSTER.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "contrib" / "slurm" / "README.md").read_text(encoding="utf-8")
 # The machines of the page: their processors, MiB of memory, and GPUs in the order of their bus, with minor numbers.
 MACHINES: dict[str, tuple[int, int, list[tuple[str, int]]]] = {
     "n1": (16, 64238, []),

@@ -52,7 +52,7 @@ _SGE = KeyTable(
         "Whether Grid Engine multiplies that by the number of CPUs, as it does for consumables such as `h_vmem`."),
     Key("gpus", "filled text", "The resource that stands for `gpus`. Without it, jobs with GPUs are held."),
     Key("gpu_types", "texts by name",
-        'What stands for the GPU types of job files, besides the number: `A100 = "gpu_model=a100"`.'),
+        'What stands for the GPU types of job files, in addition to the number: `A100 = "gpu_model=a100"`.'),
     *(Key(name, "filled text", f"`{flag}` of qsub, which `options` has as well.", default=None, internal=True)
       for name, flag in (("queue", "-q"), ("project", "-P"))),
     *keys_of_all("Grid Engine", "qsub"),

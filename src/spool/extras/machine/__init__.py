@@ -94,7 +94,7 @@ _QUOTAS = KeyTable(
 _RESERVATION = KeyTable(
     "MachineReservationTable",
     "A GPU reservation.",
-    Key("name", "label", "Its name, unlike those of the others.", default=REQUIRED),
+    Key("name", "label", "Its name, which no other reservation has.", default=REQUIRED),
     Key("user", "label", 'The user. "nobody" keeps the GPUs free for interactive use.', default=REQUIRED),
     Key("start", "moment", "Start: a date and time.", default=REQUIRED),
     *_rows(RESERVATION, "gpus", "duration", "end", "comment"),

@@ -21,7 +21,7 @@ _NOTIFY = KeyTable(
         '"retrying" or "held".', default=("ended",)),
     Key("log_lines", "count", "Number of lines to include from the end of the job's log.",
         default=0, most=_MOST_LOG_LINES),
-    Key("tasks", "flag", "Whether each task of an array sends messages of its own, besides those of the array.",
+    Key("tasks", "flag", "Whether each task of an array sends its own messages, in addition to those of the array.",
         default=True),
     short=addresses,
 )
