@@ -370,7 +370,7 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
 
 def _draw(fields: Sequence[JobField], lines: Sequence[ListedJob], now_ns: int) -> None:
     columns = [[field.text(one, now_ns) for one in lines] for field in fields]
-    styles = [render.style_of_row(one.row) for one in lines]
+    styles = [render.style_of_row(one.row) for one in lines] if sys.stdout.isatty() else []
     render.table([field.column for field in fields], list(zip(*columns, strict=True)), styles)
 
 
