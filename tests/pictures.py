@@ -111,7 +111,7 @@ def _page(into: Path) -> None:
         page = root.parent / "status.html"
         seen = OverviewReader(str(root)).look(NOW_NS)
         assert seen is not None
-        text = render(seen, str(root), 3600, 0).decode()
+        text = render(seen, str(root), 3600).decode()
         text = text.replace(str(root.parent), _HOME).replace(str(NOW_NS // 10**6), str(int(time.time() * 1000)))
         page.write_text(text, encoding="utf-8")
         with Browser() as browser:

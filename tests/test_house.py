@@ -113,13 +113,13 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7000,
+    "cli": 6950,
     "client": 2650,
     "core": 7950,
     "dispatcher": 7800,
     "doctor": 550,
     "executors": 2100,
-    "extras": 200,
+    "extras": 400,
     "extras/amd": 250,
     "extras/capture": 950,
     "extras/containers": 300,
@@ -136,11 +136,11 @@ BUDGET = {
     "extras/top": 1150,
     "formats": 5400,
     "listeners": 1050,
-    "machine": 3200,
-    "python": 950,
-    "query": 4200,
-    "state": 2050,
-    "store": 3800,
+    "machine": 2900,
+    "python": 900,
+    "query": 4150,
+    "state": 2000,
+    "store": 3750,
     "testing": 900,
 }
 SLACK = 200  # a folder that has shrunk by more keeps that: its number goes down
@@ -590,14 +590,14 @@ def test_arrows_go_down_only() -> None:
 
 
 def test_no_capability_needs_another() -> None:
-    """A folder of extras imports and names no other, so that each can be deleted alone."""
+    """A folder of extras imports and names no other, so that each can be deleted alone. Modules beside them stay."""
     named = re.compile(r"\bspool\.extras\.([a-z]+)")
     wrong = [
         f"{module.path} names {other}"
         for module in modules()
         if module.layer == "extras" and "/" in module.path.removeprefix("extras/")
         for other in named.findall(module.text)
-        if other != module.path.split("/")[1]
+        if other != module.path.split("/")[1] and not (SOURCE / "extras" / f"{other}.py").exists()
     ]
     assert not wrong
 

@@ -27,8 +27,8 @@ import pytest
 from calling import Command, no_hang, spawned
 from spool.cli import main
 from spool.client import autostart
+from spool.formats.state import GpuLook
 from spool.listeners import set_up_logging
-from spool.machine.gpus import GpuLook
 from spool.machine.processes import MachineProber
 from spool.state import world
 from spool.store.lock import Lock

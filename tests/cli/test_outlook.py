@@ -118,7 +118,7 @@ def test_every_view_tells_the_same(spool: Command, spool_root: Path, now: int, m
         seen = OverviewReader(str(spool_root)).look(now)
         assert seen is not None
         rows = {row.name: seen.outlook.of(row, now) for row in seen.active}
-        page = render(seen, str(spool_root), 5, 60).decode()
+        page = render(seen, str(spool_root), 5).decode()
         planned = {job["name"]: job for job in asked(spool, "plan")["waits"]}
         why = {name: asked(spool, "why", name) for name in listed}
         monkeypatch.setenv("COLUMNS", "200")

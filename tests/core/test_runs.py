@@ -239,6 +239,7 @@ def test_a_run_says_how_much_it_has_done(text: str) -> None:
         ("25 %", 10, 30, None, (20, Basis.LIMIT)),  # it is too slow for its limit
         ("0 %", 10, 60, None, (50, Basis.LIMIT)),
         ("", 10, 60, 15, (5, Basis.GUESS)),
+        ("", 10, 60, 60, (50, Basis.LIMIT)),
         ("", 10, 60, 65, (50, Basis.LIMIT)),
         ("", 90, 60, None, (0, Basis.LIMIT)),
         ("", 10, None, 15, (5, Basis.GUESS)),
@@ -255,11 +256,11 @@ def test_progress_counts_first_then_similar_runs_then_the_limit(
 
 
 def test_the_end_by_a_progress_stays_until_the_run_says_another() -> None:
-    """What remains gets less while one looks; once the end has passed, the progress tells nothing."""
+    """What remains gets less while one looks; once the end has passed, the rest is as late as that."""
     said = Progress("epoch 1/3", NOW + 10 * MINUTE)
     lefts = [time_left(said, NOW, NOW + ran * MINUTE, 60 * MINUTE, None) for ran in (10, 15, 30, 31)]
     found = [(left.ns // MINUTE, left.basis) for left in lefts if left is not None]
-    assert found == [(20, "progress"), (15, "progress"), (0, "progress"), (29, "limit")]
+    assert found == [(20, "progress"), (15, "progress"), (0, "progress"), (2, "progress")]
 
 
 def test_people_are_told_what_similar_runs_took_and_the_rules_keep_the_limit() -> None:

@@ -142,7 +142,7 @@ class World:
             if process.command.startswith("leave"):
                 process.outlasts = True
                 self._write(f"{self.metadir(process)}/{layout.LEFTOVERS}", b"running\n")
-                self._write(f"{self.metadir(process)}/{layout.RC}", run_records.render_rc(process.code))
+                self._write(f"{self.metadir(process)}/{layout.RC}", f"{process.code}\n".encode())
             else:
                 self.exit(pid, process.code)
             happened = True
@@ -157,7 +157,7 @@ class World:
         if process.outlasts:
             Path(self.metadir(process), layout.LEFTOVERS).unlink(missing_ok=True)
         else:
-            self._write(f"{self.metadir(process)}/{layout.RC}", run_records.render_rc(code))
+            self._write(f"{self.metadir(process)}/{layout.RC}", f"{code}\n".encode())
 
     def metadir(self, process: Process) -> str:
         """Return the metadir of its run."""

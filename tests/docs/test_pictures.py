@@ -61,7 +61,7 @@ def test_the_script_draws_them(tmp_path: Path) -> None:
     subprocess.run(words, cwd=ROOT, check=True, timeout=300)  # type: ignore[arg-type]
     drawn = {path.name: _text_of(path) for path in tmp_path.iterdir()}
     assert drawn.keys() == {path.name for path in PICTURES.glob("*.svg")}
-    for word in ("alice", "bob", "in ~4h48m", "distill_vit: gpus: needs 2 unshared GPUs", "waited 55m00s", "▂"):
+    for word in ("alice", "bob", "in ~26m10s", "distill_vit: gpus: needs 2 unshared GPUs", "waited 55m00s", "▂"):
         assert word in drawn["top.svg"]
     assert "unknown" not in drawn["ls-200-light.svg"]
     for word in ("hello from hello", "dependency: train is running", "accuracy 0.93"):

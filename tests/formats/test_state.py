@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spool.core.model import Event, EventName, ForeignProcess, Gpu
 from spool.formats.events import parse_event, render_event
-from spool.formats.state import GpusTold, GpuView, JobView, MachineView, StateView, parse_state, render_state
+from spool.formats.state import GpuLook, GpuView, JobView, MachineView, StateView, parse_state, render_state
 
 GIB = 1 << 30
 KNOWN = Gpu(
@@ -23,7 +23,7 @@ KNOWN = Gpu(
 UNKNOWN = Gpu("GPU-b", 4, "", None, None, problem="NVML no longer lists it")
 
 
-def told(machine: MachineView) -> GpusTold | None:
+def told(machine: MachineView) -> GpuLook | None:
     """Return what a reader of the file is told of the GPUs."""
     view = parse_state(render_state(StateView(version=1, at_ns=1, pid=1, machine=machine)))
     assert view is not None
@@ -37,11 +37,11 @@ def test_what_is_known_of_a_gpu_comes_back_whole() -> None:
     machine = MachineView(
         cpus=1, cpus_free=1, memory_bytes=1, memory_free_bytes=1, gpu_problem="?", gpus=views, gpus_at_ns=7
     )
-    assert told(machine) == GpusTold((KNOWN, UNKNOWN), "?", 7)
+    assert told(machine) == GpuLook((KNOWN, UNKNOWN), "?", 7)
     assert views[0].jobs == ("one", "two")
     assert told(MachineView(cpus=1, cpus_free=1, memory_bytes=1, memory_free_bytes=1)) is None
     seen = MachineView(cpus=1, cpus_free=1, memory_bytes=1, memory_free_bytes=1, gpus_at_ns=7)
-    assert told(seen) == GpusTold((), None, 7)
+    assert told(seen) == GpuLook((), None, 7)
 
 
 def test_a_name_that_is_not_utf_8_is_told_escaped() -> None:

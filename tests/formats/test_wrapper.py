@@ -789,8 +789,8 @@ def test_what_the_command_has_used_is_on_record_before_its_end(runs: Runs) -> No
     assert used.cpu_time_ns is not None
     assert 80_000_000 <= used.cpu_time_ns < 20_000_000_000
     if run.is_compiled:
-        assert used.peak_process_bytes is not None
-        assert 60 << 20 <= used.peak_process_bytes < 1 << 30
+        assert used.peak_memory_bytes is not None
+        assert 60 << 20 <= used.peak_memory_bytes < 1 << 30
     assert (run.metadir / "usage").stat().st_mtime_ns <= (run.metadir / "rc").stat().st_mtime_ns
 
 

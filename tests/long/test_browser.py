@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cli.records import metadir_of
 from extras.page.pages import EVIL, page_of
 from long.browser import Browser
 from spool.core.model import SECOND_NS
@@ -57,7 +58,7 @@ def pages(now_ns: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("which", ["busy", "empty", "hostile"])
-@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+@pytest.mark.parametrize("width", [320, 390, 768, 1280, 1920])
 def test_nothing_is_wider_than_the_screen(browser: Browser, spool_root: Path, which: str, width: int) -> None:
     """Neither on a phone nor on a desk does the page scroll sideways, whatever texts are on it."""
     now_ns = time.time_ns()
@@ -136,6 +137,64 @@ def test_a_file_renews_itself_where_its_reader_was(browser: Browser, spool_root:
     told = "document.body !== null && document.body.textContent.includes('fresh-job')"  # None while it reloads
     wait_for(lambda: browser.ask(told), what="the new page")
     wait_for(lambda: browser.ask("scrollY") == 350, what="the place on the page")
+
+
+_CONTRASTS = """(function () {
+  function numbers(text) { return text.match(/[0-9.]+/g).map(Number); }
+  function light(colour) {
+    return colour.slice(0, 3).reduce(function (sum, value, at) {
+      var linear = value <= 10 ? value / 255 / 12.92 : Math.pow((value / 255 + 0.055) / 1.055, 2.4);
+      return sum + [0.2126, 0.7152, 0.0722][at] * linear;
+    }, 0);
+  }
+  function ground(element) {
+    var colour = numbers(getComputedStyle(element).backgroundColor);
+    return colour.length < 4 || colour[3] ? colour : ground(element.parentElement);
+  }
+  var found = {}, walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    var element = walk.currentNode.parentElement, style = getComputedStyle(element);
+    if (!element.closest("script, title") && !element.hasAttribute("paint-order") && style.display !== "none") {
+      var two = [light(numbers(element.closest("svg") ? style.fill : style.color)), light(ground(element))].sort();
+      found[walk.currentNode.textContent] = (Math.max(two[0], two[1]) + 0.05) / (Math.min(two[0], two[1]) + 0.05);
+    }
+  }
+  return found;
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("age_s", [1, 300])
+def test_every_text_stands_out(browser: Browser, spool_root: Path, dark: bool, age_s: int) -> None:
+    """Each has a contrast of 4.5 or more, as WCAG asks, in light and dark, and when the page is old."""
+    then_ns = time.time_ns() - age_s * SECOND_NS
+    path = lay(spool_root, busy_view(then_ns), busy_history(then_ns)) / "status.html"
+    put(path, page_of(spool_root, then_ns))
+    browser.screen(1280, 900, dark=dark)
+    browser.open(path)
+    found = browser.ask(_CONTRASTS)
+    browser.screen(1280, 900)
+    assert len(found) > 50
+    assert {text: contrast for text, contrast in found.items() if contrast < 4.5} == {}
+
+
+def test_the_filter_and_what_is_unfolded_outlive_the_next_page(browser: Browser, spool_root: Path) -> None:
+    """Lines without the words are hidden, also those of the next page, and the cursor stays in the box."""
+    now_ns = time.time_ns()
+    path = lay(spool_root, busy_view(now_ns), busy_history(now_ns)) / "status.html"
+    (metadir_of(spool_root, "bad") / "log").write_text("no such file\n")
+    put(path, page_of(spool_root, now_ns, every_s=0.2, private=True))
+    browser.open(path)
+    shown = "Array.from(document.querySelectorAll('#ended tbody tr')).filter(row => row.offsetHeight).length"
+    assert browser.ask(shown) > 1
+    browser.ask("document.querySelector('details').open = true")
+    browser.ask("window.here = 1; document.getElementById('filter').focus()")
+    browser.ask("document.execCommand('insertText', false, 'BAD exit')")
+    assert browser.ask(shown) == 1
+    wait_for(lambda: browser.ask("window.here") is None, what="a reload")
+    kept = f"document.readyState === 'complete' && {shown} === 1 && document.querySelector('details').open"
+    wait_for(lambda: browser.ask(f"{kept} && document.activeElement.value === 'BAD exit'"), what="the filter")
+    browser.open("about:blank")
 
 
 class _Silent(SimpleHTTPRequestHandler):

@@ -77,7 +77,8 @@ def test_what_cannot_be_looked_at_is_not_gone(child: subprocess.Popen[bytes]) ->
         with pytest.raises(OSError, match="Too many open files"):
             processes.search([Sought("x", 1, "/spool", jid)])
         sent = processes.send([Process(child.pid, jid.start_ticks)], signal.SIGTERM)
-        assert not sent.signalled | sent.gone
+        assert sent.refused
+        assert not sent.signalled
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])

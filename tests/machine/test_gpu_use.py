@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from spool.core.model import ForeignProcess, GpuWork
-from spool.machine.gpus import QUIET_BYTES, DeviceUse, Ignore, Ours, UseReader, in_pid_namespace, who
+from spool.formats.config import GpuConfig
+from spool.machine.gpus import QUIET_BYTES, DeviceUse, Ours, UseReader, in_pid_namespace, who
 from spool.machine.nvml import Device
 
 GIB = 1 << 30
@@ -121,14 +122,14 @@ def test_memory_that_no_process_accounts_for_is_foreign_where_pids_tell_too(pids
         (device(15 * GIB, ((7, 3 * GIB),)), [(7, 3 * GIB), (0, 12 * GIB)]),
     ):
         assert pids(reader.read(look, NOBODY, NOBODY)) == foreign
-    reader.ignoring(Ignore(below_bytes=GIB))
+    picky = Ours(ignores=GpuConfig(ignore_below_bytes=GIB).ignores)
     for look, foreign in (
         (device(GIB - 1), []),
         (device(GIB), [(0, GIB)]),
         (device(GIB // 2, notebook), []),
         (device(12 * GIB, notebook), [(0, 12 * GIB - GIB // 2)]),
     ):
-        assert pids(reader.read(look, NOBODY, NOBODY)) == foreign
+        assert pids(reader.read(look, picky, NOBODY)) == foreign
 
 
 def test_memory_beside_a_run_of_ours_may_be_its_own() -> None:
@@ -223,8 +224,8 @@ def test_runs_that_share_a_gpu_have_what_their_own_processes_do() -> None:
 
 def test_beside_a_stranger_the_figures_of_the_gpu_are_nobodys() -> None:
     """Also beside one that does not count, as an idle notebook: it may compute after all."""
-    reader = UseReader(who=living, ignore=Ignore(names=frozenset({"python"})))
-    run = reading({1: "train"}, train=None)
+    reader = UseReader(who=living)
+    run = replace(reading({1: "train"}, train=None), ignores=GpuConfig(frozenset({"python"})).ignores)
     assert reader.read(working((1, GIB), (7, GIB)), run, run).work == (GpuWork("train", None, GIB),)
     told = working((1, GIB), (7, GIB), computing=((1, 20), (7, 40)))
     assert reader.read(told, run, run).work == (GpuWork("train", 20, GIB),)

@@ -18,7 +18,9 @@ import pytest
 
 from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import SECOND_NS, Gpu
-from spool.machine.gpus import LIMIT_NS, MAX_AGE_NS, NO_ANSWER, GpuLook, GpuWatcher, Ignore, Ours, UseReader
+from spool.formats.config import GpuConfig
+from spool.formats.state import GpuLook
+from spool.machine.gpus import LIMIT_NS, MAX_AGE_NS, NO_ANSWER, GpuWatcher, Ours, UseReader
 from spool.machine.nvml import Sample
 from support import PATIENCE_S, wait_for
 
@@ -118,12 +120,12 @@ def test_each_gpu_tells_uuid_index_name_and_memory(nvml: Nvml) -> None:
     look = nvml.watch()()
     assert look.gpus[0] == Gpu("GPU-a", 1, "NVIDIA H200", 141 * GIB, 140 * GIB)
     assert [(gpu.uuid, gpu.index) for gpu in look.gpus[1:]] == [("GPU-b", 2), ("GPU-c", 0)]
-    assert (look.problem, look.notes, look.driver) == (None, (), "999.1")
+    assert look.problem is None
 
 
 def test_an_nvml_that_has_no_gpus_shows_none(nvml: Nvml) -> None:
     """No GPUs and no problem: a driver without cards."""
-    assert nvml.watch()() == GpuLook((), None, (), 1_000_005 * SECOND_NS, "999.1")
+    assert nvml.watch()() == GpuLook((), None, 1_000_005 * SECOND_NS)
 
 
 def nvml_of_this_machine() -> bool:
@@ -333,23 +335,22 @@ PROCESSES, HANDLE = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetHan
 
 
 @pytest.mark.parametrize(
-    ("call", "code", "problem", "notes"),
+    ("call", "code", "problem"),
     [
-        (PROCESSES, UNKNOWN, {"GPU-b": f"{PROCESSES}: Unknown Error"}, ()),
-        # Without a UUID there is nothing to give: a note at most.
-        (HANDLE, GPU_IS_LOST, {}, ("GPU 1: GPU is lost",)),
-        (HANDLE, 4, {}, ()),  # one that a container or an administrator keeps from us is not there
+        (PROCESSES, UNKNOWN, {"GPU-b": f"{PROCESSES}: Unknown Error"}),
+        (HANDLE, GPU_IS_LOST, {}),  # without a UUID there is nothing to give
+        (HANDLE, 4, {}),  # one that a container or an administrator keeps from us is not there
     ],
 )
 def test_an_error_of_one_gpu_is_that_gpus_problem_alone(
-    nvml: Nvml, call: str, code: int, problem: dict[str, str], notes: tuple[str, ...]
+    nvml: Nvml, call: str, code: int, problem: dict[str, str]
 ) -> None:
     """What one card refuses is said with the call and the error; the other card can be given."""
     several(nvml, "ab")
     nvml.error(call, code, "GPU-b")
     watch = nvml.watch()
     look = watch()
-    assert (problems(look), look.notes, look.problem) == ({"GPU-a": None, **problem}, notes, None)
+    assert (problems(look), look.problem) == ({"GPU-a": None, **problem}, None)
     nvml.mend()
     assert problems(watch()) == {"GPU-a": None, "GPU-b": None}
 
@@ -362,8 +363,8 @@ def test_compute_processes_count_and_graphics_processes_do_not(nvml: Nvml, watch
     nvml.process("GPU-a", 4711, None)
     nvml.process("GPU-a", 4713, 2 * GIB, kind="mps")
     nvml.process("GPU-a", 4712, GIB, kind="graphics")
-    watch.watcher.ignoring(Ignore(below_bytes=GIB))
-    assert [(p.pid, p.name, p.user, p.memory_bytes) for p in only(watch()).foreign] == [
+    ours = Ours(ignores=GpuConfig(ignore_below_bytes=GIB).ignores)
+    assert [(p.pid, p.name, p.user, p.memory_bytes) for p in only(watch(ours)).foreign] == [
         (4711, "python", "alice", None),
         (4713, "ollama", None, 2 * GIB),
     ]
@@ -434,14 +435,13 @@ def test_what_the_configuration_ignores_does_not_count(nvml: Nvml, watch: Watch)
     for pid, used in ((4711, 30 * GIB), (4712, 642 << 20), (4713, GIB)):
         nvml.process("GPU-a", pid, used)
     for ignore, left in (
-        (Ignore(), [4711, 4712, 4713]),
-        (Ignore(names=frozenset({"jupyter-lab"})), [4711, 4713]),
-        (Ignore(users=frozenset({"alice"})), [4712, 4713]),
-        (Ignore(below_bytes=700 << 20), [4711, 4713]),
-        (Ignore(frozenset({"ollama"}), frozenset({"alice"}), 700 << 20), []),
+        (GpuConfig(), [4711, 4712, 4713]),
+        (GpuConfig(ignore_names=frozenset({"jupyter-lab"})), [4711, 4713]),
+        (GpuConfig(ignore_users=frozenset({"alice"})), [4712, 4713]),
+        (GpuConfig(ignore_below_bytes=700 << 20), [4711, 4713]),
+        (GpuConfig(frozenset({"ollama"}), frozenset({"alice"}), 700 << 20), []),
     ):
-        watch.watcher.ignoring(ignore)
-        assert [process.pid for process in only(watch()).foreign] == left
+        assert [process.pid for process in only(watch(Ours(ignores=ignore.ignores))).foreign] == left
 
 
 def test_the_real_process_table_names_a_process_and_its_user(nvml: Nvml) -> None:
@@ -530,8 +530,7 @@ def test_nodes_and_links_are_asked_for_only_where_they_decide(nvml: Nvml) -> Non
     watch = nvml.watch()
     assert {(gpu.node, gpu.links) for gpu in watch().gpus} == {(None, ())}
     assert not PLACES & {call.split()[0] for call in nvml.calls()}
-    watch.watcher.asking_where(on=True)
-    look = watch()
+    look = watch(Ours(where=True))
     assert {gpu.uuid: (gpu.node, gpu.links) for gpu in look.gpus} == {
         "GPU-a": (0, (("GPU-b", 4),)),
         "GPU-b": (65, (("GPU-a", 4), ("GPU-c", 1))),
@@ -540,7 +539,7 @@ def test_nodes_and_links_are_asked_for_only_where_they_decide(nvml: Nvml) -> Non
     }
     assert set(problems(look).values()) == {None}
     asked = len(nvml.calls())
-    assert watch().gpus == look.gpus
+    assert watch(Ours(where=True)).gpus == look.gpus
     assert not PLACES & {call.split()[0] for call in nvml.calls()[asked:]}  # once is enough
     nvml.error("nvmlDeviceGetMemoryInfo_v2", GPU_IS_LOST, "GPU-a")
     nvml.remove("GPU-a")

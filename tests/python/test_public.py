@@ -88,11 +88,11 @@ def test_the_page_has_every_call_with_its_parameters(heading: str) -> None:
 
 
 def test_the_asynchronous_client_takes_what_the_client_takes() -> None:
-    """Each of its methods has the parameters of the client's, or of the function's; `dry_run` is the client's own."""
+    """Each of its methods has the parameters of the client's, or of the function's."""
     functions = {each.__name__: _parameters(each) for each in (spool.as_completed, spool.wait_all, spool.wait_any)}
     client = {**_methods(spool.Client), "follow": ["job"], **functions}
     for name, parameters in _methods(spool.AsyncClient).items():
-        assert parameters == [each for each in client[name] if each != "dry_run"], name
+        assert parameters == client[name], name
 
 
 def _of_page() -> str:

@@ -108,14 +108,17 @@ class Demonstration:
             )
 
     def told(self) -> Iterator[str]:
-        """Yield a line for each run that ends, as it happens, until the dispatcher has left."""
-        ended, over = 0, False
+        """Yield a line for each run that ends, as it happens, until the dispatcher has left.
+
+        Its clock does not go back: runs are told in the order in which their ends were noticed.
+        """
+        ended, over, at_ns = 0, False, self._begun_at_ns
         while not over:
             over = self.dispatcher.poll() is not None
             results = self.results()
             for result in results[ended:]:
-                at_s = max(0, (result.ended_at_ns or time.time_ns()) - self._begun_at_ns) / SECOND_NS
-                yield f"{at_s:5.1f}s  {result.job:8} {_how(result)}"
+                at_ns = max(at_ns, result.ended_at_ns or time.time_ns())
+                yield f"{(at_ns - self._begun_at_ns) / SECOND_NS:5.1f}s  {result.job:8} {_how(result)}"
             ended = len(results)
             time.sleep(_POLL_S)
 

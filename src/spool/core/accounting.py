@@ -141,6 +141,7 @@ class Totals(Struct, frozen=True):
     runs: int
     jobs: int
     outcomes: dict[str, int]  # of runs; zero counts included
+    ended: dict[str, int]  # of jobs
     success_rate: float | None  # share of finished jobs among those not cancelled
     retries: int  # runs that were followed by another attempt
     requeues: int  # runs that were repeated without counting as an attempt
@@ -236,6 +237,7 @@ class GroupSums:
             runs=self._runs(any_way=True),
             jobs=jobs,
             outcomes={state.value: self._runs(state, any_way=True) for state in State if state.ended},
+            ended={state.value: self._runs(state) for state in State if state.ended},
             success_rate=self._runs(State.FINISHED) / resolved if resolved else None,
             retries=self._runs(again="retry"),
             requeues=self._runs(again="requeue"),

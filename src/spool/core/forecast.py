@@ -164,7 +164,7 @@ class StartForecast(Struct, frozen=True):
 def forecast(
     plan: Plan,
     names: Collection[str] | None = None,
-    left: Mapping[str, TimeLeft] | None = None,
+    left: Mapping[str, TimeLeft | None] | None = None,
     *,
     enough: int = ENOUGH,
 ) -> Mapping[str, StartForecast]:
@@ -179,7 +179,9 @@ def forecast(
 class _Forecast:
     """One schedule, carried forward."""
 
-    def __init__(self, plan: Plan, names: Collection[str] | None, left: Mapping[str, TimeLeft], enough: int) -> None:
+    def __init__(
+        self, plan: Plan, names: Collection[str] | None, left: Mapping[str, TimeLeft | None], enough: int
+    ) -> None:
         self._plan = plan
         self._told = left
         self._now_ns = plan.now_ns

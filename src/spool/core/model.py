@@ -131,7 +131,7 @@ class WarningSignal(Struct, frozen=True):
 
 
 SignalTo = Literal["main", "all", "shell"] | None
-"""Which processes of a run get a signal (docs/FORMAT.md, 3.8); None: main, and a shell that has a trap for it."""
+"""Which processes of a run get a signal (docs/KEYS.md, `signal_to`); None: main, and a shell that has a trap for it."""
 
 
 class Dependencies(Struct, frozen=True):

@@ -1,6 +1,6 @@
 """The order of waiting jobs: by priority, then the longest wait relative to size; with fairness among users.
 
-The rule and its constants were found by experiment; docs/SCHEDULING.md has what was tried. Of two jobs of equal
+The rule and its constants were found by experiment; benchmarks/README.md has what was tried. Of two jobs of equal
 priority, the one with the higher score comes first: `(waited + expected) / expected` times the factor of its user's
 fair share (see below). While jobs of several users wait, `expected` includes what the job's user was served since the
 job arrived. Ahead of them goes the earliest of the jobs that too much later work has passed: one at a time, so that the

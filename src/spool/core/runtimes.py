@@ -292,17 +292,16 @@ def time_left(
 ) -> TimeLeft | None:
     """Return the time that remains of a run that began at *began_ns*; None if nothing tells.
 
-    By its progress it goes on as it had gone when it said that. Else it lasts *guess_ns*, as similar runs did, and else
-    up to its limit, which also bounds the others. Where the end by its progress has passed, that tells nothing.
+    By its progress it goes on as it had gone when it said that, so that its end stays; where that has passed, the rest
+    is as late. Else it lasts *guess_ns*, as similar runs did, and else up to its limit, which also bounds the others.
     """
     ran_ns, done = now_ns - began_ns, part_done(progress.text)
     until_limit_ns = None if limit_ns is None else max(0, limit_ns - ran_ns)
     left = None if guess_ns is None else TimeLeft(max(0, guess_ns - ran_ns), Basis.GUESS)
     if done and ran_ns > 0:
         said_ns = progress.at_ns - began_ns
-        lasts_ns = int((said_ns if 0 < said_ns < ran_ns else ran_ns) / done)
-        if lasts_ns >= ran_ns or done == 1:
-            left = TimeLeft(max(0, lasts_ns - ran_ns), Basis.PROGRESS)
-    if until_limit_ns is not None and (left is None or left.ns > until_limit_ns):
+        left_ns = int((said_ns if 0 < said_ns < ran_ns else ran_ns) / done) - ran_ns
+        left = TimeLeft(left_ns if left_ns >= 0 else int(-left_ns * (1 - done) / done), Basis.PROGRESS)
+    if until_limit_ns is not None and (left is None or left.ns >= until_limit_ns):
         return TimeLeft(until_limit_ns, Basis.LIMIT)
     return left

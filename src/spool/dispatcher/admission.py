@@ -140,7 +140,7 @@ class Admission(Component):
             cancel = self._cancels.get(live.key)
             if cancel is not None:
                 with self._confinement.of(Thing.of_run(live.key), "take back the cancel of"):
-                    self._spool.withdraw_stop(*live.key)
+                    self._spool.disk.discard(self._spool.own_record(*live.key, layout.STOP))
                 self._events.client.forget(cancel.number)
                 self._answered_cancel(cancel)
 
@@ -309,7 +309,7 @@ class Admission(Component):
         log.info("job %s run %d is not cancelled: %s", name, live.run, why)
         # If interrupted before its last step, this is still a cancellation, and is reviewed again.
         spool.put_record(name, live.run, layout.KEPT, f"{why}\n".encode())
-        spool.withdraw_stop(name, live.run)
+        spool.disk.discard(spool.own_record(name, live.run, layout.STOP))
         running = spool.layout.job_file(RUNNING, name)
         if status_of(running) is None:
             with contextlib.suppress(FileExistsError, FileNotFoundError):

@@ -44,7 +44,7 @@ from spool.formats.events import (
 )
 from spool.listeners import NO_SUBSCRIPTIONS, find_subscriptions
 from spool.machine import identity
-from spool.machine.commands import ChildProcess
+from spool.machine.helpers import ChildProcess
 from spool.state.run import ActiveRun, JobEntry, JobFileVersion
 from spool.store.disk import SpoolTrouble
 from spool.store.edited import Settings

@@ -48,7 +48,7 @@ from spool.formats.config import RetentionPolicy
 from spool.formats.journal import recall
 from spool.machine import cgroups
 from spool.machine.cgroups import RunGroups
-from spool.machine.commands import import_path
+from spool.machine.helpers import import_path
 from spool.machine.processes import MachineProber
 from spool.state.load import OutcomeIndex
 from spool.state.run import ActiveRun

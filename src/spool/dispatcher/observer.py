@@ -324,7 +324,8 @@ class Observer(Component):
                 name, _, record = filename.rpartition(".")
                 if record == layout.LEFTOVERS:
                     self._changes.leftovers.add(name.rpartition(".")[0])
-                    self._spool.discard_note(filename)
+                    with suppress(OSError):
+                        self._spool.disk.discard(f"{self._spool.layout.at(layout.NOTES)}/{filename}")
             elif layout.HOOKS in (place, filename):
                 reload = True
             elif place:

@@ -237,7 +237,7 @@ class Recovery(Component):
         if (status := next(filter(None, found), None)) is not None:
             array.file_seen(status.st_ino)
         if record.boot_id != identity.boot_id():
-            _mend(spool, store, array)
+            _mend(spool, array)
         array.resume(store.unissued(name, run))
         return array
 
@@ -489,7 +489,7 @@ def _started_boot_ns(jid: Jid | Liveness | None, at_ns: int) -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - max(0, time.time_ns() - at_ns)
 
 
-def _mend(spool: LockedSpool, store: ArrayStore, array: Array) -> None:
+def _mend(spool: LockedSpool, array: Array) -> None:
     """Write the tasks again that a power cut left empty; the array's file has all their content."""
     name, run = array.name, array.run
     texts: TaskFiles | None = None
@@ -506,4 +506,4 @@ def _mend(spool: LockedSpool, store: ArrayStore, array: Array) -> None:
                 except InvalidFile:
                     return
             log.warning("array %s: its task %s was lost to a power cut and is written again", name, task)
-            store.rewrite(path, texts.text(position))
+            spool.disk.put(path, texts.text(position))

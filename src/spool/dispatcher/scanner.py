@@ -390,8 +390,9 @@ class Scanner(Component):
         elif job.hold_reason or not another:
             with self._confinement.of(Thing.of_job(job.name), _WITHDRAW):
                 # One may be unread: the job was edited before the first look at it in held/.
-                if job.hold_reason or status_of(self._spool.layout.reason_file(job.name)) is not None:
-                    self._spool.withdraw_hold_reason(job.name)
+                path = self._spool.layout.reason_file(job.name)
+                if job.hold_reason or status_of(path) is not None:
+                    self._spool.disk.discard(path)
         job.see_why_held(why)
 
     def parse(self, name: str, data: bytes, reviewed: journal.Reviewed | None = None) -> tuple[Spec, bytes | None]:
@@ -449,7 +450,7 @@ class Scanner(Component):
                 reasons.add(name)
         for name in reasons - found.keys():
             with self._confinement.of(Thing.of_job(name), _WITHDRAW):
-                self._spool.withdraw_hold_reason(name)
+                self._spool.disk.discard(self._spool.layout.reason_file(name))
         for name in complaints:
             file = self._known(place, name)
             if name not in found or (file is not None and not file.invalid):

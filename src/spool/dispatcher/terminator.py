@@ -98,7 +98,7 @@ class Halt(Component):
                 ended = self._confinement.attempt(Thing.of_job(job.name), _END, self._end_waiting, job, order)
                 left = left or not ended
         if not left:
-            self._spool.halted()
+            self._spool.disk.discard(self._spool.layout.at(layout.HALT))
             self.order = None
             self._stopped.clear()
         return False
@@ -345,14 +345,14 @@ class Suspender(Component):
         self.changing.pop(live.key, None)
         if live.suspended:
             with self._confinement.of(Thing.of_job(live.name), _SUSPEND):
-                self._spool.withdraw_suspend_order(live.name)
+                self._spool.disk.discard(self._spool.layout.suspend_file(live.name))
 
     def _see(self, name: str, live: ActiveRun | None) -> None:
         if live is None:
             if name not in self._state.unsettled and self._spool.suspend_order(name) is not None:
                 if name in self._state.arrays:
                     log.warning("array %s: an array cannot be suspended; its tasks can", name)
-                self._spool.withdraw_suspend_order(name)
+                self._spool.disk.discard(self._spool.layout.suspend_file(name))
             return
         if isinstance(live.phase, Unread) or live.stop is not None or not live.holds_room or live.is_outlived:
             return  # a run that ends needs no clock, and must not be suspended
@@ -361,7 +361,7 @@ class Suspender(Component):
             if by is not None:
                 live.cannot_be_suspended()
                 log.warning("job %s run %d: %s", live.name, live.run, live.kept)
-                self._spool.withdraw_suspend_order(live.name)
+                self._spool.disk.discard(self._spool.layout.suspend_file(live.name))
             halted = live.handle.halted if live.handle is not None else None
             if halted is None:
                 return  # its engine decides, and has not answered yet

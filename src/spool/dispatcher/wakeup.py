@@ -8,7 +8,7 @@ A file event, by watchdog, is a reason to look, and a hint where; never the trut
 pairs up renames: when a file has left a directory, it holds back that event and all later ones of the directory for
 half a second, and every start of a job is such a rename. So this has another emitter for watchdog's interface
 (`watchdog.observers.api`). It reads inotify(7) itself and pairs up nothing, and the dispatcher's loop calls it when
-there is something to read; docs/ARCHITECTURE.md has the figures.
+there is something to read.
 """
 
 from __future__ import annotations

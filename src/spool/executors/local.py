@@ -43,10 +43,6 @@ SEARCH_NS = 10 * SECOND_NS
 _KIBIBYTE = 1024
 
 
-def _is_wrapper(jid: Jid, spool_dir: str, job: str, run: int) -> bool:
-    return processes.is_wrapper(jid.pid, spool_dir, job, run)
-
-
 class LocalRun:
     """A run whose processes are on this machine."""
 
@@ -353,7 +349,7 @@ class LocalProcesses(Engine):
         *,
         liveness: Callable[[Jid], Liveness] = identity.liveness,
         groups: RunGroups | None = None,
-        is_wrapper: Callable[[Jid, str, str, int], bool] = _is_wrapper,
+        is_wrapper: Callable[..., bool] = lambda jid, *run: processes.is_wrapper(jid.pid, *run),
         outlasted: Callable[..., bool] = lambda job, run, *, exited: True,
     ) -> None:
         """Begin without runs. *liveness* returns the state of a wrapper, *groups* is the place for control groups.

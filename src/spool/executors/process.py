@@ -25,7 +25,7 @@ from spool.executors.base import Executor, Launch, refused
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.formats.wrapper import TOLD, Surroundings
 from spool.machine import identity
-from spool.machine.host import pin, pinned, unpin
+from spool.machine.host import pin, pinned
 
 SHELL = "/bin/sh"
 FIRST_PROGRAM = [sys.executable, "-I", "-S", "-B", f"{os.path.dirname(os.path.abspath(__file__))}/first_program.py"]
@@ -273,7 +273,7 @@ class WrapperServer:
             if cpus:
                 pin(self.pid, cpus)
             else:
-                unpin(self.pid)
+                os.sched_setaffinity(self.pid, os.sched_getaffinity(0))
         except ProcessLookupError:
             raise BrokenPipeError from None
         except OSError as error:

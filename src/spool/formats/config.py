@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
@@ -15,7 +16,16 @@ from msgspec.structs import replace
 
 from spool.core.errors import InvalidConfig, InvalidValue
 from spool.core.layout import EXPORTED
-from spool.core.model import DEFAULT_KILL_GRACE_NS, SECOND_NS, JobDefaults, Limits, Parts, Policy, Pool
+from spool.core.model import (
+    DEFAULT_KILL_GRACE_NS,
+    SECOND_NS,
+    ForeignProcess,
+    JobDefaults,
+    Limits,
+    Parts,
+    Policy,
+    Pool,
+)
 from spool.core.units import parse_size
 from spool.formats import jobfile, toml
 from spool.formats.capabilities import REQUIRED, Key, KeyTable, executors, with_parts
@@ -113,7 +123,7 @@ _GPU = KeyTable(
         field="policy.gpu_use"),
     Key("strategy", "word",
         'Which GPUs to use first: "sequential" (lowest index), "random", "packed" (the fullest that fits), "spread" '
-        "(the emptiest). Default: the smallest memory (docs/SCHEDULING.md, clause 4); packed for jobs that share GPUs.",
+        "(the emptiest). Default: the smallest memory (SCHEDULING 4); packed for jobs that share GPUs.",
         words=("sequential", "random", "packed", "spread"), field="policy.gpu_strategy"),
     Key("ignore_processes", _IGNORE,
         "Processes outside spool that do not keep jobs off a GPU, such as an idle notebook.", default={}),
@@ -228,6 +238,11 @@ class GpuConfig(Struct, frozen=True):
     ignore_users: frozenset[str] = frozenset()
     ignore_below_bytes: int = 0
 
+    def ignores(self, process: ForeignProcess) -> bool:
+        """Whether *process* does not count: one of the reasons is enough. Unknown memory is not below any limit."""
+        small = process.memory_bytes is not None and process.memory_bytes < self.ignore_below_bytes
+        return small or process.name in self.ignore_names or process.user in self.ignore_users
+
 
 class RetentionPolicy(Struct, frozen=True):
     """The limits beyond which ended runs are removed. None: no limit."""
@@ -284,7 +299,7 @@ class Config(Capacity, frozen=True):
 
 def parse(data: bytes) -> Config:
     """Return the configuration in *data*. Raises only InvalidConfig, with every problem."""
-    reading = FORMAT.read(data, WHAT, complete=_renewed)
+    reading = FORMAT.read(data, WHAT)
     found = reading.found
     config = capacity_of(reading)
     config["parts"] = FORMAT.read_parts(reading)
@@ -293,13 +308,6 @@ def parse(data: bytes) -> Config:
     config["defaults"] = replace(config.get("defaults", jobfile.NO_DEFAULTS), kill_grace_ns=grace_ns)
     config["gc"] = RetentionPolicy(**found["gc"])
     return Config(**config)
-
-
-def _renewed(document: dict[str, Any]) -> dict[str, Any]:
-    """Return *document* with the switch that earlier versions spelled `[preemption] short = "0s"`."""
-    old = document.get("preemption")
-    is_off = isinstance(old, dict) and str(old.get("short", "")).strip() in ("0", "0s", "0m", "0h", "0d")
-    return document | {"preemption": False} if is_off else document
 
 
 def capacity_of(reading: Reading) -> dict[str, Any]:
@@ -354,19 +362,18 @@ def _defaults(stated: dict[str, Any], path: Path, reading: Reading) -> JobDefaul
     return defaults
 
 
-def _exports(listed: tuple[str, ...]) -> tuple[str, ...]:
-    for pattern in words(listed):
-        if _EXPORT.fullmatch(pattern) is None:
-            raise InvalidValue(f'{toml.show(pattern)} matches no variable; write a name or a pattern such as "CONDA_*"')
+def _all_like(pattern: re.Pattern[str], otherwise: str, listed: tuple[str, ...]) -> tuple[str, ...]:
+    """Return words as written, if all match. Raises InvalidValue, with what one that does not is *otherwise*."""
+    for word in words(listed):
+        if pattern.fullmatch(word) is None:
+            raise InvalidValue(f"{toml.show(word)} {otherwise}")
     return listed
 
 
-def accounts(listed: tuple[str, ...]) -> tuple[str, ...]:
-    """Return users and groups as written, `alice` and `@lab`. Raises InvalidValue."""
-    for account in words(listed):
-        if _ACCOUNT.fullmatch(account) is None:
-            raise InvalidValue(f'{toml.show(account)} is neither a user such as "alice" nor a group such as "@lab"')
-    return listed
+accounts = partial(_all_like, _ACCOUNT, 'is neither a user such as "alice" nor a group such as "@lab"')
+"""Return users and groups as written, `alice` and `@lab`. Raises InvalidValue."""
+
+_exports = partial(_all_like, _EXPORT, 'matches no variable; write a name or a pattern such as "CONDA_*"')
 
 
 def _account(account: str) -> str:

@@ -19,7 +19,7 @@ import msgspec
 
 from spool.core.model import Answer, Event, Grant, Request, Reservation
 from spool.formats.run_records import HISTORY
-from spool.formats.wire import Form, Table, as_json, decoded, render_instant
+from spool.formats.wire import Form, Table, decoded, json_line, render_instant
 from spool.formats.wrapper import resource_variables
 
 _OF_RESULT = (
@@ -34,12 +34,10 @@ class _Base(msgspec.Struct, frozen=True):
 
 _base = msgspec.json.Decoder(_Base)
 _decoder = msgspec.json.Decoder(Event)
-_encoder = msgspec.json.Encoder()
 
 
-def render_event(event: Event) -> bytes:
-    """Return *event* as one line of JSON. Unknown values are absent."""
-    return as_json(event) + b"\n"
+render = render_event = render_facts = json_line
+"""A message, an event, or its facts, as JSON on a line. Unknown values are absent."""
 
 
 def parse_event(line: bytes) -> Event | None:
@@ -49,7 +47,7 @@ def parse_event(line: bytes) -> Event | None:
 
 def render_base(position: int) -> bytes:
     """Return the first line of the file: the position of the byte after it."""
-    return _encoder.encode({"version": 1, "base": position}) + b"\n"
+    return json_line({"version": 1, "base": position})
 
 
 def parse_base(data: bytes) -> int | None:
@@ -102,11 +100,6 @@ def facts(event: Event) -> dict[str, Any]:
         line = HISTORY.to_json(event.result)
         found |= {key: line[key] for key in _OF_RESULT if key in line and key not in found}
     return found
-
-
-def render_facts(found: dict[str, Any]) -> bytes:
-    """Return facts as JSON, one object on one line."""
-    return as_json(found) + b"\n"
 
 
 def _tables(value: Request | Grant | Reservation) -> dict[str, Any]:
@@ -198,12 +191,7 @@ _message: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 def plain_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return *keys* of TOML as they arrive at the other side: dates and times as texts."""
-    return msgspec.json.decode(_encoder.encode(keys), type=dict[str, Any])
-
-
-def render(message: Message) -> bytes:
-    """Return a message as a line."""
-    return _encoder.encode(message) + b"\n"
+    return msgspec.json.decode(json_line(keys), type=dict[str, Any])
 
 
 def read(line: bytes) -> Message | None:

@@ -308,33 +308,31 @@ _NOT_ELSEWHERE = {
 """The keys that mean something on this machine only, with the remedy for a job of an engine."""
 
 
-def _misplaced(
-    executor: str, are_set: Sequence[bool], is_stated: Callable[[str, str], bool]
-) -> Iterator[tuple[str, str]]:
+def _misplaced(executor: str, is_set: Callable[[str, str], object]) -> Iterator[tuple[str, str]]:
     """Yield each key that has no meaning where *executor* runs the job, with what to do.
 
-    *are_set*: whether each of `_NOT_ELSEWHERE` is set; *is_stated* says it of a capability and one of its keys.
+    *is_set* says whether a capability, "" for none, has that key set.
     """
     is_here = executor in LOCAL_EXECUTORS
     where = executor if is_here else engine_title(executor)
-    for (key, why), is_set in zip(_NOT_ELSEWHERE.items(), are_set, strict=True):
-        if is_set and not is_here:
+    for key, why in () if is_here else _NOT_ELSEWHERE.items():
+        if is_set("", key):
             yield key, why.format(where)
     for capability, part in contributed("job"):
         if why := capability.only_elsewhere if is_here else capability.only_here:
-            yield from ((key.name, why.format(where)) for key in part.keys if is_stated(capability.name, key.name))
+            yield from ((key.name, why.format(where)) for key in part.keys if is_set(capability.name, key.name))
 
 
 def _check_place(reading: Reading, executor: str) -> None:
     """Add the keys that have no meaning where *executor* runs the job, and what its engine has against others."""
-    set_here, asked = reading.found[""], reading.found.get("request", {})
-    are_set = (
-        bool(set_here.get("keep_session")),
-        set_here.get("gpu_idle_ns") is not None,
-        asked.get("gpu_memory_auto", False),
-        bool(asked.get("resources")),
-    )
-    for key, why in _misplaced(executor, are_set, lambda _, key: key in reading.document):
+    found, asked = reading.found[""], reading.found.get("request", {})
+    here = {
+        "keep_session": found.get("keep_session"),
+        "gpu_idle": found.get("gpu_idle_ns"),
+        "gpu_memory": asked.get("gpu_memory_auto"),
+        "resources": asked.get("resources"),
+    }
+    for key, why in _misplaced(executor, lambda of, key: key in reading.document if of else here[key]):
         reading.problems.add((key,), why)
     offer = engine_offer(executor) if executor not in LOCAL_EXECUTORS else None
     if offer is not None and offer.check:
@@ -347,13 +345,13 @@ def why_not_there(spec: Spec, executor: str) -> str | None:
     For a job whose file names no executor. What the configured defaults say of GPUs is for jobs on this machine.
     """
     idle_ns = None if executor in LOCAL_EXECUTORS else spec.gpu_idle_ns
-    are_set = (
-        bool(spec.keep_session),
-        idle_ns is not None and idle_ns != _default_idle_ns(spec.defaults_text),
-        spec.request.gpu_memory_auto,
-        bool(spec.request.resources),
-    )
-    misplaced = _misplaced(executor, are_set, lambda capability, _: bool(spec.parts and spec.part(capability)))
+    here = {
+        "keep_session": spec.keep_session,
+        "gpu_idle": idle_ns is not None and idle_ns != _default_idle_ns(spec.defaults_text),
+        "gpu_memory": spec.request.gpu_memory_auto,
+        "resources": spec.request.resources,
+    }
+    misplaced = _misplaced(executor, lambda of, key: spec.part(of) if of else here[key])
     return next((f"its {key} {why}" for key, why in misplaced), None)
 
 

@@ -7,7 +7,7 @@ of one) is ignored: the journal holds memories, and each of them has a safe defa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -89,12 +89,10 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told", gc=False):
 
 Line = Waits | Left | Reviewed | Started | Stopping | Over | Told
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
-_encoder = msgspec.json.Encoder()
 
 
-def render(lines: Iterable[Line]) -> bytes:
-    """Return *lines* as text, each ended by a newline."""
-    return _encoder.encode_lines(lines)
+render = msgspec.json.Encoder().encode_lines
+"""Return lines as text, each ended by a newline."""
 
 
 def parse(data: bytes) -> Iterator[Line]:

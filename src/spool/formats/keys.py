@@ -62,7 +62,7 @@ _COMMAND = with_parts("job", (
         "The working directory: an absolute path, or one that begins with `~` or an environment variable. Default: "
         "the home directory; `spool submit` writes the current one.", option="--workdir DIR", also="--chdir -D",
         help="Working directory. Default: the current one."),
-    Key("env", "variables", "Environment variables, added to those that every job starts with (clause 7).", default={},
+    Key("env", "variables", "Environment variables, added to those that every job starts with (FORMAT 7).", default={},
         option="-e --env KEY[=VALUE]",
         help="Set an environment variable; without =VALUE, pass on its current value. May be repeated.",
         in_defaults=True),

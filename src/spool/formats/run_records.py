@@ -37,7 +37,7 @@ from spool.core.model import (
     StopKind,
     Suspension,
 )
-from spool.formats.wire import MOST_READ, Table, as_json, decoded, one_line, read_keys, tables
+from spool.formats.wire import MOST_READ, Table, decoded, json_line, one_line, read_keys, tables
 
 VOID_JID = b"void\n"
 """The `jid` that a dispatcher writes for a run that it settles: the run never started and never will."""
@@ -128,11 +128,6 @@ def _words(data: bytes) -> list[str]:
     return line.decode("utf-8", "replace").split() if newline else []
 
 
-def render_rc(code: int) -> bytes:
-    """Return an exit code, 0-255, and a newline."""
-    return f"{code}\n".encode()
-
-
 _MOST_USAGE = 1024
 _USAGE = re.compile(rb"^(cpu_time_ns|peak_memory_bytes|peak_process_bytes) = ([0-9]{1,18})$", re.MULTILINE)
 
@@ -151,23 +146,14 @@ class Usage(Struct, frozen=True):
     oom_killed: bool = False  # the kernel's out-of-memory killer ended one of its processes
 
 
-class WrittenUsage(Struct, frozen=True):
-    """A run's resource use, as written by the wrapper. None is unknown."""
+def parse_usage(data: bytes) -> Usage:
+    """Return the content of `usage`, as the wrapper wrote it; unreadable values are unknown.
 
-    cpu_time_ns: int | None = None
-    peak_memory_bytes: int | None = None  # of its control group
-    peak_process_bytes: int | None = None  # the largest single process
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """The largest known amount of memory."""
-        return max(filter(None, (self.peak_memory_bytes, self.peak_process_bytes)), default=None)
-
-
-def parse_usage(data: bytes) -> WrittenUsage:
-    """Return the content of `usage`; unreadable values are unknown."""
-    found = {key.decode(): int(number) for key, number in _USAGE.findall(data[:_MOST_USAGE])}
-    return WrittenUsage(**found)
+    Of its two peaks, of the control group and of the largest single process, each was reached: the larger one counts.
+    """
+    found = {key: int(number) for key, number in _USAGE.findall(data[:_MOST_USAGE])}
+    peaks = (found.get(b"peak_memory_bytes"), found.get(b"peak_process_bytes"))
+    return Usage(found.get(b"cpu_time_ns"), max(filter(None, peaks), default=None))
 
 
 def render_stop(stop: Stop) -> bytes:
@@ -384,7 +370,7 @@ def render_history(result: Result, now_ns: int | None = None) -> bytes:
     """Return the line of `history.jsonl` for *result*, written at *now_ns*. CPU time is in milliseconds."""
     if now_ns is not None and result.ended_at_ns is not None and now_ns - result.ended_at_ns > _LATE_NS:
         result = replace(result, recorded_at_ns=now_ns)
-    return as_json(HISTORY.to_line(result)) + b"\n"
+    return json_line(HISTORY.to_line(result))
 
 
 def parse_history_line(data: bytes) -> Result:

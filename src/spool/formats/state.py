@@ -135,12 +135,15 @@ class GpuView(Struct, frozen=True, kw_only=True):
         return Gpu(taken_bytes=tuple(sorted(taken.items())), foreign=foreign, **known)
 
 
-class GpusTold(Struct, frozen=True):
-    """The GPUs that a dispatcher saw, and the time of that NVML query."""
+class GpuLook(Struct, frozen=True):
+    """The GPUs at one moment, in PCI bus order, as NVML showed them to this process or to a dispatcher.
 
-    gpus: tuple[Gpu, ...]
-    problem: str | None
-    at_ns: int
+    A GPU whose own `problem` is None can be granted; `problem` here says why the state of all GPUs is unknown.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    problem: str | None = None
+    seen_at_ns: int | None = None  # time of the NVML query; None: no answer yet
 
 
 class RefusalView(Struct, frozen=True, kw_only=True):
@@ -188,11 +191,11 @@ class MachineView(Struct, frozen=True, kw_only=True):
     resources: dict[str, PoolView] = field(default_factory=dict)
     shared: SharedView | None = None  # None: the machine is this spool's alone
 
-    def told(self) -> GpusTold | None:
+    def told(self) -> GpuLook | None:
         """Return the GPUs of this view, None if there is nothing about them."""
         if self.gpus_at_ns is None:
             return None
-        return GpusTold(tuple(each.gpu() for each in self.gpus), self.gpu_problem, self.gpus_at_ns)
+        return GpuLook(tuple(each.gpu() for each in self.gpus), self.gpu_problem, self.gpus_at_ns)
 
 
 class StateView(Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ MAX_PROBLEMS = 100
 """The most problems of one file that are listed; the others are counted."""
 
 _EXPECTED = re.compile(r"^Expected `(?P<types>[^`]*)`(?P<limit> [^,]*?)?(?:, got `[^`]*`)?(?: - at `.*`)?$")
+_ZERO = re.compile(r"\s*0[smhd]?\s*")
 _TYPE_WORDS = {
     "int": "a whole number",
     "float": "a number",
@@ -267,20 +268,25 @@ class Format:
         return reading
 
     def _without_gone(self, document: dict[str, Any]) -> Iterator[str]:
-        """Remove the keys that have gone from *document*; yield what to do about each."""
+        """Remove the keys that have gone from *document*; yield what to do about each.
+
+        A table that is a switch now is on or off, if that is what its old keys said: true, or a time of zero.
+        """
         for gone in (self.table.gone, *(part.gone for part in self.parts.values())):
-            on = dict[str, bool]()  # of the tables that are a switch now
+            said = dict[str, bool]()
             for key, why in gone.items():
                 place, _, name = key.rpartition(".")
-                table = document.get(place) if place else document
+                table, row = document.get(place) if place else document, self._root.get(place)
                 if isinstance(table, dict) and name in table:
-                    value = table.pop(name)
-                    on[place] = on.get(place, False) or value is True
-                    yield f"{key} has no effect: {why}"
+                    value, is_switch = table.pop(name), row is not None and row.rows is None
+                    is_off = is_switch and _ZERO.fullmatch(str(value)) is not None
+                    if is_off or (is_switch and value is True):
+                        said[place] = said.get(place, False) or not is_off
+                    if not is_off:
+                        yield f"{key} has no effect: {why}"
                 if place and table == {}:
                     del document[place]
-                    if on.get(place):
-                        document[place] = True
+                    document |= {place: said[place]} if place in said else {}
 
     def judge(self, reading: Reading, data: bytes, what: str) -> None:
         """Raise `error` with every problem, if there is any."""

@@ -402,6 +402,11 @@ def as_json(value: object) -> bytes:
         return _encode(_escaped(to_builtins(value)))
 
 
+def json_line(value: object) -> bytes:
+    """Return *value* as JSON on a line, ended by a newline."""
+    return as_json(value) + b"\n"
+
+
 def _escaped(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
@@ -445,10 +450,6 @@ def _to_table(pairs: tuple[tuple[str, Any], ...]) -> Keys | None:
     return dict(pairs) or None
 
 
-def _of_table(table: Keys) -> tuple[tuple[str, Any], ...]:
-    return tuple(sorted(table.items(), key=itemgetter(0)))
-
-
 def _named_lines(key: str, pairs: tuple[tuple[str, str], ...]) -> str:
     """Return a table of texts by their names, the last text of each; more than 64 KiB are left out."""
     lines, size = list[str](), 0
@@ -463,14 +464,6 @@ def _named_lines(key: str, pairs: tuple[tuple[str, str], ...]) -> str:
 
 def _named(texts: Keys) -> tuple[tuple[str, str], ...]:
     return tuple((one_line(name), one_line(text)) for name, text in texts.items() if isinstance(text, str))
-
-
-def _to_ms(span_ns: int) -> int:
-    return span_ns // _NS_PER_MS
-
-
-def _of_ms(span_ms: int) -> int | None:
-    return span_ms * _NS_PER_MS if span_ms >= 0 else None
 
 
 def _outcome(word: str) -> State:
@@ -498,12 +491,16 @@ KINDS = {
     "positive": Form(int, None, lambda number: number if number > 0 else None),
     "bool": Form(bool),
     "instant": Form(str, render_instant, parse_instant, lines=at_lines, read=read_at),
-    "ms": Form(int, _to_ms, _of_ms),
+    "ms": Form(
+        int, lambda span_ns: span_ns // _NS_PER_MS, lambda span_ms: span_ms * _NS_PER_MS if span_ms >= 0 else None
+    ),
     "float | None": Form(Annotated[float, Meta(ge=0, le=100)], lambda percent: round(percent, 2)),
     "tuple[str, ...]": Form(tuple[str, ...], clean=one_lines),
     "tuple[int, ...]": Form(tuple[int, ...], clean=lambda numbers: tuple([n for n in numbers if 0 <= n <= _MOST])),
     "tuple[tuple[str, int], ...]": Form(dict[str, Any], _to_table, _counts),
-    "tuple[tuple[str, tuple[int, ...]], ...]": Form(dict[str, tuple[int, ...]], _to_table, _of_table),
+    "tuple[tuple[str, tuple[int, ...]], ...]": Form(
+        dict[str, tuple[int, ...]], _to_table, lambda table: tuple(sorted(table.items(), key=itemgetter(0)))
+    ),
     "tuple[tuple[str, str], ...]": Form(dict[str, Any], None, _named, lines=_named_lines),
     "inode": Form(  # a number as text, since it may need all of 64 bits
         str, str, lambda text: int(text) if re.fullmatch(r"[0-9]{1,20}", text) else None

@@ -54,7 +54,7 @@ from spool.listeners import (
     set_up_logging,
 )
 from spool.listeners.hooks import OrphanReaper
-from spool.machine.commands import Workers
+from spool.machine.helpers import Workers
 from spool.machine.processes import become_subreaper
 from spool.store import edited
 from spool.store.disk import Disk
@@ -284,7 +284,6 @@ class _ListenerProcess:
         self._deliveries: dict[str, Delivery] = {}
         self._lock: int | None = None
         self._wanted = set(cursors(self._layout))
-        self._refused = set[str]()
         self._problems: list[str] = []
         self._orphans = OrphanReaper(root)
         self._writing = threading.Lock()
@@ -384,12 +383,8 @@ class _ListenerProcess:
     def _make(self) -> None:
         """Create missing listeners and stop unwanted ones, and report the present ones."""
         for kind in kinds():
-            if kind in self._wanted and kind not in self._listeners and kind not in self._refused:
-                listener = self._made(kind)
-                if listener is not None:
-                    self._listeners[kind] = listener
-                else:
-                    self._refused.add(kind)
+            if kind in self._wanted and kind not in self._listeners:
+                self._listeners[kind] = self._made(kind)
         others = [listener for kind, listener in self._listeners.items() if kind != "hooks"]
         self._say(
             render(
@@ -400,7 +395,7 @@ class _ListenerProcess:
             )
         )
 
-    def _made(self, kind: str) -> Listener | None:
+    def _made(self, kind: str) -> Listener:
         try:
             made = by_kind(kind, self._root, self._config)
             for problem in mistakes(kind, made):
@@ -412,7 +407,7 @@ class _ListenerProcess:
             log.exception("cannot start the listener %s", kind)
             problem = f"cannot start the listener {kind}: {error}"
         self._complain(problem)
-        return None
+        return NullSink(kind)
 
     def _complain(self, problem: str) -> None:
         log.error("%s", problem)
@@ -422,7 +417,7 @@ class _ListenerProcess:
         if self._lock is None and self._take_lock():
             self._orphans.end_strangers()
         if self._lock is not None:
-            for kind, listener in (self._listeners | {kind: NullSink(kind) for kind in self._refused}).items():
+            for kind, listener in self._listeners.items():
                 if kind not in self._deliveries and kind in cursors(self._layout):
                     reader = EventReader(self._root, kind, self._disk)
                     delivery = Delivery(listener, reader, careful=kind == "hooks")

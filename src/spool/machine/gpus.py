@@ -28,8 +28,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu, GpuWork
+from spool.formats.state import GpuLook
 from spool.machine import identity
-from spool.machine.commands import ChildProcess, import_path
+from spool.machine.helpers import ChildProcess, import_path
 from spool.machine.host import vendors_here
 from spool.machine.nvml import IDLE_SECONDS, WHERE, Device, Sample
 
@@ -52,28 +53,18 @@ NO_ANSWER = "NVML has not answered yet"
 _MOMENT_SECONDS = 0.1  # for a killed helper to be gone
 
 
-class Ignore(Struct, frozen=True):
-    """Foreign processes that do not count (`gpu.ignore_processes`): any one of the reasons is enough."""
-
-    names: frozenset[str] = frozenset()
-    users: frozenset[str] = frozenset()
-    below_bytes: int = 0
-
-    def covers(self, process: ForeignProcess) -> bool:
-        """Whether *process* does not count. Unknown memory is not below any limit."""
-        small = process.memory_bytes is not None and process.memory_bytes < self.below_bytes
-        return small or process.name in self.names or process.user in self.users
-
-
 class Ours(Struct, frozen=True):
-    """Our runs on the GPUs.
+    """Our runs on the GPUs, and what we want to know.
 
     `job_of` returns the job of a pid, or None; a process of a run that is just ending still belongs to it. `on` is UUID
-    -> job -> bytes granted there, None for a GPU not shared.
+    -> job -> bytes granted there, None for a GPU not shared. `ignores` says which foreign processes do not count, and
+    `where` asks for the NUMA nodes of the GPUs and the links between them.
     """
 
     job_of: Callable[[int], str | None] = lambda pid: None
     on: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
+    ignores: Callable[[ForeignProcess], bool] = lambda process: False
+    where: bool = False
 
 
 class DeviceUse(Struct, frozen=True):
@@ -126,17 +117,11 @@ class UseReader:
         self,
         *,
         pids_mean_something: bool = True,
-        ignore: Ignore | None = None,
         who: Callable[[int], tuple[str, str | None] | None] = who,
     ) -> None:
         self.pids_mean_something = pids_mean_something
-        self._ignored = ignore or Ignore()
         self._who = who
         self._others_bytes: dict[str, int] = {}  # memory used while none of our runs was there
-
-    def ignoring(self, ignored: Ignore) -> None:
-        """Set the foreign processes that do not count from now on."""
-        self._ignored = ignored
 
     def read(self, device: Device, ours: Ours, asked: Ours) -> DeviceUse:
         """Return the users of *device*. *asked* is `Ours` at the time of the NVML query, *ours* that of now."""
@@ -149,7 +134,7 @@ class UseReader:
         here = [each for each in use.work if each.job in now and each.job in before]
         if device.energy_mj is not None:
             here = [replace(each, counter_mj=device.energy_mj, sharers=len(now)) for each in here]
-        return replace(use, work=tuple(here))
+        return replace(use, foreign=tuple(each for each in use.foreign if not ours.ignores(each)), work=tuple(here))
 
     def _by_process(
         self, device: Device, processes: tuple[tuple[int, int | None], ...], ours: Ours, here: Set[str]
@@ -179,7 +164,7 @@ class UseReader:
                 foreign += ended
             foreign += _unseen(device, [*living, *(process.memory_bytes for process in ended)], "unknown")
         done = _work_of(device, sizes, ours.job_of, alone=len(here) == 1 and not foreign)
-        return DeviceUse(self._counted(foreign), tuple(sorted(taken.items())), work=done)
+        return DeviceUse(tuple(foreign), tuple(sorted(taken.items())), work=done)
 
     def _by_memory(self, device: Device, now: Mapping[str, int | None], asked: Mapping[str, int | None]) -> DeviceUse:
         used = device.used_bytes
@@ -199,10 +184,7 @@ class UseReader:
         name = "unknown" if self.pids_mean_something else "in another pid namespace"
         foreign = [ForeignProcess(pid, name, memory) for pid, memory in device.processes or ()]
         foreign += _unseen(device, [process.memory_bytes for process in foreign], name)
-        return DeviceUse(self._counted(foreign))
-
-    def _counted(self, processes: list[ForeignProcess]) -> tuple[ForeignProcess, ...]:
-        return tuple(process for process in processes if not self._ignored.covers(process))
+        return DeviceUse(tuple(foreign))
 
 
 def _work_of(
@@ -272,7 +254,6 @@ class Roster:
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
-        self._absent: set[str] = set()
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Return all GPUs, in PCI bus order."""
@@ -283,12 +264,8 @@ class Roster:
         """Mark the state of every GPU as unknown, with that problem."""
         self._known = {uuid: _blind(known, problem) for uuid, known in self._known.items()}
 
-    def absent(self) -> bool:
-        """Whether a known GPU is not listed now."""
-        return bool(self._absent)
-
-    def update(self, sample: Sample, use_of: Callable[[Device], DeviceUse]) -> tuple[str, ...]:
-        """Apply an answer of NVML. Return notes on GPUs that are there but never reported their UUID."""
+    def update(self, sample: Sample, use_of: Callable[[Device], DeviceUse]) -> bool:
+        """Apply an answer of NVML; return whether it lists every known GPU."""
         listed = {device.uuid for device in sample.devices}
         errors, gone = dict(sample.unreadable), sample.failure or "NVML no longer lists it"
         for uuid, known in list(self._known.items()):
@@ -302,9 +279,7 @@ class Roster:
             before = self._known.get(device.uuid)
             gpu = self._gpu(device, use_of(device), before.gpu if before else None)
             self._known[device.uuid] = _Known(gpu, device.bus, device.parent)
-        self._absent = self._known.keys() - listed
-        indices = {known.gpu.index for known in self._known.values()}
-        return tuple(f"GPU {index}: {why}" for index, why in sample.unreadable if index not in indices)
+        return self._known.keys() <= listed
 
     def _gpu(self, device: Device, use: DeviceUse, before: Gpu | None) -> Gpu:
         return Gpu(
@@ -347,10 +322,10 @@ class NvmlHelper:
 
     def __init__(self, environment: Mapping[str, str] | None = None, idle_seconds: float = IDLE_SECONDS) -> None:
         """Start nothing yet. *environment* is the helper's; None means this process's own."""
-        self._environment = environment
+        given = os.environ if environment is None else environment
         others = (vendor.source for vendor in vendors_here(environment))
         arguments = ("spool.machine.nvml", str(idle_seconds), *others)
-        self._child = ChildProcess(arguments, self._child_environment, answers_on_stdout=True)
+        self._child = ChildProcess(arguments, lambda: {**given, "PYTHONPATH": import_path()}, answers_on_stdout=True)
         self._where = False  # whether the question is also for the nodes and the links of the GPUs
         self._again = False  # whether the open question may be repeated
         self._done()
@@ -411,12 +386,6 @@ class NvmlHelper:
         self.asking = True
         return None
 
-    def _child_environment(self) -> Mapping[str, str]:
-        return {
-            **(os.environ if self._environment is None else self._environment),
-            "PYTHONPATH": import_path(),
-        }
-
     def _read(self, line: bytes) -> Sample:
         try:
             sample = Sample.from_json(line)
@@ -443,19 +412,6 @@ class NvmlHelper:
         self._child.watch(False)  # its exit when idle does not matter
 
 
-class GpuLook(Struct, frozen=True):
-    """The GPUs at one moment, in PCI bus order.
-
-    A GPU whose own `problem` is None can be granted; `problem` here says why the state of all GPUs is unknown.
-    """
-
-    gpus: tuple[Gpu, ...] = ()
-    problem: str | None = None
-    notes: tuple[str, ...] = ()  # about GPUs that never identified themselves
-    seen_at_ns: int | None = None  # time of the NVML query; None: no answer yet
-    driver: str | None = None
-
-
 class GpuWatcher:
     """Looks at the GPUs on request, and never otherwise.
 
@@ -480,18 +436,9 @@ class GpuWatcher:
         self._look = GpuLook(problem=NO_ANSWER)
         self._asked_at_ns: int | None = None  # time of the last question, answered or not
         self._asked_for = self._answered_for = Ours()
-        self._where = False  # whether NVML is also asked for the NUMA nodes of the GPUs and the links between them
         self.asked = 0  # number of questions
         self.answered = 0  # number of the last question that was answered, or failed
         self._waited_ns = 0  # for the open question
-
-    def ignoring(self, ignored: Ignore) -> None:
-        """Set the foreign processes that do not count, from the next answer on."""
-        self._uses.ignoring(ignored)
-
-    def asking_where(self, *, on: bool) -> None:
-        """Set whether the GPUs have a node and links, from the next answer on."""
-        self._where = on
 
     def fileno(self) -> int:
         """Return a descriptor to poll, which never changes. When it is readable, call `look`."""
@@ -545,7 +492,7 @@ class GpuWatcher:
     def _ask(self, now_ns: int, ours: Ours) -> None:
         self._asked_at_ns, self._asked_for, self._waited_ns = now_ns, ours, 0
         self.asked += 1
-        trouble = self._helper.ask(where=self._where)
+        trouble = self._helper.ask(where=ours.where)
         if trouble is not None:
             self._fail(trouble)
 
@@ -564,9 +511,9 @@ class GpuWatcher:
         if sample.failure is not None and not sample.devices:
             self._fail(sample.failure)
         elif not sample.missing:
-            notes = self._roster.update(sample, lambda device: self._uses.read(device, ours, self._asked_for))
-            self._look = GpuLook(self._roster.gpus(), None, notes, self._asked_at_ns, sample.driver)
-            if self._roster.absent():
+            is_whole = self._roster.update(sample, lambda device: self._uses.read(device, ours, self._asked_for))
+            self._look = GpuLook(self._roster.gpus(), None, self._asked_at_ns)
+            if not is_whole:
                 self._helper.stop()  # only an NVML that starts afterwards lists a GPU that comes back
         elif self._roster.gpus():
             self._fail("NVML: its library is gone")

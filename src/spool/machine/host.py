@@ -96,12 +96,8 @@ class _LocalZone(tzinfo):
     def tzname(self, moment: datetime | None) -> None: ...
 
 
-_LOCAL = _LocalZone()
-
-
-def local_zone() -> tzinfo:
-    """Return the time zone of this process, for instants to show, with its changes to and from summer time."""
-    return _LOCAL
+LOCAL_ZONE = _LocalZone()
+"""The time zone of this process, for instants to show, with its changes to and from summer time."""
 
 
 def usable_cpus() -> set[int]:
@@ -114,11 +110,6 @@ def usable_cpus() -> set[int]:
         return os.sched_getaffinity(0)
     finally:
         os.sched_setaffinity(0, own)
-
-
-def affinity() -> int:
-    """Return how many processors this process may run on."""
-    return len(usable_cpus())
 
 
 def host_memory(meminfo: str = "/proc/meminfo") -> HostMemory:
@@ -146,7 +137,7 @@ class Host:
         self,
         *,
         root: Path = Path("/"),
-        affinity: Callable[[], int] = affinity,
+        affinity: Callable[[], int] = lambda: len(usable_cpus()),
         memory: Callable[[], HostMemory] = host_memory,
     ) -> None:
         self._root = root
@@ -288,11 +279,6 @@ def pin(pid: int, cpus: str) -> None:
     os.sched_setaffinity(pid, wanted)
     if os.sched_getaffinity(pid) != wanted:
         raise OSError(errno.EINVAL, f"not all of CPUs {cpus} can be used")
-
-
-def unpin(pid: int) -> None:
-    """Let a process run on every CPU that this thread may run on. Raises OSError."""
-    os.sched_setaffinity(pid, os.sched_getaffinity(0))
 
 
 @contextmanager

@@ -71,12 +71,7 @@ class Sample(Struct, frozen=True):
     unreadable: tuple[tuple[int, str], ...] = ()  # (NVML's index, why) of GPUs without a readable UUID
     missing: bool = False  # there is no NVML on this machine
     failure: str | None = None  # which library could not be queried, and why: `devices` are those of the other one
-    driver: str | None = None
     leaving: bool = False  # the helper exits after this answer: NVML must be restarted to see a change
-
-    def to_json(self) -> str:
-        """Return the sample as one line."""
-        return json.encode(self).decode()
 
     @staticmethod
     def from_json(line: bytes | str) -> Sample:
@@ -103,8 +98,13 @@ class _Nvml:
     def where(self, sample: Sample) -> Sample:
         """Return *sample* with the node and the links of each device, which are asked for once."""
         if self._places is None:
-            whole = {device.parent or device.uuid for device in sample.devices}
-            self._places = _Neighbours(self.py, sorted(whole)).places()
+            whole = sorted({device.parent or device.uuid for device in sample.devices})
+            found = {uuid: self._ask(self.py.nvmlDeviceGetHandleByUUID, uuid) for uuid in whole}
+            handles = {uuid: handle for uuid, handle in found.items() if handle is not None}
+            by_bus = {self._bus(handle): uuid for uuid, handle in handles.items()}
+            self._places = {
+                uuid: (self._node(handle), self._links(uuid, handles, by_bus)) for uuid, handle in handles.items()
+            }
         placed = [
             replace(device, node=node, links=links if device.parent is None else ())
             for device in sample.devices
@@ -118,8 +118,7 @@ class _Nvml:
         devices: list[Device] = []
         split: list[str] = []
         unreadable: list[tuple[int, str]] = []
-        driver = self._ask(py.nvmlSystemGetDriverVersion)
-        self._problem = None  # its number is only shown
+        self._problem = None  # of `where`, which needs no answer
         for index in range(py.nvmlDeviceGetCount()):
             try:
                 handle = py.nvmlDeviceGetHandleByIndex(index)
@@ -143,7 +142,6 @@ class _Nvml:
             devices=tuple(devices),
             split=tuple(split),
             unreadable=tuple(unreadable),
-            driver=driver,
             leaving=bool(unreadable) or any(device.problem for device in devices),
         )
 
@@ -199,7 +197,7 @@ class _Nvml:
 
     def _bus(self, handle: Any) -> str:
         pci = self._ask(self.py.nvmlDeviceGetPciInfo_v3, handle)
-        return f"{pci.domain:08x}:{pci.bus:02x}:{pci.device:02x}" if pci is not None else "~"
+        return _bus_of(pci) if pci is not None else "~"
 
     def _memory(self, handle: Any) -> tuple[int | None, int | None, int | None]:
         """Return (total, free, used), without the driver's own part in used if the driver is new enough."""
@@ -274,52 +272,33 @@ class _Nvml:
             newest[sample.pid] = max(newest.get(sample.pid, (0, 0)), (int(sample.timeStamp), int(sample.smUtil)))
         return tuple(sorted((pid, min(share, 100)) for pid, (_, share) in newest.items()))
 
-
-class _Neighbours:
-    """Where whole GPUs are. What NVML does not tell is unknown, and no problem: it decides between equals only."""
-
-    def __init__(self, py: Any, uuids: list[str]) -> None:
-        self._py = py
-        self._handles = {}
-        for uuid in uuids:
-            with suppress(py.NVMLError):
-                self._handles[uuid] = py.nvmlDeviceGetHandleByUUID(uuid)
-
-    def places(self) -> dict[str, tuple[int | None, tuple[tuple[str, int], ...]]]:
-        """Return the NUMA node and the links of each."""
-        by_bus = {self._bus(handle): uuid for uuid, handle in self._handles.items()}
-        return {uuid: (self._node(handle), self._links(uuid, by_bus)) for uuid, handle in self._handles.items()}
-
-    def _bus(self, handle: Any) -> tuple[int, int, int] | None:
-        with suppress(self._py.NVMLError):
-            pci = self._py.nvmlDeviceGetPciInfo_v3(handle)
-            return pci.domain, pci.bus, pci.device
-        return None
+    # Where whole GPUs are. What NVML does not tell is unknown, and no problem: it decides between equals only.
 
     def _node(self, handle: Any) -> int | None:
-        py = self._py
-        with suppress(py.NVMLError):
-            masks = py.nvmlDeviceGetMemoryAffinity(handle, _NODE_WORDS, py.NVML_AFFINITY_SCOPE_NODE)
-            nodes = [64 * at + bit for at, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1]
-            return nodes[0] if nodes else None
-        return None
+        scope = self.py.NVML_AFFINITY_SCOPE_NODE
+        masks = self._ask(self.py.nvmlDeviceGetMemoryAffinity, handle, _NODE_WORDS, scope) or ()
+        nodes = (64 * at + bit for at, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1)
+        return next(nodes, None)
 
-    def _links(self, uuid: str, by_bus: Mapping[tuple[int, int, int] | None, str]) -> tuple[tuple[str, int], ...]:
+    def _links(self, uuid: str, handles: Mapping[str, Any], by_bus: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
         """Return the number of links to each other GPU: direct ones, or 1 for a way through a switch."""
-        py, handle, found = self._py, self._handles[uuid], dict[str, int]()
+        py, handle, found = self.py, handles[uuid], dict[str, int]()
         for link in range(py.NVML_NVLINK_MAX_LINKS):
             with suppress(py.NVMLError):
                 if py.nvmlDeviceGetNvLinkState(handle, link) == py.NVML_FEATURE_ENABLED:
-                    pci = py.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)
-                    other = by_bus.get((pci.domain, pci.bus, pci.device))
+                    other = by_bus.get(_bus_of(py.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)))
                     if other is not None:
                         found[other] = found.get(other, 0) + 1
-        for other, there in self._handles.items():
+        for other, there in handles.items():
             if other != uuid and other not in found:
                 with suppress(py.NVMLError):
                     if py.nvmlDeviceGetP2PStatus(handle, there, py.NVML_P2P_CAPS_INDEX_NVLINK) == py.NVML_P2P_STATUS_OK:
                         found[other] = 1
         return tuple(sorted(found.items()))
+
+
+def _bus_of(pci: Any) -> str:
+    return f"{pci.domain:08x}:{pci.bus:02x}:{pci.device:02x}"
 
 
 def _answer(nvml: _Nvml | None, *, where: bool = False) -> tuple[Sample, _Nvml | None]:
@@ -365,7 +344,7 @@ def main(idle_seconds: float = IDLE_SECONDS, sources: Sequence[str] = ()) -> int
         sample, nvml = _answer(nvml, where=asked.endswith(WHERE))
         for other in others:
             sample = other.beside(sample)
-        print(sample.to_json(), file=answers, flush=True)
+        print(json.encode(sample).decode(), file=answers, flush=True)
         if sample.leaving:
             break
     return 0

@@ -463,8 +463,7 @@ class Process(NamedTuple):
 class Sent(Struct, frozen=True):
     """The result of sending a signal."""
 
-    signalled: frozenset[Process] = frozenset()
-    gone: frozenset[Process] = frozenset()  # had ended before
+    signalled: frozenset[Process] = frozenset()  # without those that had ended before
     refused: frozenset[Process] = frozenset()  # another user's, pid 1, this process; or not identifiable
 
 
@@ -475,22 +474,19 @@ def send(processes: Iterable[Process], number: int) -> Sent:
     on to its next command or exit without its trap. The identity is checked while a pidfd holds the process, so that a
     reused pid is never signalled. Pid 1 and this process are refused.
     """
-    signalled: set[Process] = set()
-    gone: set[Process] = set()
-    refused: set[Process] = set()
+    signalled, refused = set[Process](), set[Process]()
     for process in processes:
         if process.pid <= _INIT or process.pid == os.getpid():
             refused.add(process)
             continue
         try:
-            found = _send(process, number)
+            if _send(process, number):
+                signalled.add(process)
         except ProcessLookupError:
-            found = False
+            continue
         except OSError:  # also if the identity is unknown for the moment, for lack of memory
             refused.add(process)
-            continue
-        (signalled if found else gone).add(process)
-    return Sent(frozenset(signalled), frozenset(gone), frozenset(refused))
+    return Sent(frozenset(signalled), frozenset(refused))
 
 
 def _send(process: Process, number: int) -> bool:

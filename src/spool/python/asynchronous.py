@@ -8,23 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing, closing, suppress
-from typing import TYPE_CHECKING, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from spool.client.output import OutputPiece, Stream
-from spool.client.requests import Change
 from spool.client.waiting import POLL_S, End, Follower
-from spool.python.client import Client, HasJob, Job, Progress, WaitedJobs, job_of, matrix_of, shown
-from spool.query.rows import ALL_JOBS, JobFilter, JobList
+from spool.python.client import Client, HasJob, Job, Progress, WaitedJobs, job_of, shown
 from spool.store.spool import Spool
 
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from spool.python.client import CallKeys, JobKeys
-
 _T = TypeVar("_T", bound=Job | HasJob)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _awaited(
+    method: Callable[Concatenate[Client, _P], _R],
+) -> Callable[Concatenate[AsyncClient, _P], Coroutine[Any, Any, _R]]:
+    """Return a method of `Client` to be awaited, which a thread carries out."""
+
+    @wraps(method)
+    async def awaited(self: AsyncClient, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return await asyncio.to_thread(method, self.client, *args, **kwargs)
+
+    return awaited
 
 
 class AsyncClient:
@@ -43,55 +51,12 @@ class AsyncClient:
     def __repr__(self) -> str:
         return f"<spool.AsyncClient {self.client.root}>"
 
-    async def submit(
-        self,
-        command: str | Sequence[str],
-        *,
-        name: str | None = None,
-        held: bool = False,
-        replace: bool = False,
-        **keys: Unpack[JobKeys],
-    ) -> Job:
-        """Submit a job, as `Client.submit` does."""
-        one = {**keys, "command": command, "name": name}
-        return (await self.submit_many([one], held=held, replace=replace))[0]
-
-    async def submit_many(
-        self,
-        jobs: Iterable[str | Sequence[str] | Mapping[str, object]],
-        *,
-        held: bool = False,
-        replace: bool = False,
-        **keys: Unpack[JobKeys],
-    ) -> tuple[Job, ...]:
-        """Submit many jobs, as `Client.submit_many` does."""
-        return await asyncio.to_thread(self.client.submit_many, list(jobs), held=held, replace=replace, **keys)
-
-    async def sweep(
-        self,
-        command: str | Sequence[str],
-        *,
-        matrix: Mapping[str, Iterable[object]],
-        name: str | None = None,
-        held: bool = False,
-        replace: bool = False,
-        **keys: Unpack[CallKeys],
-    ) -> Job:
-        """Submit an array with a job for each combination, as `Client.sweep` does."""
-        one = {**keys, "command": command, "name": name, "matrix": matrix_of(matrix)}
-        return (await self.submit_many([one], held=held, replace=replace))[0]
-
-    async def cancel(self, job: str | Job, reason: str = "") -> tuple[Change, ...]:
-        """End a job, as `Client.cancel` does."""
-        return await asyncio.to_thread(self.client.cancel, job, reason)
-
-    async def jobs(self, wanted: JobFilter = ALL_JOBS, *, everything: bool = False, forecast: bool = False) -> JobList:
-        """Return the jobs that `Client.jobs` returns."""
-        return await asyncio.to_thread(self.client.jobs, wanted, everything=everything, forecast=forecast)
-
-    async def output(self, job: str | Job, *, run: int | None = None) -> bytes:
-        """Return the output of a job so far, as `Client.output` does."""
-        return await asyncio.to_thread(self.client.output, job, run=run)
+    submit = _awaited(Client.submit)
+    submit_many = _awaited(Client.submit_many)
+    sweep = _awaited(Client.sweep)
+    cancel = _awaited(Client.cancel)
+    jobs = _awaited(Client.jobs)
+    output = _awaited(Client.output)
 
     async def follow(self, job: str | Job) -> AsyncIterator[bytes]:
         """Yield the output as it appears, as `Job.follow` does."""

@@ -151,14 +151,14 @@ class Client:
             why = "a job of that name has just been submitted" if isinstance(error, FileExistsError) else str(error)
             *done, failed = begun or [drafts[0].name]
             if done and not held:
-                serve(self._spool)
+                autostart.ensure(self.root)
             if done:
                 raise NotAllSubmitted(f"job {failed}", why, done, len(drafts)) from error
             if isinstance(error, FileExistsError):
                 raise SpoolError(cannot("submit", f"job {failed}", why)) from None
             raise
         if drafts and not held:
-            serve(self._spool)
+            autostart.ensure(self.root)
         return tuple(Job(self._spool, draft.name) for draft in drafts)
 
     def sweep(
@@ -176,7 +176,8 @@ class Client:
         `{key}` in *command*, `env` and the paths is replaced by the job's value; *keys* are those of `submit`. The
         `tasks()` of the array are its jobs, and each has its `parameters`. The last key varies fastest.
         """
-        one = {**keys, "command": command, "name": name, "matrix": matrix_of(matrix)}
+        choices = {key: [plain(each) for each in values] for key, values in matrix.items()}
+        one = {**keys, "command": command, "name": name, "matrix": choices}
         return self.submit_many([one], held=held, replace=replace)[0]
 
     def cancel(self, job: str | Job, reason: str = "", *, dry_run: bool = False) -> tuple[Change, ...]:
@@ -308,11 +309,6 @@ def _new_name(root: str, command: str | Sequence[str], taken: Container[str]) ->
     while (name := fresh_name(root, stem)) in taken:
         pass
     return name
-
-
-def matrix_of(choices: Mapping[str, Iterable[object]]) -> dict[str, list[object]]:
-    """Return a matrix as a job file has it."""
-    return {key: [plain(each) for each in values] for key, values in choices.items()}
 
 
 def _command_of(command: object) -> str | list[str]:
@@ -485,18 +481,13 @@ def requests_of(spool: Spool) -> Requests:
 
 
 def served(spool: Spool, change: Change) -> Change:
-    """Return *change* once a dispatcher is there to carry it out, if it needs one."""
-    if not change.dry_run and change.kind not in {ChangeKind.HELD, ChangeKind.CANCELLED}:
-        serve(spool)
-    return change
-
-
-def serve(spool: Spool) -> None:
-    """Start a dispatcher if none is running.
+    """Return *change* once a dispatcher is there to carry it out, if it needs one.
 
     No error if none can be started: the request is on the disk for the next one, and a list of jobs reports it.
     """
-    autostart.ensure(spool.root)
+    if not change.dry_run and change.kind not in {ChangeKind.HELD, ChangeKind.CANCELLED}:
+        autostart.ensure(spool.root)
+    return change
 
 
 _Names = str | Sequence[str]
@@ -609,7 +600,7 @@ class WaitedJobs:
             by_root.setdefault(job.root, []).append(job.name)
         for root, names in by_root.items():
             waiter = self._waiters.setdefault(root, Waiter(Spool(root)))
-            unknown |= {job_in(waiter, name): error for name, error in waiter.add(names).items()}
+            unknown |= {Job(Spool(root), name): error for name, error in waiter.add(names).items()}
         return unknown
 
     def discard(self, job: Job) -> None:
@@ -624,12 +615,7 @@ class WaitedJobs:
     def wait(self, timeout_s: float | None = None) -> list[tuple[Job, End]]:
         """Wait until a job has ended, and return what `poll` does; nothing after a timeout, or if no job is left."""
         ends = wait_for_ends(self._waiters.values(), timeout_s)
-        return [(job_in(waiter, end.name), end) for waiter, end in ends]
-
-
-def job_in(waiter: Waiter, name: str) -> Job:
-    """Return the job of that name in the spool of *waiter*."""
-    return Job(Spool(waiter.root), name)
+        return [(Job(Spool(waiter.root), end.name), end) for waiter, end in ends]
 
 
 def as_completed(jobs: Iterable[_T], *, timeout_s: float | None = None, progress: Progress = False) -> Iterator[_T]:

@@ -468,7 +468,7 @@ class JobLister:
             outcome=outcome,
             ended_at_ns=end.at_ns,
             end_is_bound=end.is_bound,
-            peak_memory_bytes=used.peak_bytes,
+            peak_memory_bytes=used.peak_memory_bytes,
             cpu_time_ns=used.cpu_time_ns,
         )
 

@@ -20,7 +20,7 @@ from spool.core.errors import SpoolError
 from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS, State
 from spool.core.reasons import ranges_of
-from spool.core.runtimes import Basis, ExpectedStart, Progress, Source, TimeLeft, time_left
+from spool.core.runtimes import ExpectedStart, Progress, Source, TimeLeft, time_left
 from spool.query.jobs import JobLister, list_jobs, to_come
 from spool.query.rows import JobFilter, JobList, JobRow, with_parameters
 from spool.store.arrays import task_names
@@ -35,11 +35,16 @@ _FEW = 2  # this many similar rows are not folded
 
 
 class ListedJob(Struct, frozen=True):
-    """A line of a list: a job, or *count* similar tasks of an array, with the first of them in *row*."""
+    """A line of a list: a job, or similar *tasks* of an array, with the first of them in *row*."""
 
     row: JobRow
     name: str
-    count: int = 1
+    tasks: tuple[JobRow, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many jobs it stands for."""
+        return len(self.tasks) or 1
 
 
 class ArrayTasks(Struct, frozen=True):
@@ -94,7 +99,8 @@ def folded(spool: Spool, rows: Iterable[JobRow], states: Set[State] = _FOLDED) -
     found: list[ListedJob] = []
     for key, group in alike.items():
         if len(group) > _FEW and arrays[key[0]]:
-            found.append(ListedJob(group[0], f"{key[0]}_[{ranges_of(int(_index(row)) for row in group)}]", len(group)))
+            name = f"{key[0]}_[{ranges_of(int(_index(row)) for row in group)}]"
+            found.append(ListedJob(group[0], name, tuple(group)))
         else:
             found += [ListedJob(row, row.name) for row in group]
     return found
@@ -122,7 +128,7 @@ def tree(spool: Spool, rows: Sequence[JobRow]) -> list[ListedJob]:
             placed.add(one.row.name)
             others = parents[one.row.name][1:]
             also = f" (also after {', '.join(others)})" if others else ""
-            found.append(ListedJob(one.row, f"{head}{one.name}{also}", one.count))
+            found.append(ListedJob(one.row, f"{head}{one.name}{also}", one.tasks))
             children = [row for row in below.get(one.row.name, ()) if row.name not in placed and one.count == 1]
             placed.update(row.name for row in children)
             leaves = {row.name for row in children if row.name not in below and len(parents[row.name]) == 1}
@@ -208,7 +214,7 @@ def with_outlook(spool: Spool, rows: Iterable[JobRow], now_ns: int, *, served: b
 
 def outlook(spool: Spool, rows: Iterable[JobRow], now_ns: int) -> Outlook:
     """Return what the planner expects of those of *rows* that say nothing themselves, of none if too many wait."""
-    asked = [row for row in rows if _waits(row) or (_goes_on(row) and not _tells(left_of(row, now_ns)))]
+    asked = [row for row in rows if _waits(row) or (_goes_on(row) and UNKNOWN.of(row, now_ns).left_by != "progress")]
     if asked:
         with suppress(OSError, SpoolError):  # both are reported where the rows come from
             if len(spool.names(QUEUED)) <= _MOST:
@@ -217,18 +223,11 @@ def outlook(spool: Spool, rows: Iterable[JobRow], now_ns: int) -> Outlook:
 
 
 def left_of(row: JobRow, now_ns: int, end_ns: int | None = None) -> TimeLeft | None:
-    """Return the time that remains of the run of *row*; None if it has none, or nothing tells.
-
-    *end_ns* is when the planner expects its end.
-    """
+    """Return what remains of the run of *row*, None if nothing tells; the planner expects its end at *end_ns*."""
     if not _goes_on(row):
         return None
     began_ns, progress = now_ns - (row.time_ns(now_ns) or 0), Progress(row.progress, row.progress_at_ns)
     return time_left(progress, began_ns, now_ns, row.time_limit_ns, None if end_ns is None else end_ns - began_ns)
-
-
-def _tells(left: TimeLeft | None) -> bool:
-    return left is not None and left.basis is Basis.PROGRESS
 
 
 def _goes_on(row: JobRow) -> bool:
@@ -241,13 +240,15 @@ def _waits(row: JobRow) -> bool:
     return row.state is State.QUEUED and not row.array
 
 
-def _foresee(spool: Spool, names: Sequence[str], now_ns: int) -> Outlook:
-    """Ask the planner when those of *names* that wait start and end, and when each run ends."""
+def _foresee(spool: Spool, names: Sequence[str], now_ns: int, *, limits: bool = False) -> Outlook:
+    """Ask the planner when those of *names* that wait start and end, and each run; *limits*: also at its limit."""
     from spool.core.forecast import forecast
     from spool.query.snapshot import snapshot  # imported on demand: a list rarely needs this half of the program
 
     seen = snapshot(spool, now_ns, with_tasks=bool(names))
-    starts, ends = dict[str, ExpectedStart](), {name: now_ns + left.ns for name, left in seen.left.items()}
+    starts = dict[str, ExpectedStart]()
+    told = {name: left for name, left in seen.left.items() if left is not None and (limits or left.basis != "limit")}
+    ends = {name: now_ns + left.ns for name, left in told.items()}
     for name, start in forecast(seen.plan, names, seen.left, enough=_ENOUGH).items() if names else ():
         job = seen.view.queue.get(name)
         if start.at_ns is None or job is None:
@@ -274,5 +275,5 @@ def awaited(spool: Spool, names: Sequence[str]) -> list[JobRow]:
 
 def expected_end(spool: Spool, names: Sequence[str], now_ns: int) -> int | None:
     """Return when the last of *names* is expected to have ended; None: unknown, or they are too many to ask for."""
-    ends = _foresee(spool, names, now_ns).ends if len(names) <= _MOST else {}
+    ends = _foresee(spool, names, now_ns, limits=True).ends if len(names) <= _MOST else {}
     return max((ends[name] for name in names), default=0) if ends.keys() >= set(names) else None

@@ -185,9 +185,9 @@ def in_words(reason: str, now_ns: int) -> str:
     """Return a reason as it reads now and here: its instants become local times, or the times until then."""
     if "Z" not in reason or INSTANT.search(reason) is None:  # the first is quick, and true of most
         return reason
-    from spool.machine.host import local_zone  # few reasons need it
+    from spool.machine.host import LOCAL_ZONE  # few reasons need it
 
-    return reasons.in_words(reason, now_ns, local_zone())
+    return reasons.in_words(reason, now_ns, LOCAL_ZONE)
 
 
 def row_of_view(name: str, view: JobRow, now_ns: int, place: str | None = None) -> JobRow:

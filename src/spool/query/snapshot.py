@@ -190,8 +190,7 @@ class Snapshot(Struct, frozen=True):
 
     `config_problem` says why the configuration cannot be used, `unpinned` what of it has no effect on the CPUs of runs.
     `shared` has the other users of a shared machine. The plan is made without them; `machine` is as it was seen.
-    `said` is the running dispatcher's last view, which may be old if it is silent. `left` is the time that people are
-    told remains of runs, by their names.
+    `said` is the running dispatcher's last view, old if that is silent; `left` is what people are told of each run.
     """
 
     view: View
@@ -206,7 +205,7 @@ class Snapshot(Struct, frozen=True):
     unpinned: str | None = None
     dispatcher: bool = False
     said: StateView | None = None
-    left: dict[str, TimeLeft] = field(default_factory=dict)
+    left: dict[str, TimeLeft | None] = field(default_factory=dict)
 
     @property
     def machine_use(self) -> MachineUse | None:
@@ -271,7 +270,7 @@ def snapshot(
     return replace(found, dispatcher=dispatcher, said=last, left={} if with_gpus else _left(spool, view, now_ns))
 
 
-def _left(spool: Spool, view: View, now_ns: int) -> dict[str, TimeLeft]:
+def _left(spool: Spool, view: View, now_ns: int) -> dict[str, TimeLeft | None]:
     """Return the time that people are told remains of the runs."""
     found = {}
     for name, run in view.running.items():
@@ -280,9 +279,7 @@ def _left(spool: Spool, view: View, now_ns: int) -> dict[str, TimeLeft]:
         progress = Progress()
         with suppress(OSError):  # reported where its row comes from
             progress = progress_of(spool, name, run.run)
-        left = view.past.run_times.left(run, progress, now_ns)
-        if left is not None:
-            found[name] = left
+        found[name] = view.past.run_times.left(run, progress, now_ns)
     return found
 
 

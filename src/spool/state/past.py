@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 
-from spool.core.errors import InvalidRecord, SpoolError
+from spool.core.errors import SpoolError
 from spool.core.gpus import chosen, is_of_type
 from spool.core.model import Machine, Policy, Result, Sized, Spec, Waiting
 from spool.core.priority import HALF_LIFE_NS, Past
 from spool.core.quotas import limits_of
 from spool.core.runtimes import stem
 from spool.core.sizes import Most, Sizes, may_grow, sized
-from spool.formats.run_records import parse_history_line
 from spool.store.spool import Spool
 
 _MOST = 10_000  # newest runs that are read
@@ -29,16 +28,8 @@ def past_of(spool: Spool, now_ns: int, policy: Policy, *, sizes: bool = False) -
     past = Past(policy)
     if sizes:
         past.sizes = Sizes()
-    known: list[Result] = []
-    for line in islice(spool.history(), _MOST):
-        try:
-            result = parse_history_line(line)
-        except InvalidRecord:
-            continue
-        if result.told_at_ns is not None and result.told_at_ns < now_ns - _HALF_LIVES * HALF_LIFE_NS:
-            break
-        known.append(result)
-    for result in reversed(known):
+    known = islice(spool.accounts_since(now_ns - _HALF_LIVES * HALF_LIFE_NS), _MOST)
+    for result in reversed(list(known)):
         user, began_ns = result.user or "", result.started_at_ns
         if began_ns is not None and result.ended_at_ns is not None:
             past.begin(user, result.project, result.grant, began_ns)

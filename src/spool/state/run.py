@@ -34,7 +34,7 @@ from spool.core.model import (
 )
 from spool.formats import journal
 from spool.formats.capabilities import capabilities, engine_title
-from spool.formats.run_records import GrantRecord, Usage, WrittenUsage
+from spool.formats.run_records import GrantRecord, Usage
 from spool.formats.state import GpuUseView, of_spec, running_words
 from spool.store.ownership import name_of, this_user
 from spool.store.spool import Spool
@@ -502,15 +502,12 @@ class ActiveRun(Struct, eq=False):
             usage.oom_killed,
         )
 
-    def used(self, written: WrittenUsage) -> None:
-        """Apply the use that its wrapper has recorded, if that is more than was measured.
-
-        Each peak was reached, so the largest counts.
-        """
+    def used(self, written: Usage) -> None:
+        """Apply the use that its wrapper has recorded, if that is more than was measured."""
         if self.usage.cpu_time_ns is None:
             self.usage = replace(self.usage, cpu_time_ns=written.cpu_time_ns)
-        if written.peak_bytes is not None:
-            self.used_memory(written.peak_bytes)
+        if written.peak_memory_bytes is not None:
+            self.used_memory(written.peak_memory_bytes)
 
     @property
     def running(self) -> Running:

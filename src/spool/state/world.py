@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from spool.core.constraints import short_of_disk
 from spool.core.gpus import known_gpus
-from spool.core.model import SECOND_NS, Core, Gpu, Grant, Machine, NoLeases, cpus_of
+from spool.core.model import SECOND_NS, Core, Grant, Machine, NoLeases, cpus_of
 from spool.formats.config import Config
-from spool.formats.state import GpusTold, SharedView
+from spool.formats.state import GpuLook, SharedView
 from spool.machine import processes
-from spool.machine.gpus import PATIENCE_NS, GpuLook, GpuWatcher, Ignore, Ours
+from spool.machine.gpus import PATIENCE_NS, GpuWatcher, Ours
 from spool.machine.host import Host, disk_free_bytes
 from spool.state.table import SchedulerState
 from spool.store.edited import Settings
@@ -57,7 +57,7 @@ class MachineMonitor:
         settings: Settings,
         *,
         with_gpus: bool = False,
-        told: Callable[[], GpusTold | None] = lambda: None,
+        told: Callable[[], GpuLook | None] = lambda: None,
     ) -> None:
         """Look at nothing yet. *with_gpus*: look at the GPUs even if no job wants one.
 
@@ -100,25 +100,22 @@ class MachineMonitor:
         """
         self._look(now_ns)
         cpus, memory, _ = self._totals
-        gpus: tuple[Gpu, ...] = ()
-        problem = None
-        self.gpus_at_ns, self.gpus_are_new = None, False
+        look, self.gpus_are_new = GpuLook(), False
         if self.gpus_matter():
-            told = self._told()
-            if told is not None:
-                gpus, problem, self.gpus_at_ns = told.gpus, told.problem, told.at_ns
+            if (told := self._told()) is not None:
+                look = told
             else:
                 look = self._look_at_gpus(now_ns, patience_ns)
                 answered = self.gpus.answered if self.gpus is not None else 0
                 self.gpus_are_new = answered > self._seen_answer and answered >= self._needed
                 self._seen_answer = answered
-                gpus, problem, self.gpus_at_ns = look.gpus, look.problem, look.seen_at_ns
+        self.gpus_at_ns = look.seen_at_ns
         seen = Machine(
             cpus,
             memory,
             self._available[0],
-            gpus,
-            problem,
+            look.gpus,
+            look.problem,
             self._disk[0],
             resources=self._settings.config.resources,
             cores=self._cores,
@@ -196,9 +193,7 @@ class MachineMonitor:
     def _look_at_gpus(self, now_ns: int, patience_ns: int) -> GpuLook:
         if self.gpus is None:
             self.gpus = GpuWatcher()
-        watcher, config = self.gpus, self._settings.config.gpu
-        watcher.ignoring(Ignore(config.ignore_names, config.ignore_users, config.ignore_below_bytes))
-        watcher.asking_where(on=self._settings.config.cpu_pinning)
+        watcher = self.gpus
         anew = self._needed > watcher.asked
         look = watcher.look(now_ns, self._ours(), max_age_ns=0 if anew else watcher.every_ns, patience_ns=patience_ns)
         if self._needed > watcher.answered and time.monotonic_ns() >= self._doubt_at_ns:
@@ -251,7 +246,8 @@ class MachineMonitor:
         for run in self._table.runs.with_gpus.values():
             for uuid in run.grant.gpu_uuids:
                 on.setdefault(uuid, {})[run.name] = run.grant.gpu_memory_bytes
-        return Ours(self._job_of, on)
+        config = self._settings.config
+        return Ours(self._job_of, on, config.gpu.ignores, config.cpu_pinning)
 
     def _job_of(self, pid: int) -> str | None:
         """Return the job in the mark of the process *pid*."""

@@ -176,10 +176,6 @@ class ArrayStore:
             return Issue.GONE
         return Issue.ISSUED
 
-    def rewrite(self, path: str, text: bytes) -> None:
-        """Rewrite the file of a task that a power cut left empty."""
-        self._disk.put(path, text)
-
     def drop(self, name: str, run: int) -> None:
         """Discard every task that was not issued, by one rename."""
         path = self._fresh("dropped")

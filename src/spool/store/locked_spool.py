@@ -301,10 +301,6 @@ class LockedSpool(Spool):
                 self.disk.unlink(spare)
         return True
 
-    def withdraw_stop(self, name: str, run: int) -> None:
-        """Remove the order to stop a run: the run goes on, or is over."""
-        self.disk.discard(self.own_record(name, run, layout.STOP))
-
     def keep_spares(self, number: int) -> None:
         """Reserve space for the stops of *number* runs, so that they can be recorded on a full disk.
 
@@ -364,11 +360,6 @@ class LockedSpool(Spool):
         finally:
             os.close(at)
         return found
-
-    def discard_note(self, filename: str) -> None:
-        """Remove a note that was read, if it is there."""
-        with contextlib.suppress(OSError):
-            self.disk.discard(f"{self.layout.at(layout.NOTES)}/{filename}")
 
     def archive(self, name: str, place: str, text: bytes | None) -> None:
         """Move the file of an ended job from *place* to `done/`, replacing an older record.
@@ -457,13 +448,9 @@ class LockedSpool(Spool):
             self.disk.publish(self.layout.at(layout.PAUSED), f"{why}\n".encode())
 
     def order_halt(self, order: Stop) -> None:
-        """Order the cancellation of all waiting and running jobs, also by the next dispatcher, until `halted`."""
+        """Order the cancellation of all waiting and running jobs, also by the next dispatcher."""
         with contextlib.suppress(FileExistsError):
             self.disk.publish(self.layout.at(layout.HALT), run_records.render_stop(order), durable=True)
-
-    def halted(self) -> None:
-        """Withdraw that order: nothing is left to cancel."""
-        self.disk.discard(self.layout.at(layout.HALT))
 
     def halt(self) -> Stop | None:
         """Return the order to cancel everything, with reason and time; None without one."""
@@ -504,19 +491,11 @@ class LockedSpool(Spool):
             self.disk.discard(path)
         return True
 
-    def withdraw_hold_reason(self, name: str) -> None:
-        """Remove the reason: spool itself no longer holds the job."""
-        self.disk.discard(self.layout.reason_file(name))
-
     def keep_reservation(self, name: str, created_at_ns: int, text: bytes) -> None:
         """Keep the text of a reservation whose file was removed, unless that was done at its removal."""
         self.disk.ensure_twin(self.layout.at(layout.GONE_RESERVATIONS), self.layout.at(layout.RESERVATIONS))
         with contextlib.suppress(FileExistsError):
             self.disk.publish(self.layout.gone_reservation(name, created_at_ns), text)
-
-    def withdraw_suspend_order(self, name: str) -> None:
-        """Remove the file that suspends a run: the run is over."""
-        self.disk.discard(self.layout.suspend_file(name))
 
     def complain(self, path: str, text: str, *, to_others: bool = False) -> None:
         """Write *text* to the `.error` file *path*, unless it has that already. *to_others*: all users may read it."""

@@ -316,22 +316,19 @@ class Logs:
 
     def remember(self, lines: Iterable[journal.Line]) -> None:
         """Append *lines* to the journal."""
-        data = journal.render(lines)
-        if self._gone:
-            self.keep()
-        if data:
-            with of_the_spool(self._paths[layout.JOURNAL]):
-                self._open[layout.JOURNAL].append(data)
-            self._lines += data.count(b"\n")
-            self._changed()
+        self._append(layout.JOURNAL, journal.render(lines))
 
     def account(self, lines: bytes) -> None:
         """Append whole lines to the history."""
+        self._append(layout.HISTORY, lines)
+
+    def _append(self, name: str, lines: bytes) -> None:
         if self._gone:
             self.keep()
         if lines:
-            with of_the_spool(self._paths[layout.HISTORY]):
-                self._open[layout.HISTORY].append(lines)
+            with of_the_spool(self._paths[name]):
+                self._open[name].append(lines)
+            self._lines += lines.count(b"\n") if name == layout.JOURNAL else 0
             self._changed()
 
     def tell(self, lines: bytes) -> None:

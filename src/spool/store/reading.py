@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 from spool.core import layout
 from spool.formats.toml import MAX_BYTES
-from spool.formats.wire import MOST_READ
 from spool.store.disk import SpoolTrouble, of_the_spool, open_if_there, status_of
 
 _MAX_RECORD = MAX_BYTES + 1  # one more than a TOML file may have, which proves it too long
@@ -48,12 +47,6 @@ def read_record(path: str, limit: int = _MAX_RECORD) -> bytes | None:
     """
     found = _read_record(path, limit, with_status=False)
     return None if found is None else found[1]
-
-
-def read_dated_record(path: str) -> tuple[bytes, int] | None:
-    """Return the result of `read_record`, and when the file was last changed; 0 if it is not a regular file."""
-    found = _read_record(path, MOST_READ, with_status=True)
-    return None if found is None else (found[1], 0 if found[0] is None else found[0].st_mtime_ns)
 
 
 def read_with_status(path: str, limit: int = 4 << 20) -> tuple[os.stat_result, bytes] | None:

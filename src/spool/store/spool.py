@@ -35,7 +35,7 @@ from spool.formats.run_records import (
     ArrayRecord,
     GrantRecord,
     RunFiles,
-    WrittenUsage,
+    Usage,
     parse_array,
     parse_history_line,
     parse_result,
@@ -48,7 +48,6 @@ from spool.store.reading import (
     history_lines,
     is_too_long,
     read_bytes,
-    read_dated_record,
     read_record,
     read_with_status,
     refuse_link,
@@ -319,8 +318,9 @@ class Spool:
         return end_of_file(self.own_record(name, run, record))
 
     def dated_record(self, name: str, run: int, record: str) -> tuple[bytes, int] | None:
-        """Return the result of `record`, and when the file was last changed."""
-        return read_dated_record(self.own_record(name, run, record))
+        """Return the content of a one-line record, and when it was last changed; None if it is not a regular file."""
+        found = read_with_status(self.own_record(name, run, record), MOST_READ)
+        return None if found is None else (found[1], found[0].st_mtime_ns)
 
     def spec(self, name: str, run: int, *, kill_grace_ns: int = DEFAULT_KILL_GRACE_NS) -> Spec | None:
         """Return the spec in a run's copy of its job file, with the defaults of its start; None if it was lost.
@@ -424,7 +424,7 @@ class Spool:
             return exited and not is_there(layout.STATUS)
         return exited or _OUTLASTS in (self.record(name, run, layout.WRAPPER) or b"")
 
-    def usage(self, name: str, run: int) -> WrittenUsage:
+    def usage(self, name: str, run: int) -> Usage:
         """Return the resource use of a run, as the wrapper recorded it."""
         return run_records.parse_usage(self.record(name, run, layout.USAGE) or b"")
 

@@ -133,7 +133,7 @@ class FakeRun(Struct, eq=False):
     def end(self, code: int | None) -> None:
         """End it with that exit code, or without one."""
         if code is not None:
-            self._write(layout.RC, run_records.render_rc(code))
+            self._write(layout.RC, f"{code}\n".encode())
         self.gone = True
 
     def _write(self, name: str, data: bytes) -> None:

@@ -18,7 +18,8 @@ from plugins.fake_nvml import FakeNvml
 from served import Served
 from spool.core.model import SECOND_NS, Gpu, Grant
 from spool.extras.amd import visible
-from spool.machine.gpus import GpuLook, GpuWatcher, Ours, UseReader
+from spool.formats.state import GpuLook
+from spool.machine.gpus import GpuWatcher, Ours, UseReader
 from spool.machine.host import unlisted_cards
 from spool.machine.nvml import Sample
 from support import PATIENCE_S, ROOT
@@ -67,7 +68,6 @@ def test_both_vendors_in_one_machine(fake_rocm: FakeRocm, fake_nvml: FakeNvml, l
     found = look({**fake_nvml.variables, **fake_rocm.variables})
     assert [(gpu.vendor, gpu.index) for gpu in found.gpus] == [("AMD", 1), ("NVIDIA", 0)]
     assert [process.pid for process in found.gpus[0].foreign] == [77]
-    assert found.driver == "999.1"
 
 
 @pytest.mark.parametrize(
@@ -77,16 +77,16 @@ def test_both_vendors_in_one_machine(fake_rocm: FakeRocm, fake_nvml: FakeNvml, l
 def test_a_gpu_that_no_variable_can_name_is_not_there(
     fake_rocm: FakeRocm, look: Look, numbers: tuple[int, ...], why: str
 ) -> None:
-    """One without an ID, and the parts of a split one, which share it: a note says so, and the others are given."""
+    """One without an ID, and the parts of a split one, which share it: the answer says so, and the others are given."""
     for bus, number in enumerate(numbers):
         fake_rocm.gpu(number, bus=bus)
     found = look(fake_rocm.variables)
     assert [gpu.uuid for gpu in found.gpus] == ["GPU-000000000000000b"]
-    assert why in found.notes[0]
     words = [sys.executable, "-m", "spool.machine.nvml", "60", "spool.extras.amd.rocm:Rocm"]
     environment = {**fake_rocm.environment, "PYTHONPATH": str(ROOT / "src")}
-    told = subprocess.run(words, input=b"\n", capture_output=True, check=True, env=environment).stdout
-    assert not Sample.from_json(told).leaving  # it is no fault that another start would mend
+    told = Sample.from_json(subprocess.run(words, input=b"\n", capture_output=True, check=True, env=environment).stdout)
+    assert why in next(f"GPU {index}: {each}" for index, each in told.unreadable)
+    assert not told.leaving  # it is no fault that another start would mend
 
 
 def test_what_the_library_withholds_is_unknown(fake_rocm: FakeRocm, look: Look) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Sequence
 from spool.core.errors import SpoolError
 from spool.core.lifecycle import EngineWord
 from spool.executors import Launch
+from spool.extras.commands import Command, CommandEnd
 from spool.extras.engines.language import EngineConfig, Language, Sighting
 from spool.formats.config import Config
 from spool.formats.wrapper import EngineSurroundings
-from spool.machine.commands import Command, CommandEnd
 
 DIRECTORY = "SPOOL_BATCH"
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from spool.core.model import SECOND_NS
+from spool.extras.commands import Command, CommandEnd
 from spool.extras.engines.engine import ClusterEngine
 from spool.extras.engines.language import Language
 from spool.extras.engines.slurm import SlurmLanguage
-from spool.machine.commands import Command, CommandEnd
 from spool.store.locked_spool import LockedSpool
 
 
@@ -46,21 +47,18 @@ class Commands:
 
     def __init__(self) -> None:
         self.now_ns = 1000 * SECOND_NS
-        self._orders: list[Command] = []
-        self._given = 0
+        self._orders: list[tuple[Command, Callable[[CommandEnd], object]]] = []
 
-    def order(self, command: Command) -> int:
+    def order(self, command: Command, take: Callable[[CommandEnd], object]) -> None:
         """Take a command in."""
-        self._orders.append(command)
-        return self._given + len(self._orders)
+        self._orders.append((command, take))
 
-    def work(self) -> list[tuple[int, CommandEnd]]:
+    def work(self) -> None:
         """Answer all commands."""
         self.now_ns += 3 * SECOND_NS
         orders, self._orders = self._orders, []
-        ended = [(self._given + at, self._answer(command.arguments)) for at, command in enumerate(orders, 1)]
-        self._given += len(orders)
-        return ended
+        for take, end in [(take, self._answer(command.arguments)) for command, take in orders]:
+            take(end)
 
     def due_ns(self) -> None:
         """Have nothing to do by itself."""

@@ -16,11 +16,11 @@ from spool.core.lifecycle import EngineWord, Liveness
 from spool.core.model import SECOND_NS, Jid, Request, Spec
 from spool.executors import Launch
 from spool.executors.base import EngineEnd
+from spool.extras.commands import Command, CommandEnd
 from spool.extras.engines.engine import GRACE_NS, LOG_GRACE_NS, ClusterEngine, ClusterRun
 from spool.extras.engines.slurm import SlurmConfig, SlurmLanguage
 from spool.formats.config import Config
 from spool.formats.run_records import VOID_JID, parse_jid
-from spool.machine.commands import Command, CommandEnd
 
 ID = "0123456789abcdef"
 TITLES = "JOBID\tSTATE\tREASON\tNODELIST\tCOMMENT"
@@ -31,28 +31,29 @@ class Commands:
 
     def __init__(self) -> None:
         self.open: dict[int, Command] = {}
+        self.takes: list[Callable[[CommandEnd], object]] = []
         self.ended: list[tuple[int, CommandEnd]] = []
         self.ordered: list[tuple[str, ...]] = []
 
-    def order(self, command: Command) -> int:
+    def order(self, command: Command, take: Callable[[CommandEnd], object]) -> None:
         words = os.path.basename(command.arguments[0]), *command.arguments[1:]
         self.ordered.append(words)
+        self.takes.append(take)
         self.open[len(self.ordered)] = command
-        return len(self.ordered)
 
-    def answer(self, program: str, status: int | None = 0, out: str = "", err: str = "") -> int:
-        """Answer the oldest open order of *program*; return its number."""
+    def answer(self, program: str, status: int | None = 0, out: str = "", err: str = "") -> None:
+        """Answer the oldest open order of *program*."""
         number = next(number for number in self.open if self.ordered[number - 1][0] == program)
         del self.open[number]
         self.ended.append((number, CommandEnd(status, out, err)))
-        return number
 
     def asked(self, program: str) -> list[tuple[str, ...]]:
         return [words for words in self.ordered if words[0] == program]
 
-    def work(self) -> list[tuple[int, CommandEnd]]:
-        ended, self.ended = self.ended, []
-        return ended
+    def work(self) -> None:
+        while self.ended:
+            number, end = self.ended.pop(0)
+            self.takes[number - 1](end)
 
     def due_ns(self) -> None:
         """Have nothing to do."""

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from spool.core.errors import InvalidValue, SpoolError, StartRefused
 from spool.core.lifecycle import EngineWord
+from spool.extras.commands import CommandEnd
 from spool.extras.engines import sge
 from spool.extras.engines.sge import SgeConfig
 from spool.formats.config import Config
-from spool.machine.commands import CommandEnd
 from spool.testing.fakes import a_request, a_spec
 
 MARK = "spool:0a1b:a.B_c-1:7"

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from spool.core.model import SECOND_NS
-from spool.extras.machine.protocol import MachineShares, render
+from spool.extras.machine.protocol import MachineShares
+from spool.formats.wire import json_line
 from spool.query.shared import GpuShare, UserShare
 from spool.store.ownership import this_user
 
@@ -48,7 +49,7 @@ def write(directory: Path, said: MachineShares | bytes, *, age_s: float = -3600)
     """
     directory.mkdir(exist_ok=True)
     path = directory / "machine.json"
-    path.write_bytes(said if isinstance(said, bytes) else render(said))
+    path.write_bytes(said if isinstance(said, bytes) else json_line(said))
     at_ns = time.time_ns() - int(age_s * SECOND_NS)
     os.utime(path, ns=(at_ns, at_ns))
     return path

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from extras.machine.sharing import BOB, G, gpu_share, mine, shares, write
 from spool.core.model import SECOND_NS, ForeignProcess, Gpu
 from spool.extras.machine import SharedMachine, protocol
-from spool.extras.machine.protocol import parse_status, render, sharing
+from spool.extras.machine.protocol import parse_status, sharing
+from spool.formats.wire import json_line
 from spool.query.shared import (
     GpuLease,
     MachineSharing,
@@ -104,9 +105,9 @@ def test_a_file_of_another_account_says_nothing(tmp_path: Path, monkeypatch: pyt
         shares(cpus=-8),
         shares(gpus=(gpu_share(0, ("eve", -1)),)),
         shares(*(UserShare(user=str(number)) for number in range(5000))),
-        render(shares(BOB)).replace(b'"cpus":5', b'"cpus":9e99'),
-        render(shares(BOB)).replace(b'"cpus":5', b'"cpus":18446744073709551615'),
-        render(shares(BOB))[:-20],
+        json_line(shares(BOB)).replace(b'"cpus":5', b'"cpus":9e99'),
+        json_line(shares(BOB)).replace(b'"cpus":5', b'"cpus":18446744073709551615'),
+        json_line(shares(BOB))[:-20],
         b"",
         b"\xff\xfe",
         b"[" * 100_000,
@@ -124,7 +125,7 @@ def test_numbers_that_cannot_be_counted_with_are_damage(tmp_path: Path, said: ob
 @given(st.binary(max_size=200), st.integers(0, 400), st.integers(1, 50))
 def test_no_content_of_the_file_raises(tmp_path_factory: pytest.TempPathFactory, new: bytes, at: int, cut: int) -> None:
     """Whatever bytes of a good file are replaced, it is read or refused."""
-    text = render(shares(BOB, own=mine(cpus=1), gpus=(gpu_share(0, ("bob", 5)),)))
+    text = json_line(shares(BOB, own=mine(cpus=1), gpus=(gpu_share(0, ("bob", 5)),)))
     directory = tmp_path_factory.getbasetemp() / "any"
     write(directory, text[:at] + new + text[at + cut :])
     found = seen(directory)
@@ -161,5 +162,5 @@ def test_leases_on_a_gpu_are_those_outside_of_the_spool(tmp_path: Path) -> None:
 def test_the_file_of_an_arbiter_is_read_back() -> None:
     """What `render` writes, `parse` reads, and unknown keys are no damage."""
     said = shares(BOB, own=mine(leases=1), gpus=(gpu_share(0, ("bob", None)),))
-    assert parse_status(render(said)) == said
-    assert parse_status(render(said).replace(b'{"version"', b'{"later":[1],"version"')) == said
+    assert parse_status(json_line(said)) == said
+    assert parse_status(json_line(said).replace(b'{"version"', b'{"later":[1],"version"')) == said

@@ -23,7 +23,7 @@ EVIL = (
 )
 
 
-def page_of(root: Path, now_ns: int, *, served: bool = True, every_s: float = 3) -> str:
+def page_of(root: Path, now_ns: int, *, served: bool = True, every_s: float = 3, private: bool = False) -> str:
     """Return the page of a spool that `views.lay` has laid, as its writer would make it at that moment."""
     data = (root / "state.json").read_bytes() if (root / "state.json").exists() else b""
     view = parse_state(data)
@@ -47,7 +47,7 @@ def page_of(root: Path, now_ns: int, *, served: bool = True, every_s: float = 3)
     ):
         seen = OverviewReader(str(root)).look(now_ns)
     assert seen is not None
-    return render(seen, str(root), every_s, 60, served=served).decode()
+    return render(seen, str(root), every_s, served=served, private=private).decode()
 
 
 def _rows(view: StateView | None, now_ns: int) -> Iterator[JobRow]:
@@ -59,7 +59,7 @@ def _rows(view: StateView | None, now_ns: int) -> Iterator[JobRow]:
 class Page(HTMLParser):
     """A page as a browser takes it apart, strictly: an element that is not closed, or closed twice, is an error."""
 
-    _VOID = frozenset({"meta"})
+    _VOID = frozenset({"br", "input", "meta"})
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)

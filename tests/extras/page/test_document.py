@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from cli.records import expand, metadir_of
 from extras.page.pages import EVIL, Page, page_of
 from spool.core.model import OUTCOMES, SECOND_NS, ForeignProcess, State
 from spool.extras.page import document
@@ -63,7 +64,7 @@ def test_a_busy_spool_is_told_whole(spool_root: Path) -> None:
         "18 finished",
         "1 failed",
         "exit code 1",
-        "19 runs have ended",
+        "19 jobs have ended",
     ):
         assert told in page.text, told
 
@@ -71,7 +72,7 @@ def test_a_busy_spool_is_told_whole(spool_root: Path) -> None:
 def test_an_empty_spool_says_so(spool_root: Path) -> None:
     """A spool in which nothing has happened has a page that says just that."""
     text = the_page(lay(spool_root, a_view(NOW_NS))).text
-    for told in ("Nothing is running.", "Nothing is waiting.", "No run has ended in the last 24 hours.", "0 / 16 CPUs"):
+    for told in ("Nothing is running.", "Nothing is waiting.", "No job has ended in the last 24 hours.", "0 / 16 CPUs"):
         assert told in text, told
 
 
@@ -159,7 +160,7 @@ def test_the_last_day_is_drawn_where_something_draws(spool_root: Path, monkeypat
     monkeypatch.setattr(document, "charts", lambda: None)
     page = the_page(spool_root)
     assert "in use on average" not in page.text
-    assert "19 runs have ended" in page.text
+    assert "19 jobs have ended" in page.text
 
 
 def test_a_busy_day_has_a_bounded_picture(spool_root: Path) -> None:
@@ -172,7 +173,7 @@ def test_a_busy_day_has_a_bounded_picture(spool_root: Path) -> None:
     ]
     view = a_view(NOW_NS, machine=a_machine(64))
     text = page_of(lay(spool_root, view, ended), NOW_NS)
-    assert "6,000 runs have ended" in text
+    assert "6,000 jobs have ended" in text
     assert len(text) < 300_000
 
 
@@ -236,3 +237,32 @@ def test_the_page_has_a_colour_for_every_end() -> None:
     """The style sheet of the page names each outcome where it is said."""
     css = (files("spool.extras.page") / "page.css").read_text()
     assert set(re.findall(r"[.]say[.](\w+)", css)) >= OUTCOMES | {State.HELD, State.INVALID}
+
+
+def test_what_failed_unfolds_its_last_lines_where_nobody_else_reads(spool_root: Path) -> None:
+    """A private page has them, and the log; of tasks that share a line those of the first. Others have none."""
+    ended = [
+        an_end(NOW_NS, f"sweep_{at}", hours_ago=1 + at / 60, outcome=State.FAILED, reason="exit code 1", run=1)
+        for at in (1, 2, 3)
+    ]
+    lay(spool_root, a_view(NOW_NS), [*ended, an_end(NOW_NS, "fine", hours_ago=1, run=1)])
+    expand(spool_root, "sweep", 3, 'command = "false"\narray = "1-3"\n', place=None)
+    for name in ("sweep_1", "sweep_2", "sweep_3", "fine"):
+        (metadir_of(spool_root, name) / "log").write_text(f"loading\n<b>{name}</b>: no such file\n")
+    page = Page(page_of(spool_root, NOW_NS, private=True))
+    (unfolds,) = page.all("details")
+    first = unfolds["id"].split("-")[1]
+    assert f"{first}, run 1: loading <b>{first}</b>: no such file the whole log" in page.text
+    assert page.all("a") == [{"href": f"jobs/{first}/1/log"}]
+    assert "3 failed" in page.text
+    assert not Page(page_of(spool_root, NOW_NS)).all("details")
+
+
+def test_a_job_that_was_tried_again_counts_once(spool_root: Path) -> None:
+    """The page counts jobs, and an array's tasks are jobs: neither the runs before a retry nor the array itself."""
+    tried = an_end(NOW_NS, "flaky", hours_ago=2, outcome=State.FAILED, reason="exit code 1", run=1, again="retry")
+    lay(spool_root, a_view(NOW_NS), [tried, an_end(NOW_NS, "flaky", hours_ago=1, run=2)])
+    text = the_page(spool_root).text
+    assert "1 job has ended" in text
+    assert "1 finished" in text
+    assert "1 failed" not in text

@@ -272,6 +272,6 @@ def test_the_page_foresees_what_the_commands_do(spool_root: Path) -> None:
     with first_and_next(spool_root, now):
         seen = OverviewReader(str(spool_root)).look(now)
         assert seen is not None
-        page = render(seen, str(spool_root), 3, 60).decode()
+        page = render(seen, str(spool_root), 3).decode()
     assert "Starts" in page
     assert "in 50m00s" in page

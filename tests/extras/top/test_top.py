@@ -16,11 +16,14 @@ import pytest
 from rich.cells import cell_len
 
 from calling import Command, put_job, start
+from cli.records import expand
 from cli.test_looking import ended, running
 from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import State
+from spool.query.listing import ListedJob
 from spool.query.rows import JobRow
 from spool.query.shared import UserShare
+from spool.store.ownership import this_user
 from spool.store.spool import Service, Spool
 from support import PATIENCE_S, wait_for
 from views import BOB, Arbiter, a_gpu_view, a_machine, a_view, lay
@@ -214,7 +217,7 @@ def test_a_job_that_has_gone_meanwhile_is_told_of(spool: Command, spool_root: Pa
             (spool_root / "queued/ghost.toml").unlink(missing_ok=True)
             async with asyncio.timeout(PATIENCE_S):
                 while words not in screen.told:  # a refresh may take the row away before the key is seen
-                    screen.app.query_one("#queue", RowList).show_rows([row], "")
+                    screen.app.query_one("#queue", RowList).show_rows([ListedJob(row, row.name)], "")
                     await screen.press(key)
                     await screen.pilot.pause()
         await screen.sees("no active jobs")
@@ -448,18 +451,19 @@ def test_ten_thousand_jobs_are_drawn_as_fast_as_ten(spool: Command, spool_root: 
 
     async def steps(screen: Screen) -> None:
         await screen.until(lambda: screen.app._seen, "the first look")
-        rows = [JobRow(name=f"job_{at}", state=State.QUEUED, reason="x") for at in range(10_000)]
+        listed = [JobRow(name=f"job_{at}", state=State.QUEUED, reason="x") for at in range(10_000)]
+        rows = [ListedJob(row, row.name) for row in listed]
         jobs = screen.app.query_one("#queue", RowList)
         screen.app._looks.end()
         jobs.show_rows(rows, "")
         await screen.press("end")
         await screen.sees("job_9999")
-        texts = jobs._texts
-        jobs._texts = lambda row: drawn.append(row.name) or texts(row)  # type: ignore[method-assign, func-returns-value]
+        look = jobs._look
+        jobs._look = lambda one: drawn.append(one.name) or look(one)  # type: ignore[method-assign, func-returns-value]
         await screen.press("home")
         await screen.sees("job_0 ")
         assert set(drawn) <= {f"job_{at}" for at in (*range(24), *range(9970, 10_000))}
-        jobs.show_rows([JobRow(name="new", state=State.RUNNING), *rows], "")
+        jobs.show_rows([ListedJob(JobRow(name="new", state=State.RUNNING), "new"), *rows], "")
         assert screen.current == "job_0"
 
     drive(spool_root, steps)
@@ -533,3 +537,57 @@ def test_nothing_is_cut_at_forty_columns(spool: Command, spool_root: Path, monke
         assert not any("…" in line for line in below), screen.text
 
     drive(spool_root, steps, (40, 24))
+
+
+def test_tasks_that_are_alike_share_a_line_and_marked_jobs_a_change(spool: Command, spool_root: Path) -> None:
+    """A line of tasks stands for all of them, Space marks it, and a key acts on all marked; the filter unfolds it."""
+    expand(spool_root, "sweep", 5, 'command = "true"\narray = "1-5"\n')
+    for at in range(1, 6):
+        put_job(spool_root, f"sweep_{at}")
+    for name in ("one", "two"):
+        put_job(spool_root, name)
+
+    async def steps(screen: Screen) -> None:
+        await screen.sees("sweep_[1-5]", "one", "two")
+        await screen.press("home", "down")
+        assert screen.current == "sweep_1"
+        await screen.press("space")
+        await screen.on("two")
+        await screen.press("space")
+        await screen.sees("●sweep_[1-5]", "●two")
+        await screen.press("h")
+        await screen.hears("sweep_1 held, sweep_2 held, sweep_3 held and 3 more")
+        held = {path.stem for path in (spool_root / "held").iterdir()}
+        assert held == {"two", *(f"sweep_{at}" for at in range(1, 6))}
+        await screen.press("escape", "slash", *"sweep_3", "enter")
+        await screen.until(lambda: "●" not in screen.text and "sweep_[" not in screen.text, "the filter")
+        await screen.until(lambda: screen.current == "sweep_3", "the task")
+        await screen.press("r")
+        await screen.hears("sweep_3 released")
+        await screen.press("escape")
+        await screen.sees("sweep_[1-2,4-5]")
+        await screen.on("one")
+        await screen.press("space", "c")
+        await screen.sees("Cancel one?")
+        await screen.press("n")
+        await screen.on("two")
+        await screen.press("space", "c")
+        await screen.sees("Cancel 2 jobs?")
+        await screen.press("y")
+        await screen.hears("one cancelled, two cancelled")
+
+    drive(spool_root, steps, (100, 30))
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_names_and_facts_are_whole(width: int, spool: Command, spool_root: Path) -> None:
+    """At 40 columns the reason is below the list alone; at 80 too the facts of a job take several lines."""
+    for at in range(3):
+        put_job(spool_root, f"train_vit_base_{at}", f'command = "true"\ncpus = {100000 + at}\nmemory = "4G"\n')
+
+    async def steps(screen: Screen) -> None:
+        await screen.sees("train_vit_base_0", "train_vit_base_1", "train_vit_base_2", "priority 10")
+        assert this_user() in " ".join(screen.text.split())
+        assert ("REASON" in screen.text) == (width == 80)
+
+    drive(spool_root, steps, (width, 30))

@@ -57,10 +57,10 @@ _IMPATIENT = """
 from msgspec.structs import replace
 from spool.cli.main import main
 from spool.extras.engines.language import Language
-from spool.machine.commands import CommandRunner
+from spool.extras.commands import CommandRunner
 Language.look_ns = 200_000_000
 order = CommandRunner.order
-CommandRunner.order = lambda self, command: order(self, replace(command, within_s=2.0))
+CommandRunner.order = lambda self, command, take: order(self, replace(command, within_s=2.0), take)
 raise SystemExit(main())
 """
 

@@ -6,9 +6,9 @@ lacks. It writes nothing, not even the index. In another user's work tree git it
 (`safe.directory`). Filters of the user's own configuration, such as those of LFS, run as in `git status`. No
 interpreter is started: its version and packages are read off names.
 
-git and file systems may be slow, or hang, so `steps` runs this module as a process. It reads an order from its standard
-input, writes the records into the directory that the order names, and prints nothing. What it cannot find out is in the
-record's `problem`.
+git and file systems may be slow, or hang, so `steps` runs this module as a process. Its argument is an order. It writes
+the records into the directory that the order names, and prints nothing. What it cannot find out is in the record's
+`problem`.
 """
 
 from __future__ import annotations
@@ -410,8 +410,8 @@ def capture(order: dict[str, Any]) -> dict[str, bytes]:
 
 
 def main() -> None:
-    """Carry out the order on standard input."""
-    order = json.load(sys.stdin)
+    """Carry out the order in the argument."""
+    order = json.loads(sys.argv[1])
     files = capture(order)
     directory = str(order["into"])
     disk = Disk(os.path.dirname(directory))

@@ -23,8 +23,8 @@ from spool.core.scheduler import Start
 from spool.dispatcher.context import Context, Steps
 from spool.dispatcher.launcher import workdir_of
 from spool.extras.capture.code import FILES, RECORD, Capture, program_of, render_capture
+from spool.extras.commands import Command, CommandEnd, CommandRunner
 from spool.formats.wire import one_line
-from spool.machine.commands import Command, CommandEnd, CommandRunner
 from spool.machine.host import login_environment
 from spool.state.run import ActiveRun, JobEntry
 from spool.store.locked_spool import LockedSpool
@@ -39,7 +39,6 @@ _GOOD_FOR_NS = 60 * SECOND_NS  # for the start that it was made for, which may w
 class _Capturing(Struct, eq=False):
     """One capture, on its way or done. `problem`: it has no files."""
 
-    number: int
     directory: str
     at_ns: int  # monotonic
     is_done: bool = False
@@ -101,17 +100,14 @@ class Captures(Steps):
 
     def work(self) -> bool:
         """Record the answers, and let their starts begin; return whether there were any."""
-        answered = dict(self._runner.work())
-        for order in self._orders:
-            if (end := answered.get(order.number)) is not None:
-                order.answered(end)
+        answered = self._runner.work()
         for name, (_, order) in self._of.items():
-            if order.number in answered and (job := self._state.jobs.get(name)) is not None:
+            if order.is_done and (job := self._state.jobs.get(name)) is not None and job.asked == ASKED:
                 self._state.await_answer(job, "")
         if answered:
             self._state.changed()  # a new plan is made, and these jobs start
         self._tidy()
-        return bool(answered)
+        return answered
 
     def put(self, live: ActiveRun) -> None:
         """Give a claimed run its records. An error is logged: it must not hold up the start."""
@@ -151,9 +147,9 @@ class Captures(Steps):
         self._serial += 1
         directory = f"{self._spool.disk.staging}/{os.getpid()}.capture.{self._serial}"
         said = {"workdir": workdir, "program": program, "environment": environment, "into": directory}
-        arguments = (sys.executable, "-P", "-m", "spool.extras.capture.code")
-        command = Command(arguments, within_s=_WITHIN_S, urgent=True, standard_input=json.dumps(said))
-        order = self._asked[key] = _Capturing(self._runner.order(command), directory, now_ns)
+        arguments = (sys.executable, "-P", "-m", "spool.extras.capture.code", json.dumps(said))
+        order = self._asked[key] = _Capturing(directory, now_ns)
+        self._runner.order(Command(arguments, within_s=_WITHIN_S, urgent=True), order.answered)
         self._orders.append(order)
         return order
 
@@ -161,11 +157,11 @@ class Captures(Steps):
         """Remove captures that no start wants any more, and set when there is work without an answer."""
         now_ns = time.monotonic_ns()
         self._of = {name: known for name, known in self._of.items() if not known[1].is_stale(now_ns)}
-        wanted = {order.number for _, order in self._of.values()}
+        wanted = {order for _, order in self._of.values()}
         for order in self._orders:
-            if order.is_done and order.number not in wanted:
+            if order.is_done and order not in wanted:
                 _discard(self._spool, order)
-        self._orders = [order for order in self._orders if not order.is_done or order.number in wanted]
+        self._orders = [order for order in self._orders if not order.is_done or order in wanted]
         due_ns = self._runner.due_ns()
         if any(order.is_done for order in self._orders):  # their starts are next, or never come
             due_ns = min(due_ns or now_ns + SECOND_NS, now_ns + SECOND_NS)

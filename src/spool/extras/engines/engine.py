@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -28,12 +27,12 @@ from spool.core.model import SECOND_NS, Jid, Machine, SignalTo
 from spool.core.reasons import instant
 from spool.executors.base import Engine, EngineEnd, Executor, Launch
 from spool.executors.process import reset_of_ignored_signals
+from spool.extras.commands import Command, CommandEnd, CommandRunner
 from spool.extras.engines.language import LANGUAGES, Language, Sighting, what_it_said
 from spool.formats.capabilities import loaded
 from spool.formats.config import Config
 from spool.formats.run_records import Usage, parse_engine, parse_engine_end, parse_rc, render_engine
 from spool.formats.wrapper import Surroundings
-from spool.machine.commands import Command, CommandEnd, CommandRunner
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
 
@@ -84,8 +83,6 @@ class ClusterEngine(Engine, Executor):
         self.away = ""  # why nothing is known of its jobs: it does not answer
         self._home, self._gone = home, gone
         self._runner = runner or CommandRunner(lambda: language.environment(os.environ))
-        self._answers: dict[int, Callable[[CommandEnd], object]] = {}  # the handler of each answer
-        self._answered: deque[Callable[[], object]] = deque()  # handlers of the answers that have come
         self._news: dict[Key, ClusterRun] = {}
         self._queue: dict[Key, Launch] = {}  # the runs that are still to be handed over
         self._submit_at_ns = clock()  # the next one of these
@@ -184,7 +181,7 @@ class ClusterEngine(Engine, Executor):
     def due_ns(self) -> int | None:
         """Return when it has work of its own to do."""
         times = [self._runner.due_ns()]
-        if self._news or self._answered or (self._cancels and not self.silent):
+        if self._news or (self._cancels and not self.silent):
             times.append(self.now_ns())
         if not self._looking and self._wants_to_look():
             times.append(self._look_at_ns)
@@ -196,11 +193,7 @@ class ClusterEngine(Engine, Executor):
 
     def work(self) -> Collection[ClusterRun]:
         """Process the answers of the commands, and start further commands."""
-        for number, done in self._runner.work():
-            if (take := self._answers.pop(number, None)) is not None:
-                self._answered.append(partial(take, done))
-        while self._answered:  # an error with one does not lose the others: the next call goes on
-            self._answered.popleft()()
+        self._runner.work()
         self._read_notes()
         while self._queue and self._may_submit() and self.now_ns() >= self._submit_at_ns:
             self._submit()
@@ -209,9 +202,6 @@ class ClusterEngine(Engine, Executor):
             self._look()
         news, self._news = self._news, {}
         return list(news.values())
-
-    def _order(self, command: Command, take: Callable[[CommandEnd], object] = lambda done: None) -> None:
-        self._answers[self._runner.order(command)] = take
 
     # Submitting.
 
@@ -232,7 +222,7 @@ class ClusterEngine(Engine, Executor):
             return
         run.phase, self._sending = Phase.SENT, True
         self._submit_at_ns = self.now_ns() + self.language.submit_ns
-        self._order(command, partial(self._submitted, run, launch))
+        self._runner.order(command, partial(self._submitted, run, launch))
 
     def _submitted(self, run: ClusterRun, launch: Launch, done: CommandEnd) -> None:
         self._sending = False
@@ -298,7 +288,7 @@ class ClusterEngine(Engine, Executor):
     def _look(self) -> None:
         self._looking = True
         if self.cluster is None:
-            self._order(self.language.identify(), self._identified)
+            self._runner.order(self.language.identify(), self._identified)
             return
         self._look_number += 1
         self._looked_ns = self.now_ns()
@@ -314,7 +304,7 @@ class ClusterEngine(Engine, Executor):
             else:
                 self._looked(answers, is_whole=len(answers) == len(commands))
 
-        self._order(commands[len(answers)], take)
+        self._runner.order(commands[len(answers)], take)
 
     def _identified(self, done: CommandEnd) -> None:
         self._looking = False
@@ -343,7 +333,7 @@ class ClusterEngine(Engine, Executor):
         lost = {run.lost_node for run in self.runs.values() if run.lost_node}
         self._back = {node: since_ns for node, since_ns in self._back.items() if node in lost}
         if lost:
-            self._order(self.language.nodes(sorted(lost)), self._nodes_seen)
+            self._runner.order(self.language.nodes(sorted(lost)), self._nodes_seen)
 
     def _observe(self, seen: Iterable[Sighting]) -> None:
         """Let each run have the sightings of it. What was given up and arrives late never begins: its jid is void."""
@@ -410,7 +400,7 @@ class ClusterEngine(Engine, Executor):
             return
         cancels, self._cancels = self._cancels, {}
         for signal, runs in cancels.items():
-            self._order(self.language.cancel(list(runs), signal), partial(self._cancelled, signal, runs))
+            self._runner.order(self.language.cancel(list(runs), signal), partial(self._cancelled, signal, runs))
 
     def _cancelled(self, signal: str | None, told: Mapping[str, ClusterRun], done: CommandEnd) -> None:
         self.look_soon()

@@ -22,12 +22,12 @@ from spool.core.errors import InvalidValue, SpoolError, StartRefused, cannot
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Request
 from spool.executors.base import Launch
+from spool.extras.commands import Command, CommandEnd
 from spool.formats.capabilities import loaded
 from spool.formats.config import Config
 from spool.formats.validation import PartReader, Reading
 from spool.formats.wire import one_line
 from spool.formats.wrapper import EngineSurroundings
-from spool.machine.commands import Command, CommandEnd
 
 # What users write.
 

@@ -17,12 +17,12 @@ from spool.core.errors import InvalidValue, SpoolError
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
 from spool.executors.base import Launch
+from spool.extras.commands import Command, CommandEnd
 from spool.extras.engines.language import BuiltInLanguage, EngineConfig, Sighting, table_of, urgent
 from spool.formats.config import Config
 from spool.formats.values import option_name
 from spool.formats.wire import one_line
 from spool.formats.wrapper import EngineSurroundings
-from spool.machine.commands import Command, CommandEnd
 from spool.store.ownership import this_user
 
 _MEBIBYTE = 1 << 20

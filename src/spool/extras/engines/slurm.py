@@ -13,11 +13,11 @@ from spool.core import layout
 from spool.core.lifecycle import EngineWord
 from spool.core.model import SECOND_NS, Spec
 from spool.executors.base import Launch
+from spool.extras.commands import Command, CommandEnd
 from spool.extras.engines.language import BuiltInLanguage, EngineConfig, Sighting, table_of, urgent
 from spool.formats.values import option_name
 from spool.formats.wire import one_line
 from spool.formats.wrapper import EngineSurroundings
-from spool.machine.commands import Command, CommandEnd
 
 _MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
 _MINUTE_NS = 60 * SECOND_NS

@@ -30,8 +30,9 @@ from spool.core.model import SECOND_NS, Gpu, Grant, Machine
 from spool.extras.machine import SOCKET, STATUS, MachineConfig, others_may_change, protocol
 from spool.extras.machine.ledger import BeganLine, EndLine, Lease, LeaseJournal, LeaseLedger
 from spool.extras.machine.protocol import Connection, Holder, Units
+from spool.formats.wire import json_line
 from spool.machine import identity
-from spool.machine.gpus import GpuWatcher, Ignore, Ours
+from spool.machine.gpus import GpuWatcher, Ours
 from spool.machine.host import Host
 from spool.query.shared import GpuShare, UserShare
 from spool.store.disk import Disk
@@ -525,7 +526,7 @@ class Arbiter:
             gpu_problem=machine.gpu_problem,
         )
         try:
-            self._disk.put(path, protocol.render(status), mode=0o644)
+            self._disk.put(path, json_line(status), mode=0o644)
         except OSError as error:
             log.error("cannot write %s: %s", STATUS, error)
             self._published = -1
@@ -562,9 +563,8 @@ class Hardware:
         self._seen_ns = 0  # when these were
         self.watches_gpus = False  # once they have mattered
         self.seen_at_ns = 0  # when the query was made that NVML has answered last; 0: the next look asks again
-        self._watcher, gpu = GpuWatcher(), config.gpu
-        self._watcher.ignoring(Ignore(gpu.ignore_names, gpu.ignore_users, gpu.ignore_below_bytes))
-        self._ours = Ours()
+        self._watcher = GpuWatcher()
+        self._ours = Ours(ignores=config.gpu.ignores)
 
     def machine(self, now_ns: int, leases: Iterable[Lease], *, gpus: bool) -> Machine:
         """Return the machine as it is; *gpus*: whether anything concerns its GPUs."""
@@ -613,7 +613,7 @@ class Hardware:
                 users[lease.holder.uid] = lease.holder.user
                 held.setdefault(uuid, []).append(lease)
         on = {uuid: _granted(each) for uuid, each in held.items()}
-        self._ours = Ours(lambda pid: users.get(identity.owner_of(pid)), on)
+        self._ours = Ours(lambda pid: users.get(identity.owner_of(pid)), on, self._config.gpu.ignores)
         age_ns = self._watcher.every_ns if self.seen_at_ns else 0
         look = self._watcher.look(now_ns, self._ours, max_age_ns=age_ns, patience_ns=0)
         self.seen_at_ns = look.seen_at_ns or 0

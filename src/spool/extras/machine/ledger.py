@@ -31,8 +31,8 @@ from spool.core.quotas import Quotas, QuotaUse
 from spool.core.resources import Runs
 from spool.core.scheduler import Plan, View, decide
 from spool.core.units import show_size
-from spool.extras.machine.protocol import MOST_LEASES, Claim, Holder, LeaseRequest, Units, render
-from spool.formats.wire import decoded
+from spool.extras.machine.protocol import MOST_LEASES, Claim, Holder, LeaseRequest, Units
+from spool.formats.wire import decoded, json_line
 from spool.store.disk import Disk, open_log, read_file
 
 _OVERSTAY_NS = 60 * SECOND_NS  # beyond its limit and the grace of a job: its dispatcher does not enforce the limit
@@ -471,7 +471,7 @@ class LeaseJournal:
     def note(self, line: BeganLine | EndLine, lease: Lease) -> None:
         """Record what a lease has come to. Never raises: its dispatcher says it again to an arbiter that begins."""
         try:
-            self._append([render(line)])
+            self._append([json_line(line)])
         except OSError as error:
             log.error("cannot record what became of a lease of %s: %s", lease.holder.user, error)
 
@@ -531,12 +531,12 @@ class LeaseJournal:
             log.error("cannot write %s: %s; what is used now is not remembered", self._usage, error)
 
     def _save(self, ledger: LeaseLedger, now_ns: int) -> None:
-        self._past_disk.put(self._usage, b"".join(map(render, ledger.past(now_ns))), mode=0o640)
+        self._past_disk.put(self._usage, b"".join(map(json_line, ledger.past(now_ns))), mode=0o640)
         self._saved = ledger.version
 
     def _compact(self, ledger: LeaseLedger) -> None:
         """Begin a new journal that has the leases of now alone."""
-        data = [render(Boot(self._boot_id, ledger.next_number))]
+        data = [json_line(Boot(self._boot_id, ledger.next_number))]
         for lease in ledger.leases.values():
             data += _lines(lease)
         self._disk.put(self._leases, b"".join(data))
@@ -551,8 +551,8 @@ def _lines(lease: Lease) -> list[bytes]:
     of_units = units.gpu_uuids, units.gpu_indices, units.pool_indices
     holder = lease.holder.uid, lease.holder.user, lease.holder.spool
     line = LeaseLine(lease.number, *holder, lease.demand, *of_units, *times, lease.claimed)
-    began = [render(BeganLine(lease.number, lease.pid, lease.ticks))] if lease.pid else []
-    return [render(line), *began]
+    began = [json_line(BeganLine(lease.number, lease.pid, lease.ticks))] if lease.pid else []
+    return [json_line(line), *began]
 
 
 def _lease(line: LeaseLine) -> Lease:

@@ -241,11 +241,6 @@ def read(decoder: json.Decoder[T], text: bytes) -> T:
         raise NotAMessage(str(error)) from None
 
 
-def render(said: Struct) -> bytes:
-    """Return the text of a line, or of a file, with its newline."""
-    return _encoder.encode(said) + b"\n"
-
-
 def send(sock: socket.socket, messages: list[Order] | list[Reply]) -> None:
     """Send *messages* in as few datagrams as may be, and remove what was sent. Raises OSError; the rest stays."""
     most = MOST_MESSAGES

@@ -12,6 +12,7 @@ import re
 import time
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from importlib import resources
@@ -22,12 +23,14 @@ from msgspec import Struct
 
 from spool import __version__
 from spool.cli.render import charts
+from spool.client.output import last_words_of
 from spool.core.accounting import By, RunFilter, Statistics, Totals
 from spool.core.errors import shown
 from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, Machine, State
 from spool.core.reasons import count_of, ranges_of
 from spool.core.runtimes import Basis, part_done
 from spool.core.units import show_duration, show_size
+from spool.query.details import FAILURES
 from spool.query.jobs import RECENT_NS
 from spool.query.listing import ListedJob, folded
 from spool.query.overview import Overview
@@ -38,6 +41,7 @@ from spool.store.history import History
 from spool.store.spool import Spool
 
 MOST_RUNS, MOST_WAITING, MOST_HELD, MOST_ENDED, MOST_USERS = 60, 100, 40, 15, 12
+_FRESH_S = 60.0  # after this time without another, or four times the usual one, the page says that it is old
 _FOLDED = 2000  # only this many jobs of a list are looked at for tasks that share a line
 _COLUMNS, _CPU_ROWS = 192, 16  # of the timeline: seven and a half minutes each
 _LONGEST = 400  # characters of a sentence
@@ -51,19 +55,16 @@ class Shown(Struct, frozen=True):
     left_out: int
 
 
-def render(seen: Overview, root: str, every_s: float, fresh_s: float, *, served: bool = True) -> bytes:
+def render(seen: Overview, root: str, every_s: float, *, served: bool = True, private: bool = False) -> bytes:
     """Return the document of the spool *root*, as seen at that moment; *served*: a dispatcher is running.
 
-    It looks for the next one *every_s*; after *fresh_s* without one it says that it is old.
+    It looks for the next one *every_s*, and says after a while without one that it is old. A *private* one has the last
+    lines of failed jobs.
     """
     now_ns = seen.at_ns
     spool, rows = Spool(root), [seen.outlook.of(row, now_ns) for row in seen.active]
     runs = [row for row in rows if row.state in ALIVE]
     held = (State.HELD, State.INVALID)
-    on_gpu: dict[str, list[int]] = {}
-    for each in seen.gpus:
-        for name in each.jobs:
-            on_gpu.setdefault(name, []).append(each.gpu.index)
     history = History(root)
     day = history.sums(RunFilter(since_at_ns=now_ns - RECENT_NS), By.USER)
     page = _template().render(
@@ -75,16 +76,19 @@ def render(seen: Overview, root: str, every_s: float, fresh_s: float, *, served:
         served=served,
         now_ns=now_ns,
         every=f"{every_s:g}",
-        fresh=f"{fresh_s:.0f}" if served else 0,
+        fresh=f"{max(_FRESH_S, 4 * every_s):.0f}" if served else 0,
         zone=time.strftime("%Z"),
         counts={state.value: seen.count(state) for state in State},
         running=seen.count(*ALIVE),
         runs=Shown([ListedJob(row, row.name) for row in runs[:MOST_RUNS]], max(0, len(runs) - MOST_RUNS)),
         waiting=_shown(spool, [row for row in rows if row.state not in (*ALIVE, *held)], MOST_WAITING),
         held=_shown(spool, [row for row in rows if row.state in held], MOST_HELD),
-        last=folded(spool, seen.ended, OUTCOMES)[:MOST_ENDED],
+        last=(last := folded(spool, seen.ended, OUTCOMES)[:MOST_ENDED]),
+        lines=dict(_last_lines(spool, last)) if private else {},
         users={row.name: row.user or "?" for row in runs},
-        on_gpu={name: ranges_of(indices, ", ") for name, indices in on_gpu.items()},
+        on_gpu={
+            row.name: ranges_of([one.gpu.index for one in seen.gpus if row.name in one.jobs], ", ") for row in runs
+        },
         elsewhere=_elsewhere(seen),
         day=day,
         day_users=_users(day),
@@ -96,6 +100,14 @@ def render(seen: Overview, root: str, every_s: float, fresh_s: float, *, served:
 def _shown(spool: Spool, rows: Sequence[JobRow], most: int) -> Shown:
     jobs = folded(spool, rows[:_FOLDED])[:most]
     return Shown(jobs, len(rows) - sum(job.count for job in jobs))
+
+
+def _last_lines(spool: Spool, jobs: Sequence[ListedJob]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the last lines of each that failed; of tasks that share a line those of the first."""
+    for name, row in ((job.name, job.row) for job in jobs):
+        with suppress(OSError):  # they are an extra
+            if row.state in FAILURES and row.run is not None and (lines := last_words_of(spool, row.name, row.run)):
+                yield name, lines
 
 
 def _elsewhere(seen: Overview) -> tuple[int, ...]:
@@ -165,10 +177,6 @@ def _middle_cut(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - tail]}…{name[-tail:]}"
 
 
-def _words(state: str) -> str:
-    return state.replace("_", " ")
-
-
 def _some(number: float, digits: int = 0) -> str:
     return f"{number:,.{digits}f}" if number else ""
 
@@ -224,9 +232,9 @@ def _story(row: JobRow, now_ns: int) -> Iterator[str]:
 
 def _facts(day: Statistics) -> Iterator[tuple[str, str]]:
     sums = day.total
-    for state, count in sorted(sums.outcomes.items(), key=lambda each: (each[0] != State.FINISHED, -each[1], each[0])):
+    for state, count in sorted(sums.ended.items(), key=lambda each: (each[0] != State.FINISHED, -each[1], each[0])):
         if count:
-            yield f"{count:,}", _words(state)
+            yield f"{count:,}", state.replace("_", " ")
     yield f"{sums.cpu_hours:,.1f}", "CPU hours"
     if sums.gpu_hours:
         yield f"{sums.gpu_hours:,.1f}", "GPU hours"
@@ -237,7 +245,6 @@ def _facts(day: Statistics) -> Iterator[tuple[str, str]]:
 
 # fmt: off
 _FILTERS = (
-    count_of, _clock, _cut, _date, _duration, _facts, _middle_cut, _percent, _size, _some, _story,
-    _unit, _words,
+    count_of, _clock, _cut, _date, _duration, _facts, _middle_cut, _percent, _size, _some, _story, _unit,
 )
 # fmt: on

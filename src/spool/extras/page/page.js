@@ -23,16 +23,51 @@
     document.querySelectorAll(".age").forEach(function (each) { each.textContent = ago(age); });
   }
 
+  function box() { return document.getElementById("filter"); }
+
+  function all(what) { return Array.from(document.querySelectorAll(what)); }
+
+  // What the reader has made of the page: the filter, what is unfolded, the place.
+  function kept() {
+    return {
+      words: box().value,
+      types: document.activeElement === box(),
+      open: all("details[open]").map(function (each) { return each.id; }),
+      y: scrollY
+    };
+  }
+
+  function restore(before) {
+    box().hidden = false;
+    box().value = before.words;
+    before.open.forEach(function (id) {
+      var each = document.getElementById(id);
+      if (each) each.open = true;
+    });
+    filter();
+    if (before.types) box().focus({ preventScroll: true });
+    scrollTo(0, before.y);
+  }
+
   function keep() {
-    try { sessionStorage.setItem(key, String(scrollY)); } catch (error) { /* without, it begins at its top */ }
+    try { sessionStorage.setItem(key, JSON.stringify(kept())); } catch (error) { /* without, it begins anew */ }
   }
 
   function place() {
+    var before = { words: "", open: [], y: scrollY };
     try {
-      var y = sessionStorage.getItem(key);
+      before = JSON.parse(sessionStorage.getItem(key)) || before;
       sessionStorage.removeItem(key);
-      if (y !== null) scrollTo(0, Number(y));
     } catch (error) { /* likewise */ }
+    restore(before);
+  }
+
+  function filter() {
+    var words = box().value.toLowerCase().split(/\s+/);
+    all("tbody tr").forEach(function (row) {
+      var text = row.textContent.toLowerCase();
+      row.hidden = !words.every(function (word) { return text.includes(word); });
+    });
   }
 
   function swap(text) {
@@ -42,7 +77,9 @@
     if (next.dataset.look !== html.dataset.look) { keep(); location.reload(); return; }
     ["written", "fresh", "every"].forEach(function (name) { html.dataset[name] = next.dataset[name]; });
     document.title = other.title;
+    var before = kept();
     document.body.replaceWith(document.adoptNode(other.body));
+    restore(before);
   }
 
   function busy() {
@@ -71,6 +108,7 @@
   place();
   show();
   setInterval(show, 1000);
+  document.addEventListener("input", filter);
   document.addEventListener("visibilitychange", function () { if (!document.hidden) renew(); });
   again();
 })();

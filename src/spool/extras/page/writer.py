@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 EVERY_S = 5.0
 """The page is written once in this time, or less often: run times go on, and readers see that the page is alive."""
 
-_FRESH_S = 60.0  # after this time without another, the page says that it is old
 _SHARE = 50  # making it may use one part in N of a processor
 _EVERYBODYS = 0o644  # a path outside of the spool is given so that others can read the page there
 
@@ -65,14 +64,14 @@ class PageWriter(Listener):
     def _write(self, path: str, *, served: bool = True) -> None:
         begun_ns = time.thread_time_ns()
         try:
-            fresh_s = max(_FRESH_S, 4 * self._pause_s)
             now_ns = time.time_ns()
             seen = self._overviews.look(now_ns) or self._seen
             assert seen is not None
             view = seen.view or (self._seen.view if self._seen is not None else None)  # the machine is still the same
             self._seen = replace(seen, view=view, at_ns=now_ns)
-            text = render(self._seen, self._root, EVERY_S, fresh_s, served=served)
-            if path.startswith(f"{self._root}/"):
+            private = path.startswith(f"{self._root}/")
+            text = render(self._seen, self._root, self._pause_s, served=served, private=private)
+            if private:
                 self._disk.put(path, text)
             else:
                 self._disk.put_beside(path, text, _EVERYBODYS)

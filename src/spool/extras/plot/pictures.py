@@ -287,7 +287,7 @@ def _panel(found: Timeline, heading: str, rows: Sequence[TimelineRow], begin: fl
         yield f'<path d="{outline}" {look}><title>{_words(_told(bar))}</title></path>'
         if bar.alone and cell_len(name := shown(bar.run.job)) * _LETTER < wide:
             place = f'x="{x + wide / 2:.1f}" y="{y + high / 2}" dy=".35em" font-size="10" text-anchor="middle"'
-            outlined = 'fill="#fff" stroke="#0008" stroke-width="2" paint-order="stroke" pointer-events="none"'
+            outlined = 'fill="#fff" stroke="#000c" stroke-width="3" paint-order="stroke" pointer-events="none"'
             names.append(f"<text {place} {outlined}>{_words(name)}</text>")
     yield from (f'<path d="{outline}" {look}/>' for look, outline in alike.items())
     yield "</g>"

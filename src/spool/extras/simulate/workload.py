@@ -1,7 +1,7 @@
 """What is simulated: the jobs of a trace, or of this spool's own history, and the machine to run them on.
 
 A trace is in the Standard Workload Format (Chapin et al. 1999, "Benchmarks and Standards for the Evaluation of Parallel
-Job Schedulers"; version 2.2), or a CSV, which has GPUs too. docs/SCHEDULING.md, clause 11.1, describes both.
+Job Schedulers"; version 2.2), or a CSV, which has GPUs too. docs/SCHEDULING.md, clause 11, describes both.
 """
 
 from __future__ import annotations

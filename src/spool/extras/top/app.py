@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import ClassVar
@@ -38,12 +38,13 @@ from spool.client.output import outputs
 from spool.client.requests import Change, Requests, told
 from spool.core.errors import SpoolError, shown
 from spool.core.layout import is_pattern
-from spool.core.model import ALIVE, SECOND_NS, State
+from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, State
+from spool.core.reasons import count_of, some_of
 from spool.extras.top import header
 from spool.extras.top.widgets import Dialog, ListColumn, RowList, TextPane
 from spool.query.details import why_never_begun
 from spool.query.explain import why
-from spool.query.listing import ListedJob
+from spool.query.listing import ListedJob, folded
 from spool.query.overview import Overview, OverviewReader
 from spool.query.rows import JobRow
 from spool.store.ownership import this_user
@@ -62,6 +63,7 @@ _TAB = 8
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")  # as ECMA-48 has them
 _WAITING = frozenset({State.QUEUED, State.HELD, State.INVALID})
 _VIEWS = {"queue": "Queue", "history": "History"}
+_NOTHING = {"queue": "no active jobs", "history": "no job has ended yet"}
 _CHANGES: dict[str, tuple[control.JobVerb, Callable[..., Change | tuple[Change, ...]], str, str]] = {
     "hold": (control.HOLD, Requests.hold, "Hold {}? It is stopped, and starts over when released.", "Stop and hold it"),
     "release": (control.RELEASE, Requests.release, "", ""),
@@ -74,6 +76,7 @@ _CHANGES: dict[str, tuple[control.JobVerb, Callable[..., Change | tuple[Change, 
     ),
 }
 """What a key asks for: the verb, what carries it out, and the question for a job that runs, with the word for yes."""
+_TOLD = 3  # jobs that are named after a change of several
 _NARROW_KEYS = " ? help  c cancel  / filter  q quit"
 _THEMES = ("textual-dark", "textual-light")
 _COLUMNS = {
@@ -85,6 +88,7 @@ _KEYS = (
     ("↑ ↓ j k", "move; also PgUp PgDn Home End"),
     ("Enter", "the job's output, or why it waits, in full screen; Escape returns"),
     ("/", "filter; Enter keeps it, Escape clears it"),
+    ("Space", "mark a job; h, r, c, p and R act on all that are marked; Escape unmarks them"),
     ("h r", "hold or release a job"),
     ("c Del", "cancel it, after confirmation"),
     ("p", "change its priority"),
@@ -120,9 +124,8 @@ class Top(App[int]):
     #filter { display: none; height: 1; border: none; padding: 0 1; background: $boost; }
     #filter.asked { display: block; }
     #below { height: 30%; min-height: 4; }
-    #facts { height: 1; background: $panel; text-style: bold; }
+    #facts { height: auto; max-height: 3; background: $panel; text-style: bold; }
     #pane { height: 1fr; padding: 0 1; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 1; }
-    .narrow #facts { height: auto; max-height: 3; }
     .narrow Footer { display: none; }
     #keys { display: none; height: 1; background: $panel; }
     .narrow #keys { display: block; }
@@ -159,6 +162,7 @@ class Top(App[int]):
         self.animation_level = "none"
         self._root = root
         self._seen: Overview | None = None
+        self._lines: Mapping[str, Sequence[ListedJob]] = {}  # of what was seen, in which similar tasks share one
         self._problem = ""
         self._view = "queue"
         self._facts = ""
@@ -212,6 +216,9 @@ class Top(App[int]):
         seen, problem = None, ""
         try:
             seen = self._overviews.look(time.time_ns())
+            if seen is not None:
+                spool = Spool(self._root)
+                self._lines = {"queue": folded(spool, seen.active), "history": folded(spool, seen.ended, OUTCOMES)}
         except SpoolError as error:
             problem = str(error)
         except OSError as error:
@@ -236,17 +243,21 @@ class Top(App[int]):
             self._later(self._subject_read, row, lines, anew)
         return _AGAIN_S if _waits(row) else _EVERY_S
 
-    def _ask(self, name: str, act: Callable[[Spool], str]) -> None:
-        """Run *act* in a thread and report the result; then look at once."""
+    def _ask(self, names: Sequence[str], act: Callable[[Spool, str], str]) -> None:
+        """Run *act* for each job in a thread and report the results; then look at once."""
 
         def do() -> None:
-            try:
-                words, failed = act(Spool.open(self._root)), False
-            except SpoolError as error:
-                words, failed = str(error), True
-            except OSError as error:
-                words, failed = f"cannot change job {name}: {error.strerror or error}", True
-            self._later(self._done, words, failed)
+            done, failures = list[str](), list[str]()
+            for name in names:
+                try:
+                    done.append(act(Spool.open(self._root), name))
+                except SpoolError as error:
+                    failures.append(str(error))
+                except OSError as error:
+                    failures.append(f"cannot change job {name}: {error.strerror or error}")
+            for words in (done, failures):
+                if words:
+                    self._later(self._done, some_of(words, _TOLD), words is failures)
 
         threading.Thread(target=do, daemon=True).start()
 
@@ -294,13 +305,15 @@ class Top(App[int]):
     def _column(self, name: str) -> ListColumn:
         field = ls.FIELDS[name]
 
-        def text(row: JobRow) -> str:
+        def text(one: ListedJob) -> str:
             if name == "left":
-                row = self._foreseen(row)
+                row = self._foreseen(one.row)
                 return row.outlook(time.time_ns()) if row.left or row.start else ""
+            if name in ("progress", "reason") and self.size.width < header.NARROW:  # these stand below the list
+                return ""
             # A running job needs no reason.
-            words = field.text(ListedJob(row, row.name), time.time_ns())
-            return words if words or name != "reason" else header.progress_bar(row, self.size.width)
+            words = field.text(one, time.time_ns())
+            return words if words or name != "reason" else header.progress_bar(one.row)
 
         return ListColumn(field.column, text)
 
@@ -352,20 +365,16 @@ class Top(App[int]):
         seen, words = self._seen, self._filter.value.lower().split()
         if seen is None:
             return
-        for view, rows, nothing in (
-            ("queue", seen.active, "no active jobs"),
-            ("history", seen.ended, "no job has ended yet"),
-        ):
-            found = [row for row in rows if _matches(row, words)]
-            self._lists[view].show_rows(found, "no job matches the filter" if rows else nothing)
+        for view, rows in zip(_VIEWS, (seen.active, seen.ended), strict=True):
+            found = [ListedJob(row, row.name) for row in rows if _matches(row, words)] if words else self._lines[view]
+            self._lists[view].show_rows(found, "no job matches the filter" if rows else _NOTHING[view])
 
     def _draw_facts(self) -> None:
         row = self._row
         text = f" {header.facts(self._foreseen(row), time.time_ns())}" if row is not None else ""
         if text != self._facts:
             self._facts = text
-            narrow = self.size.width < header.NARROW
-            self._facts_line.update(Text(text, no_wrap=not narrow, overflow="ellipsis"))
+            self._facts_line.update(Text(text, overflow="ellipsis"))
 
     @on(RowList.Moved)
     def moved(self) -> None:
@@ -408,9 +417,13 @@ class Top(App[int]):
         (self._pane if enlarged else self._list).focus()
 
     def action_leave(self) -> None:
-        """Close the last thing that was opened: the job, else the filter."""
+        """Close the last thing that was opened: the job, else the marks, else the filter."""
         if self._base.has_class("enlarged"):
             self.action_enlarge()
+            return
+        if self._list.marked:
+            self._list.marked.clear()
+            self._list.refresh()
             return
         pattern = self._filter
         pattern.value = ""
@@ -447,58 +460,54 @@ class Top(App[int]):
         self.theme = _THEMES[self.theme == _THEMES[0]]
 
     def action_change(self, which: str) -> None:
-        """Hold, release, cancel or requeue the job; after confirmation if it is running, and before every cancel."""
-        row = self._job()
-        if row is None:
+        """Hold, release, cancel or requeue the jobs; after confirmation if one is running, and before every cancel."""
+        rows, what = self._jobs()
+        if not rows:
             return
         verb, act, question, yes = _CHANGES[which]
-        name, runs = row.name, row.state in ALIVE
-        if which == "cancel" and not runs:
-            question = "Cancel {}?"
-        elif not runs:
-            question = ""
+        running = [row for row in rows if row.state in ALIVE]
+        if len(rows) > 1 and running:
+            question, yes = f"{which.capitalize()} {what}? {len(running)} of them are running.", which.capitalize()
+        elif not running:
+            question = "Cancel {}?" if which == "cancel" else ""
 
-        def do(spool: Spool) -> str:
+        def do(spool: Spool, name: str) -> str:
             found = act(Requests(spool, this_user()), name)
             changes = (found,) if isinstance(found, Change) else found
-            served = None
-            if verb.needs_dispatcher({change.kind for change in changes}):
-                served = autostart.ensure(spool.root)
-            return "; ".join(filter(None, (told(name, changes), served)))
+            serves = verb.needs_dispatcher({change.kind for change in changes})
+            return "; ".join(filter(None, (told(name, changes), autostart.ensure(spool.root) if serves else "")))
 
         def answered(answer: str | None) -> None:
             if answer is not None:
-                self._ask(name, do)
+                self._ask([row.name for row in rows], do)
 
         if question:
-            ran_ns = row.time_ns(time.time_ns()) or 0
+            ran_ns = rows[0].time_ns(time.time_ns()) or 0
             ran = render.duration(ran_ns - ran_ns % SECOND_NS)
-            self.push_screen(Dialog(Text(shown(question.format(name, ran))), yes=yes), answered)
+            self.push_screen(Dialog(Text(shown(question.format(what, ran))), yes=yes), answered)
         else:
             answered("")
 
     def action_priority(self) -> None:
         """Ask for another priority."""
-        row = self._job()
-        if row is None:
+        rows, what = self._jobs()
+        if not rows:
             return
 
         def answered(text: str | None) -> None:
             if text is not None:
-                self._ask(row.name, lambda spool: _with_priority(spool, row.name, text))
+                self._ask([row.name for row in rows], lambda spool, name: _with_priority(spool, name, text))
 
-        self.push_screen(Dialog(Text(shown(f"Priority of {row.name}")), value=str(row.priority or 0)), answered)
+        self.push_screen(Dialog(Text(shown(f"Priority of {what}")), value=str(rows[0].priority or 0)), answered)
 
     def action_edit(self) -> None:
         """Edit the job's file as `spool edit` does."""
-        row = self._job()
-        if row is not None:
+        if (row := self._row) is not None:
             self._away(lambda: group.run(["--spool", self._root, "edit", "--", row.name]))
 
     def action_attach(self) -> None:
         """Attach to the terminal of the job."""
-        row = self._job()
-        if row is None:
+        if (row := self._row) is None:
             return
         try:
             words = attach_command(Spool.open(self._root), row.name, row.run)
@@ -521,12 +530,12 @@ class Top(App[int]):
         self.refresh()
         self._looks.wake()
 
-    def _job(self) -> JobRow | None:
-        """Return the job under the cursor; without one, show a message."""
-        row = self._row
-        if row is None:
+    def _jobs(self) -> tuple[list[JobRow], str]:
+        """Return the jobs that are marked, or else under the cursor, in words too; without one, show a message."""
+        rows = self._list.chosen
+        if not rows:
             self.notify("no job is selected", severity="warning")
-        return row
+        return rows, rows[0].name if len(rows) == 1 else count_of(len(rows), "job")
 
 
 def _with_priority(spool: Spool, name: str, text: str) -> str:

@@ -21,7 +21,7 @@ from spool.query.shared import elsewhere
 
 NARROW = 60
 """The cells below which bars are left out and texts take several lines."""
-_PROGRESS_BAR, _SHORT_BAR = 24, 8  # cells
+_PROGRESS_BAR = 24  # cells
 _LEVELS = "▁▂▃▄▅▆▇█"
 _LEAST_BAR, _MOST_BAR = 4, 24  # cells
 _PROBLEMS = 2
@@ -36,10 +36,10 @@ def bar(part: float, width: int) -> str:
     return ("━" * full + "╾" * half).ljust(width, "─")
 
 
-def progress_bar(row: JobRow, width: int) -> str:
-    """Return a bar for the progress of a run on a screen of that *width*, "" without a number."""
+def progress_bar(row: JobRow) -> str:
+    """Return a bar for the progress of a run, "" without a number."""
     part = part_done(row.progress)
-    return "" if part is None else bar(part, _PROGRESS_BAR if width >= NARROW else _SHORT_BAR)
+    return "" if part is None else bar(part, _PROGRESS_BAR)
 
 
 def header(seen: Overview | None, root: str, problem: str, width: int) -> Text:

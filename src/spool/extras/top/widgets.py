@@ -24,6 +24,7 @@ from textual.widgets import Button, Input, Label, Static
 
 from spool.cli import render
 from spool.core.errors import shown
+from spool.query.listing import ListedJob
 from spool.query.rows import JobRow
 
 _SAMPLE = 200  # rows whose texts determine the column widths of a long list
@@ -31,10 +32,10 @@ _END = 10**9  # rows
 
 
 class ListColumn(Struct, frozen=True):
-    """A column of a list: its layout, and its text for a job at this moment."""
+    """A column of a list: its layout, and its text for a line at this moment."""
 
     column: render.Column
-    text: Callable[[JobRow], str]
+    text: Callable[[ListedJob], str]
 
 
 class RowList(ScrollView, can_focus=True):
@@ -53,6 +54,7 @@ class RowList(ScrollView, can_focus=True):
         Binding("home,g", f"move(-{_END})", "First", show=False),
         Binding("end,G", f"move({_END})", "Last", show=False),
         Binding("enter", "open", "Open", show=False),
+        Binding("space", "mark", "Mark", show=False),
     ]
     COMPONENT_CLASSES: ClassVar[set[str]] = {"rowlist--head", "rowlist--cursor", "rowlist--cursor-blurred"}
 
@@ -65,8 +67,9 @@ class RowList(ScrollView, can_focus=True):
     def __init__(self, columns: Sequence[ListColumn], *, id: str) -> None:  # noqa: A002 - textual calls it so
         super().__init__(id=id)
         self._columns = columns
-        self._rows: Sequence[JobRow] = ()
+        self._rows: Sequence[ListedJob] = ()
         self._at = 0
+        self.marked: set[str] = set()
         self._nothing = ""
         self._kept: list[int] = []
         self._widths: list[int] = []
@@ -74,15 +77,22 @@ class RowList(ScrollView, can_focus=True):
 
     @property
     def current(self) -> JobRow | None:
-        """The job under the cursor."""
-        return self._rows[self._at] if self._rows else None
+        """The job under the cursor, of similar tasks the first."""
+        return self._rows[self._at].row if self._rows else None
 
-    def show_rows(self, rows: Sequence[JobRow], nothing: str) -> None:
+    @property
+    def chosen(self) -> list[JobRow]:
+        """The marked jobs, or those on the line under the cursor."""
+        marked = [row for one in self._rows for row in one.tasks or (one.row,) if row.name in self.marked]
+        lines = self._rows[self._at : self._at + 1]
+        return marked or [row for one in lines for row in one.tasks or (one.row,)]
+
+    def show_rows(self, rows: Sequence[ListedJob], nothing: str) -> None:
         """Show other jobs, or *nothing* where there are none."""
         before, at = self.current, self._at
         if before is not None and (at or self.has_focus):
-            alike = [place for place, row in enumerate(rows) if row.name == before.name]
-            at = next((place for place in alike if rows[place].place == before.place), [*alike, at][0])
+            alike = [place for place, one in enumerate(rows) if one.row.name == before.name]
+            at = next((place for place in alike if rows[place].row.place == before.place), [*alike, at][0])
         moved_by = at - self._at
         self._rows, self._nothing = rows, nothing
         self._at = max(0, min(at, len(rows) - 1))
@@ -98,10 +108,7 @@ class RowList(ScrollView, can_focus=True):
         """Redraw the lines whose texts have changed, such as the run time of a job."""
         for y, (texts, style) in list(self._drawn.items()):
             at = self.scroll_offset.y + y - 1
-            if at < len(self._rows) and (self._texts(self._rows[at]), render.style_of_row(self._rows[at])) != (
-                texts,
-                style,
-            ):
+            if at < len(self._rows) and self._look(self._rows[at]) != (texts, style):
                 self.refresh(Region(0, y, self.size.width, 1))
 
     def on_resize(self) -> None:
@@ -120,30 +127,29 @@ class RowList(ScrollView, can_focus=True):
             self._drawn.pop(y, None)
             text = f" {self._nothing}" if not self._rows and y == 1 else ""
             return Strip([Segment(text, self.rich_style)]).adjust_cell_length(width, self.rich_style)
-        row = self._rows[at]
-        texts, colour = self._texts(row), render.style_of_row(row)
-        self._drawn[y] = texts, colour
+        texts, colour = self._drawn[y] = self._look(self._rows[at])
         style = self.rich_style + Style.parse(colour)
         if at == self._at:
             name = "rowlist--cursor" if self.has_focus else "rowlist--cursor-blurred"
             style = self.get_component_rich_style(name)
-        return self._strip([texts[at] for at in self._kept], style, width)
+        row = self._rows[at].row
+        return self._strip([texts[at] for at in self._kept], style, width, "●" if row.name in self.marked else " ")
 
-    def _strip(self, texts: Sequence[str], style: Style, width: int) -> Strip:
+    def _strip(self, texts: Sequence[str], style: Style, width: int, mark: str = " ") -> Strip:
         columns = [self._columns[at].column for at in self._kept]
         cells = [
             render.cell(text, column, room) for text, column, room in zip(texts, columns, self._widths, strict=True)
         ]
-        return Strip([Segment(" " + render.GAP.join(cells), style)]).adjust_cell_length(width, style)
+        return Strip([Segment(mark + render.GAP.join(cells), style)]).adjust_cell_length(width, style)
 
-    def _texts(self, row: JobRow) -> list[str]:
-        return [shown(column.text(row)) for column in self._columns]
+    def _look(self, one: ListedJob) -> tuple[list[str], str]:
+        return [shown(column.text(one)) for column in self._columns], render.style_of_row(one.row)
 
     def _lay_out(self) -> None:
         """Set the column widths, by the first rows and some others; drop empty columns."""
         some = [*self._rows[:_SAMPLE], *self._rows[_SAMPLE :: max(1, len(self._rows) // _SAMPLE)]]
-        texts = [self._texts(row) for row in some]
-        said = [at for at, column in enumerate(self._columns) if not column.column.drop or any(t[at] for t in texts)]
+        texts = [self._look(one)[0] for one in some]
+        said = [at for at in range(len(self._columns)) if not texts or any(line[at] for line in texts)]
         columns = [self._columns[at].column for at in said]
         cells = [[column.title for column in columns], *([line[at] for at in said] for line in texts)]
         kept, self._widths = render.layout(columns, cells, max(1, self.size.width - 2))
@@ -177,6 +183,14 @@ class RowList(ScrollView, can_focus=True):
             self._keep_in_view()
             self.refresh()
             self.post_message(self.Moved())
+
+    def action_mark(self) -> None:
+        """Mark the jobs on the line under the cursor, or unmark them, and go on to the next line."""
+        for one in self._rows[self._at : self._at + 1]:
+            names = {row.name for row in one.tasks or (one.row,)}
+            self.marked = self.marked - names if one.row.name in self.marked else self.marked | names
+        self.refresh()
+        self.action_move(1)
 
     def action_open(self) -> None:
         """Report that the row was opened."""
