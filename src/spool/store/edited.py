@@ -147,10 +147,7 @@ _DEFAULTS = Config()
 
 
 class Settings:
-    """The last good `config.toml` of a spool. `problem` describes the mistake in the present one.
-
-    Mistakes are logged unless it is *quiet*: the caller tells of its `problem`.
-    """
+    """The last good `config.toml` of a spool; `problem` is the mistake in the present one, logged unless *quiet*."""
 
     def __init__(self, root: str, *, quiet: bool = False) -> None:
         self._root = root
