@@ -20,7 +20,7 @@ from spool.core.errors import SpoolError
 from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS, State
 from spool.core.reasons import ranges_of
-from spool.core.runtimes import ExpectedStart, Progress, Source, TimeLeft, time_left
+from spool.core.runtimes import ExpectedStart, Progress, Source, time_left
 from spool.query.jobs import JobLister, list_jobs, to_come
 from spool.query.rows import JobFilter, JobList, JobRow, with_parameters
 from spool.store.arrays import task_names
@@ -173,8 +173,12 @@ class Outlook(Struct, frozen=True):
         """Return *row* with its `left` or its `start`, as far as known."""
         if row.state is State.QUEUED:
             return replace(row, start=self.starts.get(row.name))
-        left = left_of(row, now_ns, self.ends.get(row.name))
-        return row if left is None else replace(row, left=left)
+        if not _goes_on(row):
+            return row
+        began_ns, end_ns = now_ns - (row.time_ns(now_ns) or 0), self.ends.get(row.name)
+        planned_ns = None if end_ns is None else end_ns - began_ns
+        progress = Progress(row.progress, row.progress_at_ns)
+        return replace(row, left=time_left(progress, began_ns, now_ns, row.time_limit_ns, planned_ns))
 
 
 UNKNOWN = Outlook()
@@ -220,14 +224,6 @@ def outlook(spool: Spool, rows: Iterable[JobRow], now_ns: int) -> Outlook:
             if len(spool.names(QUEUED)) <= _MOST:
                 return _foresee(spool, [row.name for row in asked if _waits(row)], now_ns)
     return UNKNOWN
-
-
-def left_of(row: JobRow, now_ns: int, end_ns: int | None = None) -> TimeLeft | None:
-    """Return what remains of the run of *row*, None if nothing tells; the planner expects its end at *end_ns*."""
-    if not _goes_on(row):
-        return None
-    began_ns, progress = now_ns - (row.time_ns(now_ns) or 0), Progress(row.progress, row.progress_at_ns)
-    return time_left(progress, began_ns, now_ns, row.time_limit_ns, None if end_ns is None else end_ns - began_ns)
 
 
 def _goes_on(row: JobRow) -> bool:
