@@ -80,6 +80,12 @@ PUBLIC = {
         run_is_guess=standing.expected.is_guess expected
     """,
     "Statistics": "first_end_at_ns=first_at_ns last_end_at_ns=last_at_ns",
+    "Totals": """
+        runs jobs outcomes success_rate retries requeues wait_median_ns wait_p90_ns wait_mean_ns timed_runs
+        run_time_median_ns run_time_p90_ns run_time_sum_ns cpu_hours cpu_used_hours cpu_used_runs cpu_efficiency
+        gpu_hours gpu_used_hours gpu_used_runs gpu_efficiency gpu_kwh gpu_kwh_runs resource_hours peak_cpus
+        peak_cpus_at_ns peak_gpus peak_gpus_at_ns peak_memory_bytes peak_memory_job
+    """,
     "WaitingJob": """
         place name=job.name user=job.user priority=job.spec.priority code reason start_at_ns=start.at_ns
         start_is_guess=start.guessed must_end=start.must_end expected_run_ns=standing.expected.ns
@@ -95,7 +101,7 @@ A class of a capability has its own names in `PUBLIC`.
 WHOLE = frozenset({
     "Advice", "DispatcherStatus", "Efficiency", "Ending", "ExpiredRun", "Finding", "ForeignProcess", "GpuLease",
     "GpuList", "GpuUse", "Grant", "OtherFile", "PendingReason", "PoolStatus", "Preview", "Problem", "Reservation",
-    "RunFilter", "Spread", "Stop", "Summary", "Suspension", "Totals", "UserShare",
+    "RunFilter", "Spread", "Stop", "Summary", "Suspension", "UserShare",
 })  # fmt: skip
 """The classes all of whose fields are public, by their own names in their order."""
 
