@@ -167,11 +167,12 @@ def test_a_stopping_run_ends_with_its_grace_however_late_one_asks(
 def test_a_job_that_a_hook_is_asked_about_is_not_said_to_start(
     spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`plan` knows, as `why` does, what the dispatcher waits for before it starts a job."""
-    put_job(spool_root, "a")
+    """`plan` and `why` know what the dispatcher waits for before it starts a job, and promise nothing."""
+    put_job(spool_root, "a", 'command = "true"\ncpus = 0\n')
     serve(monkeypatch, spool_root, {"a": JobView(state="queued", reason="hook submitting: asked")})
     found = asked(spool, "plan")
     assert (found["starts"], [(job["name"], job["code"]) for job in found["waits"]]) == ([], [("a", "hook")])
+    assert asked(spool, "why", "a")["start_at"] is None
 
 
 def quoted(command: str) -> list[str]:

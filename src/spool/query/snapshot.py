@@ -80,15 +80,15 @@ def read_reservations(spool: Spool, gpus: Collection[int] | None, now_ns: int) -
     """Return every reservation; *gpus* are the indices of the existing GPUs, None if unknown."""
     found = [_read(spool, name) for name in spool.names(layout.RESERVATIONS)]
     read = [one for one in found if isinstance(one, Reservation)]
-    settled = settle(read, gpus)
+    standing, refused = settle(read, gpus)
     rows = [one for one in found if isinstance(one, ReservationStatus)]
-    for one in settled.standing:
+    for one in standing:
         begun = ReservationState.ACTIVE if is_active(one, now_ns) else ReservationState.COMPLETED
         state = ReservationState.PENDING if now_ns < one.start_at_ns else begun
         rows.append(ReservationStatus(one.name, state, one))
-    noes = ((one, settled.refused[one.name]) for one in read if one.name in settled.refused)
+    noes = ((one, refused[one.name]) for one in read if one.name in refused)
     rows += [ReservationStatus(one.name, ReservationState.INVALID, one, in_words(no, now_ns)) for one, no in noes]
-    return ReservationFiles(tuple(rows), settled.standing)
+    return ReservationFiles(tuple(rows), standing)
 
 
 def _read(spool: Spool, name: str) -> Reservation | ReservationStatus | None:
