@@ -23,15 +23,7 @@ from spool.core.units import show_duration
 from spool.formats.wire import render_instant
 from spool.query.jobs import list_jobs
 from spool.query.listing import BAD, ListedJob, folded, tasks_of, tree, with_outlook
-from spool.query.rows import (
-    ORDERS,
-    JobFilter,
-    JobList,
-    JobRow,
-    by_value,
-    with_metrics,
-    with_progress,
-)
+from spool.query.rows import ORDERS, JobFilter, JobList, JobRow, by_value, with_metrics, with_progress
 from spool.store.disk import is_yet_to_be_made
 from spool.store.spool import Spool
 
