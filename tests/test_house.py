@@ -118,7 +118,7 @@ BUDGET = {
     "extras/simulate": 950,
     "extras/top": 1150,
     "formats": 5400,
-    "listeners": 1050,
+    "listeners": 1000,
     "machine": 2900,
     "python": 900,
     "query": 4150,
