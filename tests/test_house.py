@@ -96,7 +96,7 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7100,
+    "cli": 6950,
     "client": 2650,
     "core": 7750,
     "dispatcher": 7700,
@@ -120,8 +120,8 @@ BUDGET = {
     "formats": 5400,
     "listeners": 1000,
     "machine": 2900,
-    "python": 950,
-    "query": 4250,
+    "python": 900,
+    "query": 4150,
     "state": 2000,
     "store": 3750,
     "testing": 450,

@@ -66,8 +66,8 @@ class _Seer:
 
     def doubts(self, name: str, spec: Spec) -> Iterator[str]:
         """Yield each doubt about one job."""
-        usual = config_if(self._root, b"executor") if spec.executor is None else None
-        executor = spec.executor or ("process" if usual is None else usual.executor)
+        said = config_if(self._root, b"executor") if spec.executor is None else None
+        executor = spec.executor or ("process" if said is None else said.executor)
         problem = self._executor_problem(executor, spec)
         if problem is not None:
             yield f"cannot start: {problem}"
@@ -79,9 +79,9 @@ class _Seer:
         yield from self._not_expanded(spec)
         if spec.is_array:
             yield from _not_varied(spec)
-        for capability, doubts in contributed("doubts") if spec.parts else ():
+        for capability, parts in contributed("doubts") if spec.parts else ():
             if spec.part(capability.name) is not None:
-                yield from doubts(spec, self._config)
+                yield from parts(spec, self._config)
         yield from self._unknown(name, spec)
 
     def _executor_problem(self, executor: str, spec: Spec) -> str | None:
