@@ -451,16 +451,13 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         jobs = layout.Layout(os.path.realpath(root)).at(layout.JOBS)
         keys["stderr"] = f"{submitting.literal(jobs).replace('%', '%%')}/%n/%r/{layout.JOB_STDERR}"
     _take_script(keys, what)
-    if name.isdecimal():  # sbatch -n 4
-        tell(f"warning: -n is the name, so this job is called {name}; for CPUs write --cpus {name}")
     draft = Draft(checked_name(name), keys, held=held, named=named)
     try:
         draft.check(root)
     except InvalidJob as error:
         whose = f"job {name}" if named else "this job"
         raise _with_letters(joboptions.in_options(error, whose, keys.keys()), whose, values) from None
-    for unset in (text for text in values.get("env", ()) if "=" not in text and text not in os.environ):
-        tell(f"warning: {unset} is not set here, so it is empty in the job{_elsewhere('env', values)}")
+    _tell_habits(name, values)
     return draft
 
 
@@ -472,6 +469,14 @@ def _with_letters(error: InvalidFile, whose: str, values: joboptions.Values) -> 
     return InvalidJob(
         whose, [replace(one, message=one.message + _elsewhere(one.key or "", values)) for one in error.problems]
     )
+
+
+def _tell_habits(name: str, values: joboptions.Values) -> None:
+    """Warn of options that mean other things in sbatch, and were probably meant so."""
+    if name.isdecimal():  # sbatch -n 4
+        tell(f"warning: -n is the name, so this job is called {name}; for CPUs write --cpus {name}")
+    for unset in (text for text in values.get("env", ()) if "=" not in text and text not in os.environ):
+        tell(f"warning: {unset} is not set here, so it is empty in the job{_elsewhere('env', values)}")
 
 
 def _elsewhere(key: str, values: joboptions.Values) -> str:
