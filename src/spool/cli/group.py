@@ -285,8 +285,8 @@ class Verbs(click.Group):
             command = loaded(f"spool.cli.{_COMMANDS.get(cmd_name, f'{cmd_name}:command')}")
         assert isinstance(command, click.Command)
         command.short_help = short  # shown by a shell beside the verb; click would truncate a longer text
-        if moved := _MOVED.get(cmd_name, f"admin {cmd_name}" if cmd_name in sections()[ADMIN] else ""):
-            command.epilog = f"Also: `spool {moved}`."
+        if cmd_name == "plan" or cmd_name in sections()[ADMIN]:
+            command.epilog = f"Also: `spool {'ls --plan' if cmd_name == 'plan' else f'admin {cmd_name}'}`."
         return command
 
     def resolve_command(
@@ -327,9 +327,6 @@ class Verbs(click.Group):
             with formatter.section(MORE):
                 formatter.write_text(f"{', '.join(sections()[MORE])}: `spool help all` lists everything.")
 
-
-_MOVED = {"plan": "ls --plan"}
-"""Verbs that are options of others too."""
 
 _RENAMED = {"import": ("submit", "--dry-run"), "move": ("edit",)}
 """Verbs that other words have taken the place of, and these words."""

@@ -466,9 +466,8 @@ _LETTERS = {"priority": "-p", "env": "-e"}  # which mean other things in sbatch
 
 def _with_letters(error: InvalidFile, whose: str, values: joboptions.Values) -> InvalidJob:
     """Return *error* with what to write where a value is one for sbatch."""
-    return InvalidJob(
-        whose, [replace(one, message=one.message + _elsewhere(one.key or "", values)) for one in error.problems]
-    )
+    problems = [replace(one, message=one.message + _elsewhere(one.key or "", values)) for one in error.problems]
+    return InvalidJob(whose, problems)
 
 
 def _tell_habits(name: str, values: joboptions.Values) -> None:
