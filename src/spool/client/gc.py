@@ -20,21 +20,21 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from msgspec import Struct
 
 from spool.client.submit import ever_used
 from spool.core import layout
-from spool.core.errors import InvalidJob, SpoolError, SpoolUnusable, cannot
+from spool.core.errors import SpoolError, SpoolUnusable, cannot
 from spool.core.layout import CALLS, DONE, GONE_RESERVATIONS, HELD, JOBS, QUEUED, RUNNING, STAGING
-from spool.formats import jobfile, journal, run_records
+from spool.formats import journal, run_records
 from spool.formats.config import RetentionPolicy
 from spool.formats.journal import recall
 from spool.store.disk import Disk, open_directory, remedy_for, walk
 from spool.store.ownership import check_owner
 from spool.store.reading import read_record
-from spool.store.spool import Spool
+from spool.store.spool import Spool, spec_of
 
 _LOCK = "gc.lock"  # in the staging directory
 _LONG = 400  # of a path in a message
@@ -265,26 +265,22 @@ class _Collector:
 def _directories(spool: Spool) -> Iterator[dict[str, int]]:
     """Open the relevant directories of *spool*, none of them by a link."""
     at: dict[str, int] = {}
-    root = -1
-    try:
-        path = spool.root
+    path = spool.root
+    with ExitStack() as stack:
         try:
             root = open_directory(path)
+            stack.callback(os.close, root)
             for name in (JOBS, DONE, STAGING, GONE_RESERVATIONS, CALLS):
                 path = spool.layout.at(name)
                 with suppress(FileNotFoundError):
                     at[name] = open_directory(name, root)
-            if missing := [name for name in (JOBS, DONE) if name not in at]:
-                raise SpoolUnusable(
-                    cannot("clean up", spool.root, f"{missing[0]} is missing", remedy="`spool init` creates it")
-                )
+                    stack.callback(os.close, at[name])
         except OSError as error:
             raise SpoolUnusable(_cannot("clean up", spool.root, error, path)) from None
+        if missing := [name for name in (JOBS, DONE) if name not in at]:
+            why, remedy = f"{missing[0]} is missing", "`spool init` creates it"
+            raise SpoolUnusable(cannot("clean up", spool.root, why, remedy=remedy))
         yield at
-    finally:
-        for fd in (root, *at.values()):
-            if fd >= 0:
-                os.close(fd)
 
 
 def _cannot(verb: str, thing: str, error: OSError, where: str) -> str:
@@ -406,20 +402,14 @@ def _depended_on(spool: Spool, problems: list[str]) -> set[str] | None:
     for place in (QUEUED, HELD):
         for name in spool.names(place):
             try:
-                text = spool.job_text(place, name)
+                text = spool.job_text(place, name) or b""
+                spec = spec_of(text, name) if b"depends_on" in text else None
             except OSError as error:
                 where = spool.layout.job_file(place, name)
                 problems.append(_cannot("see what", f"job {name} depends on", error, where) + "; nothing is removed")
                 complete = False
-                continue
-            if text is None or b"depends_on" not in text:
-                continue
-            try:
-                spec = jobfile.parse(text, name=name)
-            except InvalidJob:
-                continue
-            if spec.depends_on is not None:
-                names.update(spec.depends_on.names())
+            else:
+                names.update(spec.depends_on.names() if spec is not None and spec.depends_on is not None else ())
     # An array in progress needs the outcomes of its tasks.
     for place in (RUNNING, HELD):
         for name in spool.names(place):
