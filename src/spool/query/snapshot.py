@@ -16,7 +16,6 @@ from enum import StrEnum
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from spool.client.output import progress_of
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidReservation, SpoolError, cannot
@@ -283,11 +282,18 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     plan = decide(view, now_ns, policy)
     unpinned = world.why_not_pinned(is_shared=shared is not None)
     found = Snapshot(view, machine, plan, policy, now_ns, table, settings.problem, left_out, shared, unpinned)
-    return replace(found, dispatcher=dispatcher, said=last, left={} if with_gpus else _left(spool, view, now_ns))
+    return replace(
+        found,
+        dispatcher=dispatcher,
+        said=last,
+        left=_left(spool, view, now_ns) if view.running and not with_gpus else {},
+    )
 
 
 def _left(spool: Spool, view: View, now_ns: int) -> dict[str, TimeLeft | None]:
     """Return the time that people are told remains of the runs."""
+    from spool.client.output import progress_of  # a spool without runs does not need it
+
     found = {}
     for name, run in view.running.items():
         progress = Progress()
