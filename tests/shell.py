@@ -1,10 +1,17 @@
-"""A home with the program in it, for tests that do what the documentation says, by the real shell."""
+"""A home with the program in it, for tests that do what the documentation says, by the real shell; and a terminal."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import pty
+import signal
+import struct
 import subprocess
 import sys
+import termios
+from collections.abc import Sequence
 from pathlib import Path
 
 from spool.store.lock import dispatcher_lives
@@ -84,3 +91,76 @@ class Home:
 def home_of_test() -> Path:
     """Return the home directory that the walls gave this test."""
     return Path(os.environ["HOME"])
+
+
+class Terminal:
+    """A terminal of 80 by 24, the one that controls *words*, as a user sees it and types into it."""
+
+    def __init__(self, words: Sequence[str], environment: dict[str, str], cwd: Path) -> None:
+        """Start *words* in it."""
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            try:
+                fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+                os.chdir(cwd)
+                os.execvpe(words[0], words, environment)
+            finally:
+                os._exit(99)
+        os.set_blocking(self._fd, False)
+        self._screen = b""
+        self.code: int | None = None
+
+    def shows(self, text: str) -> str:
+        """Wait until *text* was shown, and return all that was."""
+        try:
+            return wait_for(lambda: self.screen() if text in self.screen() else "", what=text)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.screen()}") from None
+
+    def screen(self) -> str:
+        """Return all that was shown so far."""
+        with contextlib.suppress(OSError):  # nothing new, or it is over
+            while data := os.read(self._fd, 1 << 16):
+                self._screen += data
+        return self._screen.decode(errors="replace")
+
+    def type(self, keys: str | bytes) -> None:
+        """Press keys."""
+        os.write(self._fd, keys.encode() if isinstance(keys, str) else keys)
+
+    def resize(self, lines: int, columns: int) -> None:
+        """Change its size."""
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
+
+    def is_raw(self) -> bool:
+        """Whether its keys go to the program as they are."""
+        return not termios.tcgetattr(self._fd)[3] & (termios.ICANON | termios.ECHO | termios.ISIG)
+
+    def ends(self) -> int:
+        """Wait for the end of its program and return the exit code."""
+
+        def reaped() -> bool:
+            self.screen()
+            if self.code is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                self.code = os.waitstatus_to_exitcode(status) if pid else None
+            return self.code is not None
+
+        wait_for(reaped, what=f"the end of the program: {self.screen()}")
+        self.screen()
+        assert self.code is not None
+        return self.code
+
+    def close(self) -> None:
+        """Close the window."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def leave(self) -> None:
+        """Leave nothing behind."""
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        self.close()

@@ -101,6 +101,11 @@ def in_child(deed: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def as_user(uid: int) -> list[str]:
+    """Return what runs a command as a user; another one takes setpriv."""
+    return [] if uid == os.getuid() else ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+
+
 def printed_on(terminal: int) -> bytes:
     """Return all that is printed on a pseudo-terminal until no process has it any more, and close our end."""
     printed = b""

@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from calling import spawned
 from spool.cli import group
@@ -15,8 +14,8 @@ from spool.core.model import Grant
 from spool.formats import capabilities
 from spool.formats.capabilities import Capability
 from spool.formats.run_records import render_history
-from spool.testing.fakes import a_result
 from support import ROOT, wait_for
+from views import an_end
 
 EXAMPLE = ROOT / "examples" / "capability"
 TEXTS = ("job", "config", "problem", "launch", "steps", "listener", "listens", "told", "checks")
@@ -62,9 +61,9 @@ def installed(tmp_path: Path) -> Path:
 def test_a_package_outside_can_do_what_extras_do(installed: Path, spool_root: Path) -> None:
     """The example's table of config.toml is read, its mistakes are named, and its verb runs and is in the help."""
     (spool_root / "config.toml").write_text("cost = { gpu_hour = 0.4 }\n")
-    ended = replace(a_result(ran="5h", user="alice"), grant=Grant(1, gpu_uuids=("GPU-0", "GPU-1")))
+    ended = an_end(10**18, "x", hours_ago=1, grant=Grant(1, gpu_uuids=("GPU-0", "GPU-1")))
     (spool_root / "history.jsonl").write_bytes(render_history(ended))
-    assert with_packages(installed, "cost").stdout == "alice  4.00\n"
+    assert with_packages(installed, "cost").stdout == "alice  0.80\n"
     assert "cost" in with_packages(installed, "--help").stdout
     (spool_root / "config.toml").write_text("cost = { gpu_hours = 0.4 }\n")
     assert "cost.gpu_hour" in with_packages(installed, "doctor").stdout

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from random import Random
-from typing import Any
-
-from msgspec.structs import replace
 
 from spoolbench.figures import Samples, Size
 
 RUNNING = 1000
 GPUS = 64
 CPUS = 4096
+NOW_NS = 1_800_000_000 * 10**9
+HOUR_NS = 3600 * 10**9
+GIB = 1 << 30
 
 
 def planner(size: Size) -> Samples:
@@ -29,7 +29,6 @@ def _passes(count: int, times: int) -> Samples:
     from spool.core.queue import WaitingQueue
     from spool.core.resources import Runs
     from spool.core.scheduler import View, decide
-    from spool.testing.fakes import NOW_NS
 
     random = Random(count)
     jobs = [_job(random, number) for number in range(count)]
@@ -69,46 +68,30 @@ def _uuid(index: int) -> str:
     return f"GPU-{index:08}"
 
 
-def _spec(time_limit: str | None, **request: Any):  # type: ignore[no-untyped-def]
-    from spool.core.model import Spec
-    from spool.core.units import parse_duration
-    from spool.testing.fakes import a_request
-
-    limit_ns = None if time_limit is None else parse_duration(time_limit)
-    return Spec("true", request=a_request(**request), time_limit_ns=limit_ns)
-
-
 def _job(random: Random, number: int):  # type: ignore[no-untyped-def]
-    from spool.core.model import Waiting
-    from spool.testing.fakes import NOW_NS
+    from spool.core.model import Request, Spec, Waiting
 
     gpus = random.choice((0, 0, 0, 1, 1, 2, 4, 8))
-    spec = _spec(
+    request = Request(
         cpus=random.choice((1, 1, 2, 4, 8, 16)),
-        memory=random.choice((None, "1G", "4G", "16G", "64G")),
+        memory_bytes=random.choice((None, GIB, 4 * GIB, 16 * GIB, 64 * GIB)),
         gpus=gpus,
-        gpu_memory=random.choice((None, "10G", "20G", "40G")) if gpus else None,
-        time_limit=random.choice((None, "10m", "1h", "8h", "1d")),
+        gpu_memory_bytes=random.choice((None, 10 * GIB, 20 * GIB, 40 * GIB)) if gpus else None,
     )
-    spec = replace(spec, priority=random.choice((10, 10, 10, 50, 100)))
+    limit_ns = random.choice((None, HOUR_NS // 6, HOUR_NS, 8 * HOUR_NS, 24 * HOUR_NS))
+    priority = random.choice((10, 10, 10, 50, 100))
+    spec = Spec("true", request=request, time_limit_ns=limit_ns, priority=priority)
     user = random.choice(("alice", "bob", "carol", "dave"))
     arrived_at_ns = NOW_NS - random.randrange(3600) * 10**9
     return Waiting(f"job{number}", spec, user, arrived_at_ns, clock_at_ns=arrived_at_ns)
 
 
 def _run(random: Random, number: int):  # type: ignore[no-untyped-def]
-    from spool.core.model import Grant, Running
-    from spool.testing.fakes import NOW_NS
+    from spool.core.model import Grant, Request, Running, Spec
 
     on = (number % GPUS,) if number < GPUS else ()  # each has one run that shares it, the others want processors only
-    spec = _spec(
-        cpus=random.choice((1, 2, 4)),
-        memory="2G",
-        gpus=len(on),
-        gpu_memory="30G" if on else None,
-        time_limit=random.choice((None, "1h", "1d")),
-    )
+    has = Request(random.choice((1, 2, 4)), 2 * GIB, len(on), 30 * GIB if on else None)
+    spec = Spec("true", request=has, time_limit_ns=random.choice((None, HOUR_NS, 24 * HOUR_NS)))
     user = random.choice(("alice", "bob", "carol", "dave"))
-    has = spec.request
     grant = Grant(has.cpus, has.memory_bytes, tuple(map(_uuid, on)), on, gpu_memory_bytes=has.gpu_memory_bytes)
     return Running(f"run{number}", 1, user, spec, grant, NOW_NS - random.randrange(3600) * 10**9)

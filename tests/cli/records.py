@@ -30,6 +30,11 @@ def metadir_of(root: Path, name: str, run: int = 1) -> Path:
     return metadir
 
 
+def places(root: Path, *names: str) -> list[str]:
+    """Return the directories in which these jobs have a file, job by job."""
+    return [at for name in names for at in layout.PLACES if (root / at / f"{name}.toml").exists()]
+
+
 def end(root: Path, result: Result, *, told: bool = True) -> Path:
     """Record how a run ended, in its directory and, where it is *told*, in the history; return the directory."""
     metadir = metadir_of(root, result.job, result.run)

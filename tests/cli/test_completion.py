@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
 import shutil
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from calling import put_job, spawned
-from shell import Home
-from support import PATIENCE_S
+from shell import Home, Terminal
+from support import wait_for
 
 # How each is started, and a key, Ctrl-G, that shows the line.
 SHELLS = {
@@ -32,40 +27,20 @@ SHELLS = {
 }
 
 
-class Terminal:
+class Shell(Terminal):
     """A shell on a terminal of its own, with the completion that `spool completion` prints and nothing else set up."""
 
     def __init__(self, home: Home, shell: str) -> None:
         words, show = SHELLS[shell]
-        self._pid, self._fd = pty.fork()
-        if self._pid == 0:
-            os.chdir(home.path)
-            os.execvpe(shell, [shell, *words], {**home.environment, "TERM": "dumb", "PS1": "$ ", "LC_ALL": "C.UTF-8"})
-        self._type(f'{show}; eval "$(spool completion {shell})"; echo rea""dy\r')
-        self._until(r"\bready\r")
+        super().__init__([shell, *words], {**home.environment, "TERM": "dumb", "PS1": "$ "}, home.path)
+        self.type(f'{show}; eval "$(spool completion {shell})"; echo rea""dy\r')
+        self.shows("ready\r\n")
 
     def completed(self, typed: str) -> str:
         """Return the line after *typed* and a TAB."""
-        self._type(f"{typed}\t\x07")
-        return self._until(r"LINE<(.*?)>")
-
-    def _type(self, keys: str) -> None:
-        os.write(self._fd, keys.encode())
-
-    def _until(self, pattern: str) -> str:
-        seen, end = "", time.monotonic() + PATIENCE_S
-        while time.monotonic() < end:
-            if select.select([self._fd], [], [], 0.2)[0]:
-                seen += os.read(self._fd, 65536).decode("utf-8", "replace")
-            if found := re.search(pattern, seen):
-                return found[found.lastindex or 0]
-        raise AssertionError(f"no {pattern} in {seen!r}")
-
-    def close(self) -> None:
-        """End the shell."""
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
-        os.close(self._fd)
+        before = len(self.screen())
+        self.type(f"{typed}\t\x07")
+        return wait_for(lambda: re.search(r"LINE<(.*?)>", self.screen()[before:]), what="the line")[1]
 
 
 @pytest.fixture(scope="module")
@@ -77,18 +52,19 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     put_job(found.spool, "test-1", 'command = "true"\nproject = "nlp"\n', place="held")
     put_job(found.spool, "old-1", place="done")
     (found.spool / "jobs" / "ran-1" / "1").mkdir(parents=True)
+    (found.spool / "jobs" / ".notes").mkdir()
     (found.spool / "reservations" / "demo.toml").write_text("")
     return found
 
 
 @pytest.fixture(scope="module", params=SHELLS)
-def terminal(request: pytest.FixtureRequest, home: Home) -> Iterator[Terminal]:
+def terminal(request: pytest.FixtureRequest, home: Home) -> Iterator[Shell]:
     """Give a terminal with each shell."""
     if shutil.which(request.param) is None:
         pytest.skip(f"there is no {request.param} here")
-    found = Terminal(home, request.param)
+    found = Shell(home, request.param)
     yield found
-    found.close()
+    found.leave()
 
 
 @pytest.mark.parametrize(
@@ -98,6 +74,7 @@ def terminal(request: pytest.FixtureRequest, home: Home) -> Iterator[Terminal]:
         ("spool cancel tr", "spool cancel train-1 "),
         ("spool release t", "spool release test-1 "),
         ("spool log r", "spool log ran-1 "),
+        ("spool log ", "spool log ran-1 "),
         ("spool reserve cancel d", "spool reserve cancel demo "),
         ("spool ls --state que", "spool ls --state queued "),
         ("spool ls --state queued,fi", "spool ls --state queued,finished "),
@@ -109,18 +86,18 @@ def terminal(request: pytest.FixtureRequest, home: Home) -> Iterator[Terminal]:
         ("spool edit --unset mem", "spool edit --unset memory "),
     ],
 )
-def test_a_shell_completes_what_can_stand_there(terminal: Terminal, typed: str, line: str) -> None:
+def test_a_shell_completes_what_can_stand_there(terminal: Shell, typed: str, line: str) -> None:
     """A TAB writes the one word that fits."""
     assert terminal.completed(typed) == line
 
 
-def test_a_shell_completes_files_where_a_script_can_stand(terminal: Terminal, home: Home) -> None:
+def test_a_shell_completes_files_where_a_script_can_stand(terminal: Shell, home: Home) -> None:
     """As it does for any other program."""
     (home.path / "simulate.sh").write_text("")
     assert terminal.completed("spool submit simu") == "spool submit simulate.sh "
 
 
-def test_there_is_no_complaint_where_there_is_no_spool(terminal: Terminal, tmp_path: Path) -> None:
+def test_there_is_no_complaint_where_there_is_no_spool(terminal: Shell, tmp_path: Path) -> None:
     """The line stays as it was typed."""
     typed = f"spool --spool {tmp_path}/none cancel tr"
     assert terminal.completed(typed) == typed

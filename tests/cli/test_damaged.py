@@ -9,19 +9,21 @@ import json
 import os
 import shutil
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from calling import Command, no_hang, put_job
-from cli.records import end
+from calling import Command, asked, no_hang, put_job
+from cli.records import end, metadir_of
 from spool.cli import main
 from spool.client import autostart
-from spool.core.model import Grant, Result, State
+from spool.core.model import Grant, Request, Result, State
 from spool.formats import run_records
 from spool.formats.capabilities import capabilities, loaded
+from spool.formats.run_records import render_history, render_result
 from spool.query import snapshot
 from spool.store.edited import Settings
 from spool.store.tolerant import TolerantSpool
@@ -181,7 +183,10 @@ def test_no_damage_makes_a_verb_fail_without_a_word(anywhere: Path, monkeypatch:
 
 
 def test_one_unreadable_metadir_leaves_the_rest_of_the_list(anywhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ls, info, plan and why show every other job and tell of the one in a line; its own verbs end with code 5."""
+    """ls, info, plan and why show every other job and tell of the one in a line; its own verbs end with code 5.
+
+    Doctor and gc end with 1.
+    """
     root = anywhere / "spool"
     monkeypatch.setenv("HOME", str(anywhere))
     monkeypatch.setenv("SPOOL_DIR", str(root))
@@ -192,9 +197,10 @@ def test_one_unreadable_metadir_leaves_the_rest_of_the_list(anywhere: Path, monk
         put_job(root, "bad", place="running")
         (root / "jobs" / "bad" / "1").mkdir(parents=True)
         (root / "jobs" / "bad").chmod(0)
-        return {" ".join(words): call(words) for words in (*LISTS[:6], ("show", "bad"), ("log", "bad"))}
+        return {" ".join(words): call(words) for words in (*LISTS[:6], ("show", "bad"), ("log", "bad"), *others)}
 
-    for words in (*LISTS, ("show", "ended"), ("log", "ended")):  # imported here, where that is allowed
+    others = (("doctor",), ("gc", "--older-than", "1d", "--dry-run"))
+    for words in (*LISTS, ("show", "ended"), ("log", "ended"), *others):  # imported here, where that is allowed
         call(words)
     found = as_nobody(work)
     assert isinstance(found, dict)
@@ -211,6 +217,9 @@ def test_one_unreadable_metadir_leaves_the_rest_of_the_list(anywhere: Path, monk
     for verb in ("show bad", "log bad"):
         code, out, err = found[verb]
         assert (code, out, err.count("\n")) == (5, "", 1), (verb, code, err)
+    for words in others:
+        code, out, err = found[" ".join(words)]
+        assert (code, f"{root}/jobs/bad: " in out + err) == (1, True), (words, out, err)
 
 
 def test_what_cannot_be_read_is_not_told_as_empty(anywhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,3 +321,57 @@ def test_a_configuration_that_may_not_be_read_is_told_until_it_may(anywhere: Pat
     cpus, problem, changed, after = as_nobody(work)  # type: ignore[misc]
     assert (cpus, changed, after) == (3, False, None)
     assert "Permission denied" in problem
+
+
+KINDS = {
+    "unknown word": lambda text: text.replace(b'"failed"', b'"evaporated"'),
+    "cut off": lambda text: text[: text.index(b"outcome") + 4],
+    "empty": lambda text: b"",
+    "no text": lambda text: b"\xff\x00\xff",
+}
+
+
+@pytest.fixture(params=KINDS)
+def ended(request: pytest.FixtureRequest, spool_root: Path) -> Result:
+    """Make a job that has failed, of which the record of the end is damaged."""
+    put_job(spool_root, "x", place="done")
+    now, metadir = time.time_ns(), metadir_of(spool_root, "x")
+    end = Result("x", 1, 1, State.FAILED, "exit code 3", now, now, now, 3, request=Request(), grant=Grant(1))
+    (metadir / "result.toml").write_bytes(KINDS[request.param](render_result(end)))
+    (metadir / "rc").write_text("3\n")
+    return end
+
+
+def test_an_end_that_cannot_be_understood_is_told_as_that(spool: Command, ended: Result) -> None:
+    """`ls`, `show`, `wait`, `seff` and `requeue --failed` name the record; none calls it cancelled or running."""
+    (row,) = asked(spool, "ls", "--all")["jobs"]
+    assert (row["name"], row["state"]) == ("x", "invalid")
+    assert "result" in row["reason"]
+    shown = asked(spool, "show", "x")
+    assert (shown["row"]["state"], shown["runs"][-1]["state"]) == ("invalid", "invalid")
+    assert spool("wait", "x").code == 4
+    assert spool("seff", "x").code != 0
+    assert "`spool requeue x`" in spool("requeue", "--failed").err
+
+
+def test_the_history_tells_of_an_end_whose_record_is_damaged(spool: Command, spool_root: Path, ended: Result) -> None:
+    """Where its line is there, everything follows from that."""
+    (spool_root / "history.jsonl").write_bytes(render_history(ended))
+    (row,) = asked(spool, "ls")["jobs"]
+    assert (row["state"], row["exit_code"]) == ("failed", 3)
+    assert asked(spool, "show", "x")["runs"][-1]["state"] == "failed"
+    assert spool("wait", "x").code == 3
+    assert asked(spool, "seff", "x")["state"] == "failed"
+    assert spool("requeue", "--failed", "--dry-run").code == 0
+
+
+def test_a_line_of_the_history_with_an_unknown_word_is_told_in_the_list(
+    spool: Command, spool_root: Path, ended: Result
+) -> None:
+    """The short list, too, has the job; `stats` counts the line as one that it cannot read."""
+    line = render_history(ended).replace(b'"failed"', b'"evaporated"')
+    (spool_root / "history.jsonl").write_bytes(line)
+    (row,) = asked(spool, "ls")["jobs"]
+    assert (row["name"], row["state"]) == ("x", "invalid")
+    assert "evaporated" in row["reason"]
+    assert "1" in (told := spool("stats").err), told

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -17,7 +17,6 @@ import pytest
 from calling import Command, asked, put_job
 from cli.records import begin, end, serve, view
 from spool.cli.why import MEANINGS
-from spool.client import gc
 from spool.core import layout
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Result, State
@@ -28,7 +27,7 @@ from spool.query.jobs import JobLister
 from spool.query.rows import JobRow
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
-from support import ROOT, printed_on, wait_for
+from support import ROOT, printed_on
 
 
 def ended(root: Path, name: str, outcome: State, at_ns: int, *, run: int = 1, code: int | None = None) -> None:
@@ -122,6 +121,7 @@ def test_ls_believes_the_files_before_the_dispatcher(
     assert set(rows) == {"waits", "moved", "new"}
     assert (rows["waits"].reason, rows["waits"].cpus) == ("cpus: needs 4, 1 free", 4)
     assert (rows["moved"].state, rows["moved"].reason) == (State.HELD, "held")
+    assert asked(spool, "why", "waits")["last_said"] == "cpus: needs 4, 1 free"
     old = time.time() - 120
     os.utime(spool_root / "state.json", (old, old))
     assert "no heartbeat" in spool("ls").err
@@ -169,6 +169,13 @@ def test_show_tells_everything_of_a_job(spool: Command, spool_root: Path) -> Non
     assert [(run["run"], run["state"], run["exit_code"]) for run in found["runs"]] == [(1, "failed", 3)]
     assert spool("show", "nosuch").code == 3
     assert spool("show", "a", "--run", 2).code == 3
+
+
+def test_show_says_of_an_array_how_many_tasks_it_has(spool: Command, spool_root: Path) -> None:
+    """Before the dispatcher has expanded it, held or not."""
+    for name, place in (("waits", "queued"), ("parked", "held")):
+        put_job(spool_root, name, 'command = "true"\narray = "0-6"\n', place)
+        assert re.search("^tasks +7, none issued yet$", spool("show", name).out, re.MULTILINE)
 
 
 def test_show_begins_with_the_state_and_ends_with_the_file(spool: Command, spool_root: Path) -> None:
@@ -354,16 +361,6 @@ def test_a_name_whose_start_was_taken_back_is_not_proposed_for_itself(spool: Com
     assert " train?" in spool("show", "trains").err
 
 
-def test_survey_and_dispatcher_give_the_same_reason(
-    spool: Command, spool_root: Path, dispatcher: subprocess.Popen[str]
-) -> None:
-    """What `why` finds on its own is what the dispatcher has found."""
-    put_job(spool_root, "a", 'command = "true"\ncpus = 100000\n')
-    rows = wait_for(lambda: [row for row in asked(spool, "ls")["jobs"] if row["reason"].startswith("never")])
-    answer = asked(spool, "why", "a")
-    assert answer["reasons"][0]["text"] == rows[0]["reason"] == answer["last_said"]
-
-
 def test_check_names_file_line_and_key(spool: Command, tmp_path: Path) -> None:
     """Each problem is one line that editors can jump to; a valid file is said to be valid."""
     bad, good = tmp_path / "bad.toml", tmp_path / "good.toml"
@@ -380,38 +377,6 @@ def test_check_names_file_line_and_key(spool: Command, tmp_path: Path) -> None:
     assert (found["valid"], found["problems"][0]["line"]) == (False, 2)
 
 
-@pytest.mark.parametrize(
-    "verb", ["ls", "ls --all", "why waits", "plan", "info", "doctor", "gc --older-than 1d --dry-run"]
-)
-def test_a_job_that_cannot_be_read_costs_the_others_nothing(
-    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
-    """With one job's directory closed, and a file in the place of another's, the rest is shown, and a line tells."""
-    for name, place in (("closed", "running"), ("replaced", "done"), ("waits", "queued")):
-        put_job(spool_root, name, place=place)
-    (spool_root / "jobs" / "closed" / "1").mkdir(parents=True)
-    (spool_root / "jobs" / "replaced").touch()
-    listdir, open_directory = os.listdir, gc.open_directory
-
-    def closed(path: str | int = ".") -> list[str]:  # root may look into what mode 700 keeps others out of
-        if path == f"{spool_root}/jobs/closed":
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return listdir(path)
-
-    def opened(path: str, at: int | None = None) -> int:
-        if path == "closed":
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return open_directory(path, at)
-
-    monkeypatch.setattr(os, "listdir", closed)
-    monkeypatch.setattr(gc, "open_directory", opened)
-    said = spool(*verb.split())
-    text = said.out + said.err
-    assert "waits" in text or verb.startswith(("info", "doctor", "gc"))
-    assert f"{spool_root}/jobs/closed: " in text
-    assert said.code == (1 if verb.startswith(("doctor", "gc")) else 0)
-
-
 @pytest.mark.parametrize("kind", ["fifo", "directory", "nonsense"])
 def test_wait_reads_the_history_where_a_result_cannot_be_read(spool: Command, spool_root: Path, kind: str) -> None:
     """The end that every list shows is the end that is waited for, with its exit code."""
@@ -420,20 +385,6 @@ def test_wait_reads_the_history_where_a_result_cannot_be_read(spool: Command, sp
     result.unlink()
     {"fifo": os.mkfifo, "directory": os.mkdir, "nonsense": lambda path: path.write_text("nonsense")}[kind](result)
     assert spool("wait", "a").code == 7
-
-
-def test_an_invalid_job_says_what_is_wrong_with_its_file(
-    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In each list, `show` and `why`, with a dispatcher and without."""
-    put_job(spool_root, "a", "comand = 1\n")
-    (spool_root / "queued" / "a.toml.error").write_text('The job a cannot run.\n- unknown key "comand"\n')
-    jobs = {"a": JobView(state="invalid", reason='unknown key "comand"')}
-    serve(monkeypatch, spool_root, jobs)
-    for words in ((), ("--all",), ("a",)):
-        [row] = asked(spool, "ls", *words)["jobs"]
-        assert (row["state"], row["reason"]) == ("invalid", 'unknown key "comand"')
-    assert all('unknown key "comand"' in spool(verb, "a").out for verb in ("show", "why"))
 
 
 def test_why_of_a_held_job_promises_no_time(spool: Command, spool_root: Path) -> None:
@@ -449,13 +400,3 @@ def test_why_of_a_held_job_promises_no_time(spool: Command, spool_root: Path) ->
         assert "start: now" not in said
         assert asked(spool, "why", name)["start_at"] is None
     assert "never fits" in spool("why", "large").out
-
-
-def test_why_of_a_job_that_a_hook_keeps_promises_no_time(
-    spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While a hook is asked about a start, or has refused it, nobody knows when it will be."""
-    put_job(spool_root, "a", 'command = "true"\ncpus = 0\n')
-    jobs = {"a": JobView(state="queued", reason="hook submitting: asked")}
-    serve(monkeypatch, spool_root, jobs)
-    assert asked(spool, "why", "a")["start_at"] is None

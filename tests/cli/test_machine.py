@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from calling import Command, asked, put_job
+from calling import Command, asked, put_job, spawned
 from plugins.fake_nvml import GIB, FakeNvml
 from served import Served
 from spool.core.model import ForeignProcess, Gpu
@@ -33,16 +33,6 @@ def sleeper() -> Iterator[int]:
     process.wait()
 
 
-@pytest.fixture
-def four(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    """Four GPUs that this process and its children see."""
-    for name, value in fake_nvml.variables.items():
-        monkeypatch.setenv(name, value)
-    for index in range(4):
-        fake_nvml.gpu(f"GPU-{index}", bus=index + 1, name="A100" if index < 2 else "T4")
-    return fake_nvml
-
-
 def put(root: Path, name: str, place: str = "queued", **keys: object) -> None:
     """Put a job with these keys into the spool."""
     keys = {"command": "true"} | keys
@@ -57,16 +47,6 @@ def configure(root: Path, text: str) -> None:
 def by_index(found: Any) -> dict[int, Any]:
     """Return the GPUs by index."""
     return {gpu["index"]: gpu for gpu in found["gpus"]}
-
-
-def test_gpus_says_that_there_are_none(spool: Command, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine whose NVML shows nothing has no GPUs, which is no error."""
-    for name, value in fake_nvml.variables.items():
-        monkeypatch.setenv(name, value)
-    said = spool("gpus")
-    assert (said.code, said.out) == (0, "")
-    assert "no GPUs" in said.err
-    assert asked(spool, "gpus")["gpus"] == []
 
 
 def test_gpus_tells_why_each_is_not_given(spool: Command, spool_root: Path, four: FakeNvml, sleeper: int) -> None:
@@ -197,6 +177,15 @@ def test_info_of_a_quiet_spool(spool: Command, spool_root: Path) -> None:
     assert any("cpu" in problem for problem in asked(spool, "info")["problems"])
 
 
+@pytest.mark.parametrize("verb", ["info", "plan", "why", "show"])
+def test_an_old_key_of_the_configuration_is_told_of_once(spool_root: Path, verb: str) -> None:
+    """Whatever a command reads the configuration for."""
+    configure(spool_root, "[tariff]\ncpu_hour = 1\n")
+    put(spool_root, "a")
+    done = spawned("--spool", spool_root, verb, *(["a"] if verb in ("why", "show") else []), check=True)
+    assert f"{done.stdout}{done.stderr}".count("tariff has no effect") == 1
+
+
 def test_plan_is_in_the_order_of_the_queue_with_reasons(spool: Command, spool_root: Path) -> None:
     """What starts and with what, what waits and why and until when, what ends, what cannot be planned."""
     configure(spool_root, "cpus = 4\n")
@@ -287,12 +276,13 @@ def test_a_machine_without_cards_is_told_from_one_without_a_driver(tmp_path: Pat
     assert unlisted_cards(str(tmp_path), listed=["NVIDIA"]) == ""
 
 
+@pytest.mark.usefixtures("own_nvml")
 def test_each_look_at_the_gpus_says_why_there_are_none(spool: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`gpus`, `info` and `doctor`: no card, or no driver for the cards that there are."""
-    for module in ("spool.query.machine", "spool.doctor"):
-        monkeypatch.setattr(f"{module}.unlisted_cards", lambda: "")
-    for verb in ("gpus", "info", "doctor"):
-        said = spool(verb)
+    """`gpus`, `info` and `doctor`: no card, which is no error, or no driver for the cards that there are."""
+    monkeypatch.setattr("spool.query.machine.unlisted_cards", lambda: "")
+    said = spool("gpus")
+    assert (said.code, said.out, "no GPUs" in said.err) == (0, "", True)
+    assert asked(spool, "gpus")["gpus"] == []
     for module in ("spool.query.machine", "spool.doctor"):
         monkeypatch.setattr(f"{module}.unlisted_cards", lambda: "2 cards, no driver")
     for verb in ("gpus", "info", "doctor"):

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from calling import Command, put_job
+from calling import Command, asked, put_job
+from cli.records import begin, metadir_of, places
 from spool.client.requests import ChangeKind, Requests
-from spool.core import layout
 from spool.core.model import StopKind
 from spool.formats import run_records
 from spool.store.disk import Disk
 from spool.store.spool import Spool
 
 
-def places(root: Path, name: str) -> list[str]:
-    """Return where job *name* has a file."""
-    return [place for place in layout.PLACES if (root / place / f"{name}.toml").exists()]
-
-
 def running(root: Path, name: str) -> Path:
     """Put a job into `running/` with its newest run, and return the metadir."""
     put_job(root, name, place="running")
-    metadir = root / "jobs" / name / "1"
-    metadir.mkdir(parents=True)
-    return metadir
+    return metadir_of(root, name)
 
 
 @pytest.mark.parametrize(
@@ -82,14 +76,6 @@ def test_cancel_takes_the_place_of_an_older_record(spool: Command, spool_root: P
     assert (spool_root / "done" / "a.toml").read_text() == "new"
 
 
-def test_cancel_ends_what_runs_and_what_waits_behind_it(spool: Command, spool_root: Path) -> None:
-    """Of a name that runs and waits again, both end."""
-    running(spool_root, "a")
-    put_job(spool_root, "a")
-    assert spool("cancel", "a").code == 0
-    assert places(spool_root, "a") == ["done"]
-
-
 def test_a_bad_name_does_not_stop_the_others_and_the_worst_code_counts(spool: Command, spool_root: Path) -> None:
     """The command goes on after a job that is not there or is in the wrong place."""
     for name in ("a", "c"):
@@ -109,16 +95,20 @@ def test_globs_mean_the_jobs_that_the_verb_is_for(spool: Command, spool_root: Pa
     assert spool("cancel", "nothing*").code == 3
 
 
-@pytest.mark.parametrize(("verb", "source", "target"), [("release", "held", "queued"), ("hold", "queued", "held")])
+@pytest.mark.parametrize(
+    ("verb", "source", "target", "more"),
+    [("release", "held", "queued", ()), ("hold", "queued", "held", ())]
+    + [("requeue", "done", "queued", more) for more in ((), ("--set", "priority=3"))],
+)
 def test_nothing_is_ever_replaced_by_a_move(
-    spool: Command, spool_root: Path, verb: str, source: str, target: str
+    spool: Command, spool_root: Path, verb: str, source: str, target: str, more: tuple[str, ...]
 ) -> None:
     """Where another job of that name is in the way, the request is refused and both files stay."""
-    put_job(spool_root, "a", "mine", source)
-    put_job(spool_root, "a", "other", target)
-    assert spool(verb, "a").code == 1
-    assert (spool_root / source / "a.toml").read_text() == "mine"
-    assert (spool_root / target / "a.toml").read_text() == "other"
+    texts = {place: f'# {place}\ncommand = "true"\n' for place in (source, target)}
+    for place, text in texts.items():
+        put_job(spool_root, "a", text, place)
+    assert spool(verb, "a", *more).code == 1
+    assert {place: (spool_root / place / "a.toml").read_text() for place in texts} == texts
 
 
 def test_pause_and_resume_are_a_file(spool: Command, spool_root: Path) -> None:
@@ -189,3 +179,75 @@ def test_an_array_in_progress_is_held_as_a_whole_and_not_requeued(spool: Command
     assert places(spool_root, "a") == ["held"]
     assert spool("release", "a").out == "a released\n"
     assert places(spool_root, "a") == ["queued"]
+
+
+SECOND = 'command = "second"\ncpus = 1\n'
+
+
+@pytest.fixture
+def twins(spool_root: Path) -> Path:
+    """Have `dup` run, as far as the files tell, and a second file of its name wait."""
+    begin(spool_root, "dup", 'command = "first"\n')
+    return put_job(spool_root, "dup", SECOND)
+
+
+def test_both_files_of_a_name_are_seen(spool: Command, twins: Path) -> None:
+    """Ls has a row for each, info counts both, show has both files, and why tells which of them waits."""
+    rows = asked(spool, "ls", "dup")["jobs"]
+    assert [(row["name"], row["place"]) for row in rows] == [("dup", "running"), ("dup", "queued")]
+    assert "running" in rows[1]["reason"]
+    assert spool("ls").out.count("\ndup ") == 2
+    assert spool("ls", "-q").out == "dup\n"  # a name for each job that a command is for
+    assert sum(asked(spool, "info")["states"].values()) == 2
+    shown = asked(spool, "show", "dup")
+    assert (shown["row"]["place"], shown["file"]) == ("running", 'command = "first"\n')
+    [other] = shown["others"]
+    assert (other["row"]["state"], other["file"], other["path"]) == ("queued", SECOND, str(twins))
+    text = spool("show", "dup").out
+    assert "first" in text
+    assert str(twins) in text
+    assert "second" in text
+    assert "queued/dup.toml" in spool("why", "dup").out
+
+
+def test_a_held_file_beside_a_waiting_one_is_seen(spool: Command, spool_root: Path) -> None:
+    """Of two files dropped by hand into queued/ and held/ both are listed, and why names the one that it tells of."""
+    put_job(spool_root, "dup", SECOND)
+    put_job(spool_root, "dup", 'command = "first"\n', "held")
+    assert [row["state"] for row in asked(spool, "ls")["jobs"]] == ["queued", "held"]
+    assert asked(spool, "show", "dup")["others"][0]["row"]["state"] == "held"
+    assert "held/" in spool("why", "dup").out
+
+
+def test_cancel_names_each_that_it_cancels(spool: Command, spool_root: Path, twins: Path) -> None:
+    """A name with a run and a file that waits: the run is stopped, the file cancelled, and both are said."""
+    said = spool("cancel", "dup", "--dry-run")
+    assert re.findall(r"\w+ \(\w+/\)", said.out) == ["dup (running/)", "dup (queued/)"]
+    said = spool("cancel", "dup")
+    assert re.findall(r"\w+ \(\w+/\)", said.out) == ["dup (running/)", "dup (queued/)"]
+    assert not twins.exists()
+    assert (spool_root / "jobs" / "dup" / "1" / "stop").exists()
+
+
+def test_a_request_names_the_file_that_it_is_for(spool: Command, spool_root: Path, twins: Path) -> None:
+    """Hold, edit and release mean the one that waits, say so, and leave the run alone; requeue refuses the name."""
+    beside = "; the one in running/ is unchanged\n"
+    assert spool("edit", "dup", "--priority", "3").out == f"dup (queued/) changed{beside}"
+    assert spool("hold", "dup").out == f"dup (queued/) held{beside}"
+    assert spool("release", "dup").out == f"dup (held/) released{beside}"
+    assert spool("requeue", "dup").code == 1
+    assert twins.exists()
+
+
+@pytest.mark.parametrize("words", [("submit", "-n", "dup", "--", "true"), ("submit", "-n", "dup", "--cpus=1", "true")])
+def test_a_name_that_runs_is_not_submitted_by_mistake(
+    spool: Command, spool_root: Path, twins: Path, words: tuple[str, ...]
+) -> None:
+    """Both ways to submit refuse it and name a name that is free; --replace has the job wait for the run's end."""
+    twins.unlink()
+    put_job(spool_root, "dup-2", place="done")
+    said = spool(*words)
+    assert (said.code, said.out, "--name dup-3 " in said.err) == (1, "", True)
+    assert not twins.exists()
+    assert spool("submit", "--replace", *words[1:]).code == 0
+    assert twins.exists()

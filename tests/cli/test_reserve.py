@@ -22,14 +22,7 @@ HOUR = 3600 * S
 NOW_NS = time.time_ns()
 
 
-@pytest.fixture(autouse=True)
-def four(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    """Four GPUs."""
-    for name, value in fake_nvml.variables.items():
-        monkeypatch.setenv(name, value)
-    for index in range(4):
-        fake_nvml.gpu(f"GPU-{index}", bus=index + 1)
-    return fake_nvml
+pytestmark = pytest.mark.usefixtures("four")
 
 
 def files(root: Path) -> list[str]:

@@ -1,18 +1,25 @@
-"""The command line as a whole: help, errors, exit codes, completion."""
+"""The command line as a whole: help, errors, exit codes, completion, and what a command imports."""
 
 from __future__ import annotations
 
 import itertools
-import os
+import json
+import re
 import shutil
 from pathlib import Path
 
 import click
 import pytest
 
-from calling import Command, put_job, spawned, start
+from calling import Command, put_job, spawned
 from shell import Home, home_of_test
-from spool.cli import group, info
+from spool.cli import group, info, render, wait
+from spool.cli.joboptions import COMMON_TITLE, OPTIONS
+from spool.core.model import OUTCOMES, State
+from spool.formats.keys import COMMON, SECTIONS
+from spool.query.machine import GpuState
+from spool.query.selection import UNSUCCESSFUL
+from spool.query.snapshot import ReservationState
 from spool.store.spool import Spool
 from support import ROOT
 
@@ -41,16 +48,11 @@ def test_every_verb_explains_itself(spool: Command, verb: str, monkeypatch: pyte
         assert (command.help or "").split()[0] == group.VERBS[verb].split()[0]
 
 
-def test_help_shows_how_it_is_done_by_hand(spool: Command) -> None:
-    """Command, meaning and verb stand in columns that fit a narrow terminal."""
-    lines = spool("--help").out.splitlines()
-    assert all(len(line) <= 80 for line in lines)
-
-
 def test_help_lists_every_verb_and_imports_none(spool: Command) -> None:
     """The list of verbs is whole, and printing it is quick."""
     said = spool("--help")
     assert all(f"  {verb} " in said.out for verb in VERBS)
+    assert all(len(line) <= 80 for line in said.out.splitlines())
     code = "import sys; from spool.cli import group; group.run(['--help']); print('spool.cli.ls' in sys.modules)"
     done = spawned(program=("-c", code), check=True)
     assert done.stdout.splitlines()[-1] == "False"
@@ -76,22 +78,6 @@ def _raising(error: Exception) -> object:
     return call
 
 
-def test_a_reader_that_goes_away_is_no_error(spool_root: Path) -> None:
-    """`spool ls | head -1` prints no traceback."""
-    for at in range(1500):  # more than a pipe holds
-        put_job(spool_root, f"j{at}")
-    process = start("ls")
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.readline()
-    process.stdout.close()
-    err = process.stderr.read()
-    process.wait()
-    process.stderr.close()
-    assert "Traceback" not in err
-    assert "Exception" not in err
-
-
 @pytest.mark.skipif(FISH is None, reason="there is no fish here")
 def test_fish_completes_with_descriptions() -> None:
     """A verb with what it does."""
@@ -105,21 +91,6 @@ def test_fish_completes_with_descriptions() -> None:
     assert completed("spool req") == f"requeue\t{group.VERBS['requeue']}\n"
 
 
-def test_names_complete_where_the_verb_can_use_them(spool_root: Path) -> None:
-    """`spool release t<TAB>` offers held jobs, `spool show t<TAB>` all."""
-    put_job(spool_root, "train", place="held")
-    put_job(spool_root, "test", place="done")
-
-    def completed(words: str) -> set[str]:
-        asked = {"_SPOOL_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        done = spawned(env=os.environ | {"PYTHONPATH": str(ROOT / "src")} | asked)
-        return {line.split(",")[1] for line in done.stdout.splitlines()}
-
-    assert completed("spool release t") == {"train"}
-    assert completed("spool show t") == {"train", "test"}
-    assert completed("spool rel") == {"release"}
-
-
 def test_a_spool_may_be_named_by_a_link(spool: Command, spool_root: Path, tmp_path: Path) -> None:
     """It is made where the link leads; what jobs are told is its real path, what the user is told the one he gave."""
     link, real = tmp_path / "link", tmp_path / "real"
@@ -129,3 +100,84 @@ def test_a_spool_may_be_named_by_a_link(spool: Command, spool_root: Path, tmp_pa
     assert spool("--spool", link, "init").out == f"created a spool in {link}\n"
     assert (real / "queued").is_dir()
     assert Spool.open(str(link)).root == str(real)
+
+
+def test_every_state_is_drawn_and_every_end_has_an_exit_code() -> None:
+    """No member of State is without a style and an exit code, nor an outcome without a colour of its own."""
+    assert [state for state in State if not render.style_of(state)] == [State.QUEUED]
+    assert set(info._STYLES) == set(ReservationState)
+    assert set(info._GPU_STYLES) == set(GpuState)
+    assert len({render.colour_of(state) for state in OUTCOMES}) == len(OUTCOMES)
+    assert render.colour_of("a word of a later version") == render.GREY
+    assert [state for state in State if wait.code_of(state, None) == 0] == [State.FINISHED]
+    assert wait.code_of(State.FAILED, 7) == 7
+    assert len({wait.code_of(state, 7) for state in OUTCOMES}) == len(OUTCOMES)
+
+
+def test_the_page_names_the_ends_that_are_requeued_as_failed() -> None:
+    """`spool requeue --failed` takes each outcome but success and a user's wish, and the page lists them."""
+    text = (ROOT / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
+    sentence = text.partition("`spool requeue --failed` runs again")[2].partition(";")[0]
+    assert set(re.findall(r"`(\w+)`", sentence)) == UNSUCCESSFUL == OUTCOMES - {State.FINISHED, State.CANCELLED}
+
+
+MOST = {"ls": 57, "stats": 31, "show a": 68, "why a": 85}
+"""How many modules of ours a command may import; a lower number is taken down here.
+
+No dispatcher runs, so that lists make the rows of jobs themselves as one would; they load nothing of the machine.
+"""
+
+
+@pytest.mark.parametrize("words", MOST)
+def test_a_command_imports_what_it_shows(spool_root: Path, words: str) -> None:
+    """A list needs no planner, sums over the history need no jobs, and no command needs what it does not show."""
+    (spool_root / "config.toml").write_text("autostart = false\n")
+    (spool_root / "held" / "a.toml").write_text('command = "true"\n')
+    code = (
+        "import sys; from spool.cli.main import run;"
+        f"code = run({words.split()!r});"
+        "print(*(name for name in sys.modules if name.startswith('spool')), file=sys.stderr); sys.exit(code)"
+    )
+    done = spawned(program=("-c", code), check=True)
+    assert len(done.stderr.splitlines()[-1].split()) <= MOST[words], done.stderr
+
+
+LONGEST = 90  # lines at 80 columns
+
+
+def sections(text: str) -> dict[str, str]:
+    """Return what stands under each title of a help."""
+    parts = re.split(r"^(\S.*):\n", text[text.index(f"{COMMON_TITLE}:") :], flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+@pytest.mark.parametrize("verb", ["submit", "run", "edit"])
+def test_the_help_has_sections_and_the_common_options_come_first(
+    spool: Command, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each option of a key stands once: the common ones in the first section, the others under the title of theirs."""
+    monkeypatch.setenv("COLUMNS", "80")
+    found = sections(spool(verb, "--help").out)
+    assert list(found) == [COMMON_TITLE, *(title for title, _ in SECTIONS), "Other options"]
+    home = {key.name: title for title, keys in SECTIONS for key in keys} | dict.fromkeys(COMMON, COMMON_TITLE)
+    for option in filter(lambda option: option.flags, OPTIONS):
+        line = re.compile(rf"^  (?:--?[\w-]+(?:, | / ))*{option.flags[-1]}(?![\w-])", re.MULTILINE)
+        where = [title for title, text in found.items() if line.search(text)]
+        assert where == [home[option.key.partition(".")[0]]], option.flags
+
+
+def test_the_help_of_submit_is_no_longer_than_it_has_to_be(spool: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 80 columns; and nothing that is no option stands among them."""
+    monkeypatch.setenv("COLUMNS", "80")
+    said = spool("submit", "--help").out
+    assert len(said.splitlines()) <= LONGEST
+    assert "COMMAND..." not in said.partition(COMMON_TITLE)[2]
+
+
+@pytest.mark.parametrize("kind", ["job", "config", "reservation"])
+def test_check_prints_the_first_line_that_an_editor_understands(spool: Command, kind: str) -> None:
+    """It names a file that is there, wherever spool is installed."""
+    said = spool("check", "--schema", kind).out
+    path = Path(said.removeprefix("#:schema ").strip())
+    assert path.is_absolute()
+    assert json.loads(path.read_text())["title"]

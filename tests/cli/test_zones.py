@@ -78,12 +78,10 @@ def test_a_change_means_the_clock_of_who_changes(
 
 
 def test_a_reservation_and_a_period_mean_the_clock_of_who_asks(
-    spool: Command, spool_root: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+    spool: Command, spool_root: Path, own_nvml: FakeNvml
 ) -> None:
     """`reserve` writes the offset; -S and -E count in the caller's zone."""
-    for name, value in fake_nvml.variables.items():
-        monkeypatch.setenv(name, value)
-    fake_nvml.gpu("GPU-0", bus=1)
+    own_nvml.gpu("GPU-0", bus=1)
     said = spool("reserve", "create", "talk", "--gpus", "1", "--start", "2044-07-01 12:00", "--end", "2044-07-01 13:00")
     assert said.code == 0, said.err
     assert tomllib.loads((spool_root / RESERVATIONS / "talk.toml").read_text())["start"] == NOON

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import pytest
 
 from crash.world import Session, World, world_at
+from faulty import FaultyDisk, Operation
 from spool.dispatcher import launcher, recovery
-from spool.testing.fakes import FaultyDisk, Operation
 
 _NAMES = re.compile(r"^((?:jobs|queued|held|running|done)/)[^/.]+|^(\.tmp/).*|\d+")  # what differs within a kind
 T = TypeVar("T")

@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 
 from crash.world import Session, World, check, history, world_at
+from faulty import FaultyDisk
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.dispatcher import launcher, observer, recovery
 from spool.store import locked_spool
 from spool.store.disk import Disk
-from spool.testing.fakes import FaultyDisk
 
 # Other lives each time; in CI the same ones, so that a change is judged by what it changes.
 _NEW = 38 if "CI" in os.environ else random.SystemRandom().randrange(1, 1 << 32)
 SEED = int(os.environ.get("LIVES_SEED", "0")) or _NEW
 NAMES = ("a", "b", "c", "d")
+MOVES = ((RUNNING, QUEUED), (RUNNING, HELD), (DONE, QUEUED), (QUEUED, HELD), (HELD, QUEUED), (QUEUED, DONE))
 COMMANDS = ("ok", "ok", "fail", "hang", "hang until 2", "fail until 2", "fail until 3")
 
 
@@ -86,9 +87,7 @@ class Life:
 
     def move(self, name: str) -> None:
         """Move a file to another directory, but over none."""
-        old, new = self.random.choice(
-            ((RUNNING, QUEUED), (RUNNING, HELD), (DONE, QUEUED), (QUEUED, HELD), (HELD, QUEUED), (QUEUED, DONE))
-        )
+        old, new = self.random.choice(MOVES)
         source, target = self.session.users.path(old, name), self.session.users.path(new, name)
         if new != DONE and not self._free(new, name):
             return

@@ -14,13 +14,13 @@ import pytest
 from crash.cuts import Alike
 from crash.events import events, nobody_reads, repeated, want_everything
 from crash.world import Session, World, ends_of, history, world_at
+from faulty import FaultyDisk
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result
 from spool.dispatcher import arrays, confinement
 from spool.store.disk import Disk
 from spool.store.spool import Spool
-from spool.testing.fakes import FaultyDisk
 
 TASKS = [f"sweep_{index}" for index in range(5)]
 

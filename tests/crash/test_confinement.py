@@ -20,6 +20,7 @@ import pytest
 from crash.cuts import chosen, noting
 from crash.events import nobody_reads
 from crash.world import Session, World, check, ends_of, world_at
+from faulty import FaultyDisk, PathFaults
 from spool.client.requests import ChangeKind, Requests
 from spool.core import layout
 from spool.core.layout import HELD, QUEUED
@@ -29,7 +30,6 @@ from spool.dispatcher.loop import Dispatcher
 from spool.store import lock
 from spool.store.disk import SpoolTrouble
 from spool.store.spool import Spool
-from spool.testing.fakes import FaultyDisk, PathFaults
 
 ERRORS = (
     errno.EACCES,
@@ -354,24 +354,6 @@ def test_a_full_disk_is_told_once_however_many_jobs_wait(session: Session, disk:
     session.end()
     session.settle()
     assert len(ends_of(session.world).outcomes) == 20
-
-
-def test_a_stop_that_cannot_be_recorded_is_remembered_by_the_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the metadir takes no record, the next dispatcher learns from the journal that it was a limit."""
-    with _stage(tmp_path / "spool", monkeypatch) as (session, faults):
-        session.users.submit("x", "hang", 'time_limit = "1h"')
-        session.settle()
-        faults.choose("link", f"{session.world.root}/jobs/x/1/stop", errno.EACCES, times=_LASTING)
-        faults.begin()
-        _time_is_over(session)
-        session.turns(2)
-        assert not session.world.pids("x")
-        session.end()
-        faults.heal()
-        session.settle()
-        assert ends_of(session.world).outcomes == {"x": ("timeout 1.0",)}
 
 
 def test_a_dispatcher_that_begins_on_a_full_disk_waits_for_room(session: Session, disk: FaultyDisk) -> None:

@@ -15,6 +15,7 @@ from crash.cuts import Alike
 from crash.events import events, nobody_reads, repeated, want_everything
 from crash.scripts import play
 from crash.world import Session, World, check, ends_of, history, world_at
+from faulty import FaultyDisk
 from spool import listeners
 from spool.core import layout
 from spool.core.layout import HELD as HELD_PLACE
@@ -25,7 +26,6 @@ from spool.dispatcher.events import ConditionKind, OngoingCondition, conditions
 from spool.formats.events import Reply
 from spool.listeners import HookFiles
 from spool.store.spool import Spool
-from spool.testing.fakes import FaultyDisk
 
 # How often each file of the script is submitted to queued/, held, and released, whatever is cut off.
 QUEUED = dict.fromkeys(("after", "gone", "huge", "killed", "never", "stopped", "tired", "tried", "twice", "wrong"), 1)

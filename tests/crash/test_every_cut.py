@@ -11,13 +11,13 @@ import pytest
 from crash.cuts import Alike
 from crash.scripts import JOBS, STARTS, play
 from crash.world import Ends, Session, World, check, ends_of, history, world_at
+from faulty import FaultyDisk
 from spool.core.layout import DONE, QUEUED, RUNNING
 from spool.core.lifecycle import Exit
 from spool.core.model import State
 from spool.dispatcher import launcher, scanner
 from spool.state.run import ActiveRun
 from spool.store.spool import Spool
-from spool.testing.fakes import FaultyDisk
 
 # What the script comes to when nothing is cut off.
 EXPECTED = Ends(

@@ -23,13 +23,13 @@ import pytest
 from crash.cuts import cuts
 from crash.scripts import JOBS, STARTS, STEPS
 from crash.world import Session, World, ends_of, history, world_at
+from faulty import FaultyDisk, path_at
 from spool.core import layout
 from spool.dispatcher import recovery
 from spool.formats import journal
 from spool.formats.journal import recall
 from spool.store.disk import Disk
 from spool.store.spool import Spool
-from spool.testing.fakes import Operation, PowerCut, path_at
 
 SEED = int(os.environ.get("POWER_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 
@@ -239,31 +239,18 @@ class Unsynced:
         return status.st_ino == inode and changed <= since_ns
 
 
-class LossyDisk(Disk):
+class LossyDisk(FaultyDisk):
     """Performs every change and notes how it would be lost. The power goes before change *cut_at*."""
 
     def __init__(self, staging: str, unsynced: Unsynced, cut_at: int | None = None) -> None:
-        super().__init__(staging)
+        super().__init__(staging, cut_at=cut_at)
         self.unsynced = unsynced
-        self.cut_at = cut_at
-        self.recorded: list[Operation] = []
-
-    def _record(self, name: str, *paths: str) -> None:
-        self.recorded.append(Operation(name, paths))
-        if self.cut_at is not None and len(self.recorded) >= self.cut_at:
-            raise PowerCut(f"before change {len(self.recorded)}")
 
     def create(self, path: str, data: bytes, mode: int = 0o600) -> None:
-        self._record("create", path)
         super().create(path, data, mode)
         self.unsynced.written(path)
 
-    def fill(self, path: str, data: bytes) -> None:
-        self._record("fill", path)
-        super().fill(path, data)  # nothing of the file was synced
-
     def append(self, fd: int, data: bytes) -> None:
-        self._record("append", os.readlink(f"/proc/self/fd/{fd}"))
         status = os.fstat(fd)
         if status.st_ino not in self.unsynced.logs:
             kept = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
@@ -271,7 +258,6 @@ class LossyDisk(Disk):
         super().append(fd, data)
 
     def rename(self, old: str, new: str, old_at: int | None = None, new_at: int | None = None) -> None:
-        self._record("rename", path_at(old, old_at), path_at(new, new_at))
         old, new = path_at(old, old_at), path_at(new, new_at)
         replaced = self.unsynced.put_aside(new) if os.path.isfile(new) else None
         super().rename(old, new)
@@ -284,47 +270,42 @@ class LossyDisk(Disk):
         self.unsynced.note(new, undo)
 
     def rename_new(self, old: str, new: str) -> bool:
-        self._record("rename_new", old, new)
         done = super().rename_new(old, new)
         if done:
             self.unsynced.note(new, lambda: os.rename(new, old))
         return done
 
     def link(self, old: str, new: str) -> None:
-        self._record("link", old, new)
         super().link(old, new)
         self.unsynced.note(new, lambda: os.unlink(new))
 
     def unlink(self, path: str, at: int | None = None) -> None:
-        self._record("unlink", path_at(path, at))
         path = path_at(path, at)
         kept = self.unsynced.put_aside(path)
         super().unlink(path)
         self.unsynced.note(kept, lambda: os.rename(kept, path))
 
     def mkdir(self, path: str, mode: int = 0o700) -> None:
-        self._record("mkdir", path)
         super().mkdir(path, mode)
         self.unsynced.note(path, lambda: shutil.rmtree(path))
 
     def rmdir(self, path: str, at: int | None = None) -> None:
-        self._record("rmdir", path_at(path, at))
         path = path_at(path, at)
         super().rmdir(path)
         self.unsynced.note(os.path.dirname(path), lambda: os.mkdir(path))
 
     def sync_file(self, path: str) -> None:
-        self._record("sync_file", path)
+        super().sync_file(path)
         fd = self.unsynced.contents.pop(_inode(path), None)
         if fd is not None:
             os.close(fd)
 
     def sync_directory(self, path: str) -> None:
-        self._record("sync_directory", path)
+        super().sync_directory(path)
         self.unsynced.settle()
 
     def sync_log(self, fd: int) -> None:
-        self._record("sync_log", os.readlink(f"/proc/self/fd/{fd}"))
+        super().sync_log(fd)
         status = os.fstat(fd)
         if status.st_ino in self.unsynced.logs:
             kept, _ = self.unsynced.logs[status.st_ino]

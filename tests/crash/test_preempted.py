@@ -11,13 +11,13 @@ import pytest
 
 from crash.cuts import Alike
 from crash.world import Ends, Session, World, check, ends_of, world_at
+from faulty import FaultyDisk
 from spool.core import forecast
 from spool.core.layout import DONE, QUEUED, RUNNING
 from spool.core.model import StopKind
 from spool.dispatcher import launcher, recovery, terminator
 from spool.store.disk import Disk
 from spool.store.spool import Spool
-from spool.testing.fakes import FaultyDisk
 
 LONG = 'cpus = 2\npreemptible = true\ntime_limit = "1d"'
 SHORT = 'cpus = 2\ntime_limit = "1h"'

@@ -9,6 +9,7 @@ import pytest
 
 from crash.cuts import Alike
 from crash.world import Session, World, check, history
+from faulty import FaultyDisk
 from spool.client import gc
 from spool.client.requests import Requests
 from spool.core.errors import SpoolError
@@ -16,7 +17,6 @@ from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
 from spool.core.model import Result, State
 from spool.formats.config import RetentionPolicy
 from spool.store.spool import Spool
-from spool.testing.fakes import FaultyDisk
 
 JOB = "taken"
 KEYS = ('project = "vision"', 'tags = ["paper"]', 'group = "night"', "cpus = 2", 'memory = "64M"', "requeue = false")

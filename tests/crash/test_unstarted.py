@@ -11,6 +11,7 @@ import pytest
 
 from crash.cuts import Alike
 from crash.world import Session, World, check, history
+from faulty import FaultyDisk, PowerCut
 from spool.client.gc import plan_removal, remove_planned
 from spool.client.waiting import Waiter
 from spool.core import layout
@@ -25,7 +26,6 @@ from spool.query.details import job_details
 from spool.query.jobs import list_jobs
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Service, Spool
-from spool.testing.fakes import FaultyDisk, PowerCut
 
 ASKED = ("cpus = 2", 'memory = "2M"', 'project = "P"', 'tags = ["T", "U"]', 'group = "G"')
 

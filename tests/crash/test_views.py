@@ -10,11 +10,11 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crash.lives import NAMES, SEED, Life, live_each
+from crash.lives import MOVES, NAMES, SEED, Life, live_each
 from crash.world import World
 from spool.core import layout
 from spool.core.forecast import forecast
-from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
+from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS
 from spool.core.model import Holding, Machine
 from spool.core.resources import Runs
 from spool.core.scheduler import Plan, Start, View, decide
@@ -23,7 +23,6 @@ from spool.dispatcher.planner import ForeseenPlan, Planner
 from spool.query import snapshot
 from spool.store.spool import Spool
 
-MOVES = ((RUNNING, QUEUED), (RUNNING, HELD), (DONE, QUEUED), (QUEUED, HELD), (HELD, QUEUED), (QUEUED, DONE))
 LIVES = int(os.environ.get("LIVES", "4"))
 # Lives in which they once saw different things: where a submission was cancelled beside another that went on, where a
 # run without a limit was being stopped, where a job ended without a start beside a held file of its name, and where one

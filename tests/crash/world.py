@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from faulty import PowerCut
 from spool.core import layout
 from spool.core.errors import InvalidRecord, StartRefused
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
@@ -36,7 +37,6 @@ from spool.query import snapshot
 from spool.store.disk import Disk
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
-from spool.testing.fakes import PowerCut
 
 HOST = identity.host()
 NAMESPACE = identity.pid_namespace()
@@ -315,7 +315,7 @@ def abandon(made: Dispatcher) -> None:
     getattr(made.gate.leases, "_disconnect", lambda: None)()
     made.wakeup.close()
     made.logs.events.close()
-    made.events.client.close()
+    made.events.client.child.close()
     for log in made.logs._open.values():
         with contextlib.suppress(OSError):
             os.close(log.fd)

@@ -1,18 +1,24 @@
-"""The page for those who come from another scheduler, and the first page with its recipes: what they show works."""
+"""The pages against the program: what they show works, and what they say of keys and reasons is so."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from core.planning import job, plan
+from core.test_forecast import SITUATIONS
 from shell import Home, home_of_test
 from spool.cli import main, submit
 from spool.core.errors import InvalidFile
 from spool.core.lifecycle import MAX_REQUEUES
+from spool.core.reasons import CODES
 from spool.core.units import format_duration, parse_duration, parse_size
 from spool.formats import config, jobfile, keys, reservation, schema
 from spool.formats.capabilities import contributed
@@ -159,3 +165,35 @@ def test_rows_of_job_keys_name_the_defaults_of_the_configuration() -> None:
     assert "Default: 5%, at least 512 MiB." in next(
         key.about for key in config.CONFIG.keys if key.name == "memory_reserve"
     )
+
+
+@WHOLE
+def test_the_page_of_keys_is_that_of_the_program() -> None:
+    """`.ci/reference` has been run after the last change of a key."""
+    words = [sys.executable, str(ROOT / ".ci" / "reference"), "--check"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+SCHEDULING = (ROOT / "docs" / "SCHEDULING.md").read_text(encoding="utf-8")
+
+
+def reasons_quoted() -> list[list[str]]:
+    """Return what the page says that reasons begin with: for each row of the table, its words as patterns."""
+    _, _, rest = SCHEDULING.partition("| reason begins with |")
+    table, _, _ = rest.partition("\n\n")
+    cells = [row.split("|")[1].replace("the name of a resource", "`l`") for row in table.splitlines()[2:]]
+    words = [re.findall("`(.*?)`", cell) for cell in cells]
+    return [[re.escape(each).replace("…", ".+") + r"(?!\w)" for each in row] for row in words]  # whole words
+
+
+def test_the_reasons_of_the_page_are_those_of_the_program_in_its_order() -> None:
+    """Each reason begins with the words of a row, each of these words begins a reason, and the rows are in order."""
+    made = {code: str(SITUATIONS[code][0]().reason("j")) for code in CODES}
+    texts = [str(plan(held=[job("j")]).reason("j")), *made.values()]
+    rows = reasons_quoted()
+    found = [next((at for at, row in enumerate(rows) if any(re.match(w, text) for w in row)), -1) for text in texts]
+    assert -1 not in found, texts[found.index(-1)]
+    assert found == sorted(found)
+    assert all(any(re.match(words, text) for text in texts) for row in rows for words in row), texts

@@ -55,8 +55,8 @@ def test_a_task_can_be_cancelled_alone(shared: Served) -> None:
     assert (result["outcome"], result["reason"]) == ("failed", "2 of 3 finished, 1 cancelled")
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_task_whose_file_is_taken_away_counts_as_cancelled(served: Served, *, killed: bool) -> None:
+@pytest.mark.parametrize("killed", ["", "killed", "killed, and the next one cannot read its records at first"])
+def test_a_task_whose_file_is_taken_away_counts_as_cancelled(served: Served, killed: str) -> None:
     """It has no record; what depends on it or on its array goes on all the same, under the next dispatcher too."""
     (served.root / "config.toml").write_text("cpus = 2\n")
     gate = served.root.parent / "gate"
@@ -69,8 +69,14 @@ def test_a_task_whose_file_is_taken_away_counts_as_cancelled(served: Served, *, 
     if killed:
         served.kill()
     served.path("queued", "w_2").unlink()
+    records = served.root / "jobs/w_2"
+    if "records" in killed:
+        records.symlink_to(records)
     if killed:
         served.start()
+    if "records" in killed:
+        served.until(lambda: served.path("running", "w_0").exists(), "a start")
+        records.unlink()
     gate.touch()
     for name in ("w", "after", "otherwise", "each"):
         served.wait_done(name)
@@ -120,6 +126,26 @@ def test_an_array_runs_again_from_done(shared: Served) -> None:
     shared.wait_done("again")
     assert [shared.runs(f"again_{index}") for index in range(3)] == [[1, 2], [1, 2], [1]]
     assert shared.result("again", 2)["reason"] == "2 of 2 finished"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("order", [("m", "m_0"), ("m_0", "m")], ids=" ".join)
+def test_a_task_that_is_queued_again_together_with_its_array_runs_once(served: Served, order: tuple[str, ...]) -> None:
+    """The file that waits is the task's; one whose text differs by now is another job, and runs beside that."""
+    (served.root / "config.toml").write_text("autostart = false\n")
+    served.drop("m", "true", array="0-2")
+    assert served.run("--until-idle") == 0
+    for name in order:
+        assert served.spool("requeue", name).returncode == 0
+    served.path("done", "m_1").rename(served.path("queued", "m_1"))
+    served.path("queued", "m_1").write_text('command = "exit 0"\n[task]\narray = "m"\nindex = 1\n')
+    served.path("done", "m_2").rename(served.path("held", "m_2"))
+    served.start()
+    served.until(lambda: served.result("m_1", 3), "the task beside the other job of its name")
+    assert served.spool("release", "m_2").returncode == 0
+    served.wait_done("m")
+    served.stop()
+    assert [served.runs(f"m_{index}") for index in range(3)] == [[1, 2], [1, 2, 3], [1, 2]]
+    assert served.result("m", 2)["reason"] == "3 of 3 finished"  # type: ignore[index]
 
 
 def test_the_commands_treat_an_array_as_a_whole(served: Served) -> None:

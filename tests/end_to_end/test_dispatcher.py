@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -20,7 +19,6 @@ import pytest
 
 from end_to_end.hooking import hook
 from served import LOOKS, SHELL_ONLY, Served, alive, marked, pids_in
-from spool.store.lock import dispatcher_lives
 from spool.store.ownership import this_user
 from spool.store.spool import Service, Spool
 from support import PATIENCE_S, wait_for
@@ -44,9 +42,6 @@ def _configure(served: Served, text: str) -> None:
     staged = served.root / ".tmp" / "config"
     staged.write_text(text)
     staged.rename(served.root / "config.toml")
-
-
-# Order and room.
 
 
 # Signals and exits.
@@ -511,34 +506,6 @@ def test_a_change_of_the_defaults_counts_for_who_waits(served: Served) -> None:
     assert served.log("waits") == "new\n"
 
 
-@pytest.fixture
-def auto(tmp_path: Path) -> Iterator[Served]:
-    """Give a spool that nobody serves yet; a dispatcher that a command starts for it is ended."""
-    spool = Served(tmp_path / "spool")
-    try:
-        yield spool
-    finally:
-        for pid in _dispatchers(spool):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-        wait_for(lambda: not dispatcher_lives(str(spool.root / ".lock")))
-        wait_for(lambda: not _dispatchers(spool))
-        spool.end_runs()
-        log = spool.root / "dispatcher.log"
-        assert not log.exists() or "Traceback" not in log.read_text()
-
-
-def _dispatchers(served: Served) -> list[int]:
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
-                if str(served.root).encode() in words and b"dispatch" in words and alive(int(entry)):
-                    found.append(int(entry))
-    return found
-
-
 def test_the_outputs_of_an_arrays_tasks_come_one_after_the_other(shared: Served) -> None:
     """`run` shows each when the task has ended for good, `log` all of them in their order, and both its newest run."""
     script = "echo run $SPOOL_RUN; sleep 0.2; echo of $SPOOL_ARRAY_INDEX; test $SPOOL_ARRAY_INDEX$SPOOL_RUN != 11"
@@ -561,13 +528,13 @@ _VERBS = (("ls",), ("info",), ("--help",), ("submit", "--hold", "--", "true"), (
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
-def test_a_closed_standard_descriptor_is_as_good_as_dev_null(auto: Served, closed: tuple[int, ...]) -> None:
+def test_a_closed_standard_descriptor_is_as_good_as_dev_null(served: Served, closed: tuple[int, ...]) -> None:
     """Every verb does its work and exits as it does otherwise, with no traceback."""
     closing = " ".join(f"{number}>&-" for number in closed)
     lines = [f"{shlex.join([sys.executable, '-m', 'spool', *verb])} {closing}; echo $?" for verb in _VERBS]
     run = subprocess.run(
         ["sh", "-c", "\n".join(lines)],
-        env=auto.environment,
+        env=served.environment,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -578,7 +545,7 @@ def test_a_closed_standard_descriptor_is_as_good_as_dev_null(auto: Served, close
     assert "Traceback" not in run.stderr
     assert "lost sys.stderr" not in run.stderr
     assert 2 in closed or "no-verb" in run.stderr
-    assert list((auto.root / "held").glob("*.toml"))
+    assert list((served.root / "held").glob("*.toml"))
 
 
 SHOW = "umask; ulimit -S -n; ulimit -S -c; ulimit -S -s; nice; echo ${SPOOL_SERVICE-none}"

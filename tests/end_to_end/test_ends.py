@@ -4,53 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
 
-from served import Served, alive, marked
+from served import Served, alive
 from support import wait_for
 from wrapper_runs import NOBODY
 
 EXECUTORS = ("process", "sh", "tmux")
-
-
-def test_jobs_outlive_a_killed_dispatcher_and_are_adopted(live: Served) -> None:
-    """A dispatcher killed in the middle loses nothing: what runs goes on, is adopted, and runs once."""
-    live.drop("survivor", "echo up; until [ -e go ]; do sleep 0.02; done; echo down")
-    live.drop("next", "true", depends_on="survivor")
-    live.says("survivor", "up")
-    pid = live.pid("survivor")
-    live.kill()
-    assert alive(pid)
-    live.start()
-    live.until(lambda: live.state()["jobs"].get("survivor", {}).get("state") == "running", "the adoption")
-    (live.root.parent / "go").touch()
-    live.wait_done("survivor", "next")
-    assert live.runs("survivor") == [1]
-    assert live.log("survivor") == "up\ndown\n"
-    assert [line["job"] for line in live.history()] == ["survivor", "next"]
-
-
-def test_jobs_that_ended_while_nobody_looked_are_proved(served: Served) -> None:
-    """What ended while no dispatcher lived is settled by its evidence: finished, failed, lost, and cancelled."""
-    served.serves("cpus = 8\n")
-    for name, end in (("good", "exit 0"), ("bad", "exit 3"), ("dead", ""), ("gone", "")):
-        served.up(name, f"echo up; until [ -e go ]; do sleep 0.02; done; {end}", requeue=False)
-    served.kill()
-    os.kill(served.pid("dead"), signal.SIGKILL)
-    served.path("running", "gone").unlink()
-    (served.root.parent / "go").touch()
-    wait_for(lambda: not marked(served.root))
-    assert served.outcome("good") is None
-    assert served.run() == 0
-    outcomes = {name: served.outcome(name) for name in ("good", "bad", "dead")}
-    assert outcomes == {"good": "finished", "bad": "failed", "dead": "lost"}
-    assert served.outcome("gone") in ("finished", "cancelled")
-    assert served.places("gone") == ["done"]
 
 
 def test_a_dispatcher_may_be_started_by_a_job(served: Served, tmp_path: object) -> None:

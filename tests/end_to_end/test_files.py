@@ -115,21 +115,6 @@ def test_an_edit_of_a_waiting_file_counts(shared: Served, save: object, request:
     assert submitted["submitted_at_ns"] == since
 
 
-def test_an_edit_changes_the_priority(served: Served) -> None:
-    """A priority that is edited in a waiting file decides who is next."""
-    served.serves("cpus = 1\n")
-    served.begun("blocker", "until [ -e go ]; do sleep 0.02; done")
-    served.drop("first", "true", priority=20)
-    served.wait_reason("first", "cpus")
-    path = served.drop("second", "true", priority=10)
-    served.wait_reason("second", "cpus")
-    _sh('sed -i s/10/30/ "$1"', path)
-    wait_for(lambda: served.state()["jobs"]["second"]["priority"] == 30)
-    (served.root.parent / "go").touch()
-    served.wait_done("first", "second")
-    assert [line["job"] for line in served.history()] == ["blocker", "second", "first"]
-
-
 @pytest.mark.parametrize("mark", [".NAME.toml.swp", ".#NAME.toml"])
 def test_a_file_that_is_open_in_an_editor_waits(shared: Served, mark: str) -> None:
     """While vim or emacs has a file open it is not started, and it starts when they close it."""

@@ -1,9 +1,10 @@
-"""Jobs with GPUs, through a real library in the place of NVIDIA's, and with named resources: kept over dispatchers."""
+"""Jobs with GPUs, through a real library in the place of NVIDIA's, and with named resources: over dispatchers."""
 
 from __future__ import annotations
 
-import subprocess
+import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from end_to_end.hooking import hook
 from plugins.fake_nvml import GIB, FakeNvml
-from served import GPU_LOOKS, HOUR_NS, Served, pids_in
+from served import GPU_LOOKS, HOUR_NS, LOOKS, Served, pids_in
 from support import wait_for
 
 _BOTH = pytest.mark.executors("process", "tmux")
@@ -62,23 +63,6 @@ def test_a_job_finds_its_gpus_by_index_if_so_configured(gpus: Served) -> None:
     assert gpus.run() == 0
     assert gpus.log("two") == "1,3 PCI_BUS_ID 1,3\n"
     assert gpus.log("none") == "[] unset\n"
-
-
-def test_a_gpu_that_somebody_else_uses_is_not_given(gpus: Served, fake_nvml: FakeNvml) -> None:
-    """A process that is not ours keeps its GPU from being given alone, until it is gone; the reason names it."""
-    stranger = subprocess.Popen(["sleep", "1000"])
-    try:
-        for at in range(1, 4):
-            fake_nvml.remove(_uuid(at))
-        fake_nvml.process(_uuid(0), stranger.pid)
-        gpus.start()
-        gpus.drop("waits", "true", gpus=1)
-        assert str(stranger.pid) in gpus.wait_reason("waits", "outside spool")
-        fake_nvml.leave(stranger.pid)
-        gpus.wait_done("waits")
-    finally:
-        stranger.kill()
-        stranger.wait()
 
 
 def test_who_came_to_a_gpu_since_nvml_was_asked_is_not_missed(gpus: Served, fake_nvml: FakeNvml) -> None:
@@ -208,3 +192,58 @@ def test_a_lost_grant_keeps_its_resources(served: Served) -> None:
     assert "unknown" in served.wait_reason("three", "tpu")
     gate.touch()
     served.wait_done("one", "two", "three")
+
+
+# Reservations.
+
+
+def _wakes_for_what_is_due(spool: Served) -> None:
+    """Have the dispatcher wake for events and for what is due, and for nothing else."""
+    del spool.changes[GPU_LOOKS]
+    spool.changes[LOOKS] = HOUR_NS
+
+
+def reserve(spool: Served, name: str, gpus: int | list[int], start: datetime, end: datetime, who: str) -> Path:
+    """Write a reservation as a person does: elsewhere, then `mv`."""
+    staged = spool.root / ".tmp" / name
+    staged.write_text(f"{who}\ngpus = {gpus}\nstart = {start.isoformat()}\nend = {end.isoformat()}\n")
+    return staged.rename(spool.root / "reservations" / f"{name}.toml")
+
+
+def test_the_end_of_a_reservation_starts_the_next_job(gpus: Served) -> None:
+    """No event comes and no look is due: the job starts when the reservation ends, not before, by that alone."""
+    _wakes_for_what_is_due(gpus)
+    now, hour = datetime.now(UTC), timedelta(hours=1)
+    reserve(gpus, "demo", 4, now - hour, now + hour, 'user = "nobody"')
+    gpus.start()
+    gpus.drop("next", "date +%s.%N", gpus=1)
+    assert "reserved" in gpus.wait_reason("next", "reserved")
+    end = datetime.now(UTC) + timedelta(seconds=3)
+    reserve(gpus, "demo", 4, now - hour, end, 'user = "nobody"')
+    gpus.wait_done("next")
+    begun = datetime.fromtimestamp(float(gpus.log("next")), UTC)
+    assert begun >= end
+    print(f"its first line came {(begun - end).total_seconds() * 1e3:.1f} ms after the end of the reservation")
+
+
+@pytest.mark.parametrize("how", ["command", "file"])
+def test_cancelling_it_starts_what_waited(gpus: Served, how: str) -> None:
+    """`spool reserve cancel`, or `rm`, frees the GPUs at once."""
+    _wakes_for_what_is_due(gpus)
+    gpus.start()
+    made = gpus.spool("reserve", "create", "demo", "--gpus", "4", "--duration", "2h", "--nobody")
+    assert made.returncode == 0, made.stderr
+    gpus.drop("next", ["sleep", "600"], gpus=1)
+    gpus.wait_reason("next", "reserved")
+    listed = gpus.spool("reserve", "list", "--json")
+    assert json.loads(listed.stdout)["reservations"][0]["name"] == "demo", listed.stdout
+    if how == "command":
+        assert gpus.spool("reserve", "cancel", "demo").returncode == 0
+    else:
+        (gpus.root / "reservations" / "demo.toml").unlink()
+    gpus.wait_place("next", "running")
+    kept = gpus.root / ".reservations"
+    gpus.until(lambda: kept.is_dir() and list(kept.iterdir()), "what the reservation said")
+    listed = gpus.spool("reserve", "list", "--all", "--json")
+    rows = json.loads(listed.stdout)["reservations"]
+    assert [(row["name"], row["state"], row["gpu_count"]) for row in rows] == [("demo", "cancelled", 4)]

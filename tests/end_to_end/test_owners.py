@@ -27,18 +27,13 @@ from served import LOOKS, Served
 from spool.cli import group, main
 from spool.core import layout
 from spool.store.spool import Spool
-from support import PATIENCE_S, ROOT, in_child, wait_for
+from support import PATIENCE_S, ROOT, as_user, in_child, wait_for
 
 ALICE, MALLORY = 12345, 12346
 
 pytestmark = pytest.mark.skipif(
     os.getuid() != 0 or shutil.which("setpriv") is None, reason="takes root and setpriv, for files of several users"
 )
-
-
-def as_user(uid: int) -> list[str]:
-    """Return what runs a command as the user *uid*."""
-    return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
 
 
 @cache

@@ -159,15 +159,6 @@ def test_the_next_job_starts_when_the_last_leftover_is_gone(served: Served) -> N
     assert last <= served.result("second")["started_at_ns"] <= now  # type: ignore[index]
 
 
-def test_limits_hold_for_adopted_runs(live: Served) -> None:
-    """A time limit that passes while no dispatcher lives is enforced as soon as one does."""
-    live.up("adopted", "echo up; exec sleep 1000", time_limit="1h", kill_grace="1s")
-    live.kill()
-    live.shorten("adopted", "1ms")
-    assert live.run() == 0
-    assert live.outcome("adopted") == "timeout"
-
-
 _ATTACHES = """
 import ctypes, os
 trace = ctypes.CDLL(None, use_errno=True).ptrace
@@ -391,8 +382,10 @@ def test_what_was_reached_is_overruled_by_nothing(shared: Served, order: str) ->
     keys = {"time": {"time_limit": "1h"}, "memory": {"memory": "60M"}}.get(order, {})
     how = _STUBBORN
     if order == "memory":
-        grows = "import os, signal, time; signal.signal(15, lambda *_: 0); x = bytearray(150 << 20); "
-        grows += "print(os.getpid(), file=open('{to}', 'w'), flush=True); time.sleep(1000)"
+        grows = "import os, signal, time; signal.signal(15, lambda *_: 0); parent = os.getppid(); "
+        grows += "print(os.getpid(), file=open('{to}', 'w'), flush=True)\n"
+        grows += "while os.getppid() == parent: time.sleep(.01)\n"
+        grows += "x = bytearray(150 << 20); time.sleep(1000)"
         how = f'setsid {sys.executable} -c "{grows}" > /dev/null 2>&1 & {{after}}'
     command, _ = _leaving(shared, name, how, 7)
     shared.drop(name, command, kill_grace="6s" if order == "time" else "3s", retry={"max": 1, "on": [7]}, **keys)

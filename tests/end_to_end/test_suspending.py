@@ -87,7 +87,10 @@ def test_the_clock_of_the_time_limit_stands_still(shared: Served) -> None:
 
 
 def test_a_suspended_job_that_is_cancelled_hears_term_before_its_grace_is_over(shared: Served) -> None:
-    """It is woken to hear it, so that it can tidy up, and does not wait for KILL."""
+    """It is woken to hear it, so that it can tidy up, and does not wait for KILL.
+
+    A file that suspends nothing is taken away.
+    """
     name = "tidy"
     program = "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(print('tidied', flush=True)))\n"
     program += "print('ready', flush=True)\ntime.sleep(100)\n"
@@ -100,7 +103,9 @@ def test_a_suspended_job_that_is_cancelled_hears_term_before_its_grace_is_over(s
     assert shared.wait_outcome(name) == "cancelled"
     assert time.monotonic() - begun < 20
     assert "tidied" in shared.log(name)
-    shared.until(lambda: not _order(shared, name).exists(), "no order for a run that is over")
+    _order(shared, "nobody").touch()
+    for each in (name, "nobody"):
+        shared.until(lambda each=each: not _order(shared, each).exists(), "no order for what does not run")
 
 
 def test_a_suspended_job_keeps_what_it_was_given(shared: Served) -> None:
@@ -117,23 +122,6 @@ def test_a_suspended_job_keeps_what_it_was_given(shared: Served) -> None:
     shared.spool("continue", "big")
     shared.spool("cancel", "big")
     shared.wait_done("other")
-
-
-def test_the_next_run_of_a_job_is_not_suspended(shared: Served) -> None:
-    """Requeued while it stands still, it begins anew and moves; a file that suspends nothing is taken away."""
-    name = "again"
-    shared.drop(name, f"echo run $SPOOL_RUN; {_COUNTS}")
-    shared.says(name, "2")
-    shared.spool("suspend", name)
-    shared.until(lambda: _is_suspended(shared, name), "a suspended job")
-    shared.spool("requeue", name)
-    shared.says(name, "\n5\n", run=2)
-    shared.until(lambda: not _order(shared, name).exists(), "no order")
-    shared.until(lambda: not _quiet(shared, name, 2), "a second run that moves")
-    _order(shared, "nobody").touch()
-    shared.until(lambda: not _order(shared, "nobody").exists(), "a file that suspends nothing taken away")
-    shared.spool("cancel", name)
-    shared.wait_done(name)
 
 
 def test_whoever_wakes_it_behind_the_back_of_spool_does_not_get_far(served: Served) -> None:

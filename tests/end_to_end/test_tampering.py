@@ -127,19 +127,6 @@ def test_a_task_that_damages_its_array_harms_that_alone(plain: Served) -> None:
     assert plain.outcome("swept") == "finished"
 
 
-def test_a_reservation_that_takes_no_complaint_is_told_of_and_stops_nothing(own: Served) -> None:
-    """With a directory in the place of its `.error` file it is a problem of `state.json`; without, the file appears."""
-    reservations = own.root / "reservations"
-    (reservations / "bad.toml.error").mkdir()
-    (reservations / "bad.toml").write_text("nonsense = 1\n")
-    own.until(lambda: _told(own, "reservations/bad.toml.error"), "the problem")
-    own.completes("beside-a-reservation", "true")
-    (reservations / "bad.toml.error").rmdir()
-    own.until((reservations / "bad.toml.error").is_file, "the complaint")
-    (reservations / "bad.toml").unlink()
-    own.until(lambda: not (reservations / "bad.toml.error").exists(), "its end")
-
-
 def test_a_refusal_that_cannot_be_written_down_holds_nobody_else_up(own: Served) -> None:
     """With a directory in the place of the reason the job waits, the next one runs; without, it is held."""
     hook(own, "submitting", '[ "$SPOOL_JOB" != refused ] || { echo "not this one"; exit 1; }')
@@ -153,18 +140,6 @@ def test_a_refusal_that_cannot_be_written_down_holds_nobody_else_up(own: Served)
     own.wait_place("refused", "held")
     own.until(lambda: own.reason("refused") == "hook submitting: not this one", "the reason")
     own.until(lambda: not _told(own, "refused"), "the end of the problem")
-
-
-def test_a_directory_of_somebody_else_in_jobs_costs_its_name_alone(plain: Served) -> None:
-    """What may not be entered in `jobs/` keeps a job of its name waiting, with the reason, and no other."""
-    foreign = plain.root / "jobs" / "foreign"
-    foreign.mkdir()
-    foreign.chmod(0)
-    plain.drop("foreign", "true")
-    plain.wait_reason("foreign", "jobs/foreign")
-    plain.completes("beside-foreign", "true")
-    foreign.chmod(0o700)
-    plain.wait_done("foreign")
 
 
 @pytest.mark.parametrize("name", ["state.json", ".journal", "history.jsonl"])

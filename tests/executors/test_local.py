@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from served import alive
-from spool.core.lifecycle import Liveness
 from spool.executors import local
 from spool.executors.local import LocalProcesses, LocalRun
 from spool.machine import identity, processes
@@ -116,17 +115,6 @@ def test_what_a_killed_wrapper_leaves_is_searched_for_and_ended(
     families.proved.clear()
     families.end(run, kill=True)
     assert not alive(sleeper.pid)
-
-
-def test_a_search_that_is_never_certain_ends_with_a_doubt(families: Families, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which processes come and go all the time holds no end back for ever."""
-    run = families.engine.no_child("a", 1, identity.of_process(os.getpid()))
-    monkeypatch.setattr(families.engine, "liveness", lambda jid: Liveness.GONE)
-    monkeypatch.setattr(processes, "_walk", lambda runs, *_: processes.Found({run.key: {}}, False))
-    assert families.engine.terminate({run: False}) == []
-    monkeypatch.setattr(local, "SEARCH_NS", 0)
-    assert families.engine.terminate({run: False}) == [run]
-    assert run.doubtful
 
 
 def test_a_run_whose_wrapper_is_unknown_is_not_suspended(tmp_path: Path) -> None:

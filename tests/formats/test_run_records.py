@@ -32,7 +32,14 @@ from spool.core.model import (
     Suspension,
 )
 from spool.formats import run_records
-from spool.formats.run_records import parse_history_line, parse_result, render_history, render_result
+from spool.formats.run_records import (
+    parse_history_line,
+    parse_result,
+    read_ended_runs,
+    read_told,
+    render_history,
+    render_result,
+)
 from spool.formats.wire import parse_instant, render_instant
 from spool.store.spool import Spool
 
@@ -187,15 +194,6 @@ def test_what_is_no_count_of_a_resource_is_passed_over() -> None:
     assert run_records.parse_grant(odd).grant == Grant(resources=(("a", 1),))
 
 
-@pytest.mark.parametrize("suspension", [Suspension(), Suspension(5), Suspension(5, 6, 7), Suspension(0, 1, 0)])
-def test_how_long_a_run_was_suspended_is_read_as_it_was_written(suspension: Suspension) -> None:
-    """Later words in the line are passed over."""
-    text = run_records.render_suspended(suspension)
-    assert run_records.parse_suspended(text) == suspension
-    if suspension.since_ns is not None:
-        assert run_records.parse_suspended(text[:-1] + b" more\n") == suspension
-
-
 def test_people_may_write_a_stop_by_hand() -> None:
     """`echo cancel > stop` is enough: then the file's time is when."""
     assert run_records.parse_stop(b"cancel\n", at_ns=7) == Stop(StopKind.CANCEL, "-", 7)
@@ -209,6 +207,7 @@ def test_readers_know_older_and_later_versions_and_other_tools() -> None:
     line = json.loads(render_history(RESULT)) | {"mood": "good"}
     assert parse_history_line(json.dumps(line).encode()) == RESULT
     assert run_records.parse_jid(f"1 2 {BOOT} pid:[1] box more words\n".encode()) == Jid(1, 2, BOOT, "pid:[1]", "box")
+    assert run_records.parse_suspended(b"5 6 7 more\n") == Suspension(5, 6, 7)
     text, expected = b'job = "a"\nrun = 1\noutcome = "lost"', Result("a", 1, 1, State.LOST, "")
     assert parse_result(text) == parse_history_line(b'{"job":"a","run":1,"outcome":"lost"}') == expected
     assert run_records.parse_grant(b'job = "a"\nrun = 1') == run_records.GrantRecord("a", 1)
@@ -257,34 +256,32 @@ def test_no_field_of_a_result_is_left_out_of_its_forms() -> None:
     assert parse_result(render_result(result)) == replace(result, recorded_at_ns=None)
 
 
-@given(results)
-def test_a_result_reads_back_from_both_its_forms(result: Result) -> None:
-    """`result.toml` and the history line lose nothing, CPU time in the history to the millisecond."""
-    assert parse_result(render_result(result)) == result
-    line = render_history(result)
-    assert line.count(b"\n") == 1
-    assert parse_history_line(line) == result
+NS = st.integers(0, 1 << 62)
+SUSPENSIONS = st.builds(Suspension, NS) | st.builds(Suspension, NS, NS, NS)
 
 
-@given(grants)
-def test_a_grant_reads_back(record: run_records.GrantRecord) -> None:
-    """`grant.toml` loses nothing, also an inode number that needs all of 64 bits."""
-    assert run_records.parse_grant(run_records.render_grant(record)) == record
-
-
-@given(watches)
-def test_the_use_of_gpus_reads_back(watch: GpuWatch) -> None:
-    """`gpus.toml` loses nothing, and what is unknown stays unknown."""
-    assert run_records.parse_gpus(run_records.render_gpus(watch)) == watch
-
-
-@given(st.integers(1, 1 << 22), st.integers(0, 1 << 62), word, word, word)
-def test_a_jid_reads_back(pid: int, ticks: int, boot_id: str, namespace: str, host: str) -> None:
-    """One line of five words."""
-    jid = Jid(pid, ticks, boot_id, namespace, host)
-    line = run_records.render_jid(jid)
-    assert line.endswith(b"\n")
-    assert run_records.parse_jid(line) == jid
+@pytest.mark.parametrize(
+    ("render", "parse", "values"),
+    [
+        (render_result, parse_result, results),
+        (render_history, parse_history_line, results),
+        (run_records.render_grant, run_records.parse_grant, grants),
+        (run_records.render_gpus, run_records.parse_gpus, watches),
+        (run_records.render_jid, run_records.parse_jid, st.builds(Jid, st.integers(1, 1 << 22), NS, word, word, word)),
+        (lambda code: b"%d\n" % code, run_records.parse_rc, st.integers(0, 255)),
+        (run_records.render_suspended, run_records.parse_suspended, SUSPENSIONS),
+    ],
+)
+@given(data=st.data())
+def test_a_record_reads_back(
+    render: Callable[[Any], bytes], parse: Callable[[bytes], Any], values: st.SearchStrategy[Any], data: st.DataObject
+) -> None:
+    """Nothing is lost, also numbers that need all of 64 bits, and what is unknown; each line of history is one line."""
+    value = data.draw(values)
+    text = render(value)
+    assert parse(text) == value
+    assert text.endswith(b"\n")
+    assert render is not render_history or text.count(b"\n") == 1
 
 
 @given(st.sampled_from(StopKind), st.text(max_size=10), st.integers(0, 1 << 62), st.text(max_size=30))
@@ -297,11 +294,6 @@ def test_a_stop_is_one_line_whatever_people_say(kind: StopKind, by: str, at_ns: 
     assert run_records.parse_stop(run_records.render_stop(stop)) == stop
 
 
-def test_rc_reads_back() -> None:
-    """Every exit code is read as it was written."""
-    assert [run_records.parse_rc(b"%d\n" % code) for code in range(256)] == list(range(256))
-
-
 LINES = run_records.parse_jid, run_records.parse_rc, run_records.parse_stop, run_records.parse_suspended
 
 
@@ -311,6 +303,7 @@ def test_readers_of_records_are_total(data: bytes) -> None:
     for parse in (*LINES, run_records.parse_grant, parse_result, parse_history_line):
         with suppress(InvalidRecord):
             parse(data)
+    assert read_run(data) is read_told(data) is None
 
 
 def test_what_utf_8_cannot_hold_is_written_all_the_same() -> None:
@@ -395,3 +388,26 @@ def test_a_late_line_says_when_it_was_written() -> None:
     assert parse_history_line(render_history(RESULT, late_ns)).told_at_ns == late_ns
     assert b"recorded_at" not in render_history(RESULT, late_ns - 2 * SECOND_NS)
     assert parse_history_line(render_history(RESULT)).told_at_ns == RESULT.ended_at_ns
+
+
+def read_run(line: bytes) -> Result | None:
+    """Return the run in one line of history; None for one that cannot be understood."""
+    return next(iter(read_ended_runs(line)[0]), None)
+
+
+def test_only_the_engine_knows_the_gpus_of_a_run_elsewhere() -> None:
+    """Each counts as one that no other run had; an edited line may claim any number."""
+    run = Result("a", 2, 1, State.FINISHED, "", grant=Grant(gpus_elsewhere=2))
+    assert run.gpus == ("a:2:0", "a:2:1")
+    assert len(replace(run, grant=Grant(gpus_elsewhere=10**9)).gpus) == 1024
+
+
+def test_a_peak_of_nothing_is_an_unknown_one() -> None:
+    """Versions that wrote 0 for runs that nobody had looked at are understood, in every reader."""
+    line = b'{"job":"a","run":1,"outcome":"finished","peak_memory_bytes":0}'
+    run = read_run(line)
+    assert run is not None
+    assert run.peak_memory_bytes is None
+    assert parse_history_line(line).peak_memory_bytes is None
+    record = b'job = "a"\nrun = 1\nattempt = 1\noutcome = "finished"\nreason = ""\npeak_memory_bytes = 0\n'
+    assert parse_result(record).peak_memory_bytes is None

@@ -14,30 +14,63 @@ SOURCE = Path(__file__).resolve().parent.parent / "fake_nvml" / "nvml.c"
 GIB = 1 << 30
 
 
-class FakeNvml:
+class FakeDriver:
     """GPUs that a test makes, fills, breaks and mends while a program looks at them.
 
     Every method writes the whole state at once; the library reads it at its next call. `environment` holds the
-    variables that a child process needs to find these GPUs; `calls()` tells what was asked.
+    variables that a child process needs to find these GPUs.
     """
 
-    def __init__(self, library: Path, directory: Path) -> None:
-        self.state = directory / "nvml-state"
-        self._calls = directory / "nvml-calls"
+    variables: Mapping[str, str]
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
         self._lines: list[str] = []
         self._only: dict[str, str] = {}
-        search = [str(library.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-        self.variables: Mapping[str, str] = {
-            "LD_LIBRARY_PATH": os.pathsep.join(search),
-            "FAKE_NVML_STATE": str(self.state),
-            "FAKE_NVML_CALLS": str(self._calls),
-        }
-        self._write()
 
     @property
     def environment(self) -> dict[str, str]:
         """The whole environment for a child process that is to see these GPUs."""
         return {**os.environ, **self.variables}
+
+    def add(self, line: str) -> None:
+        """Write one more line of the state; the library in C lists the grammar."""
+        self._lines.append(line)
+        self._write()
+
+    def forget(self, *words: str) -> None:
+        """Take all lines that begin with one of *words* away."""
+        self._lines = [line for line in self._lines if line.split()[0] not in words]
+        self._write()
+
+    def _write(self) -> None:
+        whole = self.state.with_suffix(".new")
+        whole.write_text("\n".join([*self._only.values(), *self._lines, ""]))
+        whole.rename(self.state)
+
+
+def built(source: Path, library: Path) -> Path:
+    """Return *library*, which is built from *source*; without a compiler the test is left out."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip(f"no C compiler (cc) to build {source.name} with")
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-o", library, source], check=True)
+    return library
+
+
+class FakeNvml(FakeDriver):
+    """Those of NVIDIA; `calls()` tells what was asked."""
+
+    def __init__(self, library: Path, directory: Path) -> None:
+        super().__init__(directory / "nvml-state")
+        self._calls = directory / "nvml-calls"
+        search = [str(library.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        self.variables = {
+            "LD_LIBRARY_PATH": os.pathsep.join(search),
+            "FAKE_NVML_STATE": str(self.state),
+            "FAKE_NVML_CALLS": str(self._calls),
+        }
+        self._write()
 
     def gpu(
         self, uuid: str, *, bus: int = 0, total: int = 80 * GIB, free: int | None = None, name: str = "H100"
@@ -87,15 +120,9 @@ class FakeNvml:
         """Let that C function not return until `mend`."""
         self.add(f"hang {call} {uuid}")
 
-    def add(self, line: str) -> None:
-        """Write one more line of the state; `nvml.c` lists the grammar."""
-        self._lines.append(line)
-        self._write()
-
     def mend(self) -> None:
         """Take all errors and hangs away."""
-        self._lines = [line for line in self._lines if line.split()[0] not in ("error", "hang")]
-        self._write()
+        self.forget("error", "hang")
 
     def leave(self, pid: int | None = None) -> None:
         """Take a process, or all, off every GPU."""
@@ -110,11 +137,6 @@ class FakeNvml:
         self._only[uuid] = line
         self._write()
 
-    def _write(self) -> None:
-        whole = self.state.with_suffix(".new")
-        whole.write_text("\n".join([*self._only.values(), *self._lines, ""]))
-        whole.rename(self.state)
-
 
 def _is_process(line: str, pid: int | None) -> bool:
     words = line.split()
@@ -124,15 +146,26 @@ def _is_process(line: str, pid: int | None) -> bool:
 @pytest.fixture(scope="session")
 def fake_nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the library once a session."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler (cc) to build the fake NVML with")
-    library = tmp_path_factory.mktemp("fake-nvml") / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-o", library, SOURCE], check=True)
-    return library
+    return built(SOURCE, tmp_path_factory.mktemp("fake-nvml") / "libnvidia-ml.so.1")
 
 
 @pytest.fixture
 def fake_nvml(fake_nvml_library: Path, tmp_path: Path) -> FakeNvml:
     """GPUs for child processes to see; there are none yet."""
     return FakeNvml(fake_nvml_library, tmp_path)
+
+
+@pytest.fixture
+def own_nvml(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """GPUs for this process and its children to see; there are none yet."""
+    for name, value in fake_nvml.variables.items():
+        monkeypatch.setenv(name, value)
+    return fake_nvml
+
+
+@pytest.fixture
+def four(own_nvml: FakeNvml) -> FakeNvml:
+    """Four GPUs, GPU-0 to GPU-3, that this process and its children see."""
+    for index in range(4):
+        own_nvml.gpu(f"GPU-{index}", bus=index + 1, name="A100" if index < 2 else "T4")
+    return own_nvml

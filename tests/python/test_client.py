@@ -117,15 +117,6 @@ def test_a_job_is_suspended_and_goes_on(served: Served) -> None:
     served.wait_done("long")
 
 
-def test_a_job_without_a_name_gets_one_of_its_program(client: spool.Client, spool_root: Path) -> None:
-    """As from the command line: the stem of the program or the script, and what makes it new."""
-    jobs = [client.submit("./train.py --lr 1"), client.submit(["python3", "-m", "train"]), client.submit("./train.py")]
-    assert len({*jobs}) == 3
-    for job in jobs:
-        assert job.name.startswith("train-")
-        assert (spool_root / "queued" / f"{job}.toml").exists()
-
-
 def test_many_jobs_are_submitted_in_their_order(client: spool.Client, spool_root: Path) -> None:
     """Commands and mappings; what a mapping says overrides what is common."""
     jobs = client.submit_many(

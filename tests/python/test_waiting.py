@@ -95,21 +95,6 @@ def test_a_job_that_never_runs_has_an_end(client: spool.Client, spool_root: Path
 
 
 @pytest.mark.parametrize("count", [2, MANY])
-def test_the_end_of_an_earlier_run_is_not_the_end(served: Served, tmp_path: Path, count: int) -> None:
-    """Jobs that were queued again are waited for until that run has ended, also if they were never seen to run."""
-    client = spool.Client()
-    jobs = client.submit_many([f"test -e {tmp_path}/go"] * count)
-    assert {end.outcome for end in spool.wait_all(jobs) if end is not None} == {spool.State.FAILED}
-    served.stop()
-    for job in jobs:
-        client.requeue(job)
-    assert spool.wait_all(jobs, timeout_s=0.05) == (None,) * count
-    (tmp_path / "go").touch()
-    served.start()
-    assert [(end.outcome, end.run) for end in spool.wait_all(jobs) if end] == [(spool.State.FINISHED, 2)] * count
-
-
-@pytest.mark.parametrize("count", [2, MANY])
 def test_tasks_are_waited_for_before_they_are_issued(served: Served, count: int) -> None:
     """From the submission of their array on, before there is a file of theirs; those that fail come like the others."""
     served.stop()

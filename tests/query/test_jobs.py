@@ -1,23 +1,32 @@
-"""Lists of jobs: what is read at a glance is what a close look finds."""
+"""Lists of jobs: what is read at a glance is what a close look finds, and each view has the same numbers."""
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 from calling import put_job
-from cli.records import end, expand, serve
+from cli.records import TRUE, begin, end, expand, metadir_of, serve
 from filled import filled
+from spool.client import autostart
+from spool.client.autostart import outlook
 from spool.client.submit import make_spool
-from spool.core.model import SECOND_NS, Result, Spec, State, Stop, StopKind
+from spool.core import layout
+from spool.core.gpuuse import GpuWatch
+from spool.core.model import SECOND_NS, GpuWork, Grant, Result, Spec, State, Stop, StopKind
+from spool.formats import run_records
 from spool.formats.run_records import render_history, render_stop
-from spool.formats.state import JobView, of_spec
-from spool.query.details import job_details
+from spool.formats.state import GpuUseView, JobView, of_spec, parse_state
+from spool.machine.processes import MachineProber
+from spool.query.details import RunEfficiency, compare, job_details
 from spool.query.explain import why
-from spool.query.jobs import list_jobs
+from spool.query.jobs import counts, list_jobs
+from spool.query.machine import machine_status
 from spool.query.rows import JobFilter, JobRow, row_of_result
-from spool.store.spool import Spool
+from spool.store.spool import Service, Spool
 from spool.store.tolerant import TolerantSpool
 
 
@@ -147,3 +156,81 @@ def test_each_source_of_rows_fills_each_field(source: str) -> None:
     empty = JobRow(name="", state=State.INVALID)
     same = {name for name in JobRow.__struct_fields__ if getattr(row, name) == getattr(empty, name)}
     assert same - {"name", "state"} == LEFT_OUT[source]
+
+
+COUNTED = {State.RUNNING: 2, State.QUEUED: 1}
+"""What `an_array_with_tasks` is counted as."""
+
+
+def an_array_with_tasks(root: Path, place: str) -> dict[str, JobView]:
+    """Lay an array with two tasks that run and one that waits; return what a dispatcher says of them."""
+    word = "running" if place == "running" else "held"
+    jobs = {
+        "a": JobView(state=word, array=True, run=1, user="me"),
+        "a_0": JobView(state="running", run=1, user="me"),
+        "a_1": JobView(state="running", run=1, user="me"),
+        "a_2": JobView(state="queued", user="me"),
+    }
+    lies = {"a": place, "a_0": "running", "a_1": "running", "a_2": "queued"}
+    for name, where in lies.items():
+        put_job(root, name, place=where)
+        if jobs[name].run is not None:
+            metadir_of(root, name)
+    return jobs
+
+
+@pytest.mark.parametrize("place", ["running", "held"])
+def test_an_array_is_counted_as_its_tasks(spool_root: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """`ls` and `info` count two tasks that run and one that waits, and no job for their array."""
+    serve(monkeypatch, spool_root, an_array_with_tasks(spool_root, place))
+    spool = Spool(str(spool_root))
+    assert dict(counts(list_jobs(spool).rows)) == machine_status(spool).states == COUNTED
+
+
+def test_info_says_what_starts_the_next_dispatcher(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submission does, unless autostart is off, systemd does it, or the spool is somebody else's."""
+    root = str(spool_root)
+    (spool_root / "config.toml").write_text("")
+    assert outlook(root).endswith(" dispatch`")
+    assert machine_status(Spool(root)).next_dispatcher == outlook(root)
+    monkeypatch.setattr(autostart, "unit_for", lambda root: "spool.service")
+    assert "(spool.service)" in outlook(root)
+    owner = os.stat(root).st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert "until its owner, " in outlook(root)
+    monkeypatch.undo()
+    (spool_root / "config.toml").write_text("autostart = false\n")
+    assert "autostart is off" in outlook(root)
+
+
+S = 1_000_000_000
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["an old record", "no record"])
+def test_state_json_is_believed_before_the_record_while_a_dispatcher_lives(
+    spool_root: Path, monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    """`seff`, `show` and `ls` tell the last look, though the record is older; without a dispatcher that."""
+    now = time.time_ns()
+    old = GpuWatch.since(now - 20 * S, 1).looked(now - 18 * S, [GpuWork("x", 0, 1 << 20)], 60 * S)
+    new = old.looked(now - 2 * S, [GpuWork("x", 80, 1 << 30)], 60 * S).looked(now, [GpuWork("x", 0, 1 << 30)], 60 * S)
+    metadir = begin(spool_root, "x", f"{TRUE}gpus = 1\n", Grant(1, None, ("GPU-1",), (0,)), now - 20 * S)
+    if written:
+        (metadir / layout.GPUS).write_bytes(run_records.render_gpus(old))
+    said = JobView(
+        state="running", run=1, gpus=1, gpu_uuids=("GPU-1",), gpu_use=GpuUseView.of(new), gpu_idle_ns=new.idle_ns
+    )
+    serve(monkeypatch, spool_root, {"x": said}, at_ns=now)
+    spool = Spool(str(spool_root))
+    monkeypatch.setattr(MachineProber, "is_wrapper", lambda *_: True)  # this process stands for it
+    view = parse_state((spool_root / layout.STATE).read_bytes())
+    assert view is not None
+    known = tuple(each.use() for each in view.jobs["x"].gpu_use)
+    found = compare(spool, "x")
+    assert isinstance(found, RunEfficiency)
+    details = job_details(spool, "x").runs[-1]
+    assert (found.used.record.gpu_use, details.record.gpu_use, details.gpu_idle_ns) == (known, known, 2 * S)
+    assert list_jobs(spool).rows[0].gpu_percent == 0
+    assert round(known[0].mean_percent or 0) == round(100 * (found.compared.gpu_efficiency or 0))
+    monkeypatch.setattr(Spool, "service", lambda self: Service.NONE)
+    assert job_details(spool, "x").runs[-1].record.gpu_use == (old.gpus if written else ())

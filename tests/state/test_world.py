@@ -1,4 +1,4 @@
-"""What of the machine a decision is made of."""
+"""What of the machine a decision is made of, and what a sized job can have of it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,25 @@ import pytest
 from msgspec.structs import replace
 
 from plugins.fake_nvml import FakeNvml
-from spool.core.model import SECOND_NS, Gpu, Grant, Machine, Request, Running, Spec, Waiting
+from spool.core.model import (
+    FIRST_BYTES,
+    SECOND_NS,
+    Gpu,
+    GpuUse,
+    Grant,
+    Machine,
+    Policy,
+    Request,
+    Result,
+    Running,
+    Spec,
+    State,
+    Waiting,
+)
+from spool.core.priority import Past
+from spool.core.sizes import Sizes
 from spool.machine.gpus import NO_ANSWER, GpuWatcher
+from spool.state.past import Sizing
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.edited import Settings
@@ -85,12 +102,10 @@ def test_each_fact_of_the_machine_is_said_to_count_or_not(world: MachineMonitor)
 
 @pytest.fixture
 def watched(
-    table: SchedulerState, settings: Settings, tmp_path: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+    table: SchedulerState, settings: Settings, tmp_path: Path, own_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[MachineMonitor]:
     """Give a world with one GPU that somebody asks about."""
-    for name, value in fake_nvml.variables.items():
-        monkeypatch.setenv(name, value)
-    fake_nvml.gpu("GPU-a")
+    own_nvml.gpu("GPU-a")
     monkeypatch.setattr(GpuWatcher, "every_ns", 3600 * 10**9)
     world = MachineMonitor(Spool(str(tmp_path / "spool")), table, settings, with_gpus=True)
     yield world
@@ -99,8 +114,8 @@ def watched(
 
 def answer(world: MachineMonitor) -> Machine:
     """Do what the dispatcher does when NVML's answer wakes it, or when it was there at once."""
-    if world.answer_due_ns() != 0:
-        assert world.gpus is not None
+    assert world.gpus is not None
+    if world.gpus.asked > world.gpus.answered:
         assert select.select([world.gpus.fileno()], [], [], PATIENCE_S)[0]
         world.take_gpu_answer()
     return world.machine(NOW)
@@ -230,3 +245,22 @@ def test_where_things_are_is_asked_only_on_a_spool_that_pins(
     assert after.cpus == sum(len(core.cpus) for core in after.cores) == len(os.sched_getaffinity(0))
     assert (watched.why_not_pinned(is_shared=False) or "").startswith("cpus = 4096 counts as ")
     assert "machine.toml" in (watched.why_not_pinned(is_shared=True) or "")
+
+
+@pytest.mark.parametrize(("gpus", "shares"), [(1, True), (2, False)])
+def test_what_not_so_many_gpus_have_is_asked_of_whole_ones(gpus: int, shares: bool) -> None:
+    """A peak on the one large GPU does not make a request that no two GPUs can serve."""
+    request = Request(gpus=gpus, gpu_memory_auto=True, memory_bytes=FIRST_BYTES)
+    use = (GpuUse(peak_memory_bytes=50 * GIB),)
+    sizes = Sizes()
+    grant = Grant(1, FIRST_BYTES)
+    sizes.add("alice", Result("a", 1, 1, State.FINISHED, "", 1, 2, 3, gpu_use=use, request=request, grant=grant))
+    sizing = Sizing(lambda name: None)
+    cards = [Gpu(f"GPU-{index}", index, "A", size * GIB, size * GIB) for index, size in enumerate((80, 40, 40))]
+    sizing.fit(Machine(4, 64 * GIB, 64 * GIB, gpus=tuple(cards)), Policy())
+    past = Past(Policy())
+    past.sizes = sizes
+    found = sizing.of(Waiting("a", Spec("true", request=request), "alice", 0), past)
+    assert found is not None
+    assert (found.request.gpu_memory_bytes is not None) is shares
+    assert ("whole GPUs" in found.why) is not shares

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from faulty import FaultyDisk, PowerCut, cut_off, every_cut
 from spool.store import disk
 from spool.store.disk import Disk, disk_is_full, open_log
-from spool.testing.fakes import FaultyDisk, PowerCut, cut_off, every_cut
 
 OLD, NEW = b"the old text\n", b"the new text, which is longer\n"
 

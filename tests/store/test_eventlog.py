@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from faulty import FaultyDisk, PowerCut
 from spool.core import layout
 from spool.core.model import Event, EventName, Grant, Request, Result, State
 from spool.formats.events import parse_event, render_event
 from spool.store import logs
 from spool.store.disk import Disk
 from spool.store.logs import EventReader, EventWriter
-from spool.testing.fakes import FaultyDisk, PowerCut
 
 
 def event(number: int, filler: str = "") -> Event:

@@ -16,15 +16,15 @@ from spool.state import past
 from spool.state.past import past_of
 from spool.store.history import History
 from spool.store.spool import Spool
-from spool.testing.fakes import a_result
+from views import an_end
 
 HOUR_NS = 3600 * SECOND_NS
 NOW_NS = 1_800_000_000 * SECOND_NS
 
 
 def ended(name: str, hours_ago: float) -> Result:
-    """Return a run that ended so long ago, after a second."""
-    return a_result(name, submitted_at_ns=NOW_NS - int(hours_ago * HOUR_NS) - SECOND_NS, ran="1s")
+    """Return a run that ended so long ago."""
+    return an_end(NOW_NS, name, hours_ago=hours_ago)
 
 
 @pytest.fixture

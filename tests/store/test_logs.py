@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from faulty import FaultyDisk, PowerCut, cut_off, every_cut
 from spool.core import layout
 from spool.formats.journal import Left, Line, Over, Waits
 from spool.store.disk import SpoolTrouble
 from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
-from spool.testing.fakes import FaultyDisk, PowerCut, cut_off, every_cut
 from support import make_spool, wait_for
 
 FIRST, SECOND = Waits("a", 1, 0, 1), Waits("b", 2, 0, 2)

@@ -55,10 +55,10 @@ class ExpiredRun(Struct, frozen=True):
 
 
 class Removal(Struct, frozen=True):
-    """Runs to remove, jobs without any left, with the numbers of their newest runs, and files of reservations."""
+    """Runs to remove, jobs without any left, and files of reservations."""
 
     runs: tuple[ExpiredRun, ...]
-    jobs: tuple[tuple[str, int], ...]
+    jobs: tuple[str, ...]
     problems: tuple[str, ...] = ()  # files that could not be read or removed, one line each
     reservations: tuple[str, ...] = ()  # files of removed reservations
 
@@ -109,11 +109,11 @@ def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = 
     jobs = []
     for name, runs in runs_of.items():
         if runs and all((name, run) in chosen for run in runs):
-            jobs.append((name, runs[-1]))
+            jobs.append(name)
         elif runs:
             chosen.pop((name, runs[-1]), None)  # it records the outcome of the job
         elif _record_is_old(spool, name, keep, now_ns):
-            jobs.append((name, 0))
+            jobs.append(name)
     going = sorted(chosen.values(), key=lambda old: (old.name, old.run))
     return Removal(tuple(going), tuple(jobs), tuple(problems), reservations)
 
@@ -131,22 +131,22 @@ def remove_planned(
     runs_of: dict[str, list[ExpiredRun]] = {}
     for old in removal.runs:
         runs_of.setdefault(old.name, []).append(old)
-    last = dict(removal.jobs)
-    jobs = []
+    whole, jobs = frozenset(removal.jobs), []
     with _directories(spool) as at, _alone(spool, at[STAGING]):
         collector = _Collector(spool, disk, at)
         collector.sweep()
         collector.remember({name: max(old.run for old in runs) for name, runs in runs_of.items()})
         done = 0
-        for name in sorted({*runs_of, *last}):
+        for name in sorted({*runs_of, *whole}):
             going = runs_of.get(name, [])
-            for _ in collector.remove_runs(name, going, whole=name in last):
+            for _ in collector.remove_runs(name, going, whole=name in whole):
                 done += 1
                 step(done, len(removal.runs))
-            if name in last and collector.remove_record(name):
-                jobs.append((name, last[name]))
-        kept = tuple(filter(collector.remove_reservation, removal.reservations))
-    return Removal(tuple(collector.gone), tuple(jobs), (*removal.problems, *collector.problems), kept)
+            if name in whole and collector.remove_record(name):
+                jobs.append(name)
+        what = (GONE_RESERVATIONS, "an old reservation")
+        gone = tuple(filename for filename in removal.reservations if collector.discard(filename, *what))
+    return Removal(tuple(collector.gone), tuple(jobs), (*removal.problems, *collector.problems), gone)
 
 
 class _Collector:
@@ -196,10 +196,8 @@ class _Collector:
         except OSError as error:  # without its numbers, some would be reused
             raise SpoolUnusable(_cannot("clean up", self._spool.root, error, path)) from None
         numbers = {name: run for name, run in known.items() if isinstance(run, int)} if isinstance(known, dict) else {}
-        for name, run in last.items():
-            numbers[name] = max(run, numbers.get(name, 0))
-        text = json.dumps(numbers, separators=(",", ":")).encode() + b"\n"
-        staged = self._disk.staged(text, durable=True)
+        numbers |= {name: max(run, numbers.get(name, 0)) for name, run in last.items()}
+        staged = self._disk.staged(json.dumps(numbers, separators=(",", ":")).encode() + b"\n", durable=True)
         try:
             self._disk.rename(staged, os.path.basename(path), new_at=self._at[JOBS])
         except OSError as error:
@@ -248,7 +246,7 @@ class _Collector:
         """Remove the file of a job without runs; return whether it is gone."""
         if name in self._stays or not _may_go(self._spool, name, self._unrecorded):
             return False
-        if not self._discard(layout.file_of(name), DONE, f"the record of job {name}"):
+        if not self.discard(layout.file_of(name), DONE, f"the record of job {name}"):
             return False
         with suppress(OSError):  # a run has begun meanwhile, or a user keeps a file there
             self._disk.rmdir(name, self._at[JOBS])
@@ -258,11 +256,7 @@ class _Collector:
                 self._disk.discard(name + layout.FUNCTION, self._at[CALLS])
         return True
 
-    def remove_reservation(self, filename: str) -> bool:
-        """Remove the kept text of a reservation; return whether it is gone."""
-        return self._discard(filename, GONE_RESERVATIONS, "an old reservation")
-
-    def _discard(self, filename: str, place: str, what: str) -> bool:
+    def discard(self, filename: str, place: str, what: str) -> bool:
         """Remove a file, and return whether it is gone; else add the problem."""
         try:
             self._disk.discard(filename, self._at[place])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from spool.core.model import ArraySpec, ArrayTask, Spec, State, Stop
 
@@ -126,7 +126,7 @@ def progress(done: int, total: int, running: int, taken: Sequence[str]) -> str:
 
 def cancelled_by(stop: Stop) -> str:
     """Return who has cancelled an array, and the reason."""
-    return f"cancelled by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
+    return f"cancelled {stop.by_whom}"
 
 
 class Substitution:
@@ -152,15 +152,11 @@ class Substitution:
 
     def apply(self, text: str, values: Mapping[str, str]) -> str:
         """Return *text* with every known key replaced. Inserted text is not searched again."""
-        return self._find.sub(self._replacer(values), text)
 
-    @staticmethod
-    def _replacer(values: Mapping[str, str]) -> Callable[[re.Match[str]], str]:
-        def replace(match: re.Match[str]) -> str:
-            key = match.group("key")
+        def replaced(match: re.Match[str]) -> str:
+            key, literal = match["key"], match["literal"]
             if key is not None:
                 return values[key]
-            literal = match.group("literal")
-            return match.group() if literal is None else f"{{{literal}}}"
+            return match[0] if literal is None else f"{{{literal}}}"
 
-        return replace
+        return self._find.sub(replaced, text)

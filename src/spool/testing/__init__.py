@@ -1,1 +1,1 @@
-"""Fakes and builders for tests of spool and of programs that use it."""
+"""A served spool and the claims that hold for every engine, for tests of programs that use spool."""

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from crash.events import events, nobody_reads, want_everything
 from crash.world import Session, ends_of, history, world_at
+from extras.engines.fake_engine import HOST, FakeEngine, FakeRun
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import ACTIVE, EngineWord, Liveness
@@ -37,7 +38,6 @@ from spool.query.rows import JobFilter, JobRow
 from spool.state.run import ActiveRun
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
-from spool.testing.fakes import HOST, FakeEngine, FakeRun
 
 THERE = 'executor = "slurm"'  # a name that job files may say, and that no engine has yet
 
@@ -45,7 +45,7 @@ THERE = 'executor = "slurm"'  # a name that job files may say, and that no engin
 @pytest.fixture(autouse=True)
 def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an engine of that name, and no process looked for."""
-    monkeypatch.setattr(engines()["slurm"], "executor", "spool.testing.fakes:FakeEngine")
+    monkeypatch.setattr(engines()["slurm"], "executor", "extras.engines.fake_engine:FakeEngine")
     monkeypatch.setattr(FakeEngine, "runs", {})
 
     def search(wanted: Any, *_: Any, **__: Any) -> Found:
@@ -85,7 +85,7 @@ def running(session: Session, name: str = "x", *lines: str) -> tuple[FakeRun, Ac
 
 
 def test_what_runs_elsewhere_takes_nothing_of_this_machine(session: Session) -> None:
-    """Both machines are full at once, and each keeps waiting who is for it, and nobody else."""
+    """Both are full at once, and each keeps waiting who is for it, and nobody else."""
     for name in ("far-1", "far-2", "far-3"):
         session.users.submit(name, "true", THERE, "cpus = 4")
     for name in ("near-1", "near-2", "near-3"):
@@ -93,10 +93,10 @@ def test_what_runs_elsewhere_takes_nothing_of_this_machine(session: Session) -> 
     session.settle()
     state, plan = now(session).state, now(session).planner.plan
     assert set(state.runs) == {"far-1", "far-2", "near-1", "near-2"}
-    assert (state.runs.counts.cpus, state.runs.elsewhere["slurm"].counts.cpus) == (2, 8)
+    assert (state.runs.counts.cpus, state.runs.engines["slurm"].runs) == (2, 2)
     reasons = {name: str(plan.reason(name)) for name in ("far-3", "near-3")}
     assert reasons == {
-        "far-3": "cpus: needs 4, 0 free (2 runs hold 8)",
+        "far-3": "max_in_flight: 2 of 2 are in Slurm",
         "near-3": "cpus: needs 1, 0 free (2 runs hold 2)",
     }
     assert why(Spool(str(session.world.root)), "far-3").reasons[0].text == reasons["far-3"]
@@ -123,7 +123,7 @@ def test_its_executor_says_how_a_run_goes_on_and_ends(session: Session) -> None:
     assert ends_of(session.world).outcomes["x"] == ("failed 1.0",)
     (result,) = history(session.world.root)
     assert (result.exit_code, result.cpu_time_ns, result.peak_memory_bytes) == (3, 7_000_000, 1 << 20)
-    assert not now(session).state.runs.elsewhere["slurm"]
+    assert not now(session).state.runs.engines["slurm"].runs
 
 
 def test_the_node_of_a_run_is_in_every_view_and_record(session: Session) -> None:
@@ -571,7 +571,7 @@ def test_an_exit_code_that_comes_with_a_late_jid_counts(session: Session, monkey
 
     def spoken(*_: Any) -> bool:
         run.begin()
-        run._write(layout.RC, b"3\n")
+        run.write(layout.RC, b"3\n")
         return False
 
     monkeypatch.setattr(LockedSpool, "take_jid", spoken)
@@ -715,7 +715,7 @@ def test_a_run_whose_engine_is_not_there_any_more_is_left_alone(
     assert not (session.world.root / "jobs" / "x" / "1" / "result.toml").exists()
     assert (session.world.root / "running" / "x.toml").exists()
     session.end()
-    monkeypatch.setattr(engines()["slurm"], "executor", "spool.testing.fakes:FakeEngine")
+    monkeypatch.setattr(engines()["slurm"], "executor", "extras.engines.fake_engine:FakeEngine")
     run.end(0)
     session.settle()
     assert ends_of(session.world).outcomes["x"] == ("finished 1.0",)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.planning import GIB, spec
 from spool.core.errors import InvalidValue, SpoolError, StartRefused
 from spool.core.lifecycle import EngineWord
 from spool.extras.commands import CommandEnd
 from spool.extras.engines import sge
 from spool.extras.engines.sge import SgeConfig
 from spool.formats.config import Config
-from spool.testing.fakes import a_request, a_spec
 
 MARK = "spool:0a1b:a.B_c-1:7"
 LINE = "main.q:vm:root:root:{name}:{id}:sge:0:1795644762:{began}:1795644781:{failed}:{code}:2:0.01:0.00:4632.0"
@@ -28,7 +28,7 @@ def language(config: SgeConfig | None = None) -> sge.SgeLanguage:
 
 def options(config: SgeConfig, **keys: Any) -> list[str]:
     """Return the options for a job that requests *keys*."""
-    return [*language(config).options_of("x", a_spec(request=a_request(**keys)))]
+    return [*language(config).options_of("x", spec(**keys))]
 
 
 def after(words: list[str], option: str) -> list[str]:
@@ -47,8 +47,8 @@ def test_memory_is_for_the_job_or_for_each_slot() -> None:
     """A consumable is multiplied by the slots of a parallel environment."""
     job = SgeConfig(pe="smp")
     slot = SgeConfig(pe="smp", memory="h_vmem", memory_per_slot=True)
-    assert after(options(job, cpus=3, memory="10M"), "-l") == ["mem_free=10M"]
-    assert after(options(slot, cpus=3, memory="10M"), "-l") == ["h_vmem=4M"]
+    assert after(options(job, cpus=3, memory_bytes=10 << 20), "-l") == ["mem_free=10M"]
+    assert after(options(slot, cpus=3, memory_bytes=10 << 20), "-l") == ["h_vmem=4M"]
     assert after(options(slot, cpus=3), "-pe") == ["smp"]
 
 
@@ -58,8 +58,8 @@ def test_memory_is_for_the_job_or_for_each_slot() -> None:
         ({"cpus": 2}, SgeConfig(), r'write pe = "NAME" in \[sge\]'),
         ({"gpus": 1}, SgeConfig(), r'write gpus = "NAME" in \[sge\]'),
         ({"gpus": 1, "gpu_type": "A100"}, SgeConfig(gpus="gpu"), r"write gpu_types = "),
-        ({"gpus": 1, "gpu_memory": "1G"}, SgeConfig(gpus="gpu"), "it shares a GPU"),
-        ({"gpus": 1, "gpu_min_memory": "40G"}, SgeConfig(gpus="gpu"), r"a least size .*-l RESOURCE=A\|B"),
+        ({"gpus": 1, "gpu_memory_bytes": GIB}, SgeConfig(gpus="gpu"), "it shares a GPU"),
+        ({"gpus": 1, "gpu_min_memory_bytes": 40 * GIB}, SgeConfig(gpus="gpu"), r"a least size .*-l RESOURCE=A\|B"),
         ({"gpus": 1, "gpu_type": ("A", "B")}, SgeConfig(gpus="gpu"), r"several GPU types .*name one gpu_type"),
     ],
 )

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import pty
 import re
 import shlex
 import shutil
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,12 +18,21 @@ from typing import Any
 import pytest
 
 import spool
+from crash.conftest import world as world
+from crash.cuts import cuts, each_alike
+from crash.world import Ends, Session, World, check, ends_of, world_at
 from docs.test_pages import START
+from faulty import FaultyDisk
 from plugins.fake_nvml import FakeNvml
 from served import GPU_LOOKS, Served
-from shell import Home, home_of_test
+from shell import Home, Terminal, home_of_test
+from spool.core import layout
 from spool.core.errors import InvalidValue
+from spool.dispatcher import launcher, recovery
+from spool.executors.base import Launch
+from spool.extras.here.launching import own_terminal
 from spool.formats import jobfile
+from spool.store.spool import Spool
 from support import PATIENCE_S, wait_for
 from test_examples import folder, result
 from test_examples import served as served_examples
@@ -38,79 +43,6 @@ EXECUTORS = ("process", "sh")
 _CTRL_C, _CTRL_D, _CTRL_Z = b"\x03", b"\x04", b"\x1a"
 _LOG = "spool: what this run prints is in the terminal of its `spool run --here`\n"
 _UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
-
-
-class Terminal:
-    """A terminal of 80 by 24, the one that controls *words*, as a user sees it and types into it."""
-
-    def __init__(self, words: Sequence[str], environment: dict[str, str], cwd: Path) -> None:
-        """Start *words* in it."""
-        self.pid, self._fd = pty.fork()
-        if self.pid == 0:
-            try:
-                fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
-                os.chdir(cwd)
-                os.execvpe(words[0], words, environment)
-            finally:
-                os._exit(99)
-        os.set_blocking(self._fd, False)
-        self._screen = b""
-        self.code: int | None = None
-
-    def shows(self, text: str) -> str:
-        """Wait until *text* was shown, and return all that was."""
-        try:
-            return wait_for(lambda: self.screen() if text in self.screen() else "", what=text)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.screen()}") from None
-
-    def screen(self) -> str:
-        """Return all that was shown so far."""
-        with contextlib.suppress(OSError):  # nothing new, or it is over
-            while data := os.read(self._fd, 1 << 16):
-                self._screen += data
-        return self._screen.decode(errors="replace")
-
-    def type(self, keys: str | bytes) -> None:
-        """Press keys."""
-        os.write(self._fd, keys.encode() if isinstance(keys, str) else keys)
-
-    def resize(self, lines: int, columns: int) -> None:
-        """Change its size."""
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
-
-    def is_raw(self) -> bool:
-        """Whether its keys go to the program as they are."""
-        return not termios.tcgetattr(self._fd)[3] & (termios.ICANON | termios.ECHO | termios.ISIG)
-
-    def ends(self) -> int:
-        """Wait for the end of its program and return the exit code."""
-
-        def reaped() -> bool:
-            self.screen()
-            if self.code is None:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                self.code = os.waitstatus_to_exitcode(status) if pid else None
-            return self.code is not None
-
-        wait_for(reaped, what=f"the end of the program: {self.screen()}")
-        self.screen()
-        assert self.code is not None
-        return self.code
-
-    def close(self) -> None:
-        """Close the window."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def leave(self) -> None:
-        """Leave nothing behind."""
-        if self.code is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-        self.close()
 
 
 class Desk:
@@ -142,13 +74,14 @@ class Desk:
     def piped(self, *words: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         """Run *words* here without a terminal."""
         return subprocess.run(
-            self.words(*words),
-            input=data,
-            capture_output=True,
-            env=self.environment,
-            cwd=self.home,
-            timeout=PATIENCE_S,
-            check=False,
+            self.words(*words), input=data, capture_output=True, env=self.environment, cwd=self.home,
+            timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+
+    def begun(self, *words: str, **more: Any) -> subprocess.Popen[bytes]:
+        """Start *words* here without a terminal and without input."""
+        return subprocess.Popen(
+            self.words(*words), env=self.environment, cwd=self.home, stdin=subprocess.DEVNULL, **more
         )
 
     def leave(self) -> None:
@@ -197,13 +130,7 @@ def test_a_reader_sees_the_end_of_the_output_with_the_command(desk: Desk) -> Non
 def test_signals_reach_the_command(desk: Desk) -> None:
     """USR1 that this process gets goes to the command, as do TERM and USR2."""
     text = "trap 'echo told; exit 7' USR1; echo ready; while :; do sleep 0.02; done"
-    process = subprocess.Popen(
-        desk.words("-q", "-c", text),
-        stdout=subprocess.PIPE,
-        env=desk.environment,
-        cwd=desk.home,
-        stdin=subprocess.DEVNULL,
-    )
+    process = desk.begun("-q", "-c", text, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     process.send_signal(signal.SIGUSR1)
@@ -343,7 +270,7 @@ def test_the_job_ends_with_its_terminal(desk: Desk, how: str) -> None:
     """When the window is closed, or the command killed, in a pipeline too, the job gets HUP, and its room is free."""
     words = ("-n", "long", "-c", "echo ready; exec sleep 1000")
     if how == "without a terminal":
-        with subprocess.Popen(desk.words(*words), env=desk.environment, stdin=subprocess.DEVNULL) as process:
+        with desk.begun(*words) as process:
             once(lambda: "sleep" in _commands(desk.served, "long"), "the command")
             process.kill()
     else:
@@ -369,8 +296,7 @@ def test_who_has_no_terminal_any_more_is_told(desk: Desk) -> None:
 def test_it_waits_its_turn_and_ctrl_c_ends_the_wait(desk: Desk) -> None:
     """It is queued, the terminal says why it waits, and Ctrl-C cancels it, with 130."""
     desk.served.begun("first", _UNTIL_GO, cpus=1)
-    words = desk.words("-n", "piped", "echo", "my turn")
-    with subprocess.Popen(words, stderr=subprocess.PIPE, env=desk.environment, stdin=subprocess.DEVNULL) as piped:
+    with desk.begun("-n", "piped", "echo", "my turn", stderr=subprocess.PIPE) as piped:
         assert piped.stderr is not None
         assert piped.stderr.readline() == b"spool: job piped\n"
         assert piped.stderr.readline().startswith(b"spool: job piped waits: cpus: needs 1")
@@ -395,12 +321,7 @@ def test_it_waits_its_turn_and_ctrl_c_ends_the_wait(desk: Desk) -> None:
 def test_ctrl_z_while_it_waits_keeps_no_room(desk: Desk) -> None:
     """A stopped caller is passed by others, with the reason; once it is continued, its command has its turn."""
     desk.served.begun("first", _UNTIL_GO, cpus=1)
-    waits = subprocess.Popen(
-        desk.words("-n", "stopped", "echo", "my turn"),
-        stdout=subprocess.PIPE,
-        env=desk.environment,
-        stdin=subprocess.DEVNULL,
-    )
+    waits = desk.begun("-n", "stopped", "echo", "my turn", stdout=subprocess.PIPE)
     desk.served.until(lambda: desk.served.places("stopped") == ["queued"], "the job")
     waits.send_signal(signal.SIGSTOP)
     (desk.home / "go").touch()
@@ -415,8 +336,7 @@ def test_ctrl_z_while_it_waits_keeps_no_room(desk: Desk) -> None:
 def test_a_caller_that_is_killed_while_it_waits_leaves_a_job_that_fails(desk: Desk) -> None:
     """Nothing runs for nobody: when its turn comes the job has failed, and says why."""
     desk.served.begun("first", _UNTIL_GO, cpus=1)
-    words = desk.words("-n", "gone", "touch", "ran")
-    waits = subprocess.Popen(words, env=desk.environment, cwd=desk.home, stdin=subprocess.DEVNULL)
+    waits = desk.begun("-n", "gone", "touch", "ran")
     desk.served.until(lambda: desk.served.places("gone") == ["queued"], "the job")
     waits.kill()
     waits.wait()
@@ -430,14 +350,9 @@ def test_without_any_terminal_it_runs_too(desk: Desk) -> None:
     """From cron or over `ssh` without `-t` there is none, and stdin may even be closed."""
     words = shlex.join(desk.words("-q", "-c", "echo out; exit 3"))
     done = subprocess.run(
-        ["sh", "-c", f"exec {words} <&-"],
-        stdout=subprocess.PIPE,
-        env=desk.environment,
-        cwd=desk.home,
-        timeout=PATIENCE_S,
-        check=False,
-        start_new_session=True,
-    )
+        ["sh", "-c", f"exec {words} <&-"], stdout=subprocess.PIPE, env=desk.environment, cwd=desk.home,
+        timeout=PATIENCE_S, check=False, start_new_session=True,
+    )  # fmt: skip
     assert (done.returncode, done.stdout) == (3, b"out\n")
 
 
@@ -632,3 +547,48 @@ def test_the_recipe_of_jupyter_runs() -> None:
     finally:
         end_dispatcher(home.spool)
     assert printed.endswith("in jupyter: lab --no-browser --port 8899\n")
+
+
+def _caller_looks(session: Session) -> None:
+    """Start the wrapper if the dispatcher has told so, as `spool run --here` does."""
+    spool = Spool(str(session.world.root))
+    run = spool.latest_run("job")
+    if run is None or spool.record("job", run, layout.LAUNCH) != own_terminal().encode():
+        return
+    metadir = spool.layout.metadir("job", run)
+    os.unlink(f"{metadir}/{layout.LAUNCH}")
+    script = f"{metadir}/{layout.WRAPPER}"
+    session.world.launched.append(Launch("job", run, spool.root, metadir, script, keep=False))
+
+
+def _played(world: World, cut_at: int | None, *, slow: int = 0) -> FaultyDisk:
+    disk = FaultyDisk(world.staging, cut_at=cut_at)
+    session = Session(world, iter([disk]))
+    looks = [*[lambda _: None] * slow, _caller_looks]  # after a cut the next dispatcher is faster than the caller
+    session.after_turn = lambda: looks.append(_caller_looks) or looks.pop(0)(session)  # type: ignore[func-returns-value]
+    session.after_cut = lambda: looks.insert(0, lambda _: None)
+    session.users.submit("job", "ok", f'terminal = "{own_terminal()}"', "requeue = false")
+    session.turns(8)
+    session.settle()
+    session.end()
+    session.settle()
+    session.end()
+    check(world)
+    assert ends_of(world) == Ends({"job": ("done",)}, {"job": 1}, {"job": ("finished 1.0",)})
+    return disk
+
+
+def test_a_command_in_a_terminal_runs_once_wherever_the_dispatcher_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any change of the disk: the next one tells the terminal again, or finds the run that goes on."""
+    monkeypatch.setattr(launcher, "SILENT_NS", 0)
+    monkeypatch.setattr(recovery, "SILENT_NS", 0)
+    with world_at(tmp_path / "whole", monkeypatch) as world:
+        whole = _played(world, None)
+    each_alike(tmp_path, monkeypatch, whole, cuts(whole, 0), _played)
+
+
+def test_a_run_that_its_terminal_has_not_begun_yet_is_not_lost(world: World) -> None:
+    """However often the dispatcher looks at it meanwhile."""
+    _played(world, None, slow=5)

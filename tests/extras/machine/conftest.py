@@ -47,10 +47,8 @@ def machine(brisk: None, place: Path) -> Iterator[Driven]:
 
 
 @pytest.fixture
-def nvml(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+def nvml(own_nvml: FakeNvml) -> FakeNvml:
     """Give a driver with two GPUs that the arbiter asks."""
-    for name, value in fake_nvml.variables.items():
-        monkeypatch.setenv(name, value)
     for bus, uuid in enumerate(("GPU-a", "GPU-b")):
-        fake_nvml.gpu(uuid, bus=bus)
-    return fake_nvml
+        own_nvml.gpu(uuid, bus=bus)
+    return own_nvml

@@ -23,7 +23,7 @@ from extras.machine.talk import journal_of
 from served import Served, marked
 from spool.extras.machine import protocol
 from spool.extras.machine.protocol import MachineShares
-from support import ROOT, wait_for
+from support import ROOT, as_user, wait_for
 
 USERS = {"alina": 23451, "bob": 23452, "carol": 23453}
 SERVER = 23450
@@ -42,15 +42,6 @@ resources = {{ {resources} }}
 """
 
 
-def as_user(uid: int) -> list[str]:
-    """Return what runs a command as the user *uid*; nothing without root."""
-    return _as(uid) if are_accounts() else []
-
-
-def _as(uid: int) -> list[str]:
-    return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-
-
 # Where there is no compiled wrapper, a start is a Python of the user's, who must be able to execute it.
 _TRIED = """
 import subprocess, sys
@@ -65,7 +56,7 @@ def are_accounts() -> bool:
     if os.getuid() != 0 or shutil.which("setpriv") is None:
         return False
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    tried = [*_as(SERVER), sys.executable, "-c", _TRIED]
+    tried = [*as_user(SERVER), sys.executable, "-c", _TRIED]
     return subprocess.run(tried, env=environment, capture_output=True, check=False).returncode == 0
 
 

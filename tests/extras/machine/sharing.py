@@ -12,9 +12,8 @@ from spool.extras.machine.protocol import MachineShares
 from spool.formats.wire import json_line
 from spool.query.shared import GpuShare, UserShare
 from spool.store.ownership import this_user
-
-G = 1 << 30
-BOB = UserShare(user="bob", leases=2, cpus=5, memory_bytes=8 * G, gpus=1, resources={"licence": 1}, asks=4)
+from views import BOB as BOB
+from views import G as G
 
 
 def shares(*others: UserShare, own: UserShare | None = None, **more: Any) -> MachineShares:

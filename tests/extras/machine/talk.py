@@ -23,7 +23,7 @@ from spool.extras.machine.arbiter import Arbiter
 from spool.extras.machine.ledger import EndLine, LeaseLine
 from spool.extras.machine.protocol import Drop, LeaseRequest, MachineShares, Use
 from spool.machine import identity
-from support import wait_for
+from support import as_user, wait_for
 
 T = TypeVar("T", bound=protocol.PeerMessage)
 
@@ -52,11 +52,6 @@ def name_of(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def as_user(uid: int) -> list[str]:
-    """Return what runs a command as a user; another one takes setpriv."""
-    return [] if uid == os.getuid() else ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from spool.extras.machine import arbiter as server
 from spool.extras.machine import ledger, protocol
 from spool.extras.machine.protocol import REPLIES, Drop, EndLease, LeaseRequest, NotAMessage, Use, read
 from spool.machine import identity
-from support import PATIENCE_S, ROOT, wait_for
+from support import PATIENCE_S, ROOT, as_user, wait_for
 
 pytestmark = pytest.mark.usefixtures("brisk")
 
@@ -390,7 +390,7 @@ def test_the_arbiter_opens_nothing_of_a_user(place: Path) -> None:
 @with_setpriv
 def test_the_arbiter_needs_no_capability_and_no_home(place: Path) -> None:
     """Under a uid of its own, without capabilities, new privileges or a home, it serves users."""
-    account = ["setpriv", "--reuid=12350", "--regid=12350", "--clear-groups"]
+    account = as_user(12350)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     tried = [*account, sys.executable, "-c", "import spool"]
     if subprocess.run(tried, env=environment, capture_output=True, check=False, cwd="/").returncode:

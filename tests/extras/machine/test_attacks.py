@@ -33,7 +33,6 @@ from extras.machine.talk import (
     Clock,
     Driven,
     Speaker,
-    as_user,
     driven,
     name_of,
     process_of,
@@ -46,6 +45,7 @@ from spool.extras.machine import ledger, protocol
 from spool.extras.machine.protocol import Ask, Claim, Drop, EndLease, LeaseRequest, Units, Use
 from spool.machine import identity
 from spool.machine.host import Host, HostMemory
+from support import as_user
 
 pytestmark = pytest.mark.usefixtures("brisk")
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from crash.world import Session, World, world_at
+from faulty import FaultyDisk, PowerCut
 from spool.core import layout
 from spool.core.gpus import as_if_alone
 from spool.core.layout import QUEUED
@@ -42,7 +43,6 @@ from spool.formats.config import Config
 from spool.formats.state import SharedView
 from spool.machine.host import shared_directory
 from spool.state.world import on_shared
-from spool.testing.fakes import FaultyDisk, PowerCut
 
 T = TypeVar("T")
 WHY = "cpus: needs 1, 0 free (2 leases of bob hold 2)"

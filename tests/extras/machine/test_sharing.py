@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from calling import Command, start
 from extras.machine import sharing
 from extras.machine.sharing import BOB, gpu_share, write
-from plugins.fake_nvml import FakeNvml
 from spool.client import service
 from spool.core.errors import SpoolError, SpoolUnusable
 from spool.extras import machine as extra
@@ -92,17 +91,12 @@ def test_status_says_whether_a_machine_is_shared_and_served(shares: Command, lab
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can install the service")
-def test_installing_writes_and_starts_the_service(
-    spool: Command, machine: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("four")
+def test_installing_writes_and_starts_the_service(spool: Command, machine: Path) -> None:
     """The unit calls this program; a second time nothing is written but the service restarts; machine.toml stays.
 
     Its quotas leave a part of each resource to other users.
     """
-    for name, value in fake_nvml.variables.items():
-        monkeypatch.setenv(name, value)
-    for number in range(4):
-        fake_nvml.gpu(f"GPU-{number}", bus=number)
     said = spool("machine", "install")
     assert said.code == 0, said
     unit = machine / "units" / "spool-machine.service"

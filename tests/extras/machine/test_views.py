@@ -72,7 +72,7 @@ def test_the_end_of_an_array_is_not_promised(spool_root: Path, spool: Command) -
 
 
 def test_gpus_names_the_users_that_have_leases(
-    spool: Command, spool_root: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+    spool: Command, spool_root: Path, own_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process of a user with a lease is that lease's; without one it is foreign, and so is everything else."""
     cards = (
@@ -107,9 +107,7 @@ def test_gpus_names_the_users_that_have_leases(
     finally:
         lock.release()
     (spool_root / "config.toml").write_text("autostart = false\n")
-    for name, value in fake_nvml.variables.items():
-        monkeypatch.setenv(name, value)
-    fake_nvml.gpu("GPU-0", bus=1)
+    own_nvml.gpu("GPU-0", bus=1)
     (alone,) = asked(spool, "gpus")["gpus"]
     assert "leases" not in alone
 

@@ -17,8 +17,8 @@ from spool.formats import config, jobfile
 
 def event(name: EventName = EventName.FAILED, **facts: Any) -> Event:
     """Return an event of the job `train-1` of bob's."""
-    known = {"job": "train-1", "run": 1, "user": "bob", "project": "vision"} | facts
-    return Event(id="x", name=name, at_ns=0, host="box", version="1", spool_dir="/s", **known)  # type: ignore[arg-type]
+    known = {"at_ns": 0, "job": "train-1", "run": 1, "user": "bob", "project": "vision"} | facts
+    return Event(id="x", name=name, host="box", version="1", spool_dir="/s", **known)  # type: ignore[arg-type]
 
 
 FREE = {"name": EventName.GPU_FREE, "job": None, "user": None, "project": None}
@@ -83,22 +83,8 @@ RESULT = Result(
         resource_indices=(("tpu", (0, 3)),),
     ),
 )
-FAILED = Event(
-    id="1",
-    name=EventName.FAILED,
-    at_ns=95 * MINUTE,
-    host="box",
-    version="1",
-    spool_dir="/s",
-    reason="exit code 137",
-    job="train",
-    run=3,
-    attempt=2,
-    user="bob",
-    project="vision",
-    result=RESULT,
-    metadir="/s/jobs/train/3",
-)
+ABOUT = {"job": "train", "run": 3, "attempt": 2, "result": RESULT, "metadir": "/s/jobs/train/3"}
+FAILED = event(at_ns=95 * MINUTE, reason="exit code 137", **ABOUT)
 
 
 def test_the_headline_says_what_happened_to_what() -> None:
@@ -117,9 +103,9 @@ def test_every_event_has_its_words() -> None:
     """No event is told by its bare name, whatever it is about."""
     for name in EventName:
         for about in ({"job": "j"}, {"reservation": "r"}, {"gpu": "GPU-a"}, {}):
-            event = Event(id="1", name=name, at_ns=0, host="box", version="1", spool_dir="/s", **about)  # type: ignore[arg-type]
-            assert len(headline(event).split()) >= 2
-            assert "None" not in headline(event) + body(event)
+            told = event(name, **{"job": None, "run": None, "user": None, "project": None} | about)
+            assert len(headline(told).split()) >= 2
+            assert "None" not in headline(told) + body(told)
 
 
 def test_the_body_has_the_facts_a_line_each() -> None:

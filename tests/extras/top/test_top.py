@@ -359,15 +359,11 @@ def test_a_paused_a_broken_and_a_vanished_spool_are_told_of(spool: Command, spoo
     drive(spool_root, steps)
 
 
-def test_the_gpus_have_their_memory_and_use(
-    spool: Command, spool_root: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gpus_have_their_memory_and_use(spool: Command, spool_root: Path, own_nvml: FakeNvml) -> None:
     """With a dispatcher that watches them: who has which, how much of the memory is taken, how much they compute."""
-    for name, value in fake_nvml.variables.items():
-        monkeypatch.setenv(name, value)
-    fake_nvml.gpu("GPU-a", bus=1, total=80 * GIB, free=20 * GIB)
-    fake_nvml.gpu("GPU-b", bus=2)
-    fake_nvml.busy("GPU-a", 87, 40)
+    own_nvml.gpu("GPU-a", bus=1, total=80 * GIB, free=20 * GIB)
+    own_nvml.gpu("GPU-b", bus=2)
+    own_nvml.busy("GPU-a", 87, 40)
     dispatcher = start("dispatch")
     try:
         wait_for(Spool(str(spool_root)).dispatcher_lives)
@@ -376,15 +372,15 @@ def test_the_gpus_have_their_memory_and_use(
 
         async def steps(screen: Screen) -> None:
             await screen.sees("GPU 0", "━━━━━━━━━─── 60G/80G", "█   87%  ", "?  training", "dispatching", "1/2")
-            fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
-            fake_nvml.hang("nvmlDeviceGetMemoryInfo")
+            own_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
+            own_nvml.hang("nvmlDeviceGetMemoryInfo")
             await screen.on("training")
             await screen.press("c", "y")
             await screen.hears("training is being stopped")
             await screen.sees("no active jobs")
 
         drive(spool_root, steps, (100, 30))
-        fake_nvml.mend()
+        own_nvml.mend()
     finally:
         dispatcher.terminate()
         dispatcher.communicate(timeout=PATIENCE_S)

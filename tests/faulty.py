@@ -1,15 +1,10 @@
-"""Stand-ins for tests: values, an engine without a machine, and a disk that stops before a chosen change.
+"""Disks that stop before a chosen change, run out of space, or fail on some paths.
 
-**Values** have sensible defaults for everything that a test does not set. Sizes and durations are written as in a job
-file (`"16G"`, `"2h"`).
-
-**The engine**'s runs elsewhere begin, end and stop under control of a test.
-
-**The disk** loses power, or runs out of space: :class:`FaultyDisk` is a :class:`spool.store.disk.Disk` that performs
-every change for real and counts them. Run a piece of the program over it once to count its changes, then once for each
-of them with the power cut there: the disk is then as a successor would find it. :func:`every_cut` does this. A cut
-stands for the sudden end of the process (`kill -9`, a reset): earlier changes have happened. When the machine itself
-loses power, written data may be lost as well; for that, `recorded` shows whether the syncs are in the right places.
+:class:`FaultyDisk` is a :class:`spool.store.disk.Disk` that performs every change for real and counts them. Run a piece
+of the program over it once to count its changes, then once for each of them with the power cut there: the disk is then
+as a successor would find it. :func:`every_cut` does this. A cut stands for the sudden end of the process (`kill -9`, a
+reset): earlier changes have happened. When the machine itself loses power, written data may be lost as well; for that,
+`recorded` shows whether the syncs are in the right places.
 """
 
 from __future__ import annotations
@@ -18,215 +13,13 @@ import errno
 import inspect
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
-from spool.core import layout
-from spool.core.lifecycle import EngineWord, Liveness
-from spool.core.model import (
-    SECOND_NS,
-    Grant,
-    Jid,
-    Machine,
-    Request,
-    Result,
-    SignalTo,
-    Spec,
-    State,
-)
-from spool.core.units import parse_duration, parse_size
-from spool.executors import Engine, EngineEnd, Executor, Launch, Usage
-from spool.formats import run_records
-from spool.formats.wrapper import Surroundings
-from spool.machine import identity
+from spool.store import disk
 from spool.store.disk import Disk
-
-NOW_NS = 1_800_000_000 * SECOND_NS
-"""The default instant of every value."""
-
-
-def a_request(
-    *,
-    cpus: int = 1,
-    memory: str | None = None,
-    gpus: int = 0,
-    gpu_memory: str | None = None,
-    gpu_type: str | tuple[str, ...] = (),
-    gpu_min_memory: str | None = None,
-    resources: Mapping[str, int] | None = None,
-) -> Request:
-    """Return a request: by default one processor and nothing else."""
-    named = tuple(sorted((resources or {}).items()))
-    types = (gpu_type,) if isinstance(gpu_type, str) else gpu_type
-    size, share, least = (parse_size(text) if text else None for text in (memory, gpu_memory, gpu_min_memory))
-    return Request(cpus, size, gpus, share, types, named, gpu_min_memory_bytes=least)
-
-
-def a_spec(request: Request) -> Spec:
-    """Return a spec with that request, whose command does nothing."""
-    return Spec("true", request=request)
-
-
-def a_result(
-    job: str = "job",
-    *,
-    submitted_at_ns: int = NOW_NS,
-    ran: str = "60s",
-    user: str = "alice",
-    request: Request | None = None,
-) -> Result:
-    """Return the result of a run that started at once and finished well, with all that it requested but GPUs."""
-    request = request or Request()
-    return Result(
-        job,
-        1,
-        1,
-        State.FINISHED,
-        "",
-        submitted_at_ns=submitted_at_ns,
-        started_at_ns=submitted_at_ns,
-        ended_at_ns=submitted_at_ns + parse_duration(ran),
-        exit_code=0,
-        user=user,
-        request=request,
-        grant=Grant(request.cpus, request.memory_bytes),
-    )
-
-
-HOST = "elsewhere"
-
-
-class FakeRun(Struct, eq=False):
-    """A run of the fake engine. It waits there until `begin`, and goes on until `end`."""
-
-    engine: FakeEngine
-    key: tuple[str, int]
-    metadir: str
-    jid: Jid | None = None
-    obeys: bool = True  # it ends on request
-    gone: bool = False
-    absent: bool = False  # the engine reports that it never had it
-    asked: list[str] = field(default_factory=list)  # the signals sent to it
-    used: Usage = field(default_factory=Usage)
-    exit_status: None = None
-    engine_id: str | None = None  # once the engine has accepted it
-    waits: str | None = None
-    halted: str | None = None
-    blocked: bool = False
-    alive_at_ns: int | None = None
-    said: EngineEnd | None = None  # how the engine reports its end
-    refusal: str | None = None
-    resists: str = ""
-    lingers: bool = False
-    by_others: bool = False
-    doubtful: bool = False
-    is_child: bool = False
-    holds_memory: bool = True
-
-    def begin(self) -> None:
-        """Write the records of its wrapper, on a host of its own."""
-        self.jid = Jid(4711, 1, "there", "-", HOST, f"{self.engine.name}:4711")
-        self._write(layout.JID, run_records.render_jid(self.jid))
-
-    def end(self, code: int | None) -> None:
-        """End it with that exit code, or without one."""
-        if code is not None:
-            self._write(layout.RC, f"{code}\n".encode())
-        self.gone = True
-
-    def _write(self, name: str, data: bytes) -> None:
-        with open(os.path.join(self.metadir, name), "xb") as record:
-            record.write(data)
-
-    def identified(self, jid: Jid) -> None:
-        """Return the wrapper's identity."""
-        self.jid = jid
-
-    @property
-    def ending(self) -> EngineEnd | None:
-        """The end as the test set it; None: the run's records suffice."""
-        return (self.said or EngineEnd(EngineWord.FORGOTTEN, "it is gone")) if self.gone else None
-
-    def liveness(self) -> Liveness:
-        """Return ALIVE, whether it has begun or waits."""
-        return Liveness.ABSENT if self.absent else Liveness.GONE if self.gone else Liveness.ALIVE
-
-    def watch(self) -> None:
-        """Return nothing that signals its end: callers poll."""
-
-    def left_behind(self, exit_code: int | None = None) -> bool:
-        """Leave nothing behind."""
-        return False
-
-    def signal(self, signal_name: str, to: SignalTo) -> int:
-        """Record a signal, and go on."""
-        self.asked.append(signal_name)
-        return 1
-
-    def usage(self) -> Usage:
-        """Return the resource use that the test set."""
-        return self.used
-
-    def close(self) -> None:
-        """Do nothing."""
-        self.engine.runs.pop(self.key, None)
-
-
-class FakeEngine(Engine, Executor):
-    """Executor and engine in one. Its runs outlive the dispatcher, so there is one table for all instances."""
-
-    name = "fake"
-    runs: ClassVar[dict[tuple[str, int], FakeRun]] = {}
-    has: ClassVar[Machine] = Machine(cpus=8, memory_bytes=64 << 30)
-    problem: ClassVar[str | None] = None
-
-    def __init__(self, *made_with: object) -> None:
-        """Ignore the machine, the configuration and the spool."""
-        self.engine = self
-
-    # The executor.
-
-    def unavailable(self) -> str | None:
-        """Return the problem that the test set."""
-        return self.problem
-
-    def surroundings(self) -> Surroundings:
-        """Return empty surroundings: the wrapper is never executed."""
-        return Surroundings(identity.pid_namespace(), identity.host(), identity.boot_id())
-
-    def start(self, launch: Launch) -> FakeRun:
-        """Add a run, which waits."""
-        made = self.runs[launch.job, launch.run] = FakeRun(self, (launch.job, launch.run), launch.metadir)
-        return made
-
-    # The engine.
-
-    def machine(self) -> Machine:
-        """Return the machine for all its runs."""
-        return self.has
-
-    def adopt(self, job: str, run: int, jid: Jid | None) -> FakeRun:
-        """Return the run of that name; one that is not in the table is gone."""
-        known = self.runs.get((job, run)) or FakeRun(self, (job, run), "", jid, gone=True)
-        known.engine = self
-        return known
-
-    def terminate(self, runs: Mapping[FakeRun, bool]) -> Collection[FakeRun]:
-        """Ask each run to end once, then force it."""
-        for run, kill in runs.items():
-            if kill or "TERM" not in run.asked:
-                run.asked.append("KILL" if kill else "TERM")
-            if not run.gone and (kill or run.obeys):
-                run.end(None if kill else 143)
-        return [run for run in runs if run.gone]
-
-    def suspend(self, runs: Mapping[FakeRun, bool]) -> Collection[FakeRun]:
-        """Record the suspension."""
-        for run, on in runs.items():
-            run.asked.append("STOP" if on else "CONT")
-        return list(runs)
 
 
 class PowerCut(BaseException):
@@ -407,8 +200,6 @@ class PathFaults:
 
     def __enter__(self) -> PathFaults:
         """Intercept every operation."""
-        from spool.store import disk
-
         for name in (*self.READING, *self.CHANGING):
             self._saved[name] = getattr(os, name)
             setattr(os, name, self._checked(name, self._saved[name]))
@@ -418,8 +209,6 @@ class PathFaults:
 
     def __exit__(self, *_: object) -> None:
         """Restore the operations."""
-        from spool.store import disk
-
         disk.renameat2 = self._saved.pop("renameat2")  # type: ignore[assignment]
         for name, function in self._saved.items():
             setattr(os, name, function)
