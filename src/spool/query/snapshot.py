@@ -267,18 +267,11 @@ def snapshot(
     plan = decide(view, now_ns, policy)
     unpinned = world.why_not_pinned(is_shared=shared is not None)
     found = Snapshot(view, machine, plan, policy, now_ns, table, settings.problem, left_out, shared, unpinned)
-    return replace(
-        found,
-        dispatcher=dispatcher,
-        said=last,
-        left=_left(spool, view, now_ns) if view.running and not with_gpus else {},
-    )
+    return replace(found, dispatcher=dispatcher, said=last, left={} if with_gpus else _left(spool, view, now_ns))
 
 
 def _left(spool: Spool, view: View, now_ns: int) -> dict[str, TimeLeft | None]:
     """Return the time that people are told remains of the runs."""
-    from spool.client.output import progress_of  # a spool without runs does not need it
-
     found = {}
     for name, run in view.running.items():
         from spool.client.output import progress_of  # without runs it is not needed
