@@ -97,7 +97,7 @@ DOORS = {
 BUDGET = {
     "": 100,
     "cli": 7050,
-    "client": 2650,
+    "client": 2600,
     "core": 7750,
     "dispatcher": 7700,
     "doctor": 550,
