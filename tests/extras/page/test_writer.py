@@ -20,8 +20,7 @@ from served import Served
 from spool.core.model import SECOND_NS
 from spool.doctor import examine, of_the_machine
 from spool.extras.page import writer
-from spool.extras.page.document import render
-from spool.extras.page.writer import PageWriter
+from spool.extras.page.document import PageWriter, render
 from spool.formats import config
 from spool.formats.config import Config
 from spool.listeners import find_subscriptions

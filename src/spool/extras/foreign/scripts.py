@@ -12,6 +12,8 @@ import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pwd import getpwuid
+from shutil import which
 
 from spool.cli import joboptions
 from spool.cli.render import tell
@@ -31,9 +33,7 @@ class ForeignScripts:
     def __init__(self, root: str) -> None:
         self._root = root
 
-    def is_line(self, line: str) -> bool:
-        """Whether *line* of a script is for another scheduler that reads it."""
-        return lines.is_line(line)
+    is_line = staticmethod(lines.is_line)
 
     def shell(self, script: bytes, own: bytes, what: str, asked: Asked) -> str | None:
         """Return the shell that runs a script instead of what its *own* `#!` line says; None if that one does.
@@ -50,8 +50,6 @@ class ForeignScripts:
             if before == os.path.basename(shell) or not {before, os.path.basename(shell)} <= SHELLS:
                 return None
         if shell is not None and not os.access(shell, os.X_OK):
-            from shutil import which
-
             shell = which(os.path.basename(shell)) or shell
         if shell is None:
             shell = _login_shell()
@@ -187,8 +185,6 @@ def _check_unread(script: bytes, what: str, *, refused: bool) -> None:
 
 
 def _login_shell() -> str:
-    from pwd import getpwuid
-
     try:
         shell = getpwuid(os.getuid()).pw_shell
     except KeyError:
@@ -404,8 +400,6 @@ class ScriptNeeds:
 
     def _stand_in(self, number: int, name: str, exported: Exports) -> None:
         """Let the job find the program that stands for *name* of Slurm, unless there is a real one."""
-        from shutil import which
-
         path = exported.taken.get("PATH")
         if path is None:
             self._miss(number, name, f", or let PATH go along: without it, no {name} is found")

@@ -106,11 +106,9 @@ class Arbiter:
             log.warning(
                 "/proc hides processes (hidepid): leases end by their dispatchers alone, even if these are gone"
             )
-        now_ns = self._clock()
-        self._since_ns = now_ns
-        self._journal.open(self._ledger, now_ns)
-        for lease in self._ledger.leases.values():
-            self._away[lease.holder] = time.monotonic_ns()
+        self._since_ns = self._clock()
+        self._journal.open(self._ledger, self._since_ns)
+        self._away = dict.fromkeys((lease.holder for lease in self._ledger.leases.values()), time.monotonic_ns())
         path = os.path.join(self._directory, SOCKET)
         self._disk.discard(path)  # of an arbiter that was killed: there is no other
         self._listener.bind(path)
@@ -350,7 +348,6 @@ class Arbiter:
         for lease in self._ledger.of(holder):
             if lease.number not in named:
                 self._end(lease)
-        self._answer(connection)
 
     def _use(self, connection: Connection, use: protocol.Use) -> None:
         lease = self._lease(connection.holder, use.lease)
@@ -493,14 +490,10 @@ class Arbiter:
 
     def _answer_all(self) -> None:
         for connection in list(self._connections.values()):
-            if connection.replies:
-                self._answer(connection)
-
-    def _answer(self, connection: Connection) -> None:
-        try:
-            connection.answer()
-        except OSError:  # it is gone, or does not read
-            self._cut_off(connection)
+            try:
+                protocol.send(connection.sock, connection.replies)
+            except OSError:  # it is gone, or does not read
+                self._cut_off(connection)
 
     # What everyone may see.
 

@@ -373,8 +373,7 @@ log = logging.getLogger(__name__)
 LEASES, USAGE, LOCK = "leases.jsonl", "usage.jsonl", ".lock"
 _MOST_BYTES = 256 << 20  # of a journal; a line has some 200, at most 2,000
 _COMPACT_AFTER = 20_000  # lines
-_COMPACT_AGAIN_S = 10.0  # after an error
-_SAVE_EVERY_S = 10.0  # what an arbiter that is killed forgets of the past
+_TIDY_EVERY_S = 10.0  # what an arbiter that is killed forgets of the past
 
 
 # One JSON array a line, its word first.
@@ -433,15 +432,14 @@ class LeaseJournal:
     def __init__(self, directory: str, state_directory: str, boot_id: str) -> None:
         self._leases = os.path.join(directory, LEASES)
         self._usage = os.path.join(state_directory, USAGE)
-        self._lock_path = os.path.join(directory, LOCK)
+        self._directory = directory
         self._boot_id = boot_id
         self._disk = Disk(directory, hidden=True)
         self._past_disk = Disk(state_directory, hidden=True)
         self._fd = -1
         self._lines = 0
-        self._not_before = 0.0  # monotonic: when the leases may be compacted again
-        self._save_at = 0.0  # monotonic: when the past is saved again
-        self._saved = -1  # the version of the ledger then
+        self._tidy_at = 0.0  # monotonic
+        self._saved = -1  # the version of the ledger whose past was saved last
         self._locked = -1
 
     def open(self, ledger: LeaseLedger, now_ns: int) -> None:
@@ -457,7 +455,6 @@ class LeaseJournal:
     def close(self, ledger: LeaseLedger, now_ns: int) -> None:
         """Save the past, if the files are open, and close them."""
         if self._fd >= 0:
-            self._save_at = 0.0
             self._try_to_save(ledger, now_ns)
         for fd in (self._fd, self._locked):
             if fd >= 0:
@@ -477,23 +474,24 @@ class LeaseJournal:
 
     def tidy(self, ledger: LeaseLedger, now_ns: int) -> None:
         """Save the past now and then, and begin a new journal if the old one is long, or lost. Never raises."""
-        self._try_to_save(ledger, now_ns)
-        if time.monotonic() < self._not_before:
+        if time.monotonic() < self._tidy_at:
             return
+        self._tidy_at = time.monotonic() + _TIDY_EVERY_S
+        self._try_to_save(ledger, now_ns)
         try:
             if self._fd < 0 or self._lines > _COMPACT_AFTER + 4 * len(ledger.leases):
                 self._compact(ledger)
         except OSError as error:
             log.error("cannot begin a new journal: %s", error)
-            self._not_before = time.monotonic() + _COMPACT_AGAIN_S
 
     def _lock(self) -> None:
-        self._locked = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        lock = os.path.join(self._directory, LOCK)
+        self._locked = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            directory = os.path.dirname(self._lock_path)
-            raise LockHeld(cannot("serve in", "directory", "another arbiter serves there", where=directory)) from None
+            why = "another arbiter serves there"
+            raise LockHeld(cannot("serve in", "directory", why, where=self._directory)) from None
 
     def _append(self, lines: list[bytes]) -> None:
         self._disk.append(self._fd, b"".join(lines))
@@ -522,9 +520,8 @@ class LeaseJournal:
             ledger.put(lease)
 
     def _try_to_save(self, ledger: LeaseLedger, now_ns: int) -> None:
-        if time.monotonic() < self._save_at or (self._saved == ledger.version and not ledger.leases):
+        if self._saved == ledger.version and not ledger.leases:
             return
-        self._save_at = time.monotonic() + _SAVE_EVERY_S
         try:
             self._save(ledger, now_ns)
         except OSError as error:  # the past is worth less than the present

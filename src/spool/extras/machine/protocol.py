@@ -387,18 +387,14 @@ class Connection:
         self.allowance.use(len(orders))
         return orders
 
-    def answer(self) -> None:
-        """Send the replies that are collected. Raises OSError if the peer is gone, or does not read."""
-        send(self.sock, self.replies)
-
     def send_away(self, reason: str) -> None:
         """Send the reason why it is not served, and close the connection. Its messages are ignored.
 
         They must be read all the same: else the kernel reports a reset to the peer before it delivers the reason.
         """
-        self.replies = [Refused(reason)]
         try:
-            self.answer()
+            self.replies = [Refused(reason)]
+            send(self.sock, self.replies)
             self.sock.shutdown(socket.SHUT_RD)
             for _ in range(_UNREAD):
                 if not self.sock.recv(1):
