@@ -263,8 +263,8 @@ class Verbs(click.Group):
             return self.resolve_command(ctx, [*args[1:2], "--help"])
         if verb in _RENAMED:
             tell(f"`{verb}` is now `{' '.join(_RENAMED[verb])}`")
-            verb, *args = [*_RENAMED[verb], *args[1:]]
-            args = [verb, *args]
+            args = [*_RENAMED[verb], *args[1:]]
+            verb = args[0]
         if not verb.startswith("-") and not _is_verb(verb):
             import difflib
 
@@ -522,20 +522,13 @@ def job_name(text: str) -> str:
 
 _STATES_OF_SLURM = {
     word: state
-    for words, state in (
-        ("pd pending", State.QUEUED),
-        ("r", State.RUNNING),
-        ("cg completing", State.STOPPING),
-        ("cd completed", State.FINISHED),
-        ("f", State.FAILED),
-        ("ca", State.CANCELLED),
-        ("to", State.TIMEOUT),
-        ("oom", State.OUT_OF_MEMORY),
-        ("nf node_fail", State.LOST),
-        ("dl deadline", State.UNSCHEDULABLE),
-    )
+    for state, words in {
+        State.QUEUED: "pd pending", State.RUNNING: "r", State.STOPPING: "cg completing", State.FINISHED: "cd completed",
+        State.FAILED: "f", State.CANCELLED: "ca", State.TIMEOUT: "to", State.OUT_OF_MEMORY: "oom",
+        State.LOST: "nf node_fail", State.UNSCHEDULABLE: "dl deadline",
+    }.items()
     for word in words.split()
-}
+}  # fmt: skip
 
 
 def states_of(texts: Sequence[str]) -> frozenset[State]:
@@ -552,13 +545,7 @@ def states_of(texts: Sequence[str]) -> frozenset[State]:
 
 def moment_of(option: str, text: str | None, now_ns: int) -> int | None:
     """Return the instant given to an option, None if it was not given. Raises UsageError."""
-    if text is None:
-        return None
-
-    try:
-        return moment(text, now_ns)
-    except InvalidValue as error:
-        raise UsageError(f"cannot understand {option}: {error}") from None
+    return None if text is None else value_of(option, text, lambda text: moment(text, now_ns))
 
 
 T = TypeVar("T")

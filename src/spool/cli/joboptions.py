@@ -108,11 +108,6 @@ def _names(given: Iterable[str]) -> list[str]:
     return [name for text in given for part in text.split(",") if (name := part.strip())]
 
 
-def _one_or_several(given: Iterable[str]) -> str | list[str]:
-    names = _names(given)
-    return names[0] if len(names) == 1 else names
-
-
 def _count(given: list[str]) -> object:
     digits = given[-1].removeprefix("-")
     return int(given[-1]) if digits.isascii() and digits.isdecimal() and len(digits) < 19 else given[-1]
@@ -155,11 +150,6 @@ def _directory(given: list[str]) -> str:
     if not path.strip() or path[0] in "/~${":
         return path
     return os.path.normpath(os.path.join(literal(os.getcwd()), path))
-
-
-def _choices(given: list[str]) -> dict[str, object]:
-    pairs = (pair.partition("=") for pair in given)
-    return {key: [value for value in values.split(",") if value] for key, _, values in pairs}
 
 
 def _dependencies(given: list[str]) -> object:
@@ -250,11 +240,13 @@ _OTHER_KEY = r'(?<!: )(?<!names )(?:the key )?"([a-z_.]+)"'
 _REPEATED: dict[str, Callable[[list[str]], object]] = {
     "addresses": _names,
     "amounts": _resources,
-    "choices": _choices,
+    "choices": lambda given: {
+        key: [*filter(None, values.split(","))] for key, _, values in (pair.partition("=") for pair in given)
+    },
     "DependsOn": _dependencies,
     "ends": lambda given: [_count([name]) for name in _names(given)],
     "events": _names,
-    "GPU type": _one_or_several,
+    "GPU type": lambda given: names[0] if len(names := _names(given)) == 1 else names,
     "labels": _names,
     "limits": _resources,
     "options of a program": list,

@@ -69,11 +69,6 @@ class Script(Struct, frozen=True):
     source: ScriptText | None = None  # None: it is no script
 
 
-def is_job_file(words: Sequence[str]) -> bool:
-    """Whether the first of *words* is a job file rather than a script."""
-    return bool(words) and words[0].endswith(".toml") and os.path.isfile(words[0])
-
-
 class Asked(Struct, frozen=True):
     """The requests of the command line. `plain` are the words after `--`, `loose` those given without `--`.
 
@@ -420,7 +415,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     if of_others := {"command", "script"} & asked.values.keys():
         why = f"--set {of_others.pop()} changes a job that is there"
         raise UsageError(cannot("submit", "a job", why, remedy="write the command after `--`"))
-    if is_job_file(asked.loose):
+    if asked.loose and asked.loose[0].endswith(".toml") and os.path.isfile(asked.loose[0]):
         return _job_file(asked, root)
     others = tuple(kind(root) for _, kind in contributed("scripts"))
     what = _what_to_run(asked, root, others)
@@ -428,6 +423,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     held = own.pop("hold", []) != []
     own_name = _own_name(own, asked, root)
     name = own_name if asked.name is None else asked.name
+    named = name is not None
     export = own.pop("export", [])
     exported = exports(root, asked.export or export)
     values = {**own, **asked.values}
@@ -435,7 +431,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         values = other.adapted(values)
     if "env" in own and "env" in asked.values:
         values["env"] = [*own["env"], *asked.values["env"]]
-    if not (named := name is not None):
+    if name is None:
         name = fresh_name(root, what.stem or stem_of(what.command))
     try:
         given = joboptions.keys_of(values)
@@ -463,7 +459,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     try:
         draft.check(root)
     except InvalidJob as error:
-        whose = "this job" if own_name is None and asked.name is None else f"job {name}"
+        whose = f"job {name}" if named else "this job"
         raise joboptions.in_options(error, whose, keys.keys()) from None
     return draft
 

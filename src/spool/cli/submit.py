@@ -563,14 +563,13 @@ def _in_editor(name: str, text: bytes, root: str) -> bytes:
             try:
                 jobfile.parse(new, name=name, defaults=defaults_of(root))
             except InvalidJob as error:
-                if not sys.stdin.isatty():
-                    _keep(name, new)
-                    raise
-                for problem in error.problems:
-                    tell(problem.message)
-                if not click.confirm("Edit it again?", default=True, err=True):
-                    _keep(name, new)
-                    raise
+                if sys.stdin.isatty():
+                    for problem in error.problems:
+                        tell(problem.message)
+                    if click.confirm("Edit it again?", default=True, err=True):
+                        continue
+                _keep(name, new)
+                raise
             else:
                 return jobfile.with_offset(new, text, name=name)
 

@@ -392,14 +392,13 @@ def _tell_of_errors(spool: Spool, name: str, run: int | None) -> None:
     run = spool.latest_run(name) if run is None else run
     if run is None:
         return
-    is_array = spool.array(name, run) is not None
     try:
-        paths = output_paths(spool, name, run, Stream.ERR) if is_array else iter((outputs(spool, name, run).stderr,))
-        path = next((path for path in paths if _has_text(path)), None)
-    except SpoolError:  # its tasks have no separate files
+        path = next(filter(_has_text, output_paths(spool, name, run, Stream.ERR)), None)
+    except SpoolError:  # it has no separate file
         return
     if path is not None:
         sys.stdout.flush()
+        is_array = spool.array(name, run) is not None
         what = "the error output of its tasks is in files such as" if is_array else "its error output is in"
         tell(f"{what} {path}; `spool log --stderr {name}` shows it")
 
@@ -417,9 +416,9 @@ def _tell_if_silent(spool: Spool, name: str, run: int) -> None:
             )
 
 
-def _has_text(path: str | None) -> bool:
+def _has_text(path: str) -> bool:
     try:
-        return path is not None and os.path.getsize(path) > 0
+        return os.path.getsize(path) > 0
     except OSError:
         return False
 
@@ -506,8 +505,6 @@ def attach_command(spool: Spool, name: str, run: int | None = None, *, read_only
     """Return the command to execute, for the newest run if none is given. Raises SpoolError if there is no terminal."""
     from spool.executors import by_name
 
-    if run is None and spool.places(name) and spool.latest_run(name) is None:
-        raise SpoolError(cannot("attach to", f"job {name}", "it has not run yet", remedy=f"`spool why {name}`"))
     run = run_of(spool, name, run, verb="attach to")
     grant = spool.grant(name, run)
     if grant is None:

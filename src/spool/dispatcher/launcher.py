@@ -350,7 +350,7 @@ class Preparation(Component):
     def drop(self) -> None:
         """Discard the preparation."""
         if self._ready is not None:
-            self._spool.unstage(self._ready.staged)
+            self._spool.unstage(self._ready.staged.path)
             self._ready = None
 
     def _essence(self, live: ActiveRun, file: JobFileVersion) -> tuple[object, ...]:

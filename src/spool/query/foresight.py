@@ -63,13 +63,10 @@ class _Seer:
 
         return Settings(self._root).config
 
-    def _usual_executor(self) -> str:
-        said = config_if(self._root, b"executor")
-        return "process" if said is None else said.executor
-
     def doubts(self, name: str, spec: Spec) -> Iterator[str]:
         """Yield each doubt about one job."""
-        executor = spec.executor or self._usual_executor()
+        said = config_if(self._root, b"executor") if spec.executor is None else None
+        executor = spec.executor or ("process" if said is None else said.executor)
         problem = self._executor_problem(executor, spec)
         if problem is not None:
             yield f"cannot start: {problem}"
@@ -81,8 +78,9 @@ class _Seer:
         yield from self._not_expanded(spec)
         if spec.is_array:
             yield from _not_varied(spec)
-        if spec.parts:  # else the configuration need not be read
-            yield from doubts_of_parts(spec, self._config)
+        for capability, parts in contributed("doubts") if spec.parts else ():
+            if spec.part(capability.name) is not None:
+                yield from parts(spec, self._config)
         yield from self._unknown(name, spec)
 
     def _executor_problem(self, executor: str, spec: Spec) -> str | None:
@@ -248,10 +246,3 @@ def _written(spec: Spec) -> str:
     words = [spec.command] if isinstance(spec.command, str) else spec.command
     paths = (spec.script, spec.workdir, spec.stdout, spec.stderr)
     return "\n".join((*words, *filter(None, paths), *(value for _, value in spec.env)))
-
-
-def doubts_of_parts(spec: Spec, config: Config) -> Iterator[str]:
-    """Yield what will not work as meant of the keys that capabilities contribute."""
-    for capability, doubts in contributed("doubts") if spec.parts else ():
-        if spec.part(capability.name) is not None:
-            yield from doubts(spec, config)

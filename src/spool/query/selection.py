@@ -104,6 +104,9 @@ def priority_for(spool: Spool, place: str, name: str, *, first: bool = False, be
             return os.lstat(spool.layout.job_file(place, name)).st_uid
         return None
 
+    what = ("put", f"job {name} before {before}")
+    if before == name:
+        raise SpoolError(cannot(*what, "a job cannot be placed before itself"))
     user, first = owner(place, name), first or before is not None
     rivals = [before] if before is not None else [each for each in spool.names(QUEUED) if owner(QUEUED, each) == user]
     # From the files, since the dispatcher's view may be older than the last change.
@@ -111,7 +114,7 @@ def priority_for(spool: Spool, place: str, name: str, *, first: bool = False, be
     bound = (max if first else min)((spec.priority for spec in specs if spec is not None), default=None)
     if bound is None and before is not None:
         remedy = "`spool ls -s queued` lists the jobs that wait"
-        raise SpoolError(cannot("put", f"job {name} before {before}", "that job does not wait", remedy=remedy))
+        raise SpoolError(cannot(*what, "that job does not wait", remedy=remedy))
     own = spool.job_spec(place, name)
     if own is not None and (bound is None or (own.priority > bound if first else own.priority < bound)):
         return own.priority
