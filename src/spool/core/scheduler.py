@@ -442,7 +442,7 @@ def _resolve_dependencies(view: View, names: DependencyResolver, now_ns: int) ->
             names.end(name, State.UNSCHEDULABLE)
     if view.queue.watch:
         _judge(view.queue.watch, names)
-    names.settled()
+    names.settled = True
 
 
 def _judge(watch: DependencyIndex, names: DependencyResolver) -> None:

@@ -86,7 +86,7 @@ class FakeEngine(Engine, Executor):
 
     name = "fake"
     runs: ClassVar[dict[tuple[str, int], FakeRun]] = {}
-    has: ClassVar[Machine] = Machine(cpus=8, memory_bytes=64 << 30)
+    has: ClassVar[Machine] = Machine.of_an_engine(2)
     problem: ClassVar[str | None] = None
 
     def __init__(self, *_: object) -> None:
