@@ -350,7 +350,7 @@ class Observer(Component):
         if self._rescans:
             self._keep_directories()
             self._state.unblock_all()
-            self._state.queue.look_again()
+            self._state.queue.watch.look_again()
             share = _SHARE_BESIDE_EVENTS if self._watcher.problem is None else _SHARE_WITHOUT_EVENTS
             self._pace, self._pause_ns = Pace(share), 0
         hints, self._hints = self._hints, []
