@@ -96,7 +96,7 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 6950,
+    "cli": 7050,
     "client": 2600,
     "core": 7750,
     "dispatcher": 7700,
@@ -121,7 +121,7 @@ BUDGET = {
     "listeners": 1000,
     "machine": 2900,
     "python": 900,
-    "query": 4150,
+    "query": 4200,
     "state": 2000,
     "store": 3750,
     "testing": 450,

@@ -31,9 +31,8 @@ def test_an_array_runs_all_its_tasks_and_no_more_at_once_than_it_says(shared: Se
 
 def test_the_result_of_a_task_has_its_parameters_and_its_metrics(shared: Served) -> None:
     """Also where the task runs again after the array is over, and where a job has no right to its metrics."""
-    shared.drop(
-        "s", 'echo "loss = 0.{lr}" >> $SPOOL_METADIR/metrics; echo "a = b" > $SPOOL_METADIR/x', matrix={"lr": [3, 4]}
-    )
+    command = 'echo "loss = 0.$SPOOL_PARAM_LR" >> $SPOOL_METADIR/metrics; echo "a = b" > $SPOOL_METADIR/x'
+    shared.drop("s", command, matrix={"lr": [3, 4]})
     shared.drop("odd", 'ln -s /etc/passwd "$SPOOL_METADIR/metrics"')
     for name in ("s", "odd"):
         shared.wait_done(name)
@@ -173,7 +172,8 @@ def test_the_commands_treat_an_array_as_a_whole(served: Served) -> None:
     assert served.spool("wait", "whole").returncode == 130
     assert "enough" in served.result("whole")["reason"]
     assert served.places("whole_2") == ["done"]
-    assert served.spool("requeue", "whole").returncode == 0
+    again = served.spool("requeue", "whole")
+    assert (again.returncode, "whole has 3 tasks, and all run again" in again.stderr) == (0, True)
     go.touch()
     assert served.spool("wait", "whole").returncode == 0
     assert [served.runs(f"whole_{index}") for index in range(3)] == [[1, 2]] * 3

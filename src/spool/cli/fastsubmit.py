@@ -257,7 +257,7 @@ _PLAIN_VALUES: Mapping[str, Callable[[Key, Any], bool]] = {
     "labels": lambda _, value: _are_labels(value),
     "size": lambda _, value: _is_amount(value, _UNITS),
     "size or auto": lambda _, value: _is_amount(value, _UNITS),
-    "variables": lambda _, value: all(may_go(name) and _is_text(text) for name, text in value.items()),
+    "variables": lambda _, value: all(may_go(name) and text and _is_text(text) for name, text in value.items()),
 }
 """By kind, which values are plain; of another kind none is."""
 

@@ -400,9 +400,8 @@ def cancel(root: str, names: tuple[str, ...]) -> int:
     code = 0
     for pattern in names:
         name = pattern.removesuffix(layout.JOB_SUFFIX)
-        matches = [name]
-        if is_pattern(name):
-            matches = sorted(fnmatch.filter(spool.names(layout.RESERVATIONS), name), key=natural)
+        matching = fnmatch.filter(spool.names(layout.RESERVATIONS), name)
+        matches = sorted(matching, key=natural) if is_pattern(name) else [name]
         if not matches:
             tell(str(NoSuchJob(cannot("find", "a reservation", f"no reservation matches {pattern!r}"))))
             code = int(ExitCode.NO_SUCH_JOB)

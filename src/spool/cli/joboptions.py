@@ -45,6 +45,7 @@ class Option:
         self.help = help
         self.value = value
         self.is_flag = key.kind == "flag" or bool(value)
+        self.rare = key.rare
         self.repeats = key.kind in _REPEATED
         self.word = value or path.replace(".", "_")  # its Python name
 
@@ -292,7 +293,9 @@ def stated(pairs: Iterable[str]) -> Values:
             from spool.core.errors import UsageError, cannot
 
             known = sorted({each.key for each in OPTIONS})
-            near = get_close_matches(key, known, n=1)
+            near = [each.key for each in OPTIONS if each.key.startswith(f"{key}.")] or get_close_matches(
+                key, known, n=1
+            )
             why, remedy = f"unknown key {key!r}", f"the keys are {', '.join(known)}"
             if not equals:
                 why, remedy = "it needs a key and a value", f"write, for example, {SET} priority=50"
@@ -333,7 +336,7 @@ def key_options(function: Callable[..., int]) -> Callable[..., int]:
 
     from spool.cli.group import SpelledOption
 
-    told = f"Set any key of the job file: {SET} kill_grace=1m, or --kill-grace 1m. May be repeated."
+    told = "Set any key of the job file, such as kill_grace=1m. May be repeated."
     function = click.option(SET, "sets", multiple=True, metavar="KEY=VALUE", help=told)(function)
     for section, option in reversed(list(_by_section())):
         flags, more = option.flags or option.also, dict[str, object]()
@@ -344,12 +347,14 @@ def key_options(function: Callable[..., int]) -> Callable[..., int]:
         elif option.is_flag:
             flags = ["/".join(flags)]
         else:
-            more = {
-                "also": option.also if option.flags else (),
-                "metavar": option.metavar,
-                "multiple": option.repeats,
-            }
-        more |= {"section": section, "default": None, "help": option.help, "hidden": not option.flags}
+            more = {"also": option.also if option.flags else (), "metavar": option.metavar, "multiple": option.repeats}
+        more |= {
+            "section": section,
+            "rare": option.rare,
+            "default": None,
+            "help": option.help,
+            "hidden": not option.flags,
+        }
         function = click.option(*flags, option.word, cls=SpelledOption, **more)(function)
     return function
 
@@ -366,7 +371,18 @@ def values_of(parameters: Mapping[str, object]) -> Values:
             values[option.key] = [str(given) if not isinstance(given, bool) else "true" if given else "false"]
     sets = parameters.get("sets", ())
     assert isinstance(sets, tuple)
-    for key, texts in stated(sets).items():
+    return with_stated(values, sets)
+
+
+def with_stated(values: Values, pairs: Iterable[str]) -> Values:
+    """Return the *values* of options with those that `--set KEY=VALUE` states. Raises UsageError."""
+    for key, texts in stated(pairs).items():
+        option = _option_of(key)
+        if key in values and option is not None and not option.repeats:
+            from spool.core.errors import UsageError, cannot
+
+            remedy = f"give {key} once, by {SET} or by its option"
+            raise UsageError(cannot("use", f"{SET} {key}={texts[-1]}", "another option states that key", remedy=remedy))
         values.setdefault(key, []).extend(texts)
     return values
 

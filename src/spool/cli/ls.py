@@ -157,6 +157,7 @@ def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 )
 @click.option("--watch", is_flag=True, help="Refresh the list every two seconds, until Ctrl-C.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only names, one per line.")
+@click.option("--plan", is_flag=True, expose_value=False, help="What would start now, what waits, why, and until when.")
 @json_option
 @click.pass_obj
 def command(

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from msgspec import Struct
@@ -246,7 +245,7 @@ def layout(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int
 
 
 def _kept(columns: Sequence[Column], natural: Sequence[int], worth: Sequence[int], width: int) -> list[int]:
-    """Return which columns fit: empty ones are dropped first, then those with one text, then the least important.
+    """Return which columns fit: long texts are dropped first, then empty columns, those with one text, and by `drop`.
 
     *worth* is the number of different texts. Names and reasons have ample room before the less important come back, so
     that they are not shorter in a wider terminal.
@@ -255,7 +254,8 @@ def _kept(columns: Sequence[Column], natural: Sequence[int], worth: Sequence[int
 
     def leave_out(droppable: Callable[[Column], bool], wanted: Callable[[int], int]) -> None:
         going = sorted(
-            (at for at in kept if droppable(columns[at])), key=lambda at: (min(worth[at], 2), -columns[at].drop)
+            (at for at in kept if droppable(columns[at])),
+            key=lambda at: (columns[at].cut != "end", min(worth[at], 2), -columns[at].drop),
         )
         for at in going:
             if sum(map(wanted, kept)) + len(GAP) * (len(kept) - 1) <= width:
@@ -339,21 +339,6 @@ def painter() -> Callable[[str, str], str]:
         return found.render(text, color_system=system) if style else text
 
     return coloured
-
-
-def painted(cells: Iterable[tuple[str, str]], coloured: Callable[[str, str], str]) -> str:
-    """Return a row of cells, each a style and a sign, with the styles that *coloured* gives them."""
-    return "".join(
-        coloured(style, "".join(sign for _, sign in group)) for style, group in groupby(cells, key=lambda cell: cell[0])
-    )
-
-
-def has_colours() -> bool:
-    """Whether stdout has colours, and the user wants them."""
-    from rich.console import Console
-
-    console = Console()
-    return console.color_system is not None and not console.no_color
 
 
 def prose(line: str) -> None:

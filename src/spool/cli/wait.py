@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -284,6 +285,7 @@ def command(root: str, names: tuple[str, ...], wait_for_all: bool, wait_for_any:
     return until_ended(spool.root, wanted, first=wait_for_any, timeout_ns=timeout_ns)
 
 
+_DRAWN_OVER = re.compile(rb"[^\r\n]*\r+(?=[^\r\n])")
 _LONGEST = 1 << 16  # a longer line is cut: a progress bar is one line as long as it goes on
 
 
@@ -304,13 +306,7 @@ _LONGEST = 1 << 16  # a longer line is cut: a progress bar is one line as long a
 @click.option("--path", "only_path", is_flag=True, help="Print the path of the output instead.")
 @click.pass_obj
 def log(
-    root: str,
-    names: tuple[str, ...],
-    follow: bool,
-    run: int | None,
-    errors: bool,
-    lines: int | None,
-    only_path: bool,
+    root: str, names: tuple[str, ...], follow: bool, run: int | None, errors: bool, lines: int | None, only_path: bool
 ) -> int:
     """Show or follow the output of jobs.
 
@@ -371,7 +367,20 @@ def _output(spool: Spool, name: str, run: int, stream: Stream, lines: int | None
     why = why_never_begun(spool, name, run)
     if why and not os.path.exists(outputs(spool, name, run).stdout or ""):
         raise _no_output(name, why, f"`spool show {name}` says more")
-    return read_output(spool, name, run, stream, lines=lines)
+    found = read_output(spool, name, run, stream, lines=lines)
+    return found if lines is None or sys.stdout.isatty() else _as_drawn_last(found)
+
+
+def _as_drawn_last(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield lines without what a carriage return had drawn over: of a progress bar only the last state."""
+    rest = b""
+    for piece in pieces:
+        text = _DRAWN_OVER.sub(b"", rest + piece)
+        end = text.rfind(b"\n") + 1
+        rest = text[end:]
+        if end:
+            yield text[:end]
+    yield rest
 
 
 def _show(pieces: Iterator[bytes], head: Sequence[str]) -> None:

@@ -18,6 +18,9 @@ INDEX = "index"
 ARRAY = "array"
 """`{array}`, where `array` stands beside a matrix or rows: the task's index within `array` alone."""
 
+PARAMETER = "SPOOL_PARAM_"
+"""The beginning of the variables that tell a task the values of its keys."""
+
 
 class Tasks:
     """The tasks of one array, by position. The cost of counting and naming them does not depend on their number.
@@ -50,6 +53,13 @@ class Tasks:
         self.max_running = spec.max_running
         if self._array is not None and self._array.max_running is not None:
             self.max_running = self._array.max_running
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variable of each key but the index, which has its own; keys whose names differ too little have none."""
+        names = {key: variable_of(key) for key in self.keys if key != INDEX}
+        counts = Counter(names.values())
+        return {name: key for key, name in names.items() if counts[name] == 1}
 
     def index(self, position: int) -> int:
         """Return the index of the task at *position*, from 0 to `count` - 1."""
@@ -89,6 +99,11 @@ class Tasks:
         """Return the result of `values` without the index, which is in the task's name: what the array varies."""
         values = self.values(position)
         return {key: values[key] for key in self.keys if key != INDEX}
+
+
+def variable_of(key: str) -> str:
+    """Return the variable that tells a task the value of *key*: SPOOL_PARAM_LEARNING_RATE for `learning-rate`."""
+    return PARAMETER + key.upper().replace("-", "_")
 
 
 def array_of(task: str) -> str:
