@@ -460,6 +460,10 @@ class EventRecorder:
         """Request a review of the cancellation of a run; return its number."""
         return self._review(self._of_run(EventName.CANCELLING, live, at_ns, stop.by_whom))
 
+    def apply_replies(self, apply: Callable[[Reply], bool]) -> None:
+        """Call *apply* with each reply; one for which it returns False comes again."""
+        self.replies = [reply for reply in self.replies if not apply(reply)]
+
     def _review(self, event: Event) -> int:
         """Request a review from the listeners, after all earlier events about the job."""
         with suppress(OSError):  # events that cannot be written now are delivered later, and must not prevent a review

@@ -236,7 +236,7 @@ class Dispatcher:
         self.reservations.look()
         gc.freeze()
         gc.enable()
-        self.wakeup.children = True
+        self.wakeup.look_at_children()
         self._reload()
         self.gate.look()
         self.filemoves.settle_places()
@@ -469,7 +469,7 @@ class Dispatcher:
             self._reload()
             self.gate.look(anew=asked)
         if self.observer.look():
-            self.wakeup.children = True
+            self.wakeup.look_at_children()
             self.executors.local.wake_wrappers()
             self.supervisor.look_for_leftovers()
             self.launcher.ask_executors_again()

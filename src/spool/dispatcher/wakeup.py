@@ -132,7 +132,7 @@ class Wakeup:
     def __init__(self) -> None:
         self.leaving = False
         self.reload = True
-        self.children = True  # the next pass checks for ended ones
+        self.children = True
         self._runs: dict[int, tuple[str, int]] = {}  # by the descriptor that shows the end of the wrapper
         self._fds: dict[tuple[str, int], int] = {}
         self.ended: set[tuple[str, int]] = set()
@@ -221,6 +221,10 @@ class Wakeup:
             with contextlib.suppress(OSError):
                 self._epoll.unregister(fd)
             os.close(fd)
+
+    def look_at_children(self) -> None:
+        """Let the next pass check for ended children."""
+        self.children = True
 
     def children_ended(self) -> bool:
         """Whether a child may have ended since the last call."""
