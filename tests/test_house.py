@@ -96,10 +96,10 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7100,
-    "client": 2650,
-    "core": 7950,
-    "dispatcher": 7800,
+    "cli": 7050,
+    "client": 2600,
+    "core": 7750,
+    "dispatcher": 7700,
     "doctor": 550,
     "executors": 2100,
     "extras": 400,
@@ -118,10 +118,10 @@ BUDGET = {
     "extras/simulate": 950,
     "extras/top": 1150,
     "formats": 5400,
-    "listeners": 1050,
+    "listeners": 1000,
     "machine": 2900,
-    "python": 950,
-    "query": 4250,
+    "python": 900,
+    "query": 4200,
     "state": 2000,
     "store": 3750,
     "testing": 450,
@@ -563,7 +563,7 @@ SPOKEN_OF: dict[str, tuple[str, str]] = {
     "foreign": ("variables that a script expects", "query/foresight"),
     "machine": (
         "whether a machine is shared decides every start, so the gate and its view stay",
-        "core/constraints core/model core/scheduler formats/config formats/run_records formats/state dispatcher/leases"
+        "core/model core/scheduler formats/config formats/run_records formats/state dispatcher/leases"
         " dispatcher/loop dispatcher/planner state/run state/world query/explain query/foresight query/shared"
         " query/snapshot",
     ),

@@ -52,6 +52,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     put_job(found.spool, "test-1", 'command = "true"\nproject = "nlp"\n', place="held")
     put_job(found.spool, "old-1", place="done")
     (found.spool / "jobs" / "ran-1" / "1").mkdir(parents=True)
+    (found.spool / "jobs" / ".notes").mkdir()
     (found.spool / "reservations" / "demo.toml").write_text("")
     return found
 
@@ -73,6 +74,7 @@ def terminal(request: pytest.FixtureRequest, home: Home) -> Iterator[Shell]:
         ("spool cancel tr", "spool cancel train-1 "),
         ("spool release t", "spool release test-1 "),
         ("spool log r", "spool log ran-1 "),
+        ("spool log ", "spool log ran-1 "),
         ("spool reserve cancel d", "spool reserve cancel demo "),
         ("spool ls --state que", "spool ls --state queued "),
         ("spool ls --state queued,fi", "spool ls --state queued,finished "),

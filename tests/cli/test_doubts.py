@@ -111,6 +111,14 @@ def test_a_thousand_dependencies_that_are_not_there_are_told_in_a_few_lines(
 _SAME = "does the same in all its 3 tasks"
 VARIED = [
     ("--matrix lr=1,2 -- echo {lr}", ""),
+    ("--matrix lr=1,2 -c 'echo $SPOOL_PARAM_LR'", ""),
+    ("--matrix lr=1,2 -- sh reads.sh", ""),
+    ("--matrix lr=1,2 -- sh t.csv", "does not use lr: its value is where the command has {lr}, and in $SPOOL_PARAM_LR"),
+    ("--matrix lr=1,2 -- echo $SPOOL_PARAM_LR", "-c takes a text for the shell, and {lr} is its value"),
+    (
+        "--matrix lr-a=1,2 --matrix LR_a=3,4 -- echo {lr-a} {LR_a}",
+        "has no $SPOOL_PARAM_LR_A: lr-a and LR_a would have that",
+    ),
     ("--matrix lr=1,2 -- echo {rl}", "does not use lr: its value is where the command has {lr}, not {rl}"),
     ("--matrix lr=1,2 --matrix seed=1,2 -- echo {lr}", "does not use seed: "),
     ("--matrix lr=1,2 -c 'echo ${lr} {{lr}}'", "does not use lr: "),
@@ -135,6 +143,7 @@ def test_a_sweep_that_varies_nothing_is_told(
 ) -> None:
     """A misspelled key, an unused one, a list in brackets; not what a program may read from its environment."""
     (tmp_path / "t.csv").write_text("a,b\n1,2\n3,4\n")
+    (tmp_path / "reads.sh").write_text("echo $SPOOL_PARAM_LR\n")
     monkeypatch.chdir(tmp_path)
     said = spool("submit", "--name", "a", *shlex.split(line))
     assert (said.code, bool(said.err), why in said.err) == (0, bool(why), True), said.err

@@ -232,6 +232,14 @@ def test_a_job_goes_before_or_after_others(
         assert _priority(spool_root, name) == priority or priority is None
 
 
+def test_a_job_is_not_placed_before_itself(spool: Command, spool_root: Path) -> None:
+    """The message says so, instead of that the job does not wait."""
+    _jobs(spool_root, a=None)
+    said = spool("edit", "a", "--before", "a")
+    assert (said.code, _priority(spool_root, "a")) == (1, None)
+    assert "a job cannot be placed before itself" in said.err
+
+
 def test_what_is_held_or_runs_is_no_rival_and_comments_stay(spool: Command, spool_root: Path) -> None:
     """Only waiting jobs count, and of the file nothing but the priority changes."""
     _jobs(spool_root, a=None)

@@ -99,6 +99,24 @@ def test_the_tasks_that_an_array_has_not_issued_are_planned(spool: Command, spoo
     assert asked(spool, "plan")["starts"] == []
 
 
+@pytest.mark.parametrize("is_expanded", [False, True])
+def test_a_task_of_a_held_array_waits_for_the_release_of_the_array(
+    spool: Command, spool_root: Path, now: int, *, is_expanded: bool
+) -> None:
+    """`why` names the array, issued or not: `spool release` refuses a task that is not held itself."""
+    text = limited("2m", 'array = "0-1"\n')
+    if is_expanded:
+        expand(spool_root, "sweep", 2, text, submitted_at_ns=now - MINUTE, expanded_at_ns=now)
+        put_job(spool_root, "sweep_1", limited("2m", '[task]\narray = "sweep"\nindex = 1\n'))
+        (spool_root / "running" / "sweep.toml").rename(spool_root / "held" / "sweep.toml")
+    else:
+        put_job(spool_root, "sweep", text, "held")
+    assert asked(spool, "why", "sweep_1")["reasons"][0] == {"code": "held", "text": "array sweep is held"}
+    said = spool("why", "sweep_1").out
+    assert "`spool release sweep` starts it" in said
+    assert "release sweep_1" not in said
+
+
 def test_nothing_is_promised_under_the_floor_of_the_disk(spool: Command, spool_root: Path) -> None:
     """`why`, `plan` and `info` say the same of the disk, in the same units, and no start is told."""
     (spool_root / "config.toml").write_text('autostart = false\ndisk_floor = "100T"\n')

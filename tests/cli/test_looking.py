@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -168,6 +169,13 @@ def test_show_tells_everything_of_a_job(spool: Command, spool_root: Path) -> Non
     assert [(run["run"], run["state"], run["exit_code"]) for run in found["runs"]] == [(1, "failed", 3)]
     assert spool("show", "nosuch").code == 3
     assert spool("show", "a", "--run", 2).code == 3
+
+
+def test_show_says_of_an_array_how_many_tasks_it_has(spool: Command, spool_root: Path) -> None:
+    """Before the dispatcher has expanded it, held or not."""
+    for name, place in (("waits", "queued"), ("parked", "held")):
+        put_job(spool_root, name, 'command = "true"\narray = "0-6"\n', place)
+        assert re.search("^tasks +7, none issued yet$", spool("show", name).out, re.MULTILINE)
 
 
 def test_show_begins_with_the_state_and_ends_with_the_file(spool: Command, spool_root: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from calling import Command, asked, put_job
+from calling import Command, asked, put_job, spawned
 from plugins.fake_nvml import GIB, FakeNvml
 from served import Served
 from spool.core.model import ForeignProcess, Gpu
@@ -175,6 +175,15 @@ def test_info_of_a_quiet_spool(spool: Command, spool_root: Path) -> None:
     assert found["memory_available_bytes"] > 0
     configure(spool_root, "cpu = 3\n")
     assert any("cpu" in problem for problem in asked(spool, "info")["problems"])
+
+
+@pytest.mark.parametrize("verb", ["info", "plan", "why", "show"])
+def test_an_old_key_of_the_configuration_is_told_of_once(spool_root: Path, verb: str) -> None:
+    """Whatever a command reads the configuration for."""
+    configure(spool_root, "[tariff]\ncpu_hour = 1\n")
+    put(spool_root, "a")
+    done = spawned("--spool", spool_root, verb, *(["a"] if verb in ("why", "show") else []), check=True)
+    assert f"{done.stdout}{done.stderr}".count("tariff has no effect") == 1
 
 
 def test_plan_is_in_the_order_of_the_queue_with_reasons(spool: Command, spool_root: Path) -> None:

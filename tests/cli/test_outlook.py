@@ -98,7 +98,8 @@ def test_every_view_tells_the_same(spool: Command, spool_root: Path, now: int, m
     ]
     (spool_root / "history.jsonl").write_bytes(b"".join(map(render_history, ended)))
     (spool_root / "config.toml").write_text("cpus = 2\n")
-    _running(spool_root, "says", now - 10 * MINUTE, "8h", "epoch 5/20")
+    _running(spool_root, "says", now - 10 * MINUTE, "8h", "epoch 4/20")
+    os.utime(spool_root / "jobs/says/1/progress", ns=(now, now - 2 * MINUTE))
     _running(spool_root, "x_3", now - 20 * MINUTE, "8h")
     put_job(spool_root, "next", f"{TRUE}cpus = 2\n")
     put_job(spool_root, "after", f'{TRUE}depends_on = ["x_3"]\npriority = 20\n')

@@ -319,8 +319,8 @@ def test_what_ends_in_time_may_start():
     for big in (BIG, job("big", cpus=4, waited=1)):
         assert started(plan(big, fits, running=RUNS)) == ["fits"]
         found = plan(big, late, running=RUNS)
-        assert (started(found), found.protected, found.protected_until_ns) == ([], "big", NOW + HOUR)
-        assert (found.protected_by_guess, found.holding) == (False, Holding())
+        assert (started(found), found.protected, found.protection.at_ns) == ([], "big", NOW + HOUR)
+        assert (found.protection.guessed, found.holding) == (False, Holding())
         assert (code(found, "late"), numbers(found, "big")) == ("left", [4, 1, 1, 3])
 
 
@@ -336,7 +336,7 @@ def test_of_two_that_do_not_fit_the_first_in_the_order_is_protected():
     long = job("long", cpus=4, waited=7200, time_limit_ns=20 * HOUR)
     short = job("short", cpus=2, waited=3600, time_limit_ns=HOUR)
     found = plan(long, short, SMALL, running=RUNS)
-    assert (found.protected, found.protected_until_ns) == ("short", NOW + HOUR)
+    assert (found.protected, found.protection.at_ns) == ("short", NOW + HOUR)
     assert started(found) == ["small"]  # it leaves 2 of 4, and for the other it need not
     before = job("before", waited=3600, time_limit_ns=2 * HOUR)
     assert started(plan(job("big", cpus=4, waited=60, time_limit_ns=10 * HOUR), before, running=RUNS)) == ["before"]
@@ -415,7 +415,7 @@ def test_a_strict_order_lets_nobody_overtake():
     """Under a strict order nothing starts behind the first that does not fit, not even what ends in time."""
     strict = Policy(strict_order=True, order="arrival")
     found = plan(BIG, job("fits", time_limit_ns=S), running=RUNS, policy=strict)
-    assert (started(found), found.protected, found.protected_until_ns) == ([], "big", None)
+    assert (started(found), found.protected, found.protection.at_ns) == ([], "big", None)
     assert code(found, "fits") == "left"
 
 
@@ -428,7 +428,7 @@ def test_a_guess_holds_back_no_more_than_a_tenth_of_the_wait(waited, protected):
     found = plan(job("big", cpus=4, waited=waited), SMALL, running=GUESSED)
     assert (found.protected, started(found)) == (protected, [] if protected else ["small"])
     if protected:
-        assert found.protected_by_guess
+        assert found.protection.guessed
         assert found.holding.rate == 1 / 4
 
 
@@ -455,7 +455,8 @@ def test_where_the_first_is_too_dear_nobody_is_protected():
     for number, protected in ((2, "cheap"), (3, None)):
         unforeseen = [job(f"j{n}", cpus=0, gpus=n + 1, waited=10**6) for n in range(number)]
         found = plan(*unforeseen, cheap, SMALL, running=runs, on=box)
-        assert (found.protected, found.protected_by_guess) == (protected, False)
+        assert found.protected == protected
+        assert found.protection is None or not found.protection.guessed
 
 
 def test_a_guess_that_has_passed_is_replaced():
@@ -463,7 +464,7 @@ def test_a_guess_that_has_passed_is_replaced():
     runs = [run("r", cpus=3, ran=7200)]
     fits = job("fits", time_limit_ns=2 * HOUR)
     found = plan(job("big", cpus=4, waited=100_000), fits, running=runs)
-    assert (started(found), found.protected_until_ns) == (["fits"], NOW + 2 * HOUR)
+    assert (started(found), found.protection.at_ns) == (["fits"], NOW + 2 * HOUR)
 
 
 def test_the_budget_has_an_end():
@@ -672,7 +673,7 @@ def test_what_is_stopped_is_needed_and_enough(runs, jobs):
     victim = next(each for each in running if each.name == preemption.victim)
     assert preemption.winner not in started(plan)
     assert (winner.spec.time_limit_ns or 1 << 62) <= SHORT_NS
-    from_ns = preemptible_at_ns(victim, before.running.run_times.of_run(victim).ns)
+    from_ns = preemptible_at_ns(victim, before.running.run_times.of_job(victim).ns)
     assert from_ns is not None
     assert from_ns <= NOW
     assert victim.spec.priority <= winner.spec.priority

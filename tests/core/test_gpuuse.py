@@ -150,9 +150,9 @@ def test_a_step_has_the_mean_of_the_looks() -> None:
     recorder = RecentRecorder()
     recorder.note(10 * STEP_NS + 3, {"a": 20, "b": None})
     recorder.note(10 * STEP_NS + 4, {"a": 41, "b": None})
-    assert recorder.noted() == RecentUse(until_ns=11 * STEP_NS, gpus={"a": (30,)})
+    assert recorder.use == RecentUse(until_ns=11 * STEP_NS, gpus={"a": (30,)})
     recorder.note(13 * STEP_NS, {"a": 90, "b": 7})
-    assert recorder.noted().gpus == {"a": (30, None, None, 90), "b": (7,)}
+    assert recorder.use.gpus == {"a": (30, None, None, 90), "b": (7,)}
 
 
 def test_it_is_bounded_and_forgets_a_gpu_without_looks() -> None:
@@ -161,7 +161,7 @@ def test_it_is_bounded_and_forgets_a_gpu_without_looks() -> None:
     recorder.note(0, {"b": 50})
     for at in range(3 * STEPS):
         recorder.note(at * STEP_NS, {"a": at})
-    assert recorder.noted().gpus == {"a": tuple(range(2 * STEPS, 3 * STEPS))}
+    assert recorder.use.gpus == {"a": tuple(range(2 * STEPS, 3 * STEPS))}
 
 
 def test_the_next_dispatcher_goes_on_and_the_time_between_is_unknown() -> None:
@@ -169,10 +169,10 @@ def test_the_next_dispatcher_goes_on_and_the_time_between_is_unknown() -> None:
     recorder = RecentRecorder()
     recorder.resume(RecentUse(until_ns=5 * STEP_NS, gpus={"a": (80, 90)}))
     recorder.note(7 * STEP_NS, {"a": 6})
-    assert recorder.noted() == RecentUse(until_ns=8 * STEP_NS, gpus={"a": (80, 90, None, None, 6)})
+    assert recorder.use == RecentUse(until_ns=8 * STEP_NS, gpus={"a": (80, 90, None, None, 6)})
     other = RecentRecorder()
     other.resume(RecentUse(step_ns=7, until_ns=5 * STEP_NS, gpus={"a": (3, 4)}))
-    assert other.noted() == RecentUse()
+    assert other.use == RecentUse()
 
 
 def test_a_clock_that_is_set_back_begins_anew() -> None:
@@ -180,9 +180,9 @@ def test_a_clock_that_is_set_back_begins_anew() -> None:
     recorder = RecentRecorder()
     recorder.note(1000 * STEP_NS, {"a": 1})
     recorder.note(999 * STEP_NS, {"a": 3})
-    assert recorder.noted().gpus == {"a": (2,)}
+    assert recorder.use.gpus == {"a": (2,)}
     recorder.note(10 * STEP_NS, {"a": 5})
-    assert recorder.noted() == RecentUse(until_ns=11 * STEP_NS, gpus={"a": (5,)})
+    assert recorder.use == RecentUse(until_ns=11 * STEP_NS, gpus={"a": (5,)})
 
 
 def test_a_reader_adds_the_steps_since() -> None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from core.planning import GIB, NOW, S, code, foretold, gpus, job, machine, numbers, plan, run, started, view, why
 from spool.core.constraints import as_run
-from spool.core.model import Grant, Limits, Policy, Pool, Result, Running, State, Waiting
+from spool.core.model import Grant, Limits, Machine, Policy, Pool, Result, Running, State, Waiting
 from spool.core.priority import Past
 from spool.core.queue import WaitingQueue
 from spool.core.quotas import limits_of
@@ -167,7 +167,7 @@ def test_a_run_of_which_nothing_is_known_takes_an_hour_then_twice_as_long(ran, m
     assert (expected.at_ns, expected.guessed) == (NOW + more * S, True)
 
 
-THERE = {"far": machine(cpus=8, gpus=gpus(2))}
+THERE = {"far": Machine.of_an_engine(1)}
 
 
 def far_job(name: str, **values: object) -> Waiting:
@@ -181,26 +181,27 @@ def far_run(name: str, **values: object) -> Running:
 
 
 def test_what_runs_elsewhere_holds_nothing_here_and_what_runs_here_nothing_there():
-    """Of two full machines each is full for its own jobs only, GPUs and all; the one there says what never fits.
+    """Each is full for its own jobs only, whatever these ask for.
 
-    Nobody foretells a start elsewhere: only the machine there knows whom it will have.
+    Nobody foretells a start elsewhere: only the engine there knows whom it will have.
     """
-    full = [far_run("there", cpus=8, on=(0, 1))]
-    found = plan(job("near", cpus=4), far_job("far", cpus=4, gpus=1), running=full, elsewhere=THERE)
-    assert (started(found), code(found, "far")) == (["near"], "cpus")
-    jobs = job("near", gpus=1), far_job("far", cpus=8, gpus=2), far_job("huge", cpus=9)
-    found = plan(*jobs, on=machine(gpus=gpus(1)), running=[run("here", on=(0,))], elsewhere=THERE)
-    assert (started(found), found.starts[0].grant.gpu_indices) == (["far"], (0, 1))
-    assert (code(found, "near"), code(found, "huge")) == ("gpus", "never_fits")
-    found = plan(far_job("far", cpus=8), running=[far_run("there", cpus=8, time_limit_ns=S)], elsewhere=THERE)
+    there = far_run("there", cpus=8, on=(0, 1), time_limit_ns=S)
+    found = plan(job("near", cpus=4), far_job("far", cpus=4, gpus=1), running=[there], elsewhere=THERE)
+    assert (started(found), code(found, "far")) == (["near"], "max_in_flight")
     assert foretold(found, "far") is None
+    jobs = job("near", gpus=1), far_job("far", cpus=999, gpus=2)
+    found = plan(*jobs, on=machine(gpus=gpus(1)), running=[run("here", on=(0,))], elsewhere=THERE)
+    (start,) = found.starts
+    assert (start.name, start.grant.gpus_elsewhere, start.grant.gpu_indices) == ("far", 2, ())
+    assert code(found, "near") == "gpus"
 
 
 def test_no_room_is_left_across_machines():
     """A job here that room is kept free for keeps nobody waiting there, and nobody there has room left here."""
     running = [run("here", cpus=3, time_limit_ns=100 * S), far_run("there", cpus=8, time_limit_ns=100 * S)]
     long, wide = {"cpus": 1, "time_limit_ns": 1000 * S}, {"cpus": 4, "waited": 50}
-    found = plan(job("wide", **wide), job("long", **long), far_job("far", cpus=0), running=running, elsewhere=THERE)
+    two = {"far": Machine.of_an_engine(2)}
+    found = plan(job("wide", **wide), job("long", **long), far_job("far", cpus=0), running=running, elsewhere=two)
     assert (found.protected, started(found)) == ("wide", ["far"])
     assert code(found, "long") == "left"
     found = plan(far_job("wide", **wide), job("long", **long), running=running, elsewhere=THERE)
@@ -227,7 +228,7 @@ RUNS = st.builds(
 
 @given(st.lists(st.one_of(RUNS, st.sampled_from("abcd")), max_size=20))
 def test_the_sums_of_each_machine_are_those_of_its_own_runs(steps):
-    """However runs came and went: processors and GPUs by machine, all runs together by owner."""
+    """However runs came and went: processors and GPUs of this machine, a number there, all runs together by owner."""
     kept = Runs()
     for step in steps:
         if isinstance(step, str):
@@ -235,14 +236,11 @@ def test_the_sums_of_each_machine_are_those_of_its_own_runs(steps):
         else:
             kept.put(step)
     here = Runs(each for each in kept.values() if each.elsewhere is None)
-    there = Runs(replace(each, elsewhere=None) for each in kept.values() if each.elsewhere is not None)
-    far = kept.elsewhere.get("far", Runs())
-    for index, own in ((kept, here), (far, there)):
-        assert (index.counts.cpus, index.counts.cpu_holders) == (own.counts.cpus, own.counts.cpu_holders)
-        assert index.with_gpus == own.with_gpus
-    assert dict(far) == dict(there)
+    assert (kept.counts.cpus, kept.counts.cpu_holders) == (here.counts.cpus, here.counts.cpu_holders)
+    assert kept.with_gpus == here.with_gpus
+    assert kept.engines["far"].runs == len(kept) - len(here)
     assert kept.counts.runs == len(kept)
-    assert sum(use.cpus for use in kept.counts.users.values()) == here.counts.cpus + there.counts.cpus
+    assert sum(use.cpus for use in kept.counts.users.values()) == sum(each.grant.cpus for each in kept.values())
 
 
 LICENCE = Pool("licence", 3)
@@ -319,7 +317,7 @@ def test_who_waits_for_a_resource_is_protected():
     runs = [holds("r", **wants(licence=2), ran=0, time_limit_ns=HOUR)]
     late = job("late", time_limit_ns=2 * HOUR, **wants(licence=1))
     found = plan(first, late, job("plain", time_limit_ns=2 * HOUR), on=BOX, running=runs)
-    assert (started(found), found.protected, found.protected_until_ns) == (["plain"], "first", NOW + HOUR)
+    assert (started(found), found.protected, found.protection.at_ns) == (["plain"], "first", NOW + HOUR)
     assert code(found, "late") == "left"
     assert foretold(found, "first").must_end == ("r",)
     in_time = job("in_time", time_limit_ns=HOUR, **wants(licence=1))

@@ -96,7 +96,7 @@ class Index(RuleBasedStateMachine):
         """Add an outcome late; the queue is told only that something may have changed."""
         if name not in self.ended:
             self.ended[name] = outcome
-            self.queue.look_again()
+            self.queue.watch.look_again()
 
     @rule(by=st.sampled_from([1, 4, -3, 10**12]))
     def tick(self, by):
@@ -227,7 +227,7 @@ def test_the_end_of_a_run_is_noticed():
     gone = replace(seen, running=Runs())
     done = replace(gone, ended={"a": State.FINISHED})
     assert decisions(seen, lambda _: done) == [False, True]
-    for tell in (queue.look_again, queue.changed):
+    for tell in (queue.watch.look_again, queue.changed):
         queue.put(job("j", depends_on="a"))
         changes = (lambda _: gone, lambda _: done, lambda _, tell=tell: tell() or done)
         assert decisions(seen, *changes) == [False, False, False, True]
@@ -236,7 +236,7 @@ def test_the_end_of_a_run_is_noticed():
     seen = View(machine(), queue, held={"s_0": job("s_0")}, arrays=arrays)
     late = {"s_0": State.FINISHED, "s_1": State.FINISHED}
 
-    assert decisions(seen, lambda _: queue.look_again() or replace(seen, held={}, ended=late)) == [False, True]
+    assert decisions(seen, lambda _: queue.watch.look_again() or replace(seen, held={}, ended=late)) == [False, True]
 
 
 class Ended(dict):
@@ -277,7 +277,7 @@ def test_what_nobody_changed_is_not_judged_again():
     assert asked_for(view, "b7") == set(names[1])
     assert asked_for(view, "c7") == set(names[2])
     assert asked_for(replace(view, running=Runs([run("a3")]))) == set(names[0]) - {"a3"}
-    queue.look_again()
+    queue.watch.look_again()
     assert asked_for(replace(view, running=Runs([run("a3")]))) >= set(names[1])
     assert asked_for(replace(view, running=Runs([run("a3")]))) == set()
 

@@ -269,7 +269,7 @@ def test_people_are_told_what_similar_runs_took_and_the_rules_keep_the_limit() -
     for seconds in (20, 20):
         learned.add("user", "job", Request(), seconds * S)
     limited = run("job", ran=5, user="user", time_limit_ns=100 * S)
-    assert learned.of_run(limited).ns == 100 * S
+    assert learned.of_job(limited).ns == 100 * S
     assert learned.likely(limited).ns == 20 * S
     assert learned.left(limited, Progress(), NOW) == TimeLeft(15 * S, Basis.GUESS)
     late, later = (run("job", ran=ran, user="user", time_limit_ns=100 * S) for ran in (30, 90))

@@ -315,7 +315,7 @@ def abandon(made: Dispatcher) -> None:
     getattr(made.gate.leases, "_disconnect", lambda: None)()
     made.wakeup.close()
     made.logs.events.close()
-    made.events.client.close()
+    made.events.client.child.close()
     for log in made.logs._open.values():
         with contextlib.suppress(OSError):
             os.close(log.fd)

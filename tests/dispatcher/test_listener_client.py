@@ -54,7 +54,7 @@ class Ends:
 
         def served() -> object:
             self.client.tick()
-            if select.select([self.client], [], [], 0)[0]:
+            if select.select([self.client.child], [], [], 0)[0]:
                 self.client.read()
             return condition()
 
@@ -74,16 +74,16 @@ class Ends:
     def take_an_hour(self, *steps: str) -> None:
         """Have an hour pass in which the process does these steps, and end them."""
         self.client.read()  # what it said before it began them
-        pid = self.client.pid
+        pid = self.client.child.pid
         self.ahead_ns += HOUR_NS
         self.client.tick()
-        assert self.client.pid == pid
+        assert self.client.child.pid == pid
         for step in steps:
             (self.root / f"go-{step}").write_text("\n")
 
     def stop_process(self) -> int:
         """Have the process do nothing any more."""
-        pid = self.client.pid
+        pid = self.client.child.pid
         os.kill(pid, signal.SIGSTOP)
         return pid
 
@@ -100,8 +100,8 @@ def ends(spool_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     (spool_root / layout.CURSORS).mkdir()  # a dispatcher makes it before anybody is to listen
     made = Ends(spool_root)
     yield made
-    made.client.close()
-    made.client.join(PATIENCE_S)
+    made.client.child.close()
+    made.client.child.join(PATIENCE_S)
 
 
 def _hook(root: Path, name: str, script: str) -> None:
@@ -138,7 +138,7 @@ def test_why_a_process_cannot_be_started_is_told_until_one_is(ends: Ends, monkey
         assert isinstance(client.trouble, PermissionError)
     ends.ahead_ns += HOUR_NS
     client.tick()
-    assert (client.pid is not None, client.trouble) == (True, None)
+    assert (client.child.pid is not None, client.trouble) == (True, None)
 
 
 def test_a_process_that_has_read_nothing_for_long_hears_of_the_last_event_all_the_same(ends: Ends) -> None:

@@ -31,9 +31,8 @@ def test_an_array_runs_all_its_tasks_and_no_more_at_once_than_it_says(shared: Se
 
 def test_the_result_of_a_task_has_its_parameters_and_its_metrics(shared: Served) -> None:
     """Also where the task runs again after the array is over, and where a job has no right to its metrics."""
-    shared.drop(
-        "s", 'echo "loss = 0.{lr}" >> $SPOOL_METADIR/metrics; echo "a = b" > $SPOOL_METADIR/x', matrix={"lr": [3, 4]}
-    )
+    command = 'echo "loss = 0.$SPOOL_PARAM_LR" >> $SPOOL_METADIR/metrics; echo "a = b" > $SPOOL_METADIR/x'
+    shared.drop("s", command, matrix={"lr": [3, 4]})
     shared.drop("odd", 'ln -s /etc/passwd "$SPOOL_METADIR/metrics"')
     for name in ("s", "odd"):
         shared.wait_done(name)
@@ -55,8 +54,8 @@ def test_a_task_can_be_cancelled_alone(shared: Served) -> None:
     assert (result["outcome"], result["reason"]) == ("failed", "2 of 3 finished, 1 cancelled")
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_task_whose_file_is_taken_away_counts_as_cancelled(served: Served, *, killed: bool) -> None:
+@pytest.mark.parametrize("killed", ["", "killed", "killed, and the next one cannot read its records at first"])
+def test_a_task_whose_file_is_taken_away_counts_as_cancelled(served: Served, killed: str) -> None:
     """It has no record; what depends on it or on its array goes on all the same, under the next dispatcher too."""
     (served.root / "config.toml").write_text("cpus = 2\n")
     gate = served.root.parent / "gate"
@@ -69,8 +68,14 @@ def test_a_task_whose_file_is_taken_away_counts_as_cancelled(served: Served, *, 
     if killed:
         served.kill()
     served.path("queued", "w_2").unlink()
+    records = served.root / "jobs/w_2"
+    if "records" in killed:
+        records.symlink_to(records)
     if killed:
         served.start()
+    if "records" in killed:
+        served.until(lambda: served.path("running", "w_0").exists(), "a start")
+        records.unlink()
     gate.touch()
     for name in ("w", "after", "otherwise", "each"):
         served.wait_done(name)
@@ -122,6 +127,26 @@ def test_an_array_runs_again_from_done(shared: Served) -> None:
     assert shared.result("again", 2)["reason"] == "2 of 2 finished"  # type: ignore[index]
 
 
+@pytest.mark.parametrize("order", [("m", "m_0"), ("m_0", "m")], ids=" ".join)
+def test_a_task_that_is_queued_again_together_with_its_array_runs_once(served: Served, order: tuple[str, ...]) -> None:
+    """The file that waits is the task's; one whose text differs by now is another job, and runs beside that."""
+    (served.root / "config.toml").write_text("autostart = false\n")
+    served.drop("m", "true", array="0-2")
+    assert served.run("--until-idle") == 0
+    for name in order:
+        assert served.spool("requeue", name).returncode == 0
+    served.path("done", "m_1").rename(served.path("queued", "m_1"))
+    served.path("queued", "m_1").write_text('command = "exit 0"\n[task]\narray = "m"\nindex = 1\n')
+    served.path("done", "m_2").rename(served.path("held", "m_2"))
+    served.start()
+    served.until(lambda: served.result("m_1", 3), "the task beside the other job of its name")
+    assert served.spool("release", "m_2").returncode == 0
+    served.wait_done("m")
+    served.stop()
+    assert [served.runs(f"m_{index}") for index in range(3)] == [[1, 2], [1, 2, 3], [1, 2]]
+    assert served.result("m", 2)["reason"] == "3 of 3 finished"  # type: ignore[index]
+
+
 def test_the_commands_treat_an_array_as_a_whole(served: Served) -> None:
     """`hold`, `release`, `wait`, `cancel` and `ls` take an array's name for all of it."""
     (served.root / "config.toml").write_text("cpus = 1\n")
@@ -147,7 +172,8 @@ def test_the_commands_treat_an_array_as_a_whole(served: Served) -> None:
     assert served.spool("wait", "whole").returncode == 130
     assert "enough" in served.result("whole")["reason"]
     assert served.places("whole_2") == ["done"]
-    assert served.spool("requeue", "whole").returncode == 0
+    again = served.spool("requeue", "whole")
+    assert (again.returncode, "whole has 3 tasks, and all run again" in again.stderr) == (0, True)
     go.touch()
     assert served.spool("wait", "whole").returncode == 0
     assert [served.runs(f"whole_{index}") for index in range(3)] == [[1, 2]] * 3

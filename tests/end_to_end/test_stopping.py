@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 
 from served import Served, alive, marked, pids_in
+from spool.client.requests import ChangeKind, Requests
+from spool.core.errors import SpoolError
 from spool.core.model import Stop, StopKind
 from spool.formats.run_records import render_stop
+from spool.store.ownership import this_user
+from spool.store.spool import Spool
 from support import wait_for
 
 EXECUTORS = ("process", "sh", "tmux")
@@ -375,6 +379,18 @@ def test_what_hides_from_everything_is_its_wrappers_child(shared: Served, epilog
     assert shared.record(name, "leftovers") is None
 
 
+def test_one_cancel_of_a_job_and_of_what_depends_on_it_never_fails(shared: Served) -> None:
+    """The dispatcher may cancel the second because of the first; a later command finds it ended."""
+    shared.drop("fit", "true", start_after="2099-01-01")
+    shared.drop("draw", "true", depends_on=["fit"])
+    requests = Requests(Spool(str(shared.root)), this_user())
+    requests.cancel("fit")
+    shared.wait_done("draw")
+    assert [change.kind for change in requests.cancel("draw")] == [ChangeKind.CANCELLED]
+    with pytest.raises(SpoolError, match="it has ended"):
+        Requests(Spool(str(shared.root)), this_user()).cancel("draw")
+
+
 @pytest.mark.parametrize("order", ["time", "memory", "cancel", "stop"])
 def test_what_was_reached_is_overruled_by_nothing(shared: Served, order: str) -> None:
     """While what the command left behind is being ended, its limits pass, or it is cancelled: its exit code counts."""
@@ -382,8 +398,10 @@ def test_what_was_reached_is_overruled_by_nothing(shared: Served, order: str) ->
     keys = {"time": {"time_limit": "1h"}, "memory": {"memory": "60M"}}.get(order, {})
     how = _STUBBORN
     if order == "memory":
-        grows = "import os, signal, time; signal.signal(15, lambda *_: 0); x = bytearray(150 << 20); "
-        grows += "print(os.getpid(), file=open('{to}', 'w'), flush=True); time.sleep(1000)"
+        grows = "import os, signal, time; signal.signal(15, lambda *_: 0); parent = os.getppid(); "
+        grows += "print(os.getpid(), file=open('{to}', 'w'), flush=True)\n"
+        grows += "while os.getppid() == parent: time.sleep(.01)\n"
+        grows += "x = bytearray(150 << 20); time.sleep(1000)"
         how = f'setsid {sys.executable} -c "{grows}" > /dev/null 2>&1 & {{after}}'
     command, _ = _leaving(shared, name, how, 7)
     shared.drop(name, command, kill_grace="6s" if order == "time" else "3s", retry={"max": 1, "on": [7]}, **keys)

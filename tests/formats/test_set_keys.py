@@ -75,7 +75,7 @@ def test_a_task_that_is_made_again_has_the_same_bytes() -> None:
     spec = jobfile.parse(data, name="many", defaults=jobfile.recorded_defaults(text, 1))
     task = jobfile.TaskFiles("many", data, spec).text(1)
     assert task.startswith(b'# set by p: comment = "c"\n')
-    assert jobfile.parse(task, name="many_1").env == (("N", "2"),)
+    assert jobfile.parse(task, name="many_1").env == (("SPOOL_PARAM_I", "2"), ("N", "2"))
 
 
 def test_the_journal_forgets_a_review_with_the_job() -> None:

@@ -47,12 +47,28 @@ def test_a_task_is_an_ordinary_job_file() -> None:
         "comment": "the {lr} of the whole",
         "start_after": datetime.datetime(2026, 1, 31, 9, tzinfo=datetime.UTC),
         "prolog": "mkdir -p out/1e-3",
-        "env": {"LR": "1e-3", "PLAIN": "1"},
+        "env": {"LR": "1e-3", "PLAIN": "1", "SPOOL_PARAM_LR": "1e-3", "SPOOL_PARAM_SET": 'q"uote\\'},
         "retry": {"max": 2},
         "stdout": "out/1e-3/%a",
         "depends_on": {"each": "prepare"},
         "task": {"array": "sweep", "index": 3, "max_running": 3},
     }
+
+
+@pytest.mark.parametrize(
+    ("keys", "env"),
+    [
+        ('matrix = { learning-rate = [0.1], x2 = ["a\\nb"] }', {"LEARNING_RATE": "0.1", "X2": "a\nb"}),
+        ('array = "7"\nrows = [{ x = true }]', {"ARRAY": "7", "X": "true"}),
+        ("matrix = { lr = [1], LR = [2], a = [3] }", {"A": "3"}),
+        ('matrix = { lr = [1] }\nenv = { SPOOL_PARAM_LR = "mine" }', {"LR": "mine"}),
+        ('array = "7"', {}),
+    ],
+)
+def test_a_task_has_its_parameters_in_its_environment(keys: str, env: dict[str, str]) -> None:
+    """In SPOOL_PARAM_…, unless two keys would have the same variable, or the array's own `env` sets it."""
+    spec = jobfile.parse(_files(f'command = "true"\n{keys}\n'.encode()).text(0), name="sweep_0")
+    assert dict(spec.env) == {f"SPOOL_PARAM_{key}": value for key, value in env.items()}
 
 
 def test_every_task_parses() -> None:

@@ -282,8 +282,11 @@ def requeue(
     again: list[str] = []
 
     def act(name: str) -> Change:
+        array = spool.newest_array(name)
         done = requests.requeue(name, change, dry_run=dry_run)
         again.append(name)
+        if array is not None and change is None:
+            tell(f"{name} has {array.tasks} tasks, and all run again; `spool requeue --failed {name}` takes the failed")
         return done
 
     code = max(code, REQUEUE.carry_out(spool, names, act))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -14,12 +15,11 @@ from spool.cli import render
 from spool.cli.group import Subverbs, Verb, json_option, made, own, value_of
 from spool.cli.render import tell
 from spool.client import service
-from spool.client.submit import make_spool, root_at, was_spool
-from spool.core.errors import ExitCode, LockHeld, SpoolError, SpoolUnusable, UsageError, cannot
+from spool.client.submit import ensure_spool, root_at, was_spool
+from spool.core.errors import ExitCode, LockHeld, SpoolError, UsageError
 from spool.core.layout import GONE_RESERVATIONS, without_here
 from spool.core.reasons import count_of
 from spool.core.units import parse_duration, parse_size, show_size
-from spool.store.disk import remedy_for
 from spool.store.ownership import check_owner, this_user
 
 if TYPE_CHECKING:
@@ -41,12 +41,7 @@ def init(root: str, directory: str | None) -> int:
       mkdir -m 700 queued held running done jobs reservations .tmp
     """
     where = root_at(directory) if directory else root
-    try:
-        new = make_spool(where)
-    except OSError as error:
-        at = error.filename or where
-        why = error.strerror or str(error)
-        raise SpoolUnusable(cannot("make", "a spool", why, where=at, remedy=remedy_for(error))) from None
+    new = ensure_spool(where)
     render.say(f"created a spool in {where}" if new else f"a spool already exists in {where}")
     return 0
 
@@ -129,7 +124,7 @@ def install(root: str, force: bool, dry_run: bool) -> int:
         service.require_manager()
     except service.NoServiceManager as error:
         tell(f"{error}; cron can start it instead. `crontab -e`, and this line:")
-        render.say(service.by_cron(root, words, usual=usual))
+        render.say(f"@reboot {shlex.join([*words, *([] if usual else ['--spool', root]), 'dispatch'])}")
         return int(error.exit_code)
     changed = service.install(made(root).root, unit, force=force)
     render.say(f"{unit.path} {'written' if changed else 'unchanged'}")
@@ -225,13 +220,12 @@ def _close_sessions(spool: Spool, removed: Removal, started: dict[tuple[str, int
 
 def _print(spool: Spool, removal: Removal, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        values = {key: getattr(removal, key) for key in ("size_bytes", "runs", "jobs", "reservations", "problems")}
-        render.as_json({"dry_run": dry_run, **values, "jobs": [name for name, _ in removal.jobs]})
+        render.as_json({"dry_run": dry_run}, removal)
         return
     if dry_run:
         for old in removal.runs:
             render.say(f"{spool.layout.metadir(old.name, old.run)}  {show_size(old.size_bytes)}")
-        for name, _ in removal.jobs:
+        for name in removal.jobs:
             render.say(spool.layout.job_file("done", name))
         for filename in removal.reservations:
             render.say(spool.layout.at(f"{GONE_RESERVATIONS}/{filename}"))

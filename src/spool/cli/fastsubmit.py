@@ -57,11 +57,11 @@ def submit(arguments: Sequence[str]) -> int | None:
         return None
     try:
         values, words, dashes = _understood(arguments[1:])
-    except UnclearError:
+        os.getcwd()
+    except (UnclearError, OSError):  # the full way says what to do where the directory was removed
         return None
-    if not values.keys().isdisjoint(("rows", "start_after", "capture")):  # a file, a time, a script
-        return None
-    if any(":" in text for text in values.get("depends_on", ())):  # with a kind, perhaps one of other tools
+    with_kind = any(":" in text for text in values.get("depends_on", ()))  # perhaps one of other tools
+    if with_kind or not values.keys().isdisjoint(("rows", "start_after", "capture")):  # a file, a time, a script
         return None
     command: str | list[str]
     texts = values.pop("text", [])
@@ -76,18 +76,11 @@ def submit(arguments: Sequence[str]) -> int | None:
     names = values.pop("name", [])
     name = names[-1] if names else None
     held = values.pop("hold", None) is not None
-    try:
-        os.getcwd()
-    except OSError:  # it was removed, and the full way says what to do
-        return None
     root = submitting.root_at(root) if root else submitting.default_root()
     exported = exports(root, values.pop("export", []))
     if exported.assigned or exported.remarks:
         return None
-    try:
-        draft = drafted(name or fresh_name(root, stem_of(command)), command, values, exported, held=held)
-    except OSError:  # the working directory is gone
-        return None
+    draft = drafted(name or fresh_name(root, stem_of(command)), command, values, exported, held=held)
     text = None if draft is None else draft.plain_text()
     if draft is None or text is None or len(text) >= _MAX_BYTES or not _certainly_welcome(root, name, values):
         return None
@@ -96,10 +89,9 @@ def submit(arguments: Sequence[str]) -> int | None:
 
 def _needs_nothing(command: str | list[str]) -> bool:
     """Whether neither a command's text names another scheduler, nor its words a variable that no shell expands."""
-    if isinstance(command, str):
-        return not any(word in command for word in _OF_OTHERS)
-    text = " ".join(command)
-    return not any(word in text for word in (*_OF_OTHERS, "$SPOOL_", "${SPOOL_", "CUDA_VISIBLE_DEVICES"))
+    words = _OF_OTHERS if isinstance(command, str) else (*_OF_OTHERS, "$SPOOL_", "${SPOOL_", "CUDA_VISIBLE_DEVICES")
+    text = command if isinstance(command, str) else " ".join(command)
+    return not any(word in text for word in words)
 
 
 def _submitted(root: str, draft: Draft, text: str) -> int | None:
@@ -265,7 +257,7 @@ _PLAIN_VALUES: Mapping[str, Callable[[Key, Any], bool]] = {
     "labels": lambda _, value: _are_labels(value),
     "size": lambda _, value: _is_amount(value, _UNITS),
     "size or auto": lambda _, value: _is_amount(value, _UNITS),
-    "variables": lambda _, value: all(may_go(name) and _is_text(text) for name, text in value.items()),
+    "variables": lambda _, value: all(may_go(name) and text and _is_text(text) for name, text in value.items()),
 }
 """By kind, which values are plain; of another kind none is."""
 

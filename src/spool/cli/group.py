@@ -36,55 +36,54 @@ if TYPE_CHECKING:
     from spool.store.spool import Spool  # imported when needed: a submission does not need it
 
 
-_SECTIONS = (
-    (
-        "Jobs",
-        {
-            "submit": "Submit a job to the queue.",
-            "run": "Submit a job, follow its output and exit with its code.",
-            "ls": "List jobs that are waiting, running or recently ended.",
-            "show": "Show everything about a job.",
-            "why": "Explain why a job is not running yet, or how it ended.",
-            "log": "Show or follow a job's output.",
-            "attach": "Attach to the terminal of a running job.",
-            "wait": "Wait for jobs to end, and exit with their code.",
-            "seff": "Compare what a job asked for with what it used.",
-            "cancel": "Cancel waiting or running jobs.",
-            "hold": "Hold jobs until they are released.",
-            "release": "Release held jobs.",
-            "requeue": "Run ended or running jobs again.",
-            "suspend": "Pause running jobs where they are.",
-            "continue": "Continue suspended jobs.",
-            "signal": "Send a signal to the processes of running jobs.",
-            "edit": "Change a waiting job, or the limits of a running one.",
-            "check": "Check job files for errors.",
-        },
-    ),
-    (
-        "The machine",
-        {
-            "info": "Show the machine, what is in use, and any problems.",
-            "gpus": "Show each GPU, who uses it, and why it is unavailable.",
-            "reserve": "Reserve GPUs for a user or project.",
-            "plan": "Show what would start now, what waits, and why.",
-            "stats": "Show wait times, run times and usage of ended runs.",
-        },
-    ),
-    (
-        "The spool",
-        {
-            "init": "Create a spool.",
-            "dispatch": "Run the dispatcher, which starts jobs.",
-            "service": "Keep the dispatcher running with systemd.",
-            "pause": "Stop starting jobs until `resume`.",
-            "resume": "Start jobs again after `pause`.",
-            "gc": "Remove old records and output.",
-            "doctor": "Diagnose problems with this spool and this machine.",
-            "demo": "Run a demo with real jobs in a temporary spool.",
-            "completion": "Print a shell completion script.",
-        },
-    ),
-)
+MORE, ADMIN = "More", "Administration"
+"""The sections that only `spool help all` lists; the verbs of the second are those of `spool admin`."""
+
+_SECTIONS = {
+    "Jobs": {
+        "submit": "Submit a job to the queue.",
+        "run": "Submit a job, follow its output and exit with its code.",
+        "ls": "List jobs that are waiting, running or recently ended.",
+        "show": "Show everything about a job.",
+        "why": "Explain why a job is not running yet, or how it ended.",
+        "log": "Show or follow a job's output.",
+        "attach": "Attach to the terminal of a running job.",
+        "wait": "Wait for jobs to end, and exit with their code.",
+        "cancel": "Cancel waiting or running jobs.",
+        "hold": "Hold jobs until they are released.",
+        "release": "Release held jobs.",
+        "requeue": "Run ended or running jobs again.",
+        "edit": "Change waiting jobs, or the limits of running ones.",
+    },
+    "The machine": {
+        "info": "Show the machine, what is in use, and any problems.",
+        "gpus": "Show each GPU, who uses it, and why it is unavailable.",
+        "stats": "Show wait times, run times and usage of ended runs.",
+    },
+    "The spool": {
+        "pause": "Stop starting jobs until `resume`.",
+        "resume": "Start jobs again after `pause`.",
+        "admin": "Run, maintain and check a spool.",
+    },
+    MORE: {
+        "seff": "Compare what a job asked for with what it used.",
+        "suspend": "Pause running jobs where they are.",
+        "continue": "Continue suspended jobs.",
+        "plan": "Show what would start now, what waits, and why.",
+        "reserve": "Reserve GPUs for a user or project.",
+    },
+    ADMIN: {
+        "init": "Create a spool.",
+        "dispatch": "Run the dispatcher, which starts jobs.",
+        "service": "Keep the dispatcher running with systemd.",
+        "check": "Check job files for errors.",
+        "gc": "Remove old records and output.",
+        "doctor": "Diagnose problems with this spool and this machine.",
+        "signal": "Send a signal to the processes of running jobs.",
+        "demo": "Run a demo with real jobs in a temporary spool.",
+        "completion": "Print a shell completion script.",
+    },
+}
 
 
 def _contributed() -> dict[str, ContributedVerb]:
@@ -93,7 +92,7 @@ def _contributed() -> dict[str, ContributedVerb]:
 
 def sections() -> dict[str, dict[str, str]]:
     """Return the verbs by section of the help, each with its line there; one that is contributed is behind another."""
-    found = {title: dict(verbs) for title, verbs in _SECTIONS}
+    found = {title: dict(verbs) for title, verbs in _SECTIONS.items()}
     for verb, each in _contributed().items():
         verbs = found.setdefault(each.section, {})
         at = [*verbs].index(each.after) + 1 if each.after in verbs else len(verbs)
@@ -115,7 +114,7 @@ _COMMANDS = {  # where a verb is the `command` of no module of its own
     }.items()
     for verb in verbs.split()
 } | {
-    "continue": "control:go_on", "service": "dispatch:keep", "signal": "control:send",
+    "admin": "group:admin", "continue": "control:go_on", "service": "dispatch:keep", "signal": "control:send",
 }  # fmt: skip
 _ELSEWHERE = {
     word: verb
@@ -130,7 +129,7 @@ _ELSEWHERE = {
         "gc": "clear purge prune cleanup clean", "check": "validate lint", "doctor": "config", "--version": "version",
         "completion": "completions", "attach": "sattach", "edit": "qalter update modify change set scontrol",
         "continue": "cont thaw unsuspend", "suspend": "freeze", "info": "sinfo ginfo", "reserve": "gctl",
-        "gpus": "nvidia-smi gpu", "reserve list": "reservations", "plan": "predict",
+        "gpus": "nvidia-smi gpu", "reserve list": "reservations", "ls --plan": "predict",
         "stats": "gstats sreport history", "plot": "gantt chart timeline", "ls -a": "sacct",
         "edit --priority": "nice renice", "submit --start-after": "at",
         "submit --dry-run": "convert",
@@ -158,6 +157,7 @@ class Verb(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line; errors name this verb."""
+        ctx.meta[ALL] = args[-2:] in (["--help", "all"], ["-h", "all"])
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -183,13 +183,21 @@ class Verb(click.Command):
                 formatter.write_dl([(f"{flags:{cells}}", text) for flags, text in records], col_max=cells)
 
 
+ALL = "spool.help_all"
+"""Where a context says that its help lists everything."""
+
+
 def by_section(ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
     """Return the options of a command with their help, by `section`, those without one last."""
     sections: dict[str, list[tuple[str, str]]] = {}
-    for parameter in ctx.command.get_params(ctx):
-        record = parameter.get_help_record(ctx)
-        if record is not None and isinstance(parameter, click.Option):
-            sections.setdefault(getattr(parameter, "section", ""), []).append(record)
+    options = [each for each in ctx.command.get_params(ctx) if isinstance(each, click.Option)]
+    listed = [each for each in options if ctx.meta.get(ALL) or not getattr(each, "rare", False)]
+    for option in listed:
+        record = option.get_help_record(ctx)
+        if record is not None and "--help" in option.opts and len(listed) < len(options):
+            record = record[0], "Show this message; `--help all` lists the rest."
+        if record is not None:
+            sections.setdefault(getattr(option, "section", ""), []).append(record)
     rest = sections.pop("", [])
     return {**sections, "Other options" if sections else "Options": rest}
 
@@ -210,8 +218,21 @@ class WordsVerb(Verb):
             raise _answered(error, before) from None
         words = ctx.params.get("words", ())
         start = len(before) - len(words)
-        ctx.meta["spool.dashes"] = bool(words) and start > 0 and before[start - 1] == "--"
+        last = before[start - 1] if words and start else ""
+        ctx.meta["spool.dashes"] = last == "--"
+        is_value = words[:1] == ("false",) or (words[:1] == ("true",) and len(words) > 1)
+        if is_value and (told := _of_a_switch(self, last)):
+            raise UsageError(f"{told}; to run {words[0]}, write it after `--`")
         return rest
+
+
+def _of_a_switch(command: click.Command, flag: str) -> str:
+    """Return what to write instead of a value after *flag*, "" if *command* has no opposite of it."""
+    for each in command.params:
+        if isinstance(each, click.Option) and each.secondary_opts and flag in (*each.opts, *each.secondary_opts):
+            opposite = (each.secondary_opts if flag in each.opts else each.opts)[0]
+            return f"{flag} takes no value; its opposite is {opposite}"
+    return ""
 
 
 def _answered(error: click.NoSuchOption, words: Sequence[str]) -> Exception:
@@ -234,6 +255,14 @@ def unfilled(text: str) -> str:
     return "\n\n".join(f"\b\n{part}" if "\n  " in f"\n{part}" else part for part in paragraphs)
 
 
+admin = Verb(
+    "admin",
+    help="Run, maintain and check a spool.\n\n"
+    + "\n".join(f"  spool admin {verb:<12}{about}" for verb, about in dict(SECTIONS)[ADMIN].items())
+    + "\n\nThe word `admin` can be left out.",
+)
+
+
 class Verbs(click.Group):
     """The group of all verbs; a verb's module is imported when the verb is used."""
 
@@ -252,6 +281,8 @@ class Verbs(click.Group):
             command = loaded(f"spool.cli.{_COMMANDS.get(cmd_name, f'{cmd_name}:command')}")
         assert isinstance(command, click.Command)
         command.short_help = short  # shown by a shell beside the verb; click would truncate a longer text
+        if cmd_name == "plan" or cmd_name in sections()[ADMIN]:
+            command.epilog = f"Also: `spool {'ls --plan' if cmd_name == 'plan' else f'admin {cmd_name}'}`."
         return command
 
     def resolve_command(
@@ -260,11 +291,17 @@ class Verbs(click.Group):
         """Find the verb, or suggest a similar one. `help VERB` is `VERB --help`."""
         verb = args[0]
         if verb == "help":
-            return self.resolve_command(ctx, [*args[1:2], "--help"])
+            ctx.meta[ALL] = args[1:] == ["all"]
+            return self.resolve_command(ctx, ["--help"] if ctx.meta[ALL] else [*args[1:2], "--help", *args[2:]])
+        if verb == "admin" and not "".join(args[1:2]).startswith("-"):
+            return self.resolve_command(ctx, args[1:] or ["admin", "--help"])
+        if verb == "ls" and "--plan" in args:
+            return self.resolve_command(ctx, ["plan", *(word for word in args[1:] if word != "--plan")])
         if verb in _RENAMED:
             tell(f"`{verb}` is now `{' '.join(_RENAMED[verb])}`")
-            verb, *args = [*_RENAMED[verb], *args[1:]]
-            args = [verb, *args]
+            ctx.meta[f"spool.{verb}"] = True
+            args = [*_RENAMED[verb], *args[1:]]
+            verb = args[0]
         if not verb.startswith("-") and not _is_verb(verb):
             import difflib
 
@@ -279,8 +316,12 @@ class Verbs(click.Group):
         """Write the verbs by section, without importing them."""
         search()  # the help lists those of installed packages too
         for title, verbs in sections().items():
-            with formatter.section(title):
-                formatter.write_dl(list(verbs.items()))
+            if ctx.meta.get(ALL) or title not in (MORE, ADMIN):
+                with formatter.section(title):
+                    formatter.write_dl(list(verbs.items()))
+        if not ctx.meta.get(ALL):
+            with formatter.section(MORE):
+                formatter.write_text(f"{', '.join(sections()[MORE])}: `spool help all` lists everything.")
 
 
 _RENAMED = {"import": ("submit", "--dry-run"), "move": ("edit",)}
@@ -357,6 +398,8 @@ def _in_our_words(error: click.ClickException, ctx: click.Context | None) -> str
         return _of_an_unknown_option(error.option_name, error.possibilities or (), ctx)
     if isinstance(error, click.BadOptionUsage) and message.endswith("requires an argument."):
         return f"option {error.option_name} needs a value"
+    if isinstance(error, click.BadOptionUsage) and message.endswith("does not take a value.") and ctx is not None:
+        return _of_a_switch(ctx.command, error.option_name) or f"{error.option_name} takes no value"
     if isinstance(error, click.BadParameter) and error.param is not None:
         wanted = _number_wanted(error.param.type)
         given = message.partition(": ")[2].partition(" is not ")[0]
@@ -405,12 +448,18 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 class SpelledOption(click.Option):
-    """An option in a *section* of the help. It also accepts other tools' spellings, which the help does not list."""
+    """An option in a *section* of the help; a *rare* one is listed by `--help all`.
 
-    def __init__(self, *args: Any, also: Sequence[str] = (), section: str = "", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    It also accepts other tools' spellings, which the help does not list.
+    """
+
+    def __init__(
+        self, *args: Any, also: Sequence[str] = (), section: str = "", rare: bool = False, **more: Any
+    ) -> None:
+        super().__init__(*args, **more)
         self.also = also
         self.section = section
+        self.rare = rare
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         """Register every spelling with the parser."""
@@ -522,20 +571,13 @@ def job_name(text: str) -> str:
 
 _STATES_OF_SLURM = {
     word: state
-    for words, state in (
-        ("pd pending", State.QUEUED),
-        ("r", State.RUNNING),
-        ("cg completing", State.STOPPING),
-        ("cd completed", State.FINISHED),
-        ("f", State.FAILED),
-        ("ca", State.CANCELLED),
-        ("to", State.TIMEOUT),
-        ("oom", State.OUT_OF_MEMORY),
-        ("nf node_fail", State.LOST),
-        ("dl deadline", State.UNSCHEDULABLE),
-    )
+    for state, words in {
+        State.QUEUED: "pd pending", State.RUNNING: "r", State.STOPPING: "cg completing", State.FINISHED: "cd completed",
+        State.FAILED: "f", State.CANCELLED: "ca", State.TIMEOUT: "to", State.OUT_OF_MEMORY: "oom",
+        State.LOST: "nf node_fail", State.UNSCHEDULABLE: "dl deadline",
+    }.items()
     for word in words.split()
-}
+}  # fmt: skip
 
 
 def states_of(texts: Sequence[str]) -> frozenset[State]:
@@ -552,13 +594,7 @@ def states_of(texts: Sequence[str]) -> frozenset[State]:
 
 def moment_of(option: str, text: str | None, now_ns: int) -> int | None:
     """Return the instant given to an option, None if it was not given. Raises UsageError."""
-    if text is None:
-        return None
-
-    try:
-        return moment(text, now_ns)
-    except InvalidValue as error:
-        raise UsageError(f"cannot understand {option}: {error}") from None
+    return None if text is None else value_of(option, text, lambda text: moment(text, now_ns))
 
 
 T = TypeVar("T")
@@ -596,8 +632,8 @@ names_argument = click.argument("names", cls=JobArgument, nargs=-1, metavar="NAM
 states_option = option_in("")(
     "-s", "--state", "states", also=("-t",), multiple=True, metavar="STATE,...", help="Only jobs in this state."
 )
-strict_option = click.option(
-    "--strict", is_flag=True, help="Warnings are errors: a job that can never run, a missing dependency."
+strict_option = option_in("")(
+    "--strict", is_flag=True, rare=True, help="Warnings are errors: a job that can never run, a missing dependency."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

@@ -35,7 +35,7 @@ _COLUMNS = (
     render.Column("CPU", right=True),
     render.Column("MEM", right=True, drop=2),
     render.Column("GPU", cut="words"),
-    render.Column("RESOURCES", cut="words", drop=1),
+    render.Column("RESOURCES", cut="words", drop=1, optional=True),
     render.Column("FOR", right=True),
     render.Column(""),
 )
@@ -94,15 +94,9 @@ def _print(found: MachineStatus, unknown: str) -> None:
         ("GPUs", _gpus(found.gpus)),
         *((name, f"{use.total}, {use.granted} granted, {use.free} free") for name, use in found.resources.items()),
         ("disk", _disk(found)),
-        *_runs(found),
-        (
-            "jobs",
-            ", ".join(f"{number} {state}" for state, number in found.states.items()) or unknown or "no active jobs",
-        ),
-        (
-            "last day",
-            ", ".join(f"{number} {outcome}" for outcome, number in found.ended.items()) or unknown or "no jobs ended",
-        ),
+        ("runs", _runs(found)),
+        ("jobs", render.counts(found.states) or unknown or "no active jobs"),
+        ("last day", render.counts(found.ended) or unknown or "no jobs ended"),
     ]
     render.pairs(lines)
     for problem in found.problems:
@@ -112,9 +106,7 @@ def _print(found: MachineStatus, unknown: str) -> None:
             print_users(seen.shared, seen.now_ns)
     if found.runs:
         render.say()
-        rows = [_row(each, seen.now_ns) for each in found.runs]
-        kept = [at for at, column in enumerate(_COLUMNS) if column.title != "RESOURCES" or any(row[at] for row in rows)]
-        render.table([_COLUMNS[at] for at in kept], [[row[at] for at in kept] for row in rows])
+        render.table(_COLUMNS, [_row(each, seen.now_ns) for each in found.runs])
 
 
 def _row(each: RunHere, now_ns: int) -> list[str]:
@@ -149,36 +141,33 @@ def _dispatcher(found: MachineStatus) -> str:
         return found.next_dispatcher
     if one.pid is None:
         return "running; no heartbeat yet" + (f", {_ASTRAY}" if one.lock_astray else "")
-    parts = [f"pid {one.pid}"]
-    if one.since_at_ns is not None:
-        parts.append(f"for {show_duration(found.seen.now_ns - one.since_at_ns)}")
-    if one.heartbeat_at_ns is not None:
-        parts.append(f"heartbeat {show_duration(max(0, found.seen.now_ns - one.heartbeat_at_ns))} ago")
-    if one.silent_ns is not None:
-        parts.append("NO RECENT HEARTBEAT")
-    if one.lock_astray:
-        parts.append(_ASTRAY)
-    return ", ".join(parts)
+    now_ns, since_ns, beat_ns = found.seen.now_ns, one.since_at_ns, one.heartbeat_at_ns
+    parts = (
+        f"pid {one.pid}",
+        f"for {show_duration(now_ns - since_ns)}" if since_ns is not None else "",
+        f"heartbeat {show_duration(max(0, now_ns - beat_ns))} ago" if beat_ns is not None else "",
+        "NO RECENT HEARTBEAT" if one.silent_ns is not None else "",
+        _ASTRAY if one.lock_astray else "",
+    )
+    return ", ".join(filter(None, parts))
 
 
 def _memory(found: MachineStatus, others_bytes: int) -> str:
-    seen = found.seen
-    parts = [
-        f"{show_size(seen.machine.memory_bytes)} after the reserve",
+    machine = found.seen.machine
+    available = machine.memory_available_bytes
+    parts = (
+        f"{show_size(machine.memory_bytes)} after the reserve",
         f"{show_size(found.memory_granted_bytes)} granted",
-        *([f"{show_size(others_bytes)} granted to others"] if others_bytes else []),
+        f"{show_size(others_bytes)} granted to others" if others_bytes else "",
         f"{show_size(found.memory_not_granted_bytes)} not granted",
-    ]
-    if seen.machine.memory_available_bytes is not None:
-        parts.append(f"{show_size(seen.machine.memory_available_bytes)} actually available")
-    return ", ".join(parts)
+        f"{show_size(available)} actually available" if available is not None else "",
+    )
+    return ", ".join(filter(None, parts))
 
 
-def _runs(found: MachineStatus) -> list[tuple[str, str]]:
-    most = found.seen.policy.max_running
-    if most is None:
-        return []
-    return [("runs", f"{len(found.runs)} of {most}{': the spool is full' if len(found.runs) >= most else ''}")]
+def _runs(found: MachineStatus) -> str:
+    runs, most = len(found.runs), found.seen.policy.max_running
+    return "" if most is None else f"{runs} of {most}{': the spool is full' if runs >= most else ''}"
 
 
 def _gpus(found: GpuList) -> str:
@@ -379,23 +368,22 @@ def list_(root: str, everything: bool, as_json: bool) -> int:
     """
     spool, now_ns = viewed(root), time.time_ns()
     machine = machine_now(spool, now_ns) if spool.names(layout.RESERVATIONS) else Machine(0, 0)
-    found = list_reservations(spool, machine, now_ns, everything=everything)
+    found, gpus = list_reservations(spool, machine, now_ns, everything=everything)
     if as_json:
         rows = [
             {"name": one.name, "state": one.state}
             | (plain(one.reservation) if one.reservation is not None else {})
             | {"problem": one.problem or None, "removed_at_ns": one.removed_at_ns}
-            for one in found.rows
+            for one in found
         ]
-        render.as_json({"gpus": found.gpus, "gpu_problem": found.gpu_problem, "reservations": rows})
-        return 0
-    if not found.rows:
+        render.as_json({"gpus": gpus, "gpu_problem": machine.gpu_problem, "reservations": rows})
+    elif not found:
         tell("no reservations")
-        return 0
-    rows_of_text = [_reservation_row(one) for one in found.rows]
-    render.table(_RESERVATION_COLUMNS, rows_of_text, [_STYLES[one.state] for one in found.rows])
-    if found.gpu_problem is not None:
-        tell(f"the machine's GPUs are unknown: {found.gpu_problem}")
+    else:
+        styles = [_STYLES[one.state] for one in found]
+        render.table(_RESERVATION_COLUMNS, [_reservation_row(one) for one in found], styles)
+        if machine.gpu_problem is not None:
+            tell(f"the machine's GPUs are unknown: {machine.gpu_problem}")
     return 0
 
 
@@ -412,9 +400,8 @@ def cancel(root: str, names: tuple[str, ...]) -> int:
     code = 0
     for pattern in names:
         name = pattern.removesuffix(layout.JOB_SUFFIX)
-        matches = [name]
-        if is_pattern(name):
-            matches = sorted(fnmatch.filter(spool.names(layout.RESERVATIONS), name), key=natural)
+        matching = fnmatch.filter(spool.names(layout.RESERVATIONS), name)
+        matches = sorted(matching, key=natural) if is_pattern(name) else [name]
         if not matches:
             tell(str(NoSuchJob(cannot("find", "a reservation", f"no reservation matches {pattern!r}"))))
             code = int(ExitCode.NO_SUCH_JOB)
@@ -450,15 +437,8 @@ def _what(one: Reservation) -> str:
 
 
 def _reservation_row(one: ReservationStatus) -> list[str]:
-    said = one.reservation
+    said, head = one.reservation, [one.name, one.state.value]
     if said is None:
-        return [one.name, one.state.value, "", "", "", "", one.problem]
-    return [
-        one.name,
-        one.state.value,
-        said.holder,
-        _what(said),
-        render.moment(said.start_at_ns),
-        render.moment(said.end_at_ns),
-        one.problem or said.comment or "",
-    ]
+        return [*head, "", "", "", "", one.problem]
+    period = render.moment(said.start_at_ns), render.moment(said.end_at_ns)
+    return [*head, said.holder, _what(said), *period, one.problem or said.comment or ""]

@@ -45,6 +45,7 @@ class Option:
         self.help = help
         self.value = value
         self.is_flag = key.kind == "flag" or bool(value)
+        self.rare = key.rare
         self.repeats = key.kind in _REPEATED
         self.word = value or path.replace(".", "_")  # its Python name
 
@@ -108,11 +109,6 @@ def _names(given: Iterable[str]) -> list[str]:
     return [name for text in given for part in text.split(",") if (name := part.strip())]
 
 
-def _one_or_several(given: Iterable[str]) -> str | list[str]:
-    names = _names(given)
-    return names[0] if len(names) == 1 else names
-
-
 def _count(given: list[str]) -> object:
     digits = given[-1].removeprefix("-")
     return int(given[-1]) if digits.isascii() and digits.isdecimal() and len(digits) < 19 else given[-1]
@@ -155,11 +151,6 @@ def _directory(given: list[str]) -> str:
     if not path.strip() or path[0] in "/~${":
         return path
     return os.path.normpath(os.path.join(literal(os.getcwd()), path))
-
-
-def _choices(given: list[str]) -> dict[str, object]:
-    pairs = (pair.partition("=") for pair in given)
-    return {key: [value for value in values.split(",") if value] for key, _, values in pairs}
 
 
 def _dependencies(given: list[str]) -> object:
@@ -250,11 +241,13 @@ _OTHER_KEY = r'(?<!: )(?<!names )(?:the key )?"([a-z_.]+)"'
 _REPEATED: dict[str, Callable[[list[str]], object]] = {
     "addresses": _names,
     "amounts": _resources,
-    "choices": _choices,
+    "choices": lambda given: {
+        key: [*filter(None, values.split(","))] for key, _, values in (pair.partition("=") for pair in given)
+    },
     "DependsOn": _dependencies,
     "ends": lambda given: [_count([name]) for name in _names(given)],
     "events": _names,
-    "GPU type": _one_or_several,
+    "GPU type": lambda given: names[0] if len(names := _names(given)) == 1 else names,
     "labels": _names,
     "limits": _resources,
     "options of a program": list,
@@ -300,7 +293,9 @@ def stated(pairs: Iterable[str]) -> Values:
             from spool.core.errors import UsageError, cannot
 
             known = sorted({each.key for each in OPTIONS})
-            near = get_close_matches(key, known, n=1)
+            near = [each.key for each in OPTIONS if each.key.startswith(f"{key}.")] or get_close_matches(
+                key, known, n=1
+            )
             why, remedy = f"unknown key {key!r}", f"the keys are {', '.join(known)}"
             if not equals:
                 why, remedy = "it needs a key and a value", f"write, for example, {SET} priority=50"
@@ -341,7 +336,7 @@ def key_options(function: Callable[..., int]) -> Callable[..., int]:
 
     from spool.cli.group import SpelledOption
 
-    told = f"Set any key of the job file: {SET} kill_grace=1m, or --kill-grace 1m. May be repeated."
+    told = "Set any key of the job file, such as kill_grace=1m. May be repeated."
     function = click.option(SET, "sets", multiple=True, metavar="KEY=VALUE", help=told)(function)
     for section, option in reversed(list(_by_section())):
         flags, more = option.flags or option.also, dict[str, object]()
@@ -352,12 +347,14 @@ def key_options(function: Callable[..., int]) -> Callable[..., int]:
         elif option.is_flag:
             flags = ["/".join(flags)]
         else:
-            more = {
-                "also": option.also if option.flags else (),
-                "metavar": option.metavar,
-                "multiple": option.repeats,
-            }
-        more |= {"section": section, "default": None, "help": option.help, "hidden": not option.flags}
+            more = {"also": option.also if option.flags else (), "metavar": option.metavar, "multiple": option.repeats}
+        more |= {
+            "section": section,
+            "rare": option.rare,
+            "default": None,
+            "help": option.help,
+            "hidden": not option.flags,
+        }
         function = click.option(*flags, option.word, cls=SpelledOption, **more)(function)
     return function
 
@@ -374,7 +371,18 @@ def values_of(parameters: Mapping[str, object]) -> Values:
             values[option.key] = [str(given) if not isinstance(given, bool) else "true" if given else "false"]
     sets = parameters.get("sets", ())
     assert isinstance(sets, tuple)
-    for key, texts in stated(sets).items():
+    return with_stated(values, sets)
+
+
+def with_stated(values: Values, pairs: Iterable[str]) -> Values:
+    """Return the *values* of options with those that `--set KEY=VALUE` states. Raises UsageError."""
+    for key, texts in stated(pairs).items():
+        option = _option_of(key)
+        if key in values and option is not None and not option.repeats:
+            from spool.core.errors import UsageError, cannot
+
+            remedy = f"give {key} once, by {SET} or by its option"
+            raise UsageError(cannot("use", f"{SET} {key}={texts[-1]}", "another option states that key", remedy=remedy))
         values.setdefault(key, []).extend(texts)
     return values
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, islice
 
 import click
 from msgspec import Struct
@@ -21,16 +22,8 @@ from spool.core.reasons import pools_in_words, some_of
 from spool.core.units import show_duration
 from spool.formats.wire import render_instant
 from spool.query.jobs import list_jobs
-from spool.query.listing import BAD, ArrayTasks, ListedJob, folded, foreseen, tasks_of, tree
-from spool.query.rows import (
-    ORDERS,
-    JobFilter,
-    JobList,
-    JobRow,
-    by_value,
-    with_metrics,
-    with_progress,
-)
+from spool.query.listing import BAD, ListedJob, folded, tasks_of, tree, with_outlook
+from spool.query.rows import ORDERS, JobFilter, JobList, JobRow, by_value, with_metrics, with_progress
 from spool.store.disk import is_yet_to_be_made
 from spool.store.spool import Spool
 
@@ -61,17 +54,6 @@ def _reason(one: ListedJob, now_ns: int) -> str:
 def _values(what: str) -> Callable[[ListedJob, int], str]:
     """Return the text for the parameters or metrics of a task; several tasks in one line differ in theirs."""
     return lambda one, now_ns: render.parameters(getattr(one.row, what)) if one.count == 1 else ""
-
-
-def _value_field(word: str) -> JobField:
-    """Return the column of one parameter, "param:lr", or of one metric, "metric:loss"."""
-    kind, _, key = word.partition(":")
-
-    def text(one: ListedJob, now_ns: int) -> str:
-        pairs = one.row.parameters if kind == "param" else one.row.metrics
-        return dict(pairs).get(key, "") if one.count == 1 else ""
-
-    return JobField(render.Column(key.upper(), cut="middle", drop=1), text)
 
 
 FIELDS = {
@@ -117,15 +99,26 @@ _USUAL = ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time",
 _ALIASES = {"params": "parameters"}
 
 
+_VALUES = {"param": "parameters", "metric": "metrics"}
+"""Before the colon of a column for one value, "param:lr" or "metric:loss" -> the field that has it."""
+
+
 def _of_value(word: str) -> bool:
     """Whether *word* names the column of one parameter or metric."""
     kind, colon, key = word.partition(":")
-    return kind in ("param", "metric") and bool(colon and key)
+    return kind in _VALUES and bool(colon and key)
 
 
 def field_of(word: str) -> JobField:
     """Return the column of that name."""
-    return _value_field(word) if _of_value(word) else FIELDS[word]
+    if not _of_value(word):
+        return FIELDS[word]
+    kind, _, key = word.partition(":")
+
+    def text(one: ListedJob, now_ns: int) -> str:
+        return dict(getattr(one.row, _VALUES[kind])).get(key, "") if one.count == 1 else ""
+
+    return JobField(render.Column(key.upper(), cut="middle", drop=1), text)
 
 
 def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
@@ -164,6 +157,7 @@ def _columns(ctx: click.Context, parameter: click.Parameter, text: str | None) -
 )
 @click.option("--watch", is_flag=True, help="Refresh the list every two seconds, until Ctrl-C.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only names, one per line.")
+@click.option("--plan", is_flag=True, expose_value=False, help="What would start now, what waits, why, and until when.")
 @json_option
 @click.pass_obj
 def command(
@@ -251,12 +245,16 @@ class _Asked(Struct, frozen=True):
 def _show(spool: Spool, asked: _Asked) -> int:
     """Read the spool, print the list once, and return the exit code."""
     found, arrays = _read(spool, asked)
-    rows = _rows(found, arrays, asked)
+    listed = {row.name for row in found.rows}
+    tasks = [row for one in arrays.values() for row in one if asked.wanted.wants(row) and row.name not in listed]
+    rows = [*found.rows, *tasks]
+    if asked.by is not None and asked.form in ("table", "csv"):
+        rows = _by(rows, asked.by)
     match asked.form:
         case "json":
             _print_json(found, arrays)
         case "names":
-            listed = {row.name for row in found.rows}  # the name of an array stands for its tasks
+            # The name of an array stands for its tasks.
             names = (row.name for row in rows if row.name in listed or array_of(row.name) not in listed)
             sys.stdout.writelines(f"{name}\n" for name in dict.fromkeys(names))
         case "csv":
@@ -277,22 +275,23 @@ def _show(spool: Spool, asked: _Asked) -> int:
     return int(ExitCode.NO_SUCH_JOB) if found.unknown else 0
 
 
-def _read(spool: Spool, asked: _Asked) -> tuple[JobList, dict[str, ArrayTasks]]:
+def _read(spool: Spool, asked: _Asked) -> tuple[JobList, dict[str, tuple[JobRow, ...]]]:
     """Return the list, and the tasks of the arrays that were named, with what the columns need beyond the rows."""
-    needs = {"param": "parameters", "metric": "metrics"}
-    columns = {needs.get(word.partition(":")[0], word) for word in _needed(asked)}
+    columns = {_VALUES.get(word.partition(":")[0], word) for word in _needed(asked)}
     closely = not columns.isdisjoint(_FULLY)
     found = list_jobs(spool, asked.wanted, everything=asked.everything, order=asked.order, in_full=closely)
     if "progress" in columns and not closely:
         found = replace(found, rows=tuple(with_progress(spool, row) for row in found.rows))
     names = (name for name in asked.wanted.names if not is_pattern(name))
-    arrays = {name: tasks for name in names if (tasks := tasks_of(spool, name)) is not None}
+    arrays = {name: tasks.rows for name in names if (tasks := tasks_of(spool, name)) is not None}
+    rows = (*found.rows, *chain.from_iterable(arrays.values()))
     if "left" in columns:
-        found, arrays = foreseen(spool, found, arrays)
+        rows = with_outlook(spool, rows, found.at_ns, served=found.serves)
     if "metrics" in columns or (arrays and columns):
-        found = replace(found, rows=with_metrics(spool, found.rows))
-        arrays = {name: ArrayTasks(with_metrics(spool, one.rows)) for name, one in arrays.items()}
-    return found, arrays
+        rows = with_metrics(spool, rows)
+    each = iter(rows)
+    found = replace(found, rows=tuple(islice(each, len(found.rows))))
+    return found, {name: tuple(islice(each, len(tasks))) for name, tasks in arrays.items()}
 
 
 def _needed(asked: _Asked) -> Sequence[str]:
@@ -307,12 +306,16 @@ def _needed(asked: _Asked) -> Sequence[str]:
 
 def _tell_unknown_values(rows: Sequence[JobRow], columns: Sequence[str]) -> None:
     """Report the columns of a parameter or metric that no listed job has, if they have others: a likely typo."""
-    for kind, what in (("param", "parameter"), ("metric", "metric")):
-        values = (row.parameters if kind == "param" else row.metrics for row in rows)
-        known = dict.fromkeys(key for listed in values for key, _ in listed)
+    for kind, what in _VALUES.items():
+        known = _keys(rows, what)
         for key in (word.partition(":")[2] for word in columns if word.startswith(f"{kind}:")):
             if known and key not in known:
-                tell(f"no listed job has the {what} {shown(key)!r}; the {what}s are {', '.join(known)}")
+                tell(f"no listed job has the {what[:-1]} {shown(key)!r}; the {what} are {', '.join(known)}")
+
+
+def _keys(rows: Iterable[JobRow], what: str) -> list[str]:
+    """Return the keys of their "parameters" or "metrics"."""
+    return list(dict.fromkeys(key for row in rows for key, _ in getattr(row, what)))
 
 
 def _tell_empty(spool: Spool, found: JobList, asked: _Asked) -> None:
@@ -324,14 +327,6 @@ def _tell_empty(spool: Spool, found: JobList, asked: _Asked) -> None:
         "`spool submit --help` shows how to submit one" if asked.everything else "`spool ls --all` lists ended jobs too"
     )
     tell(f"{what}; {step}")
-
-
-def _rows(found: JobList, arrays: dict[str, ArrayTasks], asked: _Asked) -> list[JobRow]:
-    """Return the jobs, followed by the tasks of the arrays that were named; or in the order of a parameter."""
-    listed = {row.name for row in found.rows}
-    tasks = [row for one in arrays.values() for row in one.rows if asked.wanted.wants(row) and row.name not in listed]
-    rows = [*found.rows, *tasks]
-    return _by(rows, asked.by) if asked.by is not None and asked.form in ("table", "csv") else rows
 
 
 def _lines(spool: Spool, rows: Sequence[JobRow], asked: _Asked, *, named: bool) -> Sequence[ListedJob]:
@@ -361,20 +356,23 @@ def _print_table(lines: Sequence[ListedJob], asked: _Asked, now_ns: int) -> None
 
         room = max(1, shutil.get_terminal_size((80, 24)).lines - _MARGIN)
         render.clear()
-    shown_lines = lines[:room]
-    columns = [[field.text(one, now_ns) for one in shown_lines] for field in kept]
-    styles = [render.style_of_row(one.row) for one in shown_lines] if on_terminal else []
-    render.table([field.column for field in kept], list(zip(*columns, strict=True)), styles)
+    _draw(kept, lines[:room], now_ns)
     if len(lines) > room:
         render.say(f"… and {len(lines) - room} more")
+
+
+def _draw(fields: Sequence[JobField], lines: Sequence[ListedJob], now_ns: int) -> None:
+    columns = [[field.text(one, now_ns) for one in lines] for field in fields]
+    styles = [render.style_of_row(one.row) for one in lines] if sys.stdout.isatty() else []
+    render.table([field.column for field in fields], list(zip(*columns, strict=True)), styles)
 
 
 def _by(rows: Sequence[JobRow], key: str) -> list[JobRow]:
     """Return the tasks in the order of a parameter."""
     found = by_value(rows, key)
     if not found and rows:
-        known = ", ".join(dict.fromkeys(key for row in rows for key, _ in row.parameters))
-        has = f"the parameters are {known}" if known else "name an array with a matrix or rows"
+        known = _keys(rows, "parameters")
+        has = f"the parameters are {', '.join(known)}" if known else "name an array with a matrix or rows"
         raise click.UsageError(f"no listed task has the parameter {shown(key)!r}; {has}")
     return found
 
@@ -384,20 +382,17 @@ def _print_by(spool: Spool, rows: Sequence[JobRow], asked: _Asked, now_ns: int) 
     from spool.client.output import last_line_of  # imported here, because only this reads outputs
 
     key = asked.by or ""
-    others = dict.fromkeys(name for row in rows for name, _ in row.parameters if name != key)
-    metrics = dict.fromkeys(name for row in rows for name, _ in row.metrics)
-    names = (f"param:{key}", "name", *(f"param:{each}" for each in others), "state", "exit", "time")
-    names = (*(asked.columns or names), *(f"metric:{each}" for each in metrics if not asked.columns))
-    kept = [field_of(name) for name in names]
+
+    def last_line(one: ListedJob, now_ns: int) -> str:
+        return last_line_of(spool, one.name, one.row.run) if one.row.run is not None else one.row.reason
+
+    others = [f"param:{each}" for each in _keys(rows, "parameters") if each != key]
+    metrics = [f"metric:{each}" for each in _keys(rows, "metrics")]
+    kept = [field_of(name) for name in asked.columns or ("name", *others, "state", "exit", "time", *metrics)]
     if not asked.columns:
-        kept[0] = JobField(render.Column(key.upper(), cut="middle"), kept[0].text)  # this one is never left out
-    cells = [[field.text(ListedJob(row, row.name), now_ns) for field in kept] for row in rows]
-    columns = [field.column for field in kept]
-    if not metrics and not asked.columns:
-        columns.append(render.Column("LAST LINE", cut="end"))
-        for row, line in zip(rows, cells, strict=True):
-            line.append(last_line_of(spool, row.name, row.run) if row.run is not None else row.reason)
-    render.table(columns, cells, [render.style_of(row.state) for row in rows])
+        kept.insert(0, JobField(render.Column(key.upper(), cut="middle"), field_of(f"param:{key}").text))
+        kept += [] if metrics else [JobField(render.Column("LAST LINE", cut="end"), last_line)]
+    _draw(kept, [ListedJob(row, row.name) for row in rows], now_ns)
     groups: dict[str, list[JobRow]] = {}
     for row in rows:
         groups.setdefault(dict(row.parameters)[key], []).append(row)
@@ -409,8 +404,7 @@ def _print_by(spool: Spool, rows: Sequence[JobRow], asked: _Asked, now_ns: int) 
 def _of_tasks(lines: Sequence[ListedJob], names: Sequence[str]) -> tuple[str, ...]:
     """Return the columns for the values of tasks: one for each if arrays were named and have few, else one for all."""
     rows = [one.row for one in lines if one.count == 1]
-    keys = dict.fromkeys(key for row in rows for key, _ in row.parameters)
-    metrics = dict.fromkeys(key for row in rows for key, _ in row.metrics) if names else ()
+    keys, metrics = _keys(rows, "parameters"), _keys(rows, "metrics") if names else []
     if names and len(keys) + len(metrics) <= _MOST_VALUES:
         return (*(f"param:{key}" for key in keys), *(f"metric:{key}" for key in metrics))
     return (("parameters",) if keys else ()) + (("metrics",) if metrics else ())
@@ -426,8 +420,8 @@ def _print_csv(rows: Iterable[JobRow], columns: Sequence[str], now_ns: int) -> N
         out.writerow([shown(field_of(name).text(ListedJob(row, row.name), now_ns)) for name in columns])
 
 
-def _print_json(found: JobList, arrays: dict[str, ArrayTasks]) -> None:
-    tasks = {"tasks": {name: one.rows for name, one in arrays.items()}} if arrays else {}
+def _print_json(found: JobList, arrays: Mapping[str, Sequence[JobRow]]) -> None:
+    tasks = {"tasks": arrays} if arrays else {}
     render.as_json({"at": render_instant(found.at_ns), "dispatcher": found.dispatcher,
                     "paused": found.paused, "problems": found.problems, "jobs": found.rows, **tasks})  # fmt: skip
 

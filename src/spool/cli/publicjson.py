@@ -1,6 +1,7 @@
-"""Values as `--json` prints them, and the names that it prints: all of them are in one table.
+"""Values as `--json` prints them, and the names that it prints: those of the fields, or what one table says instead.
 
-So a field of the source can be named anew, or be somewhere else, without a change of what programs read.
+A field of the source that is named anew, or moves, gets a row there, so that programs read what they did before. A test
+compares all names with a list.
 """
 
 from __future__ import annotations
@@ -16,13 +17,6 @@ from msgspec import Struct
 from spool.formats.wire import render_instant
 
 PUBLIC = {
-    "Advice": "cpus memory_bytes time_limit_ns gpu_memory_bytes notes",
-    "DispatcherStatus": "pid host since_at_ns heartbeat_at_ns silent_ns lock_astray",
-    "Efficiency": """
-        cpus_used cpu_efficiency memory_efficiency time_limit_used gpu_hours gpu_efficiency energy_mj advice
-    """,
-    "Ending": "name outcome reason",
-    "ExpiredRun": "name run ended_at_ns size_bytes",
     "Explanation": """
         name place beside reasons start_at_ns must_end start_is_guess expected_run_ns expected score=order.score
         standing=order.words behind=order.behind behind_score=order.behind_score ahead=order.ahead dispatcher
@@ -30,27 +24,16 @@ PUBLIC = {
         start_is_earliest room_of room_is_made preempted_for requests outcome last_lines last_lines_of doing run
         command started_at_ns time_limit_ns left_ns
     """,
-    "Finding": "check level text remedy fixed",
-    "ForeignProcess": "pid name memory_bytes user job",
     "GpuHolder": "job=run.name run=run.run user=run.user granted_bytes=run.grant.gpu_memory_bytes taken_bytes",
-    "GpuLease": "user granted_bytes taken_bytes",
-    "GpuList": "gpus problem reserved at_ns none_because",
     "GpuStatus": """
         index=gpu.index uuid=gpu.uuid name=gpu.name vendor=gpu.vendor memory_total_bytes=gpu.memory_total_bytes
         memory_free_bytes=gpu.memory_free_bytes utilisation_percent=gpu.utilisation_percent
         memory_utilisation_percent=gpu.memory_utilisation_percent mig=gpu.mig state holders foreign=gpu.foreign
         reserved why_not leases
     """,
-    "GpuUse": """
-        watched_ns mean_percent peak_percent memory_watched_ns mean_memory_bytes peak_memory_bytes energy_watched_ns
-        energy_mj
-    """,
-    "Grant": """
-        cpus memory_bytes gpu_uuids gpu_indices gpu_memory_bytes resources resource_indices gpus_elsewhere cpu_list
-    """,
     "JobDetails": """
-        name row places path file defaults problem runs dispatcher others expected_run_ns expected tasks
-        task_counts failed_tasks last_lines requests
+        name row places path file defaults problem runs dispatcher others expected_run_ns expected
+        tasks=tasks.rows task_counts=tasks.counts failed_tasks=tasks.failed last_lines requests
     """,
     "JobRow": """
         name state run attempt priority cpus memory_bytes gpus resources user project tags submitted_at_ns
@@ -74,16 +57,7 @@ PUBLIC = {
         gpu_memory_bytes=grant.gpu_memory_bytes time_limit_ns started run_time_ns cpu_time_ns=record.cpu_time_ns
         peak_memory_bytes=record.peak_memory_bytes gpu_use=record.gpu_use engine
     """,
-    "OtherFile": "row path file",
-    "PendingReason": "code text",
-    "PoolStatus": "total granted free",
     "PoolView": "total granted free",
-    "Preview": """
-        starts waits ends left_out held running submitted paused dispatcher protected protected_until_at_ns
-        protected_by_guess config_problem at_ns start_is_earliest
-    """,
-    "Problem": "key line message stands_for",
-    "Reservation": "name user project start_at_ns end_at_ns gpu_count gpu_indices comment created_at_ns",
     "RunDetails": """
         run=record.run state reason attempt=record.attempt requeues=record.requeues metadir stdout stderr
         executor=record.executor engine_id node=record.node pid submitted_at_ns=record.submitted_at_ns
@@ -93,7 +67,7 @@ PUBLIC = {
         end_is_bound=record.end_is_bound parameters=record.parameters metrics=record.metrics
         parts
     """,
-    "RunFilter": "since_at_ns until_at_ns user project tag",
+    "Removal": "size_bytes runs jobs reservations problems",
     "RunHere": """
         job=run.name run=run.run user=run.user cpus=run.grant.cpus memory_bytes=run.grant.memory_bytes
         gpus=run.grant.gpu_indices resources=run.grant.resources resource_indices=run.grant.resource_indices
@@ -101,26 +75,17 @@ PUBLIC = {
         suspended=run.suspended on_its_way cpu_list=run.grant.cpu_list
     """,
     "MachineSharing": "directory problem written_at_ns use",
-    "Spread": "known median most",
     "StartingJob": """
         place name=job.name user=job.user priority=job.spec.priority grant expected_run_ns=standing.expected.ns
         run_is_guess=standing.expected.is_guess expected
     """,
     "Statistics": "first_end_at_ns=first_at_ns last_end_at_ns=last_at_ns",
-    "Stop": "kind by at_ns reason",
-    "Summary": """
-        tasks states cpus memory_bytes time_limit_ns run_time_ns cpu_time_ns peak_memory_bytes cpus_used
-        cpu_efficiency gpu_hours gpu_efficiency energy_mj advice
-    """,
-    "Suspension": "before_ns since_ns since_boot_ns",
     "Totals": """
         runs jobs outcomes success_rate retries requeues wait_median_ns wait_p90_ns wait_mean_ns timed_runs
         run_time_median_ns run_time_p90_ns run_time_sum_ns cpu_hours cpu_used_hours cpu_used_runs cpu_efficiency
-        gpu_hours gpu_used_hours gpu_used_runs gpu_efficiency gpu_kwh gpu_kwh_runs
-        resource_hours peak_cpus
+        gpu_hours gpu_used_hours gpu_used_runs gpu_efficiency gpu_kwh gpu_kwh_runs resource_hours peak_cpus
         peak_cpus_at_ns peak_gpus peak_gpus_at_ns peak_memory_bytes peak_memory_job
     """,
-    "UserShare": "user leases cpus memory_bytes gpus resources asks",
     "WaitingJob": """
         place name=job.name user=job.user priority=job.spec.priority code reason start_at_ns=start.at_ns
         start_is_guess=start.guessed must_end=start.must_end expected_run_ns=standing.expected.ns
@@ -133,14 +98,22 @@ PUBLIC = {
 A class of a capability has its own names in `PUBLIC`.
 """
 
+WHOLE = frozenset({
+    "Advice", "DispatcherStatus", "Efficiency", "Ending", "ExpiredRun", "Finding", "ForeignProcess", "GpuLease",
+    "GpuList", "GpuUse", "Grant", "OtherFile", "PendingReason", "PoolStatus", "Preview", "Problem", "Reservation",
+    "RunFilter", "Spread", "Stop", "Summary", "Suspension", "UserShare",
+})  # fmt: skip
+"""The classes all of whose fields are public, by their own names in their order."""
+
 
 @cache
-def names_of(kind: type) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+def names_of(kind: type[Struct]) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
     """Return the public names of a struct, each with what gets its value."""
-    words = PUBLIC.get(kind.__name__) or vars(kind).get("PUBLIC")
-    if words is None:
+    row = PUBLIC.get(kind.__name__) or vars(kind).get("PUBLIC")
+    words = kind.__struct_fields__ if kind.__name__ in WHOLE else (row or "").split()
+    if not words:
         raise TypeError(f"{kind.__name__} has no public names")
-    pairs = (word.partition("=") for word in words.split())
+    pairs = (word.partition("=") for word in words)
     return tuple((name, attrgetter(path or name)) for name, _, path in pairs)
 
 

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from msgspec import Struct
 
 from spool.core.errors import ExitCode, InvalidFile, SpoolError, cannot, shown
-from spool.core.model import GpuUse, Result, State
+from spool.core.model import GpuUse, Grant, Result, State
+from spool.core.reasons import count_of, pools_in_words
 from spool.core.units import show_duration, show_percent, show_size
 from spool.formats.capabilities import contributed
 from spool.store.disk import remedy_for
@@ -133,7 +133,7 @@ class Column(Struct, frozen=True):
 
     *cut*: it is shortened in the "middle" or at its "end", or continues below, broken between "words". *drop*: columns
     with a higher number are left out first; those with 0 stay, and those below 0 too unless remaining columns would
-    become narrower than *least* cells.
+    become narrower than *least* cells. *optional*: it is left out everywhere if no row has a text for it.
     """
 
     title: str
@@ -141,6 +141,7 @@ class Column(Struct, frozen=True):
     cut: Literal["", "middle", "end", "words"] = ""
     drop: int = 0
     least: int = _NARROW
+    optional: bool = False
 
     def floor(self, natural: int) -> int:
         """Return its least width if its texts have at most *natural* cells."""
@@ -178,11 +179,16 @@ def terminal_width() -> int | None:
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str] | None = None) -> None:
     """Print a table; *styles* has one for each row, for terminals."""
+    kept = [at for at, column in enumerate(columns) if not column.optional or any(row[at] for row in rows)]
+    if len(kept) < len(columns):
+        columns, rows = [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
     width = terminal_width()
     if width is None:
         sys.stdout.write(aligned(columns, rows))
-    else:
-        _draw(fitted(columns, rows, width), styles)
+        return
+    coloured = painter()
+    drawn = zip(("bold", *(styles or [""] * len(rows))), fitted(columns, rows, width), strict=True)
+    sys.stdout.write("".join(f"{coloured(style, line)}\n" for style, lines in drawn for line in lines))
 
 
 def aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
@@ -239,7 +245,7 @@ def layout(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int
 
 
 def _kept(columns: Sequence[Column], natural: Sequence[int], worth: Sequence[int], width: int) -> list[int]:
-    """Return which columns fit: empty ones are dropped first, then those with one text, then the least important.
+    """Return which columns fit: long texts are dropped first, then empty columns, those with one text, and by `drop`.
 
     *worth* is the number of different texts. Names and reasons have ample room before the less important come back, so
     that they are not shorter in a wider terminal.
@@ -248,7 +254,8 @@ def _kept(columns: Sequence[Column], natural: Sequence[int], worth: Sequence[int
 
     def leave_out(droppable: Callable[[Column], bool], wanted: Callable[[int], int]) -> None:
         going = sorted(
-            (at for at in kept if droppable(columns[at])), key=lambda at: (min(worth[at], 2), -columns[at].drop)
+            (at for at in kept if droppable(columns[at])),
+            key=lambda at: (columns[at].cut != "end", min(worth[at], 2), -columns[at].drop),
         )
         for at in going:
             if sum(map(wanted, kept)) + len(GAP) * (len(kept) - 1) <= width:
@@ -317,16 +324,6 @@ def wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
-def _draw(lines: Sequence[Sequence[str]], styles: Sequence[str] | None) -> None:
-    """Write the lines of a table in the terminal's colours."""
-    coloured = painter()
-    head, *rows = lines
-    text = [coloured("bold", line) for line in head]
-    for at, row in enumerate(rows):
-        text += [coloured(styles[at] if styles else "", line) for line in row]
-    sys.stdout.write("".join(f"{line}\n" for line in text))
-
-
 def painter() -> Callable[[str, str], str]:
     """Return a function that styles a text, if stdout has colours and the user wants them."""
     from rich.console import COLOR_SYSTEMS, Console
@@ -344,23 +341,8 @@ def painter() -> Callable[[str, str], str]:
     return coloured
 
 
-def painted(cells: Iterable[tuple[str, str]], coloured: Callable[[str, str], str]) -> str:
-    """Return a row of cells, each a style and a sign, with the styles that *coloured* gives them."""
-    return "".join(
-        coloured(style, "".join(sign for _, sign in group)) for style, group in groupby(cells, key=lambda cell: cell[0])
-    )
-
-
-def has_colours() -> bool:
-    """Whether stdout has colours, and the user wants them."""
-    from rich.console import Console
-
-    console = Console()
-    return console.color_system is not None and not console.no_color
-
-
-def prose(line: str, indent: str = "  ") -> None:
-    """Print a sentence; on a terminal wrapped at words, with *indent* before further lines."""
+def prose(line: str) -> None:
+    """Print a sentence; on a terminal wrapped at words, with further lines indented."""
     width = terminal_width()
     text = shown(line)
     if width is None:
@@ -368,18 +350,19 @@ def prose(line: str, indent: str = "  ") -> None:
         return
     first, *more = wrapped(text, width)
     say(first)
-    for each in wrapped(" ".join(more), max(width - len(indent), _NARROW)) if more else ():
-        say(f"{indent}{each}")
+    for each in wrapped(" ".join(more), max(width - len(GAP), _NARROW)) if more else ():
+        say(f"{GAP}{each}")
 
 
 def headline(before: str, answer: str, style: str) -> None:
     """Print *before* and, on a terminal in bold and in the colours of *style*, the *answer*, wrapped at words."""
     width = terminal_width()
+    text = shown(f"{before}: {answer}" if before else answer)
     if width is None:
-        say(f"{before}: {answer}" if before else answer)
+        say(text)
         return
     coloured = painter()
-    for line in wrapped(shown(f"{before}: {answer}" if before else answer), width):
+    for line in wrapped(text, width):
         say(drawn=coloured(f"bold {style}".strip(), line))
 
 
@@ -449,12 +432,12 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def pairs(lines: Iterable[tuple[str, str]]) -> None:
-    """Print names and values, one pair per line, the values aligned; longer ones are indented."""
-    listed = list(lines)
+    """Print names and values that are not empty, one pair per line, the values aligned; longer ones are indented."""
+    listed = [(name, value) for name, value in lines if value]
     width = max((len(name) for name, _ in listed), default=0)
     room = terminal_width()
     for name, value in listed:
-        parts = value.splitlines() or [""]
+        parts = value.splitlines()
         if room is not None:
             parts = [part for line in parts for part in wrapped(shown(line), max(room - width - len(GAP), _NARROW))]
         first, *more = parts
@@ -490,6 +473,13 @@ def duration(duration_ns: int | None) -> str:
     return "" if duration_ns is None else show_duration(max(0, duration_ns))
 
 
+def granted(grant: Grant, memory: str, *gpus: str) -> str:
+    """Return what a run gets, its memory and GPUs in these words: "2 CPUs (0-1), 4 GiB, GPU 0, licence 1"."""
+    cpus = count_of(grant.cpus, "CPU") + (f" ({grant.cpu_list})" if grant.cpu_list else "")
+    pools = pools_in_words(grant.resources, grant.resource_indices)
+    return ", ".join(filter(None, (cpus, memory, *gpus, pools)))
+
+
 def cpu_time(duration_ns: int | None) -> str:
     """Return a duration that may be very short."""
     if duration_ns is None:
@@ -505,6 +495,11 @@ def parameters(values: Sequence[tuple[str, str]]) -> str:
 def count(number: int | None) -> str:
     """Return a number for a table's cell."""
     return "" if number is None else str(number)
+
+
+def counts(numbers: Mapping[str, int]) -> str:
+    """Return how many there are of what: "2 running, 1 queued"."""
+    return ", ".join(f"{number} {what}" for what, number in numbers.items() if number)
 
 
 def ratio(number: float | None) -> str:
@@ -547,8 +542,10 @@ def with_reason(state: str, reason: str) -> str:
     return reason if reason.startswith(state) else f"{state}: {reason}" if reason else str(state)
 
 
-def indented(title: str, text: str) -> None:
-    """Print a text below its title, after an empty line."""
+def indented(title: str, text: str | None) -> None:
+    """Print a text, if there is one, below its title and after an empty line."""
+    if not text:
+        return
     say()
     say(f"{title}:")
     for line in text.rstrip().splitlines():

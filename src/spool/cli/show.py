@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 
 import click
 from msgspec import Struct
@@ -19,16 +20,16 @@ from spool.core.units import format_duration, format_size, show_duration, show_s
 from spool.formats.capabilities import contributed
 from spool.query.details import ArrayEfficiency, JobDetails, RunDetails, RunEfficiency, compare, job_details
 from spool.query.listing import ListedJob, folded
+from spool.query.rows import JobRow
 
 _TASK_COLUMNS = (
     render.Column("TASK", cut="middle"),
     render.Column("STATE"),
     render.Column("TIME", right=True, drop=1),
-    render.Column("PARAMETERS", cut="end", drop=2),
+    render.Column("PARAMETERS", cut="end", drop=2, optional=True),
     render.Column("REASON", cut="end"),
 )
 _FEW = 8  # this many tasks that failed are named each
-_PARAMETERS = 3  # the column is left out if no line has any
 
 
 @click.command(cls=Verb)
@@ -52,7 +53,7 @@ def command(root: str, name: str, run: int | None, as_json: bool) -> int:
     if as_json:
         render.as_json(found)
     else:
-        _print(found, folded(spool, found.tasks))
+        _print(found, folded(spool, found.tasks.rows))
     return 0
 
 
@@ -61,12 +62,9 @@ def _print(found: JobDetails, tasks: Sequence[ListedJob]) -> None:
     now_ns, row = found.at_ns, found.row
     render.headline(f"job {found.name}", render.with_reason(row.state, row.reason), render.style_of_row(row))
     _print_runs(found, now_ns)
-    lines = []
-    if row.left is not None:
-        lines.append(("time left", row.left.told()))
-    if row.start is not None:
-        lines.append(("expected start", row.start.words(now_ns)))
-    lines += [
+    lines = [
+        ("time left", row.left.told() if row.left is not None else ""),
+        ("expected start", row.start.words(now_ns) if row.start is not None else ""),
         ("user", row.user or ""),
         ("project", row.project or ""),
         ("tags", ", ".join(row.tags)),
@@ -77,31 +75,27 @@ def _print(found: JobDetails, tasks: Sequence[ListedJob]) -> None:
         ("requests", found.requests),
         ("expected run time", found.expected),
         ("submitted", render.moment(row.submitted_at_ns, now_ns)),
-        ("tasks", ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in found.task_counts.items())),
+        ("tasks", render.counts(found.tasks.counts).replace("_", " ")),
+        ("tasks", f"{found.to_expand}, none issued yet" if found.to_expand else ""),
         ("failed tasks", _failed(found)),
         ("file", found.path or ("" if row.state is State.QUEUED else "(gone)")),
     ]
     render.say()
-    render.pairs((key, value) for key, value in lines if value)
+    render.pairs(lines)
     _print_tasks(tasks)
-    if found.problem:
-        render.indented("problems in the file", found.problem)
-    if found.file is not None:
-        render.indented("the file", found.file)
-    if found.defaults:
-        completed = found.defaults.splitlines()
-        by_hooks = [line.removeprefix("# ") for line in completed if line.startswith("#")]
-        if by_hooks:
-            render.indented("set by hooks, whatever the file says", "\n".join(by_hooks))
-        if rest := completed[len(by_hooks) :]:
-            render.indented("from [defaults] in the configuration, not set in the file", "\n".join(rest))
+    render.indented("problems in the file", found.problem)
+    render.indented("the file", found.file)
+    completed = found.defaults.splitlines()
+    by_hooks = [line.removeprefix("# ") for line in completed if line.startswith("#")]
+    render.indented("set by hooks, whatever the file says", "\n".join(by_hooks))
+    rest = "\n".join(completed[len(by_hooks) :])
+    render.indented("from [defaults] in the configuration, not set in the file", rest)
     for other in found.others:
         render.say()
         render.prose(f"another job of this name, {other.row.state}: {other.path}")
         if other.row.reason:
             render.prose(f"  {other.row.reason}")
-        if other.file is not None:
-            render.indented("its file", other.file)
+        render.indented("its file", other.file)
 
 
 def _print_runs(found: JobDetails, now_ns: int) -> None:
@@ -113,9 +107,8 @@ def _print_runs(found: JobDetails, now_ns: int) -> None:
     render.say(f"run {newest.record.run}:")
     same = newest.state is found.row.state and (newest.reason == found.row.reason or newest.state is State.FINISHED)
     lines = _of_run(newest, now_ns)[2 * same :]  # the headline has said it
-    render.pairs((f"  {key}", value) for key, value in lines if value)
-    if found.last_lines:
-        render.indented("the last lines of its output", "\n".join(found.last_lines))
+    render.pairs((f"  {key}", value) for key, value in lines)
+    render.indented("the last lines of its output", "\n".join(found.last_lines))
     if earlier:
         render.say()
     for run in reversed(earlier):
@@ -132,15 +125,13 @@ def _print_tasks(tasks: Sequence[ListedJob]) -> None:
         reason = ", ".join(filter(None, (f"{one.count} tasks" if one.count > 1 else "", one.row.reason)))
         values = render.parameters(one.row.parameters) if one.count == 1 else ""
         rows.append([one.name, one.row.state.value, render.duration(one.row.time_ns(now_ns)), values, reason])
-    kept = [column for at, column in enumerate(_TASK_COLUMNS) if at != _PARAMETERS or any(row[at] for row in rows)]
-    rows = [row if len(kept) == len(row) else row[:_PARAMETERS] + row[_PARAMETERS + 1 :] for row in rows]
     render.say()
-    render.table(kept, rows, [render.style_of(one.row.state) for one in tasks])
+    render.table(_TASK_COLUMNS, rows, [render.style_of(one.row.state) for one in tasks])
 
 
 def _failed(found: JobDetails) -> str:
     """Return the tasks that failed; many as in the lists: `sweep_[3,7-40]`."""
-    names = found.failed_tasks
+    names = found.tasks.failed
     if len(names) <= _FEW:
         return ", ".join(names)
     return f"{found.name}_[{ranges_of(int(name.rpartition('_')[2]) for name in names)}]"
@@ -148,16 +139,13 @@ def _failed(found: JobDetails) -> str:
 
 def _asks(found: JobDetails) -> str:
     row = found.row
-    parts = []
-    if row.cpus is not None:
-        parts.append(f"{row.cpus} CPU{'' if row.cpus == 1 else 's'}")
-    if row.memory_bytes is not None:
-        parts.append(f"{show_size(row.memory_bytes)} of memory")
-    if row.gpus:
-        parts.append(f"{row.gpus} GPU{'' if row.gpus == 1 else 's'}")
-    if row.resources:
-        parts.append(pools_in_words(row.resources.items()))
-    return ", ".join(parts)
+    cpus = count_of(row.cpus, "CPU") if row.cpus is not None else ""
+    gpus = count_of(row.gpus, "GPU") if row.gpus else ""
+    return ", ".join(filter(None, (cpus, _memory_of(row), gpus, pools_in_words(row.resources.items()))))
+
+
+def _memory_of(it: JobRow | Grant) -> str:
+    return f"{show_size(it.memory_bytes)} of memory" if it.memory_bytes is not None else ""
 
 
 def _summary(run: RunDetails) -> str:
@@ -221,18 +209,11 @@ def _given(run: RunDetails) -> str:
     grant = run.grant
     if grant is None:
         return ""
-    parts = [count_of(grant.cpus, "CPU") + (f" ({grant.cpu_list})" if grant.cpu_list else "")]
-    if grant.memory_bytes is not None:
-        parts.append(f"{show_size(grant.memory_bytes)} of memory")
-    for at, uuid in enumerate(grant.gpu_uuids):
-        index = f"GPU {grant.gpu_indices[at]}" if at < len(grant.gpu_indices) else "GPU"
-        share = f", {show_size(grant.gpu_memory_bytes)} of it" if grant.gpu_memory_bytes is not None else ""
-        parts.append(f"{index} ({uuid}{share})")
-    if grant.gpus_elsewhere:
-        parts.append(count_of(grant.gpus_elsewhere, "GPU"))
-    if grant.resources:
-        parts.append(pools_in_words(grant.resources, grant.resource_indices))
-    return ", ".join(parts)
+    share = f", {show_size(grant.gpu_memory_bytes)} of it" if grant.gpu_memory_bytes is not None else ""
+    indices = (f"GPU {index}" for index in grant.gpu_indices)
+    gpus = (f"{index} ({uuid}{share})" for index, uuid in zip_longest(indices, grant.gpu_uuids, fillvalue="GPU"))
+    elsewhere = count_of(grant.gpus_elsewhere, "GPU") if grant.gpus_elsewhere else ""
+    return render.granted(grant, _memory_of(grant), *gpus, elsewhere)
 
 
 _UNKNOWN = "unknown"
@@ -263,9 +244,7 @@ def seff(root: str, name: str, run: int | None, as_json: bool) -> int:
     if as_json:
         render.as_json(*_json(found))
     else:
-        render.pairs(
-            line for line in (_use_of_run(found) if isinstance(found, RunEfficiency) else _of_array(found)) if line[1]
-        )
+        render.pairs(_use_of_run(found) if isinstance(found, RunEfficiency) else _of_array(found))
     return 0
 
 
@@ -348,11 +327,10 @@ def _next_time(advice: Advice) -> list[tuple[str, str]]:
 
 def _of_array(found: ArrayEfficiency) -> list[tuple[str, str]]:
     whole: Summary = found.summary
-    states = ", ".join(f"{count} {state}" for state, count in whole.states.items())
     limit = f" of {render.duration(whole.time_limit_ns)}" if whole.time_limit_ns is not None else ", no limit"
     given = whole.memory_bytes.most
     return [
-        ("array", f"{found.job}, {count_of(whole.tasks, 'task')}: {states}"),
+        ("array", f"{found.job}, {count_of(whole.tasks, 'task')}: {render.counts(whole.states)}"),
         ("CPUs", f"{whole.cpus.most or 0} given to each, {_busy(whole.cpus_used, whole.cpu_efficiency)}"),
         (
             "memory",

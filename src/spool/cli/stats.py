@@ -107,10 +107,10 @@ def _print_json(statistics: Statistics, history: History, wanted: RunFilter, by:
 
 def _pairs(statistics: Statistics) -> list[tuple[str, str]]:
     total, largest = statistics.total, statistics.total.peak_memory_job
-    lines = [
+    return [
         ("runs", f"{total.runs}, of {count_of(total.jobs, 'job')} that ended for good"),
         ("ended", f"{render.moment(statistics.first_at_ns)} to {render.moment(statistics.last_at_ns)}"),
-        ("outcomes", ", ".join(f"{count} {outcome}" for outcome, count in total.outcomes.items() if count)),
+        ("outcomes", render.counts(total.outcomes)),
         ("success", render.percent(total.success_rate) or "(of no job)"),
         ("run again", f"{total.retries} by retry, {total.requeues} requeued"),
         ("wait", _times(total.wait_median_ns, total.wait_p90_ns, total.wait_mean_ns)),
@@ -124,7 +124,6 @@ def _pairs(statistics: Statistics) -> list[tuple[str, str]]:
         ("most GPUs", _peak(total.peak_gpus, total.peak_gpus_at_ns)),
         ("most memory", f"{render.size(total.peak_memory_bytes)} by {largest}" if largest else ""),
     ]
-    return [(name, value) for name, value in lines if value]
 
 
 def _times(median_ns: int | None, p90_ns: int | None, mean_ns: int | None) -> str:

@@ -27,7 +27,7 @@ from spool.client import submit as submitting
 from spool.client.draft import Draft, Exports, exports, fresh_name, job_keys, next_name, stem_of
 from spool.core import layout
 from spool.core.arrays import Tasks
-from spool.core.errors import InvalidJob, InvalidValue, SpoolError, UsageError, cannot
+from spool.core.errors import InvalidFile, InvalidJob, InvalidValue, SpoolError, UsageError, cannot
 from spool.core.layout import why_not_name
 from spool.core.model import Spec
 from spool.formats import jobfile
@@ -67,11 +67,6 @@ class Script(Struct, frozen=True):
     stem: str | None = None
     module_path: str | None = None  # the directory of modules beside a Python script
     source: ScriptText | None = None  # None: it is no script
-
-
-def is_job_file(words: Sequence[str]) -> bool:
-    """Whether the first of *words* is a job file rather than a script."""
-    return bool(words) and words[0].endswith(".toml") and os.path.isfile(words[0])
 
 
 class Asked(Struct, frozen=True):
@@ -381,9 +376,7 @@ def own_options(script: bytes, what: str) -> joboptions.Values:
 def read_options(words: Sequence[str]) -> tuple[joboptions.Values, Sequence[str]]:
     """Return the values of the options that *words* begin with, and the rest. Raises UsageError, UnclearError."""
     found, rest, _ = fastsubmit.read(words, OPTIONS)
-    for key, texts in joboptions.stated(found.pop("set", ())).items():
-        found.setdefault(key, []).extend(texts)
-    return found, rest
+    return joboptions.with_stated(found, found.pop("set", ())), rest
 
 
 def late_lines(script: bytes) -> list[int]:
@@ -420,7 +413,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     if of_others := {"command", "script"} & asked.values.keys():
         why = f"--set {of_others.pop()} changes a job that is there"
         raise UsageError(cannot("submit", "a job", why, remedy="write the command after `--`"))
-    if is_job_file(asked.loose):
+    if asked.loose and asked.loose[0].endswith(".toml") and os.path.isfile(asked.loose[0]):
         return _job_file(asked, root)
     others = tuple(kind(root) for _, kind in contributed("scripts"))
     what = _what_to_run(asked, root, others)
@@ -428,6 +421,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
     held = own.pop("hold", []) != []
     own_name = _own_name(own, asked, root)
     name = own_name if asked.name is None else asked.name
+    named = name is not None
     export = own.pop("export", [])
     exported = exports(root, asked.export or export)
     values = {**own, **asked.values}
@@ -435,7 +429,7 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         values = other.adapted(values)
     if "env" in own and "env" in asked.values:
         values["env"] = [*own["env"], *asked.values["env"]]
-    if not (named := name is not None):
+    if name is None:
         name = fresh_name(root, what.stem or stem_of(what.command))
     try:
         given = joboptions.keys_of(values)
@@ -457,15 +451,39 @@ def draft_of(asked: Asked, root: str, *, stderr_apart: bool = False) -> Draft:
         jobs = layout.Layout(os.path.realpath(root)).at(layout.JOBS)
         keys["stderr"] = f"{submitting.literal(jobs).replace('%', '%%')}/%n/%r/{layout.JOB_STDERR}"
     _take_script(keys, what)
-    if name.isdecimal():  # sbatch -n 4
-        tell(f"warning: -n is the name, so this job is called {name}; for CPUs write --cpus {name}")
     draft = Draft(checked_name(name), keys, held=held, named=named)
     try:
         draft.check(root)
     except InvalidJob as error:
-        whose = "this job" if own_name is None and asked.name is None else f"job {name}"
-        raise joboptions.in_options(error, whose, keys.keys()) from None
+        whose = f"job {name}" if named else "this job"
+        raise _with_letters(joboptions.in_options(error, whose, keys.keys()), whose, values) from None
+    _tell_habits(name, values)
     return draft
+
+
+_LETTERS = {"priority": "-p", "env": "-e"}  # which mean other things in sbatch
+
+
+def _with_letters(error: InvalidFile, whose: str, values: joboptions.Values) -> InvalidJob:
+    """Return *error* with what to write where a value is one for sbatch."""
+    problems = [replace(one, message=one.message + _elsewhere(one.key or "", values)) for one in error.problems]
+    return InvalidJob(whose, problems)
+
+
+def _tell_habits(name: str, values: joboptions.Values) -> None:
+    """Warn of options that mean other things in sbatch, and were probably meant so."""
+    if name.isdecimal():  # sbatch -n 4
+        tell(f"warning: -n is the name, so this job is called {name}; for CPUs write --cpus {name}")
+    for unset in (text for text in values.get("env", ()) if "=" not in text and text not in os.environ):
+        tell(f"warning: {unset} is not set here, so it is empty in the job{_elsewhere('env', values)}")
+
+
+def _elsewhere(key: str, values: joboptions.Values) -> str:
+    """Return what to write instead for a value of *key* that suits sbatch's option of the same letter, "" if none."""
+    key = key.partition(".")[0]
+    given = [text for text in values.get(key, ()) if key in _LETTERS and "=" not in text and not text.isdecimal()]
+    told = (answer(_LETTERS[key], text, ()) for text in given for _, answer in contributed("answers"))
+    return next((f"; for {_LETTERS[key]} of sbatch, {each}" for each in told if each is not None), "")
 
 
 def _own_name(own: joboptions.Values, asked: Asked, root: str) -> str | None:

@@ -19,9 +19,11 @@ from spool.cli import joboptions, render
 from spool.cli.group import (
     Verb,
     WordsVerb,
+    for_each,
     json_option,
     made,
-    name_argument,
+    named,
+    names_argument,
     one_job,
     opened,
     option_in,
@@ -53,16 +55,10 @@ if TYPE_CHECKING:
 
 _common, _environment = option_in(COMMON_TITLE), option_in("Environment")
 name_option = _common(
-    *("-n", "--name"),
-    also=("-J", "--job-name"),
-    metavar="NAME",
-    help="Job name. Default: by the program.",
+    *("-n", "--name"), also=("-J", "--job-name"), metavar="NAME", help="Job name. Default: by the program."
 )
 shell_command_option = _common(
-    *("-c", "--shell-command"),
-    also=("--wrap",),
-    metavar="TEXT",
-    help="A text for the shell: -c 'sort a | uniq'.",
+    *("-c", "--shell-command"), also=("--wrap",), metavar="TEXT", help="A text for the shell: -c 'sort a | uniq'."
 )
 replace_option = click.option(
     "--replace", is_flag=True, help="Replace a waiting or held job of that name; run after a running one."
@@ -71,8 +67,7 @@ export_option = _environment(
     "--export",
     multiple=True,
     metavar="ALL|NONE|NAME[=VALUE],…",
-    help="Variables to copy into the job's env; NAME may be a pattern. "
-    f"Default: {', '.join(EXPORTED)}, or as configured.",
+    help=f"Variables to copy, or patterns. Default: {', '.join(EXPORTED)}, or as configured.",
 )
 
 
@@ -93,18 +88,21 @@ def asked(ctx: click.Context) -> Asked:
 def script_options(function: Callable[..., int]) -> Callable[..., int]:
     """Add the options for submitting a script to a command."""
     for option in (
-        click.option(
+        option_in("")(
             "--ignore-directives",
+            rare=True,
             is_flag=True,
             help="Ignore a script's lines for other schedulers, such as #SBATCH.",
         ),
-        click.option(
+        option_in("")(
             *("-v", "--verbose"),
+            rare=True,
             is_flag=True,
             help="Report each line for another scheduler, also those with an equivalent.",
         ),
         _environment(
             "--capture/--no-capture",
+            rare=True,
             default=None,
             help="Run a copy of the script, the default, or later what is at its path.",
         ),
@@ -117,7 +115,7 @@ def script_options(function: Callable[..., int]) -> Callable[..., int]:
 @name_option
 @shell_command_option
 @_common("-f", "--file", "files", multiple=True, metavar="FILE", help="Submit this job file. May be repeated.")
-@_common("--wait", "wait_for_it", is_flag=True, help="Wait for the job to end, and exit with its code.")
+@_common("--wait", "wait_for_it", also=("-W",), is_flag=True, help="Wait for the job to end, and exit with its code.")
 @key_options
 @option_in("Arrays")("--lines", metavar="FILE", help="Submit one job for each line, a shell command.")
 @option_in("When it runs")("--hold", also=("-H",), is_flag=True, help="Submit it held, until `spool release`.")
@@ -155,7 +153,7 @@ def command(
     By hand: cd ~/.spool; cp ~/train.toml .tmp/; mv .tmp/train.toml queued/
     """
     root, request = ctx.obj, asked(ctx)
-    jobs = _of_files(files, request, root) if files else [draft_of(request, root)]
+    jobs = _of_files(files, request, root) if files else [draft_of(each, root) for each in _each_script(ctx, request)]
     check_submitter(root)
     root = root if dry_run or is_spool(root) else made(root).root
     tell_doubts(root, jobs, strict=strict)
@@ -171,6 +169,13 @@ def command(
     from spool.cli.wait import until_ended
 
     return until_ended(root, [job.name for job in jobs])
+
+
+def _each_script(ctx: click.Context, request: Asked) -> list[Asked]:
+    """Return the *request*, once for each script if `import` was given several."""
+    paths = request.loose if ctx.meta.get("spool.import") else ()
+    several = len(paths) > 1 and all(map(os.path.isfile, paths))
+    return [replace(request, loose=(path,)) for path in paths] if several else [request]
 
 
 def _of_files(paths: Sequence[str], request: Asked, root: str) -> list[Draft]:
@@ -210,15 +215,7 @@ def _other_ways(function: Callable[..., int]) -> Callable[..., int]:
 @script_options
 @click.argument("words", nargs=-1, metavar="[SCRIPT | - | -- COMMAND...]")
 @click.pass_context
-def run(
-    ctx: click.Context,
-    /,
-    replace: bool,
-    quiet: bool,
-    strict: bool,
-    runs: str | None = None,
-    **_: Any,
-) -> int:
+def run(ctx: click.Context, /, replace: bool, quiet: bool, strict: bool, runs: str | None = None, **_: Any) -> int:
     """Submit a job, follow its output and exit with its code.
 
     The job's output goes to stdout and its error output to stderr; if both are the same (a terminal), there is one log.
@@ -402,7 +399,7 @@ def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, S
 
 
 @click.command(cls=Verb)
-@name_argument
+@names_argument
 @option_in(COMMON_TITLE)("-c", "--shell-command", metavar="TEXT", help="A new command, as a string for the shell.")
 @option_in(COMMON_TITLE)(
     "--unset", multiple=True, metavar="KEY", help="Remove a key: memory, env.DEBUG. May be repeated."
@@ -415,7 +412,7 @@ def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, S
 def edit(
     ctx: click.Context,
     /,
-    name: str,
+    names: tuple[str, ...],
     shell_command: str | None,
     unset: tuple[str, ...],
     first: bool,
@@ -423,13 +420,13 @@ def edit(
     before: str | None,
     **_: Any,
 ) -> int:
-    """Change a waiting or held job, or the time limit, priority and gpu_idle of a running one.
+    """Change waiting or held jobs, or the time limit, priority and gpu_idle of running ones.
 
     For an array in progress, only `max_running` can be changed.
 
-    Without options, it opens $VISUAL or $EDITOR. The new text replaces the file only if it is valid. Comments, order
-    and the job's place in the queue stay. A new time limit counts from the start of the run; a run that has already
-    exceeded it is stopped at once.
+    With one job and no options, it opens $VISUAL or $EDITOR. The new text replaces the file only if it is valid.
+    Comments, order and the job's place in the queue stay. A new time limit counts from the start of the run; a run that
+    has already exceeded it is stopped at once.
 
       spool edit train
       spool edit train --priority 50 --memory 8G --unset time_limit
@@ -439,30 +436,48 @@ def edit(
     By hand: vim queued/train.toml
     """
     spool = own(ctx.obj)
-    name = one_job(spool, name)
+    found = named(spool, names, (QUEUED, HELD, RUNNING))
     changes = joboptions.keys_of(values_of(ctx.params))
     if shell_command is not None:
         changes["command"] = shell_command
     if first + last + (before is not None) + ("priority" in changes) > 1:
         raise UsageError("--first, --last, --before and --priority cannot be combined; give one of them")
-    if first or last or before is not None:
+    rival = one_job(spool, before) if before is not None else None
+    is_placed = first or last or rival is not None
+
+    def changed(name: str) -> str:
+        if not is_placed:
+            return change_keys(spool, name, changes, unset)
         from spool.query.selection import priority_for  # imports half of the program
 
-        rival = one_job(spool, before) if before is not None else None
         changes["priority"] = priority_for(spool, _file(spool, name)[0], name, first=first, before=rival)
-        render.say(f"{change_keys(spool, name, changes, unset)}: priority {changes['priority']}")
-        return 0
-    if changes or unset:
-        render.say(change_keys(spool, name, changes, unset))
-        return 0
+        return f"{change_keys(spool, name, changes, unset)}: priority {changes['priority']}"
+
+    is_in_editor = not (is_placed or changes or unset)
+    if not found or (is_in_editor and len(found) > 1):
+        raise UsageError("name one job to edit its file, or jobs and the options to change")
+    code = 0
+    if is_in_editor:
+        render.say(_edited(spool, *found))
+    elif len(found) == 1:
+        render.say(changed(*found))
+    else:  # they keep their order
+        code = for_each(reversed(found) if is_placed and not last else found, changed)
+    specs = ((name, spool.job_spec(QUEUED, name) or spool.job_spec(HELD, name)) for name in found if not is_placed)
+    for name, why in doubts(spool.root, [(name, spec) for name, spec in specs if spec is not None]):
+        tell(f"warning: job {name} {why}")
+    return code
+
+
+def _edited(spool: Spool, name: str) -> str:
+    """Change a job as the user edits its file, and return a message. Raises SpoolError."""
     place, text = _file(spool, name)
     new = _in_editor(name, text, spool.root)
     try:
-        render.say(_replaced(spool, name, place, text, new))
+        return _replaced(spool, name, place, text, new)
     except SpoolError:
         _keep(name, new)
         raise
-    return 0
 
 
 def change_keys(spool: Spool, name: str, changes: Mapping[str, Any], unset: Sequence[str] = ()) -> str:
@@ -563,14 +578,13 @@ def _in_editor(name: str, text: bytes, root: str) -> bytes:
             try:
                 jobfile.parse(new, name=name, defaults=defaults_of(root))
             except InvalidJob as error:
-                if not sys.stdin.isatty():
-                    _keep(name, new)
-                    raise
-                for problem in error.problems:
-                    tell(problem.message)
-                if not click.confirm("Edit it again?", default=True, err=True):
-                    _keep(name, new)
-                    raise
+                if sys.stdin.isatty():
+                    for problem in error.problems:
+                        tell(problem.message)
+                    if click.confirm("Edit it again?", default=True, err=True):
+                        continue
+                _keep(name, new)
+                raise
             else:
                 return jobfile.with_offset(new, text, name=name)
 

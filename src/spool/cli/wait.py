@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -284,6 +285,7 @@ def command(root: str, names: tuple[str, ...], wait_for_all: bool, wait_for_any:
     return until_ended(spool.root, wanted, first=wait_for_any, timeout_ns=timeout_ns)
 
 
+_DRAWN_OVER = re.compile(rb"[^\r\n]*\r+(?=[^\r\n])")
 _LONGEST = 1 << 16  # a longer line is cut: a progress bar is one line as long as it goes on
 
 
@@ -304,13 +306,7 @@ _LONGEST = 1 << 16  # a longer line is cut: a progress bar is one line as long a
 @click.option("--path", "only_path", is_flag=True, help="Print the path of the output instead.")
 @click.pass_obj
 def log(
-    root: str,
-    names: tuple[str, ...],
-    follow: bool,
-    run: int | None,
-    errors: bool,
-    lines: int | None,
-    only_path: bool,
+    root: str, names: tuple[str, ...], follow: bool, run: int | None, errors: bool, lines: int | None, only_path: bool
 ) -> int:
     """Show or follow the output of jobs.
 
@@ -371,7 +367,20 @@ def _output(spool: Spool, name: str, run: int, stream: Stream, lines: int | None
     why = why_never_begun(spool, name, run)
     if why and not os.path.exists(outputs(spool, name, run).stdout or ""):
         raise _no_output(name, why, f"`spool show {name}` says more")
-    return read_output(spool, name, run, stream, lines=lines)
+    found = read_output(spool, name, run, stream, lines=lines)
+    return found if lines is None or sys.stdout.isatty() else _as_drawn_last(found)
+
+
+def _as_drawn_last(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield lines without what a carriage return had drawn over: of a progress bar only the last state."""
+    rest = b""
+    for piece in pieces:
+        text = _DRAWN_OVER.sub(b"", rest + piece)
+        end = text.rfind(b"\n") + 1
+        rest = text[end:]
+        if end:
+            yield text[:end]
+    yield rest
 
 
 def _show(pieces: Iterator[bytes], head: Sequence[str]) -> None:
@@ -392,14 +401,13 @@ def _tell_of_errors(spool: Spool, name: str, run: int | None) -> None:
     run = spool.latest_run(name) if run is None else run
     if run is None:
         return
-    is_array = spool.array(name, run) is not None
     try:
-        paths = output_paths(spool, name, run, Stream.ERR) if is_array else iter((outputs(spool, name, run).stderr,))
-        path = next((path for path in paths if _has_text(path)), None)
-    except SpoolError:  # its tasks have no separate files
+        path = next(filter(_has_text, output_paths(spool, name, run, Stream.ERR)), None)
+    except SpoolError:  # it has no separate file
         return
     if path is not None:
         sys.stdout.flush()
+        is_array = spool.array(name, run) is not None
         what = "the error output of its tasks is in files such as" if is_array else "its error output is in"
         tell(f"{what} {path}; `spool log --stderr {name}` shows it")
 
@@ -417,9 +425,9 @@ def _tell_if_silent(spool: Spool, name: str, run: int) -> None:
             )
 
 
-def _has_text(path: str | None) -> bool:
+def _has_text(path: str) -> bool:
     try:
-        return path is not None and os.path.getsize(path) > 0
+        return os.path.getsize(path) > 0
     except OSError:
         return False
 
@@ -506,8 +514,6 @@ def attach_command(spool: Spool, name: str, run: int | None = None, *, read_only
     """Return the command to execute, for the newest run if none is given. Raises SpoolError if there is no terminal."""
     from spool.executors import by_name
 
-    if run is None and spool.places(name) and spool.latest_run(name) is None:
-        raise SpoolError(cannot("attach to", f"job {name}", "it has not run yet", remedy=f"`spool why {name}`"))
     run = run_of(spool, name, run, verb="attach to")
     grant = spool.grant(name, run)
     if grant is None:

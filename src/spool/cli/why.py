@@ -9,8 +9,9 @@ import click
 from spool.cli import render
 from spool.cli.group import JobArgument, Verb, for_each, json_option, one_job, viewed
 from spool.cli.render import tell
+from spool.core.arrays import array_of
 from spool.core.model import Grant
-from spool.core.reasons import count_of, pools_in_words, some_of
+from spool.core.reasons import count_of, some_of
 from spool.core.units import show_duration
 from spool.formats.capabilities import engine_title
 from spool.query.explain import Explanation, PlannedJob, Preview, WaitingJob, preview, why
@@ -30,7 +31,7 @@ _ROOM = "Jobs that run hold what it asks for. It starts by itself once enough of
 _ITS_TURN = "It starts by itself once one of them has ended."
 _FREE = "It starts by itself once these are free."
 MEANINGS = {
-    "held": "A held job does not start. `spool release {name}` lets it.",
+    "held": "A held job does not start. `spool release {name}` starts it.",
     "paused": "The whole spool is paused, and no job starts. `spool resume` lets them start again.",
     "scheduling_timeout": "It has waited for longer than it was ready to wait. The dispatcher ends it.",
     "refused": "Its last start was refused. The dispatcher tries again by itself.",
@@ -112,9 +113,8 @@ def _print(answer: Explanation) -> None:
     render.headline("", first, "")
     for line in rest:
         render.prose(line)
-    if answer.last_lines:
-        whose = f"the output of {answer.last_lines_of}" if answer.last_lines_of else "its output"
-        render.indented(f"the last lines of {whose}", "\n".join(answer.last_lines))
+    whose = f"the output of {answer.last_lines_of}" if answer.last_lines_of else "its output"
+    render.indented(f"the last lines of {whose}", "\n".join(answer.last_lines))
 
 
 def sentences(answer: Explanation) -> Iterator[str]:
@@ -144,7 +144,8 @@ def _reasons(answer: Explanation, codes: Sequence[str]) -> Iterator[str]:
             head = " " * len(head)
     code = next((code for code in codes if code in _HELPLESS), codes[0])
     if meaning := MEANINGS.get(code, _BEFORE_START):
-        yield meaning.format(name=answer.name)
+        is_its_array = code == "held" and answer.place == "queued"
+        yield meaning.format(name=array_of(answer.name) if is_its_array else answer.name)
 
 
 def _others(answer: Explanation) -> Iterator[str]:
@@ -320,13 +321,7 @@ def _why(each: WaitingJob) -> str:
 
 
 def _gets(grant: Grant) -> str:
-    parts = [count_of(grant.cpus, "CPU") + (f" ({grant.cpu_list})" if grant.cpu_list else "")]
-    if grant.memory_bytes is not None:
-        parts.append(render.size(grant.memory_bytes))
-    if grant.gpu_indices:
-        plural = "s" if len(grant.gpu_indices) > 1 else ""
-        share = f" ({render.size(grant.gpu_memory_bytes)} of each)" if grant.gpu_memory_bytes is not None else ""
-        parts.append(f"GPU{plural} {', '.join(map(str, grant.gpu_indices))}{share}")
-    if grant.resources:
-        parts.append(pools_in_words(grant.resources, grant.resource_indices))
-    return "starts with " + ", ".join(parts)
+    plural = "s" if len(grant.gpu_indices) > 1 else ""
+    share = f" ({render.size(grant.gpu_memory_bytes)} of each)" if grant.gpu_memory_bytes is not None else ""
+    gpus = f"GPU{plural} {', '.join(map(str, grant.gpu_indices))}{share}" if grant.gpu_indices else ""
+    return "starts with " + render.granted(grant, render.size(grant.memory_bytes), gpus)

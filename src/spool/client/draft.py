@@ -120,7 +120,15 @@ class Draft:
 
         It does for a text that needs more than a backslash, and for numbers and tables of other kinds.
         """
-        return _laid_out(self.keys)
+        lines: list[str] = []
+        tables: list[str] = []
+        for key, value in self.keys.items():
+            if isinstance(value, dict):
+                tables += ["", f"[{_key(key)}]", *(_line(name, item) for name, item in value.items())]
+            else:
+                lines.append(_line(key, value))
+        text = "\n".join([*lines, *tables]) + "\n"
+        return None if "\0" in text else text
 
     def text(self) -> bytes:
         """Return the job file. Raises InvalidValue for a text that no file can hold."""
@@ -261,18 +269,17 @@ def may_go(name: str) -> bool:
 
 def matching(patterns: Iterable[str], environment: Mapping[str, str]) -> set[str]:
     """Return the names in *environment* that match. Possible secrets match full names only."""
-    patterns, found = tuple(patterns), set()
-    for pattern in patterns:
-        if not _is_pattern(pattern):
-            found |= {pattern} & environment.keys()
-        elif _is_pattern(pattern[:-1]) or pattern[-1] != "*":
+    patterns = {*patterns}
+    named = {pattern for pattern in patterns if not _is_pattern(pattern)}
+    found = named & environment.keys()
+    for pattern in patterns - named:
+        head, last = pattern[:-1], pattern[-1]
+        if last == "*" and not _is_pattern(head):
+            found |= {name for name in environment if name.startswith(head)}
+        else:
             from fnmatch import fnmatchcase  # here, because most callers do not need it
 
             found |= {name for name in environment if fnmatchcase(name, pattern)}
-        else:
-            head = pattern[:-1]
-            found |= {name for name in environment if name.startswith(head)}
-    named = {pattern for pattern in patterns if not _is_pattern(pattern)}
     return {name for name in found if may_go(name) and (name in named or not may_be_secret(name, environment[name]))}
 
 
@@ -331,19 +338,6 @@ def next_name(root: str, name: str) -> str:
     while ever_used(root, f"{name}-{number}"):
         number += 1
     return f"{name}-{number}"
-
-
-def _laid_out(keys: Mapping[str, object]) -> str | None:
-    lines: list[str] = []
-    tables: list[str] = []
-    for key, value in keys.items():
-        if isinstance(value, dict):
-            inner = [_line(name, item) for name, item in value.items()]
-            tables += ["", f"[{_key(key)}]", *inner]
-        else:
-            lines.append(_line(key, value))
-    text = "\n".join([*lines, *tables]) + "\n"
-    return None if "\0" in text else text
 
 
 def _line(key: object, value: object) -> str:

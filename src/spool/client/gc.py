@@ -20,21 +20,21 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from msgspec import Struct
 
 from spool.client.submit import ever_used
 from spool.core import layout
-from spool.core.errors import InvalidJob, SpoolError, SpoolUnusable, cannot
+from spool.core.errors import SpoolError, SpoolUnusable, cannot
 from spool.core.layout import CALLS, DONE, GONE_RESERVATIONS, HELD, JOBS, QUEUED, RUNNING, STAGING
-from spool.formats import jobfile, journal, run_records
+from spool.formats import journal, run_records
 from spool.formats.config import RetentionPolicy
 from spool.formats.journal import recall
 from spool.store.disk import Disk, open_directory, remedy_for, walk
 from spool.store.ownership import check_owner
 from spool.store.reading import read_record
-from spool.store.spool import Spool
+from spool.store.spool import Spool, spec_of
 
 _LOCK = "gc.lock"  # in the staging directory
 _LONG = 400  # of a path in a message
@@ -55,10 +55,10 @@ class ExpiredRun(Struct, frozen=True):
 
 
 class Removal(Struct, frozen=True):
-    """Runs to remove, jobs without any left, with the numbers of their newest runs, and files of reservations."""
+    """Runs to remove, jobs without any left, and files of reservations."""
 
     runs: tuple[ExpiredRun, ...]
-    jobs: tuple[tuple[str, int], ...]
+    jobs: tuple[str, ...]
     problems: tuple[str, ...] = ()  # files that could not be read or removed, one line each
     reservations: tuple[str, ...] = ()  # files of removed reservations
 
@@ -109,11 +109,11 @@ def plan_removal(spool: Spool, keep: RetentionPolicy, now_ns: int, step: Step = 
     jobs = []
     for name, runs in runs_of.items():
         if runs and all((name, run) in chosen for run in runs):
-            jobs.append((name, runs[-1]))
+            jobs.append(name)
         elif runs:
             chosen.pop((name, runs[-1]), None)  # it records the outcome of the job
         elif _record_is_old(spool, name, keep, now_ns):
-            jobs.append((name, 0))
+            jobs.append(name)
     going = sorted(chosen.values(), key=lambda old: (old.name, old.run))
     return Removal(tuple(going), tuple(jobs), tuple(problems), reservations)
 
@@ -131,22 +131,19 @@ def remove_planned(
     runs_of: dict[str, list[ExpiredRun]] = {}
     for old in removal.runs:
         runs_of.setdefault(old.name, []).append(old)
-    last = dict(removal.jobs)
-    jobs = []
+    whole, jobs = frozenset(removal.jobs), []
     with _directories(spool) as at, _alone(spool, at[STAGING]):
         collector = _Collector(spool, disk, at)
         collector.sweep()
         collector.remember({name: max(old.run for old in runs) for name, runs in runs_of.items()})
-        done = 0
-        for name in sorted({*runs_of, *last}):
-            going = runs_of.get(name, [])
-            for _ in collector.remove_runs(name, going, whole=name in last):
-                done += 1
-                step(done, len(removal.runs))
-            if name in last and collector.remove_record(name):
-                jobs.append((name, last[name]))
-        kept = tuple(filter(collector.remove_reservation, removal.reservations))
-    return Removal(tuple(collector.gone), tuple(jobs), (*removal.problems, *collector.problems), kept)
+        for name in sorted({*runs_of, *whole}):
+            none_stays = collector.remove_runs(name, runs_of.get(name, ()), whole=name in whole)
+            step(len(collector.gone), len(removal.runs))
+            if name in whole and none_stays and collector.remove_record(name):
+                jobs.append(name)
+        what = (GONE_RESERVATIONS, "an old reservation")
+        gone = tuple(filename for filename in removal.reservations if collector.discard(filename, *what))
+    return Removal(tuple(collector.gone), tuple(jobs), (*removal.problems, *collector.problems), gone)
 
 
 class _Collector:
@@ -156,7 +153,6 @@ class _Collector:
         self._spool = spool
         self._disk = disk
         self._at = at
-        self._stays: set[str] = set()  # jobs that keep a run because it could not be removed
         self._unrecorded = _unrecorded(spool)
         self.gone: list[ExpiredRun] = []
         self.problems: list[str] = []
@@ -166,23 +162,16 @@ class _Collector:
         for entry in os.listdir(self._at[STAGING]):
             if _ASIDE.fullmatch(entry):
                 self._clear(entry)
-        for entry in self._orphaned_calls():  # also one that was half written
-            with suppress(OSError):
-                self._disk.discard(entry, self._at[CALLS])
-
-    def _orphaned_calls(self) -> list[str]:
-        """Return the calls whose job never came."""
-        found, at = [], self._at.get(CALLS)
+        at = self._at.get(CALLS)
         entries = os.listdir(at) if at is not None else ()
-        for entry in entries:
+        for entry in entries:  # also one that was half written
             call, is_function, _ = entry.partition(layout.FUNCTION)
             if is_function and call in entries:
                 continue
             with suppress(OSError):
                 age_ns = time.time_ns() - os.stat(entry, dir_fd=at, follow_symlinks=False).st_mtime_ns
                 if age_ns > _ORPHAN_AGE_NS and not (layout.valid_name(entry) and ever_used(self._spool.root, entry)):
-                    found.append(entry)
-        return found
+                    self._disk.discard(entry, at)
 
     def remember(self, last: dict[str, int]) -> None:
         """Record the numbers of the newest runs to be removed, beside those removed before."""
@@ -196,10 +185,8 @@ class _Collector:
         except OSError as error:  # without its numbers, some would be reused
             raise SpoolUnusable(_cannot("clean up", self._spool.root, error, path)) from None
         numbers = {name: run for name, run in known.items() if isinstance(run, int)} if isinstance(known, dict) else {}
-        for name, run in last.items():
-            numbers[name] = max(run, numbers.get(name, 0))
-        text = json.dumps(numbers, separators=(",", ":")).encode() + b"\n"
-        staged = self._disk.staged(text, durable=True)
+        numbers |= {name: max(run, numbers.get(name, 0)) for name, run in last.items()}
+        staged = self._disk.staged(json.dumps(numbers, separators=(",", ":")).encode() + b"\n", durable=True)
         try:
             self._disk.rename(staged, os.path.basename(path), new_at=self._at[JOBS])
         except OSError as error:
@@ -208,23 +195,23 @@ class _Collector:
             raise SpoolUnusable(_cannot("clean up", self._spool.root, error, path)) from None
         self._disk.sync_directory(self._spool.layout.at(JOBS))
 
-    def remove_runs(self, name: str, runs: Sequence[ExpiredRun], *, whole: bool) -> Iterator[None]:
-        """Remove these runs of a job, a step each; the last one of a *whole* job only if all others are gone."""
-        if not runs:
-            return
-        self._stays.add(name)  # until all are done
-        if not _may_go(self._spool, name, self._unrecorded):
-            return
+    def remove_runs(self, name: str, runs: Sequence[ExpiredRun], *, whole: bool) -> bool:
+        """Remove these runs of a job, and return whether none stays.
+
+        The last one of a *whole* job goes only if all others are gone.
+        """
+        if not runs or not _may_go(self._spool, name, self._unrecorded):
+            return not runs
         try:
             at = open_directory(name, self._at[JOBS])
         except OSError as error:
             self.problems.append(_cannot("remove", f"runs of job {name}", error, self._spool.layout.runs(name)))
-            return
+            return False
         stays = False
         try:
             for old in runs:
                 if (stays and whole and old is runs[-1]) or _goes_on(self._spool, name):
-                    return
+                    return False
                 # Renamed first, so that half a run is never visible.
                 aside = f"{os.getpid()}.gc.{name}.{old.run}"
                 try:
@@ -238,17 +225,15 @@ class _Collector:
                 else:
                     self._clear(aside)
                     self.gone.append(old)
-                yield
         finally:
             os.close(at)
-        if not stays:
-            self._stays.discard(name)
+        return not stays
 
     def remove_record(self, name: str) -> bool:
         """Remove the file of a job without runs; return whether it is gone."""
-        if name in self._stays or not _may_go(self._spool, name, self._unrecorded):
+        if not _may_go(self._spool, name, self._unrecorded):
             return False
-        if not self._discard(layout.file_of(name), DONE, f"the record of job {name}"):
+        if not self.discard(layout.file_of(name), DONE, f"the record of job {name}"):
             return False
         with suppress(OSError):  # a run has begun meanwhile, or a user keeps a file there
             self._disk.rmdir(name, self._at[JOBS])
@@ -258,11 +243,7 @@ class _Collector:
                 self._disk.discard(name + layout.FUNCTION, self._at[CALLS])
         return True
 
-    def remove_reservation(self, filename: str) -> bool:
-        """Remove the kept text of a reservation; return whether it is gone."""
-        return self._discard(filename, GONE_RESERVATIONS, "an old reservation")
-
-    def _discard(self, filename: str, place: str, what: str) -> bool:
+    def discard(self, filename: str, place: str, what: str) -> bool:
         """Remove a file, and return whether it is gone; else add the problem."""
         try:
             self._disk.discard(filename, self._at[place])
@@ -284,26 +265,22 @@ class _Collector:
 def _directories(spool: Spool) -> Iterator[dict[str, int]]:
     """Open the relevant directories of *spool*, none of them by a link."""
     at: dict[str, int] = {}
-    root = -1
-    try:
-        path = spool.root
+    path = spool.root
+    with ExitStack() as stack:
         try:
             root = open_directory(path)
+            stack.callback(os.close, root)
             for name in (JOBS, DONE, STAGING, GONE_RESERVATIONS, CALLS):
                 path = spool.layout.at(name)
                 with suppress(FileNotFoundError):
                     at[name] = open_directory(name, root)
-            if missing := [name for name in (JOBS, DONE) if name not in at]:
-                raise SpoolUnusable(
-                    cannot("clean up", spool.root, f"{missing[0]} is missing", remedy="`spool init` creates it")
-                )
+                    stack.callback(os.close, at[name])
         except OSError as error:
             raise SpoolUnusable(_cannot("clean up", spool.root, error, path)) from None
+        if missing := [name for name in (JOBS, DONE) if name not in at]:
+            why, remedy = f"{missing[0]} is missing", "`spool init` creates it"
+            raise SpoolUnusable(cannot("clean up", spool.root, why, remedy=remedy))
         yield at
-    finally:
-        for fd in (root, *at.values()):
-            if fd >= 0:
-                os.close(fd)
 
 
 def _cannot(verb: str, thing: str, error: OSError, where: str) -> str:
@@ -425,20 +402,14 @@ def _depended_on(spool: Spool, problems: list[str]) -> set[str] | None:
     for place in (QUEUED, HELD):
         for name in spool.names(place):
             try:
-                text = spool.job_text(place, name)
+                text = spool.job_text(place, name) or b""
+                spec = spec_of(text, name) if b"depends_on" in text else None
             except OSError as error:
                 where = spool.layout.job_file(place, name)
                 problems.append(_cannot("see what", f"job {name} depends on", error, where) + "; nothing is removed")
                 complete = False
-                continue
-            if text is None or b"depends_on" not in text:
-                continue
-            try:
-                spec = jobfile.parse(text, name=name)
-            except InvalidJob:
-                continue
-            if spec.depends_on is not None:
-                names.update(spec.depends_on.names())
+            else:
+                names.update(spec.depends_on.names() if spec is not None and spec.depends_on is not None else ())
     # An array in progress needs the outcomes of its tasks.
     for place in (RUNNING, HELD):
         for name in spool.names(place):

@@ -20,9 +20,7 @@ from spool.store.arrays import task_names
 from spool.store.reading import end_of_file
 from spool.store.spool import Spool
 
-MOST_LINES = 10
-"""The lines of a failed run that are shown with its end."""
-
+_MOST_LINES = 10  # of a failed run, which are shown with its end
 _BLOCK = 1 << 16
 _LOOKED_AT = 1 << 14  # bytes at the end of a file in which last lines are looked for
 _FARTHEST = 1 << 26  # how far back to look for the last lines: data without line breaks is not text
@@ -118,8 +116,8 @@ class Tail:
             return False
 
 
-def last_lines(path: str | None, most: int) -> tuple[str, ...]:
-    """Return the last *most* lines of an output file, of its last `_LOOKED_AT` bytes; () if there is no such file.
+def last_lines(path: str | None) -> tuple[str, ...]:
+    """Return the last lines of an output file, of its last `_LOOKED_AT` bytes; () if there is no such file.
 
     A line that was redrawn, as a progress bar is, counts as it was drawn last.
     """
@@ -127,13 +125,13 @@ def last_lines(path: str | None, most: int) -> tuple[str, ...]:
     with suppress(OSError):
         data = end_of_file(path, _LOOKED_AT, follow=True) if path is not None else b""
     lines = data.decode("utf-8", "replace").replace("\r\n", "\n").rstrip().split("\n")
-    return tuple(line.rstrip("\r").rpartition("\r")[2] for line in lines[-most:]) if data.strip() else ()
+    return tuple(line.rstrip("\r").rpartition("\r")[2] for line in lines[-_MOST_LINES:]) if data.strip() else ()
 
 
-def last_words_of(spool: Spool, name: str, run: int, most: int = MOST_LINES) -> tuple[str, ...]:
+def last_words_of(spool: Spool, name: str, run: int) -> tuple[str, ...]:
     """Return the last lines that a run wrote: to its error output if that is separate, and not empty, or to its log."""
     where = outputs(spool, name, run)
-    return last_lines(where.stderr, most) or last_lines(where.stdout, most)
+    return last_lines(where.stderr) or last_lines(where.stdout)
 
 
 def outputs(spool: Spool, name: str, run: int) -> Outputs:
@@ -159,7 +157,7 @@ def run_of(spool: Spool, name: str, run: int | None = None, *, verb: str = "show
     if newest is None:
         if not spool.places(name):
             raise spool.no_such_job(verb, f"job {name}", name)
-        raise SpoolError(cannot(verb, f"job {name}", "it has not run yet", remedy="-f waits for it"))
+        raise SpoolError(cannot(verb, f"job {name}", "it has not run yet", remedy=f"`spool why {name}` says why"))
     return newest
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -76,11 +75,6 @@ def program() -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "spool")
 
 
-def by_cron(root: str, words: Sequence[str], *, usual: bool) -> str:
-    """Return a crontab line with the effect of the service."""
-    return f"@reboot {shlex.join([*words, *([] if usual else ['--spool', root]), 'dispatch'])}"
-
-
 def unit_of(root: str, words: Sequence[str], *, usual: bool) -> Unit:
     """Return the unit for the spool *root*, started by *words*. *usual*: it is the default spool."""
     text = shipped(UNIT).decode().replace(f"ExecStart={_PROGRAM} ", f"ExecStart={' '.join(map(word, words))} ")
@@ -125,8 +119,7 @@ def remove(root: str, *, force: bool) -> str | None:
     if state is UnitState.ABSENT:
         return None
     if state is UnitState.FOREIGN or (state is UnitState.EDITED and not force):
-        why = "it was edited" if state is UnitState.EDITED else f"it was not written by `{BY_USER}`"
-        raise SpoolError(cannot("remove", UNIT, why, where=path, remedy="delete it yourself"))
+        raise SpoolError(cannot("remove", UNIT, _why_not(state, BY_USER), where=path, remedy="delete it yourself"))
     _systemctl(["disable", "--now", UNIT])  # the file goes as well where no manager answers
     disk = Disk(os.path.join(root, STAGING))
     disk.discard(os.path.join(directory(), "default.target.wants", UNIT))
@@ -143,9 +136,12 @@ def lingers(user: str) -> bool:
 def refuse(unit: Unit, by: str) -> None:
     """Raise SpoolError if a foreign or edited file is in the way of a unit."""
     if (state := unit.state) in (UnitState.EDITED, UnitState.FOREIGN):
-        why = "it was edited" if state is UnitState.EDITED else f"it was not written by `{by}`"
         remedy = f"--force overwrites it; a drop-in (`{_EDITS_WITH[by]}`) keeps your changes"
-        raise SpoolError(cannot("install", unit.name, why, where=unit.path, remedy=remedy))
+        raise SpoolError(cannot("install", unit.name, _why_not(state, by), where=unit.path, remedy=remedy))
+
+
+def _why_not(state: UnitState, by: str) -> str:
+    return "it was edited" if state is UnitState.EDITED else f"it was not written by `{by}`"
 
 
 def _state_of(path: str, folder: str = FOLDER) -> UnitState:

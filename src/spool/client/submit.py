@@ -158,34 +158,45 @@ def submit(root: str, jobs: Iterable[tuple[str, bytes]], *, held: bool = False, 
     """
     place = Layout(root)
     into, other = (HELD, QUEUED) if held else (QUEUED, HELD)
-    if not is_ours(root):
+    ours = is_ours(root)
+    if not ours:
         check_submitter(root)
-        _offer(place, jobs, into, other, replace=replace)
-        return
-    disk = Disk(place.at(layout.STAGING))
+    # Staged under a hidden name in their final directory: the others are writable for the owner alone.
+    disk = Disk(place.at(layout.STAGING)) if ours else Disk(place.at(into), hidden=True)
     touched = set()
     try:
         for name, text in jobs:
             path, beside = place.job_file(into, name), place.job_file(other, name)
-            if not replace and os.path.lexists(beside):
-                raise FileExistsError(errno.EEXIST, "a job of that name exists", beside)
+            taken = next(filter(os.path.lexists, (beside, path)), None)
+            if taken is not None and not (
+                replace and (ours or (taken == path and os.lstat(path).st_uid == os.geteuid()))
+            ):
+                raise FileExistsError(errno.EEXIST, "a job of that name exists", taken)
             staged = disk.staged(text, durable=True)
             try:
+                if not ours:
+                    _let_owner_read(disk, staged, name, place)
                 if replace:
                     disk.rename(staged, path)
-                else:
+                elif ours:
                     disk.link(staged, path)
+                else:
+                    disk.move(staged, path)
             except FileExistsError as error:
                 error.filename = path
                 raise
             finally:
                 disk.discard(staged)
             touched.add(into)
-            if replace and disk.discard(beside):
+            if replace and ours and disk.discard(beside):
                 touched.add(other)
     finally:
-        # One sync for all of them: syncs make a submission slow.
-        disk.sync_directories(place.at(at) for at in touched)
+        try:
+            # One sync for all of them: syncs make a submission slow.
+            disk.sync_directories(place.at(at) for at in touched)
+        except PermissionError:  # write permission for another user's directory need not include listing it
+            if ours:
+                raise
 
 
 def check_submitter(root: str) -> None:
@@ -198,35 +209,14 @@ def check_submitter(root: str) -> None:
     check_accepted(root, lambda: read_config(root) or b"")
 
 
-def _offer(place: Layout, jobs: Iterable[tuple[str, bytes]], into: str, other: str, *, replace: bool) -> None:
-    """Put *jobs* into a spool whose owner accepts them, so that the owner can read them.
-
-    They are staged under hidden names in their final directory: all others are writable for the owner only.
-    """
+def _let_owner_read(disk: Disk, staged: str, name: str, place: Layout) -> None:
+    """Let the owner of a spool, and few others, read the file of a job. Raises SpoolUnusable if that is impossible."""
     from spool.core.errors import SpoolUnusable, cannot
     from spool.store.ownership import mode_for, name_of
 
-    directory = place.at(into)
-    disk, owner = Disk(directory, hidden=True), owner_of(place.root)
-    for name, text in jobs:
-        path, beside = place.job_file(into, name), place.job_file(other, name)
-        taken = beside if os.path.lexists(beside) else path if os.path.lexists(path) else None
-        if taken is not None and (not replace or taken == beside or os.lstat(taken).st_uid != os.geteuid()):
-            raise FileExistsError(errno.EEXIST, "a job of that name exists", taken)
-        staged = disk.staged(text, durable=True)
-        try:
-            mode = mode_for(owner, os.lstat(staged).st_gid)
-            disk.chmod(staged, mode)
-            if os.lstat(staged).st_mode & 0o777 != mode:
-                why, remedy = f"{name_of(owner or 0)} could not read its file", "the file system keeps no permissions"
-                raise SpoolUnusable(cannot("submit", f"job {name}", why, where=directory, remedy=remedy))
-            if replace:
-                disk.rename(staged, path)
-            else:
-                disk.move(staged, path)
-        finally:
-            disk.discard(staged)
-        try:
-            disk.sync_directory(directory)
-        except PermissionError:  # write permission for the directory need not include listing it
-            continue
+    owner = owner_of(place.root)
+    mode = mode_for(owner, os.lstat(staged).st_gid)
+    disk.chmod(staged, mode)
+    if os.lstat(staged).st_mode & 0o777 != mode:
+        why, remedy = f"{name_of(owner or 0)} could not read its file", "the file system keeps no permissions"
+        raise SpoolUnusable(cannot("submit", f"job {name}", why, where=disk.staging, remedy=remedy))

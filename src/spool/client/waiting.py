@@ -7,10 +7,8 @@ between two looks, and during a cancel there is briefly none at all.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
 from itertools import chain
 
 from msgspec import Struct
@@ -21,7 +19,7 @@ from spool.core.arrays import array_of
 from spool.core.errors import InvalidRecord, NoSuchJob
 from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Result, State
-from spool.store.arrays import array_outcome
+from spool.store.arrays import array_outcome, still_to_issue
 from spool.store.disk import status_of
 from spool.store.ownership import cancelled_by_mover
 from spool.store.spool import Service, Spool
@@ -222,10 +220,7 @@ class Waiter:
         """Return the tasks that an array has not issued yet, None for all; and why it never will, as far as known."""
         record = self._spool.newest_array(name)
         if record is not None and self._spool.result(name, record.run) is None:
-            path = f"{self._spool.layout.metadir(name, record.run)}/{layout.TASKS}"
-            with suppress(FileNotFoundError):
-                return set(layout.jobs_of(os.listdir(path))), ""
-            return set(), ""
+            return still_to_issue(self._spool, name, record.run), ""
         if self._is_active(name):
             return None, (self._spool.problem_text(name) or "").strip()
         return set(), ""
@@ -432,7 +427,7 @@ class _FollowedJob:
             newest = self._spool.latest_run(self.name) or 0
             if self._run is None and (self._only or newest >= self._from):
                 yield self._begin()
-            is_over = self._end is not None or self._run_is_over(newest)
+            is_over = self._end is not None or (self._run is not None and self._has_ended(self._run, newest))
             yield from self._drained()
             if self._only or self._run is None or not is_over or newest <= self._run:
                 break
@@ -442,10 +437,8 @@ class _FollowedJob:
         if self._end is not None:
             yield self._end
 
-    def _run_is_over(self, newest: int) -> bool:
-        if self._run is None:
-            return False
-        return newest > self._run or self._spool.record(self.name, self._run, layout.RESULT) is not None
+    def _has_ended(self, run: int, newest: int) -> bool:
+        return newest > run or self._spool.record(self.name, run, layout.RESULT) is not None
 
     def _begin(self) -> OutputPiece:
         """Begin with the next run, and return the empty piece that says so."""

@@ -175,7 +175,9 @@ class GroupSums:
     """The growing sums of one group."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[str, str | None], int] = {}  # runs by outcome and by `again`
+        self._outcomes = Counter[State]()  # of all runs …
+        self._final = Counter[State]()  # … and of those that are a job's last
+        self._again = Counter[str | None]()
         self._waits = array("q")
         self._ran = array("q")
         self._cpu_known_ns = self._cpu_given_ns = self._cpu_known_runs = 0
@@ -183,13 +185,14 @@ class GroupSums:
         self._gpu_given_ns = self._gpu_known_runs = 0
         self._energy_mj = self._energy_runs = 0
         self._largest: tuple[int | None, str | None] = (None, None)
-        self._resource_ns: dict[str, int] = {}
+        self._resource_ns = Counter[str]()
         self._given = Intervals()  # grants within the period, whenever their runs ended
 
     def count(self, run: Result, waited_ns: int | None, ran_ns: int | None) -> None:
         """Count a run that ended in the period."""
-        kind = run.outcome, run.again
-        self._kinds[kind] = self._kinds.get(kind, 0) + 1
+        self._outcomes[run.outcome] += 1
+        self._final[run.outcome] += run.again is None
+        self._again[run.again] += 1
         if waited_ns is not None:
             self._waits.append(waited_ns)
         if ran_ns is not None:
@@ -215,15 +218,7 @@ class GroupSums:
         """Count what a run held within the period; equal *gpus* are one object."""
         self._given.add(start_at_ns, end_at_ns, run.grant.cpus, gpus)
         for name, number in run.grant.resources:
-            self._resource_ns[name] = self._resource_ns.get(name, 0) + number * (end_at_ns - start_at_ns)
-
-    def _runs(self, outcome: State | None = None, *, again: str | None = None, any_way: bool = False) -> int:
-        """Return the number of runs with this outcome (any, if None) and this `again`; *any_way* ignores `again`."""
-        return sum(
-            count
-            for (word, goes_on), count in self._kinds.items()
-            if (any_way or goes_on == again) and (outcome is None or word == outcome)
-        )
+            self._resource_ns[name] += number * (end_at_ns - start_at_ns)
 
     def totals(self) -> Totals:
         """Return the sums so far."""
@@ -231,16 +226,15 @@ class GroupSums:
         ran_median, ran_p90 = _quantiles(self._ran)
         cpus, gpus = self._given.peaks()
         cpu_ns, gpu_ns = self._given.sums()
-        jobs = self._runs()
-        resolved = jobs - self._runs(State.CANCELLED)
+        resolved = self._final.total() - self._final[State.CANCELLED]
         return Totals(
-            runs=self._runs(any_way=True),
-            jobs=jobs,
-            outcomes={state.value: self._runs(state, any_way=True) for state in State if state.ended},
-            ended={state.value: self._runs(state) for state in State if state.ended},
-            success_rate=self._runs(State.FINISHED) / resolved if resolved else None,
-            retries=self._runs(again="retry"),
-            requeues=self._runs(again="requeue"),
+            runs=self._outcomes.total(),
+            jobs=self._final.total(),
+            outcomes={state.value: self._outcomes[state] for state in State if state.ended},
+            ended={state.value: self._final[state] for state in State if state.ended},
+            success_rate=self._final[State.FINISHED] / resolved if resolved else None,
+            retries=self._again["retry"],
+            requeues=self._again["requeue"],
             wait_median_ns=wait_median,
             wait_p90_ns=wait_p90,
             wait_mean_ns=sum(self._waits) // len(self._waits) if self._waits else None,
@@ -353,12 +347,11 @@ class Ledger:
         self._wanted = wanted
         self._by = by
         self._days = Days(look)
-        self._since = wanted.since_at_ns if wanted.since_at_ns is not None else -LARGEST
-        self._until = wanted.until_at_ns if wanted.until_at_ns is not None else LARGEST
+        self._since = -LARGEST if wanted.since_at_ns is None else wanted.since_at_ns
+        self._until = LARGEST if wanted.until_at_ns is None else wanted.until_at_ns
         self._always = wanted.since_at_ns is None and wanted.until_at_ns is None
         self._total = GroupSums()
         self._groups: defaultdict[str | None, GroupSums] = defaultdict(GroupSums)
-        self._sums_of = self._counted_in()
         self._seen: set[int] = set()
         self._going_on: dict[str, int | None] = {}  # jobs with another run to come, and the end of their last run
         self._gpus: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -426,19 +419,18 @@ class Ledger:
             return (list(State).index(State(key or "invalid")),)
         return -totals.gpu_hours, -totals.cpu_hours, -totals.runs
 
-    def _counted_in(self) -> Callable[[Result], Sequence[GroupSums]]:
-        groups, total, days = self._groups, self._total, self._days
+    def _sums_of(self, run: Result) -> Sequence[GroupSums]:
+        """Return the sums in which a run counts."""
+        groups = self._groups
         match self._by:
             case None:
-                only = (total,)
-                return lambda run: only
+                return (self._total,)
             case By.DAY:
-                return lambda run: (total, groups[None if run.ended_at_ns is None else days.of(run.ended_at_ns)])
+                return self._total, groups[None if run.ended_at_ns is None else self._days.of(run.ended_at_ns)]
             case By.TAG:
-                return lambda run: (total, *(groups[tag] for tag in dict.fromkeys(run.tags) or (None,)))
+                return self._total, *(groups[tag] for tag in dict.fromkeys(run.tags) or (None,))
             case by:
-                key = GROUP_KEYS[by]
-                return lambda run: (total, groups[key(run)])
+                return self._total, groups[GROUP_KEYS[by](run)]
 
 
 GROUP_KEYS: dict[By, Callable[[object], str | None]] = {

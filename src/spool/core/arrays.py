@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from spool.core.model import ArraySpec, ArrayTask, Spec, State, Stop
 
@@ -17,6 +17,9 @@ INDEX = "index"
 
 ARRAY = "array"
 """`{array}`, where `array` stands beside a matrix or rows: the task's index within `array` alone."""
+
+PARAMETER = "SPOOL_PARAM_"
+"""The beginning of the variables that tell a task the values of its keys."""
 
 
 class Tasks:
@@ -50,6 +53,13 @@ class Tasks:
         self.max_running = spec.max_running
         if self._array is not None and self._array.max_running is not None:
             self.max_running = self._array.max_running
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variable of each key but the index, which has its own; keys whose names differ too little have none."""
+        names = {key: variable_of(key) for key in self.keys if key != INDEX}
+        counts = Counter(names.values())
+        return {name: key for key, name in names.items() if counts[name] == 1}
 
     def index(self, position: int) -> int:
         """Return the index of the task at *position*, from 0 to `count` - 1."""
@@ -91,6 +101,11 @@ class Tasks:
         return {key: values[key] for key in self.keys if key != INDEX}
 
 
+def variable_of(key: str) -> str:
+    """Return the variable that tells a task the value of *key*: SPOOL_PARAM_LEARNING_RATE for `learning-rate`."""
+    return PARAMETER + key.upper().replace("-", "_")
+
+
 def array_of(task: str) -> str:
     """Return the name of the array that a job of this name would belong to."""
     return task.rpartition("_")[0]
@@ -126,7 +141,7 @@ def progress(done: int, total: int, running: int, taken: Sequence[str]) -> str:
 
 def cancelled_by(stop: Stop) -> str:
     """Return who has cancelled an array, and the reason."""
-    return f"cancelled by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
+    return f"cancelled {stop.by_whom}"
 
 
 class Substitution:
@@ -152,15 +167,11 @@ class Substitution:
 
     def apply(self, text: str, values: Mapping[str, str]) -> str:
         """Return *text* with every known key replaced. Inserted text is not searched again."""
-        return self._find.sub(self._replacer(values), text)
 
-    @staticmethod
-    def _replacer(values: Mapping[str, str]) -> Callable[[re.Match[str]], str]:
-        def replace(match: re.Match[str]) -> str:
-            key = match.group("key")
+        def replaced(match: re.Match[str]) -> str:
+            key, literal = match["key"], match["literal"]
             if key is not None:
                 return values[key]
-            literal = match.group("literal")
-            return match.group() if literal is None else f"{{{literal}}}"
+            return match[0] if literal is None else f"{{{literal}}}"
 
-        return replace
+        return self._find.sub(replaced, text)

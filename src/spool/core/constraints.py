@@ -14,14 +14,13 @@ from collections.abc import Iterator
 from copy import copy
 from heapq import merge
 from itertools import chain, groupby
-from math import ceil
 from operator import itemgetter
 
 from msgspec import Struct
 
-from spool.core.dependencies import Cycles, DependencyResolver, DependencyStatus
+from spool.core.dependencies import DependencyResolver, DependencyStatus, circle_through, stuck_jobs
 from spool.core.gpus import NEW_RUN
-from spool.core.model import SECOND_NS, Grant, NoLeases, Policy, Running, Waiting
+from spool.core.model import SECOND_NS, Grant, Policy, Running, Waiting
 from spool.core.queue import WaitingQueue
 from spool.core.reasons import Reason, count_of, instant
 from spool.core.resources import FreeResources
@@ -54,7 +53,7 @@ def earliest_start(job: Waiting, room: FreeResources) -> EarliestStart | None:
     """
     now_ns, run_times, request = room.now_ns, room.runs.run_times, job.request
     new = {run.name: run for run in room.started}
-    new_ends = sorted((now_ns + run_times.of_run(run).ns, run.name) for run in room.started)
+    new_ends = sorted((now_ns + run_times.of_job(run).ns, run.name) for run in room.started)
     not_before = max(job.opens_at_ns or now_ns, now_ns)
     moments = {not_before}
     if request.gpus:
@@ -143,7 +142,7 @@ class BackfillReservation:
 
     def started(self, run: Running) -> None:
         """Count a run that starts now and will still be running when the protected job starts."""
-        if run.started_at_ns + self._run_times.of_run(run).ns <= self.at_ns:
+        if run.started_at_ns + self._run_times.of_job(run).ns <= self.at_ns:
             return
         self._spare_cpus -= run.grant.cpus
         self._spare_bytes -= run.grant.memory_bytes or 0
@@ -169,14 +168,6 @@ class BackfillReservation:
 def budget_s(job: Waiting, held_s: float, part: float, now_ns: int) -> float:
     """Return how much longer guesses may hold the whole pool for *job*, in seconds."""
     return part * (now_ns - job.arrived_at_ns) / SECOND_NS - held_s
-
-
-def exhausted_at_ns(budget_s: float, rate: float, part: float, now_ns: int) -> int | None:
-    """Return when a budget that loses *rate* and gains *part* per second runs out; None if never."""
-    growth = rate - part
-    if growth <= 0 or budget_s / growth > 1e9:
-        return None
-    return now_ns + max(1, ceil(budget_s / growth) + 1) * SECOND_NS
 
 
 def _left_for(job: Waiting, now_ns: int) -> Reason:
@@ -211,7 +202,7 @@ class Constraints:
         self.now_ns = room.now_ns
         self.policy: Policy = room.policy
         self._protection: BackfillReservation | StrictOrder | None = None
-        self._cycles: Cycles | None = None
+        self._stuck: dict[str, Waiting] | None = None  # the jobs in cycles, once asked for
         self._queue = queue
         self._names = names
         self._running = room.runs.keys()
@@ -221,10 +212,10 @@ class Constraints:
         self._ranks: dict[tuple[str, str], dict[str, int]] = {}  # of jobs by owner, made on first use
         self.counts_queued = any(each.max_queued_jobs is not None for each in (*limits, *named))
 
-    def after(self, protection: BackfillReservation | StrictOrder | None, cycles: Cycles) -> Constraints:
-        """Return the rules as the pass leaves them: it protects a job, and knows which dependencies are circular."""
+    def after(self, protection: BackfillReservation | StrictOrder | None) -> Constraints:
+        """Return the rules as the pass leaves them: it protects a job."""
         after = copy(self)
-        after._protection, after._cycles, after._ranks = protection, cycles, {}
+        after._protection, after._ranks = protection, {}
         return after
 
     def reasons(self, job: Waiting) -> Iterator[Reason]:
@@ -261,7 +252,9 @@ class Constraints:
         if refusal:
             yield Reason("refused", f"refused: {refusal}")
         if (no_leases := self.room.machine.no_leases) is not None and job.elsewhere is None:
-            yield Reason("machine", f"machine: {why_no_leases(no_leases)}")
+            since = f" since {instant(no_leases.since_ns)}" if no_leases.since_ns is not None else ""
+            why = "; ".join(filter(None, (f"{no_leases.problem}{since}", no_leases.remedy)))
+            yield Reason("machine", f"machine: {why}")
         opens = job.opens_at_ns
         if opens is not None and opens > now_ns:
             retry_ns = job.not_before_ns
@@ -275,7 +268,7 @@ class Constraints:
         if job.spec.depends_on is not None:
             resolution = self._names.resolution(job)
             if resolution.verdict is not DependencyStatus.SATISFIED:
-                yield Reason("dependency", f"dependency: {self._circle(job) or resolution.text}")
+                yield Reason("dependency", lambda: f"dependency: {self._circle(job) or resolution.text}")
 
     def queued_quota(self, job: Waiting) -> Reason | None:
         """Limit the waiting jobs of a user and of a project: only the oldest ones up to the limit are considered."""
@@ -287,7 +280,9 @@ class Constraints:
                 continue
             ranks = self._ranks_of(kind, name, job)
             if ranks.get(job.name, 0) >= most:
-                return _queued(name if kind == "user" else f"project {name}", len(ranks), most)
+                whose = name if kind == "user" else f"project {name}"
+                text = f"quota: {whose} has {count_of(len(ranks), 'queued job')}, the limit is {most}"
+                return Reason("quota", text) if most else Reason("never_fits", text)
         return None
 
     def _ranks_of(self, kind: str, name: str, job: Waiting) -> dict[str, int]:
@@ -343,28 +338,17 @@ class Constraints:
             return ""
         return f"{job.refused}; tried again at {instant(until_ns)}"
 
-    def _circle(self, job: Waiting) -> str | None:
-        circle = () if self._cycles is None else self._cycles.through(job)
-        if not circle:
-            return None
+    def _circle(self, job: Waiting) -> str:
+        if self._stuck is None:
+            self._stuck = stuck_jobs(self._queue.watch, self._names)
+        circle = circle_through(job, self._stuck, self._names)
         shown = circle if len(circle) <= 6 else (*circle[:4], "…", circle[-1])
-        return f"a cycle, {' waits for '.join(shown)}"
+        return f"a cycle, {' waits for '.join(shown)}" if circle else ""
 
 
 def _owners(job: Waiting) -> tuple[tuple[str, str], ...]:
     project = job.spec.project
     return (("user", job.user),) if project is None else (("user", job.user), ("project", project))
-
-
-def _queued(whose: str, count: int, most: int) -> Reason:
-    text = f"quota: {whose} has {count_of(count, 'queued job')}, the limit is {most}"
-    return Reason("quota", text) if most else Reason("never_fits", text)
-
-
-def why_no_leases(no_leases: NoLeases) -> str:
-    """Return why the arbiter of a shared machine grants nothing, since when, and what to do."""
-    since = f" since {instant(no_leases.since_ns)}" if no_leases.since_ns is not None else ""
-    return "; ".join(filter(None, (f"{no_leases.problem}{since}", no_leases.remedy)))
 
 
 def short_of_disk(free_bytes: int | None, policy: Policy) -> Reason | None:

@@ -53,12 +53,7 @@ class NameProgress(Struct, frozen=True):
     @property
     def is_finished(self) -> bool:
         """Whether all have finished."""
-        return self.total > 0 and self.finished == self.total
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether all have ended."""
-        return self.total > 0 and self.pending is None
+        return self.finished == self.total
 
 
 CANCELLED_BY = "dependency: "
@@ -195,14 +190,14 @@ def _any(tallies: list[NameProgress]) -> Resolution:
 
 
 def _ended(tallies: list[NameProgress]) -> Resolution:
-    return _until(tallies, lambda tally: tally.is_ended, sum(tally.finished + tally.bad for tally in tallies))
+    return _until(tallies, lambda tally: tally.pending is None, sum(tally.finished + tally.bad for tally in tallies))
 
 
 def _failed(tallies: list[NameProgress]) -> Resolution:
     for tally in tallies:
-        if tally.is_ended and not tally.bad:
+        if tally.is_finished:
             return Resolution(DependencyStatus.IMPOSSIBLE, f"{tally.name} finished, but should have failed")
-    return _until(tallies, lambda tally: tally.is_ended, sum(tally.finished + tally.bad for tally in tallies))
+    return _ended(tallies)
 
 
 def _until(tallies: list[NameProgress], satisfied: Callable[[NameProgress], bool], done: int) -> Resolution:
@@ -363,38 +358,25 @@ class DependencyIndex:
         self._seen = seen
 
 
-class Cycles:
-    """Finds the jobs that are part of a dependency cycle, on first use."""
-
-    def __init__(self, watch: DependencyIndex, names: DependencyResolver) -> None:
-        self._watch = watch
-        self._names = names
-        self._stuck: dict[str, Waiting] | None = None
-
-    def through(self, job: Waiting) -> tuple[str, ...]:
-        """Return a shortest cycle through *job*, from it back to it, or () if it is in none."""
-        if self._stuck is None:
-            self._stuck = _stuck(self._watch, self._names)
-        if job.name not in self._stuck:
-            return ()
-        came_from: dict[str, str] = {}
-        todo = deque([job.name])
-        while todo:
-            name = todo.popleft()
-            units = dependencies_of(self._stuck[name])
-            for other in (member for unit in units for member in self._names.members(unit)):
-                if other == job.name:
-                    path = [job.name, name]
-                    while path[-1] != job.name:
-                        path.append(came_from[path[-1]])
-                    return tuple(reversed(path))
-                if other in self._stuck and other not in came_from:
-                    came_from[other] = name
-                    todo.append(other)
-        return ()
+def circle_through(job: Waiting, stuck: Mapping[str, Waiting], names: DependencyResolver) -> tuple[str, ...]:
+    """Return a shortest cycle through *job*, from it back to it, or () if it is in none; all such jobs are *stuck*."""
+    came_from: dict[str, str] = {}
+    todo = deque([job.name] if job.name in stuck else [])
+    while todo:
+        name = todo.popleft()
+        for other in (member for unit in dependencies_of(stuck[name]) for member in names.members(unit)):
+            if other == job.name:
+                path = [job.name, name]
+                while path[-1] != job.name:
+                    path.append(came_from[path[-1]])
+                return tuple(reversed(path))
+            if other in stuck and other not in came_from:
+                came_from[other] = name
+                todo.append(other)
+    return ()
 
 
-def _stuck(watch: DependencyIndex, names: DependencyResolver) -> dict[str, Waiting]:
+def stuck_jobs(watch: DependencyIndex, names: DependencyResolver) -> dict[str, Waiting]:
     """Return the jobs that can never be satisfied: those in a cycle, and those behind one.
 
     All waiting jobs are assumed stuck, then freed one after the other: first those whose dependencies lie outside this

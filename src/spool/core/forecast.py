@@ -38,14 +38,15 @@ from spool.core.scheduler import Plan, View, decide, room_in
 
 def machine_left_by(machine: Machine, run: Running) -> Machine:
     """Return *machine* as it will look without *run*: what the kernel could give then is unknown."""
-    gpus = machine.gpus
     if run.elsewhere is not None:
         return machine
-    if run.grant.gpu_uuids and gpus:
-        gpus = tuple(left_by(gpu, run) if gpu.uuid in run.grant.gpu_uuids else gpu for gpu in gpus)
-    if gpus is machine.gpus and machine.memory_available_bytes is None:
-        return machine
+    gpus = tuple(left_by(gpu, run) if gpu.uuid in run.grant.gpu_uuids else gpu for gpu in machine.gpus)
     return replace(machine, gpus=gpus, memory_available_bytes=None)
+
+
+def _job_of(run: Running) -> Waiting:
+    """Return the job of *run* as it waits again once that was preempted."""
+    return Waiting(run.name, run.spec, run.user, run.arrived_at_ns or run.started_at_ns, sized=run.sized)
 
 
 class Playback:
@@ -71,21 +72,15 @@ class Playback:
         """Yield each run that has ended by then, and when; its room is free again. Report its outcome by `conclude`."""
         while self._ends and self._ends[0][0] <= now_ns:
             at_ns, _, _, run = heappop(self._ends)
-            self.running.remove(run.name)
-            self.past.end(run.user, run.spec.project, run.grant, at_ns)
-            self._leave_machine(run)
+            self._leave(run, at_ns)
             yield at_ns, run
 
     def preempt(self, run: Running, winner: str, now_ns: int) -> None:
         """End *run* without an outcome; its job waits again at its place, behind the job *winner*."""
         self._ends = [entry for entry in self._ends if entry[3].name != run.name]
         heapify(self._ends)
-        self.running.remove(run.name)
-        self.past.end(run.user, run.spec.project, run.grant, now_ns)
-        self._leave_machine(run)
-        arrived_at_ns = run.arrived_at_ns or run.started_at_ns
-        again = Waiting(run.name, run.spec, run.user, arrived_at_ns, clock_at_ns=now_ns, sized=run.sized)
-        self.queue.put(replace(again, yields_to=winner, preempted_at_ns=now_ns))
+        self._leave(run, now_ns)
+        self.queue.put(replace(_job_of(run), clock_at_ns=now_ns, yields_to=winner, preempted_at_ns=now_ns))
 
     def conclude(self, name: str, outcome: State) -> None:
         """Record the outcome of a job, for the jobs that depend on it."""
@@ -130,10 +125,10 @@ class Playback:
             left = machine.memory_available_bytes - run.grant.memory_bytes
             self.view = replace(self.view, machine=replace(machine, memory_available_bytes=left))
 
-    def _leave_machine(self, run: Running) -> None:
-        machine = machine_left_by(self.view.machine, run)
-        if machine is not self.view.machine:
-            self.view = replace(self.view, machine=machine)
+    def _leave(self, run: Running, at_ns: int) -> None:
+        self.running.remove(run.name)
+        self.past.end(run.user, run.spec.project, run.grant, at_ns)
+        self.view = replace(self.view, machine=machine_left_by(self.view.machine, run))
 
 
 ENOUGH = 200_000
@@ -184,8 +179,6 @@ class _Forecast:
     ) -> None:
         self._plan = plan
         self._told = left
-        self._now_ns = plan.now_ns
-        self._view = plan.view
         queue, running, past = WaitingQueue(plan.view.queue.values()), plan.view.running.copy(), plan.view.past.copy()
         self._spool = Playback(replace(plan.view, queue=queue, running=running, past=past), plan.policy)
         self._left = {name for name in (plan.view.queue if names is None else names) if name in plan.view.queue}
@@ -195,13 +188,13 @@ class _Forecast:
         self._found: dict[str, StartForecast] = {}
         self._ended: list[Running] = []  # ended runs that exist now, in order
         self._just_ended: list[Running] = []  # … and imagined runs that ended at this instant
-        self._just_ended_ns = plan.now_ns
         self._guessed = False
         self._known: dict[ShapeKey, str] = {}
 
     def made(self) -> Mapping[str, StartForecast]:
         """Carry the schedule forward until every requested job has an answer."""
-        spool, plan, now_ns = self._spool, self._plan, self._now_ns
+        spool, plan = self._spool, self._plan
+        now_ns = plan.now_ns
         self._expect_ends()
         while True:
             self._take_in(plan, now_ns)
@@ -212,6 +205,8 @@ class _Forecast:
             if self._enough <= 0:
                 self._found |= dict.fromkeys(self._left, StartForecast(later_than_ns=now_ns))
                 return self._found
+            if following > now_ns:
+                self._just_ended = []
             now_ns = following
             self._end_runs(now_ns)
             plan = spool.decide(now_ns)
@@ -222,23 +217,20 @@ class _Forecast:
     def _expect_ends(self) -> None:
         """Schedule the expected end of each run; a suspended or unstarted run has none."""
         running = self._spool.running
-        for at_ns, name in running.ends(self._now_ns):
+        for at_ns, name in running.ends(self._plan.now_ns):
             run = running[name]
             if not (run.submitted or (run.suspended and not run.stopping)):
                 told = self._told.get(name)
-                self._spool.ends_at(run, max(at_ns, self._now_ns) if told is None else self._now_ns + told.ns)
+                left_at_ns = at_ns if told is None else self._plan.now_ns + told.ns
+                self._spool.ends_at(run, max(left_at_ns, self._plan.now_ns))
 
     def _end_runs(self, now_ns: int) -> None:
-        if self._just_ended and now_ns > self._just_ended_ns:
-            self._just_ended = []
-        self._just_ended_ns = now_ns
         for at_ns, run in self._spool.take_ended(now_ns):
             limit_ns = run.spec.time_limit_ns
             in_time = limit_ns is None or at_ns < run.counts_from_ns + limit_ns
             self._guessed = self._guessed or (in_time and not run.stopping)
-            self._spool.past.pass_by(
-                run.arrived_at_ns, run.grant, max(at_ns - run.started_at_ns, 0), elsewhere=run.elsewhere is not None
-            )
+            if run.elsewhere is None:
+                self._spool.past.pass_by(run.arrived_at_ns, run.grant, max(at_ns - run.started_at_ns, 0))
             self._spool.conclude(run.name, State.FINISHED)
             (self._ended if self._is_of_now(run) else self._just_ended).append(run)
 
@@ -248,7 +240,7 @@ class _Forecast:
         wanted = [start.name for start in plan.starts if start.name in self._left]
         room = room_in(spool.view, now_ns, self._plan.policy) if wanted and (self._ended or self._just_ended) else None
         for ending in plan.endings:
-            if ending.name in self._left and now_ns > self._now_ns:
+            if ending.name in self._left and now_ns > self._plan.now_ns:
                 self._settle(ending.name, StartForecast(unknown=f"it would end as {ending.outcome}: {ending.reason}"))
             self._left.discard(ending.name)
         for job, run in spool.perform(plan, now_ns):
@@ -309,7 +301,7 @@ class _Forecast:
 
     def _first_names(self, job: Waiting) -> frozenset[str]:
         """Return the names that must have ended before *job* begins, whatever room there is."""
-        arrays = self._view.arrays
+        arrays = self._plan.view.arrays
         return frozenset((job.name, *(one for name in self._awaited(job) for one in arrays.get(name) or (name,))))
 
     def _awaited(self, job: Waiting) -> tuple[str, ...]:
@@ -319,7 +311,7 @@ class _Forecast:
         return tuple(name for name in dependencies_of(job) if not self._has_ended(name))
 
     def _has_ended(self, name: str) -> bool:
-        view = self._view
+        view = self._plan.view
         return all(
             not (member in view.running or member in view.queue or member in view.held)
             and (state := view.ended.get(member)) is not None
@@ -330,7 +322,7 @@ class _Forecast:
     # Reasons for an unknown time.
 
     def _only_known_to(self, engine: str) -> str:
-        return f"{_title(engine, self._view.elsewhere)} alone knows when it starts"
+        return f"{_title(engine, self._plan.view.elsewhere)} alone knows when it starts"
 
     def _why_never(self, name: str, plan: Plan) -> str:
         """Return why *name* keeps waiting after *plan*, the last one: nothing more is expected to happen."""
@@ -342,11 +334,11 @@ class _Forecast:
         endless = list(self._spool.running.values())
         if endless and reason.code in ("dependency", "running"):
             first = self._first_names(job)
-            said = _without_end([run for run in endless if run.name in first], self._view.elsewhere)
+            said = _without_end([run for run in endless if run.name in first], self._plan.view.elsewhere)
         elif endless and reason.code not in _NOT_FOR_ROOM:
             key = shape_key(job)
             if key not in self._known:
-                self._known[key] = _without_end(self._blocking(job, endless, plan.now_ns), self._view.elsewhere)
+                self._known[key] = _without_end(self._blocking(job, endless, plan.now_ns), self._plan.view.elsewhere)
             said = self._known[key]
         else:
             said = ""
@@ -436,7 +428,7 @@ def may_yield(view: View, now_ns: int) -> list[Running]:
     found = []
     for name in view.running.preemptible:
         run = view.running[name]
-        from_ns = preemptible_at_ns(run, view.running.run_times.of_run(run).ns)
+        from_ns = preemptible_at_ns(run, view.running.run_times.of_job(run).ns)
         if from_ns is not None and from_ns <= now_ns:
             found.append(run)
     found.sort(
@@ -487,6 +479,5 @@ def _without(view: View, runs: list[Running]) -> View:
     for run in runs:
         running.remove(run.name)
         machine = machine_left_by(machine, run)
-        arrived_at_ns = run.arrived_at_ns or run.started_at_ns
-        held[run.name] = Waiting(run.name, run.spec, run.user, arrived_at_ns, sized=run.sized)
+        held[run.name] = _job_of(run)
     return replace(view, machine=machine, held=held, running=running)

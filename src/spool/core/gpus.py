@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import lru_cache
+from random import Random
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -48,7 +49,6 @@ Kind = tuple[tuple[str, ...], int | None]
 """What jobs ask of a GPU as it was built: one of these types, and the least memory in total."""
 
 _Need = tuple[int | None, Kind, bool]  # what a request asks of a GPU: memory, kind, several
-
 
 HORIZON_NS = 12 * 3600 * SECOND_NS
 """From this long before a reservation begins, its GPUs take no jobs that would run into it."""
@@ -115,7 +115,7 @@ class GpuSlots:
             else:
                 card.shares[run.name] = granted
                 card.shared_bytes += granted
-                card.untaken_bytes += _untaken(card.gpu, run, granted)
+                card.untaken_bytes += max(granted - _taken(card.gpu, run), 0)
 
     def release(self, run: Running) -> None:
         """Undo `claim`."""
@@ -126,7 +126,7 @@ class GpuSlots:
             else:
                 del card.shares[run.name]
                 card.shared_bytes -= granted
-                card.untaken_bytes -= _untaken(card.gpu, run, granted)
+                card.untaken_bytes -= max(granted - _taken(card.gpu, run), 0)
             card.returned[run.name] = _taken(card.gpu, run)
 
     def _cards_of(self, grant: Grant) -> list[GpuSlot]:
@@ -139,11 +139,10 @@ class GpuSlots:
         """Return the GPUs that have room for *request* now, reserved or not."""
         if self.problem is not None:
             return []
-        asked = (request.gpu_memory_bytes, kind_of(request), request.gpus > 1)
-        found = self._open.get(asked)
-        if found is None:
-            found = self._open[asked] = [card for card in self.suitable(request) if card.has_room(request)]
-        return found
+        asked = _need_of(request)
+        if asked not in self._open:
+            self._open[asked] = [card for card in self.suitable(request) if card.has_room(request)]
+        return self._open[asked]
 
     def suitable(self, request: Request) -> list[GpuSlot]:
         """Return the GPUs that could serve *request* if they were idle.
@@ -152,25 +151,23 @@ class GpuSlots:
         the others would lie idle. On a machine with GPUs of several vendors, NVIDIA's are for any job and the others
         for jobs that name their type, and several GPUs are of one vendor: no program uses two.
         """
-        need = request.gpu_memory_bytes
-        kind = kind_of(request)
-        asked = (need, kind, request.gpus > 1)
-        found = self._suitable.get(asked)
-        if found is None:
-            found = self._suitable[asked] = [
+        need, kind, several = asked = _need_of(request)
+        if asked not in self._suitable:
+            found = [
                 card
                 for card in self.cards
                 if card.given
-                and not (card.gpu.mig and request.gpus > 1)
+                and not (card.gpu.mig and several)
                 and (need is None or card.gpu.memory_total_bytes is None or need <= card.gpu.memory_total_bytes)
                 and is_of_kind(card.gpu, kind)
                 and self._is_meant(card, kind)
             ]
-            if self._mixed and request.gpus > 1:
+            if self._mixed and several:
                 vendors = sorted({card.gpu.vendor for card in found}, key=lambda vendor: (vendor != NVIDIA, vendor))
                 of_one = ([card for card in found if card.gpu.vendor == vendor] for vendor in vendors)
-                found = self._suitable[asked] = max(of_one, key=len, default=[])
-        return found
+                found = max(of_one, key=len, default=[])
+            self._suitable[asked] = found
+        return self._suitable[asked]
 
     def _is_meant(self, card: GpuSlot, kind: Kind) -> bool:
         """Tell whether a job that names that *kind* can use the vendor's programs: NVIDIA's, if it names no type."""
@@ -179,15 +176,12 @@ class GpuSlots:
 
     def _instances(self, request: Request) -> str:
         """Return a note about the MIG instances that *request* cannot have, "" if there are none."""
-        given = [card.gpu for card in self.cards if card.given]
-        mig = [gpu for gpu in given if gpu.mig and is_of_kind(gpu, kind_of(request))]
-        if request.gpus < 2 or not mig:
+        kind = kind_of(request)
+        number = sum(card.given and card.gpu.mig and is_of_kind(card.gpu, kind) for card in self.cards)
+        if request.gpus < 2 or not number:
             return ""
-        number = len(mig)
-        return (
-            f"{number} MIG instance{'' if number == 1 else 's'} do{'es' if number == 1 else ''} not count: "
-            "CUDA can use only one at a time, so a job with several GPUs needs whole ones"
-        )
+        there = f"{count_of(number, 'MIG instance')} do{'es' if number == 1 else ''} not count"
+        return f"{there}: CUDA can use only one at a time, so a job with several GPUs needs whole ones"
 
     def in_order(self, cards: Iterable[GpuSlot], request: Request, seed: int) -> list[GpuSlot]:
         """Return *cards* in the order of the strategy."""
@@ -195,7 +189,7 @@ class GpuSlots:
         strategy = self.strategy or ("packed" if shared else None)
         found = sorted(cards, key=lambda card: (card.gpu.index, card.gpu.uuid))
         if strategy == "random":
-            found.sort(key=lambda card: _mix(seed ^ _mix(card.gpu.index)))
+            Random(seed).shuffle(found)  # noqa: S311
         elif strategy != "sequential":
             found.sort(key=lambda card: _size(card.gpu))
         if shared and strategy == "packed":
@@ -288,6 +282,10 @@ def kind_of(request: Request) -> Kind:
     return request.gpu_types, request.gpu_min_memory_bytes
 
 
+def _need_of(request: Request) -> _Need:
+    return request.gpu_memory_bytes, kind_of(request), request.gpus > 1
+
+
 def is_of_kind(gpu: Gpu, kind: Kind) -> bool:
     """Tell whether *gpu* is of one of the types, and as large as the least memory. An unknown memory may be."""
     types, least = kind
@@ -327,10 +325,6 @@ def left_by(gpu: Gpu, run: Running) -> Gpu:
         taken_bytes=tuple(each for each in gpu.taken_bytes if each[0] != run.name),
         foreign=tuple(process for process in gpu.foreign if process.job != run.name),
     )
-
-
-def _untaken(gpu: Gpu, run: Running, granted_bytes: int) -> int:
-    return max(granted_bytes - _taken(gpu, run), 0)
 
 
 def why_closed(card: GpuSlot, request: Request) -> str:
@@ -373,15 +367,6 @@ def stranger(process: ForeignProcess, size: str) -> str:
         return f"a process that cannot be seen ({', '.join(filter(None, [process.user, size]))}) outside spool"
     where = "outside spool" if process.job is None else f"of {process.job}, which was not given it"
     return f"pid {process.pid} ({', '.join(filter(None, [process.name, process.user, size]))}) {where}"
-
-
-def _mix(number: int) -> int:
-    """Return *number* well mixed into 64 bits (splitmix64, Steele et al. 2014)."""
-    mask = (1 << 64) - 1
-    number = (number + 0x9E3779B97F4A7C15) & mask
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & mask
-    return number ^ (number >> 31)
 
 
 _Free = tuple[Core, tuple[int, ...]]
@@ -516,18 +501,13 @@ def known_gpus(machine: Machine) -> frozenset[int] | None:
     return frozenset(gpu.index for gpu in machine.gpus)
 
 
-class Settled(Struct, frozen=True):
-    """The valid reservations, oldest first, and the reasons against the others."""
-
-    standing: tuple[Reservation, ...]
-    refused: Mapping[str, str]
-
-
-def settle(written: Iterable[Reservation], gpus: Collection[int] | None) -> Settled:
+def settle(
+    written: Iterable[Reservation], gpus: Collection[int] | None
+) -> tuple[tuple[Reservation, ...], dict[str, str]]:
     """Accept reservations in the order of writing, unless they conflict with those accepted before.
 
-    *gpus* are the indices of the existing GPUs, None if unknown. The result does not depend on the clock: it changes
-    with the files and the GPUs only.
+    Return the accepted ones, oldest first, and the reasons against the others. *gpus* are the indices of the existing
+    GPUs, None if unknown. The result does not depend on the clock: it changes with the files and the GPUs only.
     """
     standing: list[Reservation] = []
     refused: dict[str, str] = {}
@@ -537,7 +517,7 @@ def settle(written: Iterable[Reservation], gpus: Collection[int] | None) -> Sett
             standing.append(one)
         else:
             refused[one.name] = why
-    return Settled(tuple(standing), refused)
+    return tuple(standing), refused
 
 
 def conflict(new: Reservation, existing: Iterable[Reservation], gpus: Collection[int] | None) -> str | None:
@@ -590,66 +570,6 @@ class Moment(Struct):
     counted: Sequence[Reservation]  # the reservations by count that set the budget
 
 
-class Calendar(Struct, frozen=True):
-    """The effect of the reservations on jobs that start at one instant, given the GPUs and the runs on them."""
-
-    reservations: Sequence[Reservation]
-    policy: Policy
-    now_ns: int
-    cards: Sequence[GpuSlot]
-    runs: Mapping[str, Running]
-
-    def moments(self, user: str, project: str | None, end_ns: int | None) -> list[Moment]:
-        """Return every moment at which reservations bind a job that starts now and ends by *end_ns*.
-
-        *end_ns* None is a job without a limit. The moments are now, for the active reservations, and the start of each
-        future one within the horizon and before the job has ended.
-        """
-        now_ns = self.now_ns
-        relevant = [each for each in self.reservations if each.end_at_ns > now_ns]
-        starts = {
-            each.start_at_ns
-            for each in relevant
-            if now_ns < each.start_at_ns <= now_ns + HORIZON_NS and (end_ns is None or each.start_at_ns < end_ns)
-        }
-        found = []
-        for at_ns in sorted({now_ns, *starts}):
-            active = [each for each in relevant if is_active(each, at_ns)]
-            if any(not holds(each, user, project) for each in active):
-                found.append(self._moment(active, user, project, at_ns))
-        return found
-
-    def _moment(self, active: Sequence[Reservation], user: str, project: str | None, at_ns: int) -> Moment:
-        by_index = {index: each for each in active for index in each.gpu_indices}
-        closed = {index: each for index, each in by_index.items() if not holds(each, user, project)}
-        counted = [each for each in active if each.gpu_count]
-        left = {each.name: each.gpu_count or 0 for each in counted}
-        available = set()
-        for card in self.cards:
-            if card.gpu.index in by_index:
-                continue
-            here = [self.runs[name] for name in (*card.alone, *card.shares)]
-            if at_ns > self.now_ns:
-                here = [run for run in here if not _is_over(run, at_ns)]
-            for run in here:  # a GPU held by a run of the reservation's owner counts towards one of its reservations
-                mine = next(
-                    (each for each in counted if left[each.name] and holds(each, run.user, run.spec.project)), None
-                )
-                if mine is not None:
-                    left[mine.name] -= 1
-                    break
-            if not here and card.given and not card.gpu.foreign and card.gpu.problem is None:
-                available.add(card.gpu.uuid)
-        others = [each for each in counted if not holds(each, user, project)]
-        need = sum(left[each.name] for each in others)
-        return Moment(at_ns, closed, frozenset(available), max(len(available) - need, 0), others)
-
-
-def _is_over(run: Running, at_ns: int) -> bool:
-    limit_ns = run.spec.time_limit_ns
-    return limit_ns is not None and not run.suspended and run.counts_from_ns + limit_ns <= at_ns
-
-
 def choose(cards: Sequence[GpuSlot], number: int, bound: Sequence[Moment]) -> list[GpuSlot] | None:
     """Return *number* of *cards*, the first that the reservations allow, or None if they allow too few."""
     if not bound:
@@ -690,10 +610,8 @@ def holders(moment: Moment, now_ns: int, end_ns: int | None) -> str:
     texts = []
     for each in kept.values():
         what = _gpus(sorted(each.gpu_indices)) if each.gpu_indices else count_of(each.gpu_count or 0, "GPU")
-        if each.start_at_ns <= now_ns:
-            texts.append(f"{what} for {each.holder} until {instant(each.end_at_ns)}")
-        else:
-            texts.append(f"{what} for {each.holder} from {instant(each.start_at_ns)}")
+        when = f"until {instant(each.end_at_ns)}" if each.start_at_ns <= now_ns else f"from {instant(each.start_at_ns)}"
+        texts.append(f"{what} for {each.holder} {when}")
     tail = ""
     if moment.at_ns > now_ns:
         could = "has no time limit" if end_ns is None else f"could run until {instant(end_ns)}"

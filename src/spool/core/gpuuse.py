@@ -171,40 +171,36 @@ class RecentRecorder:
     """Notes that. What an earlier dispatcher has noted is kept."""
 
     def __init__(self) -> None:
-        self._use = RecentUse()
+        self.use = RecentUse()  # what was noted so far
         self._sums: dict[str, tuple[int, int]] = {}  # of the newest step: the sum of the percentages, their number
 
     def resume(self, before: RecentUse) -> None:
         """Begin with what an earlier dispatcher has noted."""
         if before.step_ns == STEP_NS:
             gpus = {uuid: of[-STEPS:] for uuid, of in before.gpus.items()}
-            self._use = RecentUse(until_ns=before.until_ns, gpus=gpus)
+            self.use = RecentUse(until_ns=before.until_ns, gpus=gpus)
 
     def note(self, at_ns: int, percents: Mapping[str, int | None]) -> None:
         """Note the utilisation of each GPU, by UUID, in a look at *at_ns*."""
         self._go_on(at_ns)
-        gpus = dict(self._use.gpus)
+        gpus = dict(self.use.gpus)
         for uuid, percent in percents.items():
             if percent is not None:
                 total, looks = self._sums.get(uuid, (0, 0))
                 self._sums[uuid] = total, looks = total + percent, looks + 1
                 gpus[uuid] = (*gpus.get(uuid, ())[:-1], round(total / looks))
-        self._use = replace(self._use, gpus=gpus)
-
-    def noted(self) -> RecentUse:
-        """Return what was noted so far."""
-        return self._use
+        self.use = replace(self.use, gpus=gpus)
 
     def _go_on(self, now_ns: int) -> None:
         """Begin the step of *now_ns*, unless it has begun."""
-        before, end_ns = self._use, (now_ns // STEP_NS + 1) * STEP_NS
+        before, end_ns = self.use, (now_ns // STEP_NS + 1) * STEP_NS
         if end_ns < before.until_ns - STEP_NS:  # the clock was set back
             before = RecentUse()
         elif end_ns <= before.until_ns:
             return
         gpus = before.as_of(end_ns).gpus
         known = {uuid: of for uuid, of in gpus.items() if any(percent is not None for percent in of)}
-        self._use, self._sums = RecentUse(until_ns=end_ns, gpus=known), {}
+        self.use, self._sums = RecentUse(until_ns=end_ns, gpus=known), {}
 
 
 def in_cells(numbers: Sequence[int | None], cells: int) -> list[float | None]:

@@ -469,6 +469,7 @@ _LEADS_TO: dict[type[Phase], frozenset[type[Phase]]] = {
     Filed: frozenset({Filed}),  # after an error the file is moved again
 }
 _OVER = frozenset({Void, Ended, Recorded, Filed})
+_HOLDS_ROOM = frozenset({Claimed, Unstartable, TakenBack, Active, Outlived})
 
 
 def after(phase: Phase, seen: Phase) -> Phase:
@@ -488,25 +489,11 @@ def is_over(phase: Phase) -> bool:
 
 def holds_room(phase: Phase) -> bool:
     """Whether a run's grant is still in use: a process of it may be left."""
-    match phase:
-        case Active() | Claimed() | Unstartable() | TakenBack() | Outlived():
-            return True
-        case Unread():
-            return not phase.empty
-        case Gone() | Void() | Ended() | Recorded() | Filed():
-            return False
-        case _:  # pragma: no cover
-            assert_never(phase)
+    return type(phase) in _HOLDS_ROOM or phase == UNREAD
 
 
 def known_end(phase: Phase) -> Ended | None:
     """Return the end of a run; None: not known yet, or it never began."""
-    match phase:
-        case Ended():
-            return phase
-        case Recorded() | Filed():
-            return phase.ended
-        case Unread() | Claimed() | Unstartable() | TakenBack() | Active() | Outlived() | Gone() | Void():
-            return None
-        case _:  # pragma: no cover
-            assert_never(phase)
+    if isinstance(phase, Recorded | Filed):
+        return phase.ended
+    return phase if isinstance(phase, Ended) else None

@@ -273,6 +273,11 @@ class Stop(Struct, frozen=True):
     at_ns: int
     reason: str = ""
 
+    @property
+    def by_whom(self) -> str:
+        """Who has given it, and the reason: "by alice: enough"."""
+        return f"by {self.by}" + (f": {self.reason}" if self.reason else "")
+
 
 def in_force(spec: Spec, edited: Spec) -> Spec:
     """Return the values in force for a run that began with *spec* and whose job file was *edited* since."""
@@ -575,9 +580,7 @@ class Running(Struct, frozen=True):
     submitted: bool = False  # it waits on its engine, and has not begun
     blocked: bool = False  # there, for something other than room: its node, a limit, a licence, a user
     suspension: Suspension = NOT_SUSPENDED
-    stop_at_ns: int | None = (
-        None  # start of its grace: when its stop was ordered, or when its command ended before its other processes
-    )
+    stop_at_ns: int | None = None  # start of its grace: its stop was ordered, or its command ended before the others
     arrived_at_ns: int | None = None  # when its job arrived, if known
     preempted_at_ns: int | None = None  # when the run before it was preempted
     preempted_for: str | None = None  # the job that it is being stopped for

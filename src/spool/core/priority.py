@@ -28,13 +28,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from copy import copy
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from msgspec import Struct
 
-from spool.core.layout import LOCAL_EXECUTORS
+from spool.core.layout import engine_of
 from spool.core.model import SECOND_NS, Grant, Policy, Result, Waiting
 from spool.core.queue import Place, Shape, ShapeKey, WaitingQueue, place, shape_key
 from spool.core.resources import CPUS, GPUS, MEMORY, RUNS, FreeResources, PoolName
@@ -87,17 +88,26 @@ class DecayedUse(NamedTuple):
     at_ns: int = 0
 
 
-class Shares:
+class _Sums:
+    """Sums that are copied: their attributes are numbers, and lists or mappings of values."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def copy(self) -> Self:
+        """Return an independent copy."""
+        other = copy(self)
+        for name in self.__slots__:
+            setattr(other, name, copy(getattr(self, name)))
+        return other
+
+
+class Shares(_Sums):
     """The decayed usage of each user or project, from intervals of constant usage per second."""
+
+    __slots__ = ("_usage",)
 
     def __init__(self) -> None:
         self._usage: dict[str, DecayedUse] = {}
-
-    def copy(self) -> Shares:
-        """Return an independent copy."""
-        other = Shares()
-        other._usage = self._usage.copy()
-        return other
 
     def change(self, key: str, rate: float, at_ns: int) -> None:
         """Count *rate* more for *key* per second from then on, or less."""
@@ -144,7 +154,7 @@ class Shares:
         return (1 - self._left(past_ns)) * HALF_LIFE_NS / SECOND_NS / math.log(2)
 
 
-class Served:
+class Served(_Sums):
     """What a key has had of a pool until each instant: a line through points, with a slope after the last of them.
 
     Exact wherever no points were thinned out.
@@ -156,12 +166,6 @@ class Served:
         self._times: list[int] = []
         self._amounts: list[int] = []
         self._slope = 0
-
-    def copy(self) -> Served:
-        """Return an independent copy."""
-        other = Served()
-        other._times, other._amounts, other._slope = self._times.copy(), self._amounts.copy(), self._slope
-        return other
 
     def turn(self, units: int, at_ns: int) -> None:
         """Let the line rise by *units* per nanosecond more from then on (or less), in the past too."""
@@ -190,46 +194,33 @@ class Served:
         return amount + (amounts[at] - amount) * (at_ns - before) // (times[at] - before)
 
 
-class PassedWork:
+class PassedWork(_Sums):
     """The work of ended runs in one pool, by when their jobs arrived."""
 
-    __slots__ = ("_arrivals", "_sums", "_works")
+    __slots__ = ("_arrivals", "_sums")
 
     def __init__(self) -> None:
         self._arrivals: list[int] = []  # in order
-        self._works: list[int] = []
-        self._sums = [0]  # of the works before each position, as far as they were asked for
+        self._sums = [0]  # of the works before each position
 
     def __len__(self) -> int:
         """Return how many entries are kept apart."""
         return len(self._arrivals)
 
-    def copy(self) -> PassedWork:
-        """Return an independent copy."""
-        other = PassedWork()
-        other._arrivals, other._works, other._sums = self._arrivals.copy(), self._works.copy(), self._sums.copy()
-        return other
-
     def add(self, arrived_at_ns: int, work: int) -> None:
         """Count the work of a run whose job arrived then."""
         at = bisect_right(self._arrivals, arrived_at_ns)
         self._arrivals.insert(at, arrived_at_ns)
-        self._works.insert(at, work)
-        del self._sums[at + 1 :]
-        if len(self._works) > 2 * _POINTS:
+        self._sums[at + 1 :] = [before + work for before in self._sums[at:]]
+        if len(self._arrivals) > 2 * _POINTS:
             kept = _apart(self._arrivals)
             # Of those that are merged the first arrival stays, so that no job counts more than what came later.
-            self._works = [sum(self._works[at:end]) for at, end in pairwise([*kept, len(self._works)])]
+            self._sums = [*(self._sums[at] for at in kept), self._sums[-1]]
             self._arrivals = [self._arrivals[at] for at in kept]
-            self._sums = [0]
 
     def later(self, arrived_at_ns: int) -> int:
         """Return the work of all jobs that arrived after that instant."""
-        sums = self._sums
-        missing = self._works[len(sums) - 1 :]
-        if missing:
-            sums += accumulate(missing, initial=sums.pop())
-        return sums[-1] - sums[bisect_right(self._arrivals, arrived_at_ns)]
+        return self._sums[-1] - self._sums[bisect_right(self._arrivals, arrived_at_ns)]
 
 
 def _apart(times: Sequence[int]) -> list[int]:
@@ -269,8 +260,8 @@ class Past:
     def __init__(self, policy: Policy) -> None:
         self.run_times = RunTimes()
         self.shares = Shares()
-        self.served: dict[tuple[str, PoolName], Served] = {}  # by the keys of the shares
-        self.passed: dict[PoolName, PassedWork] = {}
+        self.served = defaultdict[tuple[str, PoolName], Served](Served)  # by the keys of the shares
+        self.passed = defaultdict[PoolName, PassedWork](PassedWork)
         self._policy = policy
         self.sizes: Sizes | None = None  # where a job leaves its size to spool
 
@@ -286,18 +277,14 @@ class Past:
         key = share_key(user, project, self._policy)
         self.shares.change(key, sign * weigh(grant), at_ns)
         for pool, amount in amounts(grant):
-            served = self.served.get((key, pool))
-            if served is None:
-                served = self.served[key, pool] = Served()
-            served.turn(sign * amount, at_ns)
+            self.served[key, pool].turn(sign * amount, at_ns)
 
     def copy(self) -> Past:
         """Return an independent copy; the learnt run times are shared, for reading only."""
-        other = Past.__new__(Past)
-        other._policy, other.run_times, other.sizes = self._policy, self.run_times, self.sizes
+        other = copy(self)
         other.shares = self.shares.copy()
-        other.served = {key: served.copy() for key, served in self.served.items()}
-        other.passed = {pool: passed.copy() for pool, passed in self.passed.items()}
+        other.served = defaultdict(Served, {key: served.copy() for key, served in self.served.items()})
+        other.passed = defaultdict(PassedWork, {pool: passed.copy() for pool, passed in self.passed.items()})
         return other
 
     def learn(self, user: str, result: Result) -> bool:
@@ -310,16 +297,16 @@ class Past:
         ran_ns = max(result.ended_at_ns - result.started_at_ns, 0)
         if result.outcome in TEACHES:
             self.run_times.add(user, result.job, result.request, max(ran_ns - result.suspended_ns, 0))
-        elsewhere = result.executor not in (None, *LOCAL_EXECUTORS)
-        self.pass_by(result.submitted_at_ns, result.grant, ran_ns, elsewhere=elsewhere)
+        if engine_of(result.executor) is None:
+            self.pass_by(result.submitted_at_ns, result.grant, ran_ns)
         return self.sizes is not None and self.sizes.add(user, result)
 
-    def pass_by(self, arrived_at_ns: int | None, grant: Grant, ran_ns: int, *, elsewhere: bool) -> None:
-        """Count the work of an ended run, whose job arrived at *arrived_at_ns*, for the jobs that it passed."""
-        if arrived_at_ns is None or elsewhere:
+    def pass_by(self, arrived_at_ns: int | None, grant: Grant, ran_ns: int) -> None:
+        """Count the work of a run here that has ended, whose job arrived at *arrived_at_ns*, for the jobs it passed."""
+        if arrived_at_ns is None:
             return
         for pool, amount in amounts(grant):
-            self.passed.setdefault(pool, PassedWork()).add(arrived_at_ns, amount * ran_ns)
+            self.passed[pool].add(arrived_at_ns, amount * ran_ns)
 
 
 def amounts(grant: Grant) -> list[tuple[PoolName, int]]:
@@ -405,20 +392,19 @@ class Order:
         self._scarce: dict[int, list[tuple[PoolName, int]]] = {}  # by request
         self._room_helps = room_helps
         self._order = policy.order
-        self._by_project = policy.fair_share_by == "project"
         self._shapes = queue.shapes
         self._factors: Mapping[str, float] | None = None
         self._levels: Mapping[str, float] | None = None
         self._weights = ((GPUS, _UNITS), (CPUS, round(CPU_WEIGHT * _UNITS)))  # of the pools, in usage
         self._whole = len(room.machine.gpus) * _UNITS + room.machine.cpus * self._weights[1][1]
-        self._sharing: dict[str, _Sharing] = {}
+        self._sharing: dict[tuple[str, str | None], _Sharing] = {}
         self.front: dict[int, tuple[int, str]] = {}  # by priority: the arrival and the name of the promoted job
 
     def _share(self, user: str, project: str | None) -> _Sharing:
         """Return the fair-share factor of that user (or project), and what it has been served, if that counts."""
-        key = (project or "") if self._by_project else user
-        found = self._sharing.get(key)
+        found = self._sharing.get((user, project))
         if found is None:
+            key = share_key(user, project, self._policy)
             if self._factors is None:
                 competes = self._policy.fair_share and self._order == SLOWDOWN and len(self._waiting()) > 1
                 self._factors = self._past.shares.factors(self._now_ns, self._active()) if competes else {}
@@ -427,7 +413,7 @@ class Order:
                 served = self._past.served.get((key, pool)) if self._factors and self._whole else None
                 if served is not None and weight:
                     lines.append((weight, served, served.until(self._now_ns)))
-            found = self._sharing[key] = _Sharing(key, self._factors.get(key, 1.0), tuple(lines))
+            found = self._sharing[user, project] = _Sharing(key, self._factors.get(key, 1.0), tuple(lines))
         return found
 
     def _own_ns(self, sharing: _Sharing, arrived_at_ns: int) -> int:
@@ -438,11 +424,12 @@ class Order:
         return max(units, 0) // self._whole if units else 0
 
     def _waiting(self) -> set[str]:
-        return {(key.project or "") if self._by_project else key.user for key in self._shapes}
+        return {share_key(key.user, key.project, self._policy) for key in self._shapes}
 
     def _active(self) -> set[str]:
         counts = self._room.runs.counts
-        return self._waiting() | {key or "" for key in (counts.projects if self._by_project else counts.users)}
+        by_project = self._policy.fair_share_by == "project"
+        return self._waiting() | {key or "" for key in (counts.projects if by_project else counts.users)}
 
     def _without_score(self, arrived_at_ns: int, expected_ns: int, user: str, project: str | None) -> float:
         """Return the part of the sort key that stands for the score in an order without one."""
@@ -450,7 +437,7 @@ class Order:
             return arrived_at_ns if self._order == ARRIVAL else expected_ns
         if self._levels is None:
             self._levels = self._past.shares.levels(self._now_ns, self._active())
-        level = self._levels.get((project or "") if self._by_project else user, 0.0)
+        level = self._levels.get(share_key(user, project, self._policy), 0.0)
         age = min((self._now_ns - arrived_at_ns) / _FULL_AGE_NS, 1.0)
         return -(_SHARE_WEIGHT * math.pow(2.0, -level) + age)
 
@@ -461,17 +448,8 @@ class Order:
         """
         where, key = shape.eligible[at], shape.key
         expected_ns = key.time_limit_ns
-        if expected_ns is None and self._order != ARRIVAL:
+        if expected_ns is None:
             expected_ns = self._run_times.guess(key.user, key.stem or "", key.stated or key.request).ns
-        if self._order != SLOWDOWN:
-            return (
-                where[0],
-                1,
-                self._without_score(where[1], expected_ns or 0, key.user, key.project),
-                where[1],
-                where[2],
-            )
-        assert expected_ns is not None
         if self._promotes and key.elsewhere is None and self._now_ns - where[1] > LEAST_PASSED_NS:
             self._look_at_passed(shape, at)
         return self._score(where, expected_ns, key.user, key.project)
@@ -497,24 +475,18 @@ class Order:
 
     def of_job(self, job: Waiting) -> tuple[OrderKey, OrderFactors]:
         """Return the sort key and the factors of *job*. Call this after all shapes were asked for."""
-        expected = self._run_times.of_job(job)
-        spec = job.spec
-        where = place(job)
-        sharing = self._share(job.user, spec.project)
+        expected, project = self._run_times.of_job(job), job.spec.project
+        sharing = self._share(job.user, project)
         factor, own_ns = sharing.factor, self._own_ns(sharing, job.arrived_at_ns)
         waited_ns = max(self._now_ns - job.arrived_at_ns, 0)
-        if self._order != SLOWDOWN:
-            stands_for_it = self._without_score(where[1], expected.ns, job.user, spec.project)
-            key: OrderKey = (where[0], 1, stands_for_it, where[1], where[2])
-            return key, OrderFactors(waited_ns, expected, factor, 0, None, was_passed=False)
-        key = self.placed(self._score(where, expected.ns, job.user, spec.project))
+        key = self.placed(self._score(place(job), expected.ns, job.user, project))
         was_passed = not key[1]
         served_more = bool(own_ns) and not was_passed and self._promotes and waited_ns > LEAST_PASSED_NS
         if served_more and job.elsewhere is None:
             shape = shape_key(job)
             served_more = self._is_passed(job.arrived_at_ns, shape, own_counts=False)
             served_more = served_more and not self._is_passed(job.arrived_at_ns, shape)
-        score = None if was_passed else -key[2]
+        score = None if was_passed or self._order != SLOWDOWN else -key[2]
         return key, OrderFactors(waited_ns, expected, factor, own_ns, score, was_passed, served_more)
 
     def placed(self, key: OrderKey) -> OrderKey:
@@ -526,12 +498,14 @@ class Order:
 
     def _score(self, where: Place, expected_ns: int, user: str, project: str | None) -> OrderKey:
         ahead, arrived_at_ns, name = where
+        if self._order != SLOWDOWN:
+            return ahead, 1, self._without_score(arrived_at_ns, expected_ns, user, project), arrived_at_ns, name
         waited_ns = self._now_ns - arrived_at_ns
         if waited_ns < 0:
             waited_ns = 0
         if expected_ns < LEAST_NS:
             expected_ns = LEAST_NS
-        sharing = self._sharing.get((project or "") if self._by_project else user) or self._share(user, project)
+        sharing = self._sharing.get((user, project)) or self._share(user, project)
         if sharing.lines and waited_ns:
             expected_ns += self._own_ns(sharing, arrived_at_ns)
         return ahead, 1, -((waited_ns + expected_ns) / expected_ns * sharing.factor), arrived_at_ns, name

@@ -104,8 +104,8 @@ class WaitingQueue(Mapping[str, Waiting]):
     """The waiting jobs by name, and indexed for `decide`. Iterates over names, in no particular order.
 
     `put` and `remove` record that a name has come, changed or gone; running and held jobs are found in the view. The
-    owner reports every other change of a name's state (such as its outcome) by `changed`, and calls `look_again` when
-    names never seen before may have become known.
+    owner reports every other change of a name's state (such as its outcome) by `changed`, and calls `watch.look_again`
+    when names never seen before may have become known.
     """
 
     def __init__(self, jobs: Iterable[Waiting] = ()) -> None:
@@ -169,10 +169,6 @@ class WaitingQueue(Mapping[str, Waiting]):
             self.watch.changed_all()
         return sum(map(self.watch.changed, names)) > 0  # a sum, not any(), so that every name is reported
 
-    def look_again(self) -> None:
-        """Record that names never seen before may have become known."""
-        self.watch.look_again()
-
     def _take_out(self, name: str) -> bool:
         """Remove *name*; return whether it was there."""
         job = self._jobs.pop(name, None)
@@ -212,10 +208,9 @@ class WaitingQueue(Mapping[str, Waiting]):
         closed = {name for name, opens_ns in self._opens.items() if opens_ns > now_ns} | self.watch.unsatisfied
         for name in closed ^ self._closed:
             job = self._jobs.get(name)
-            if job is not None and name in closed:
-                self._shape_of[name].discard(place(job))
-            elif job is not None:
-                self._shape_of[name].add(place(job))
+            if job is not None:
+                shape = self._shape_of[name]
+                (shape.discard if name in closed else shape.add)(place(job))
         self._closed = closed
 
     def overdue(self, now_ns: int) -> list[str]:
@@ -224,6 +219,6 @@ class WaitingQueue(Mapping[str, Waiting]):
 
     def next_at_ns(self, now_ns: int) -> list[int]:
         """Return the first instant after *now_ns* for which a job waits, and that of a scheduling timeout, if any."""
-        opens = min((at_ns for at_ns in self._opens.values() if at_ns > now_ns), default=None)
-        over = min((at_ns for at_ns in self._deadlines.values() if at_ns >= now_ns), default=None)
-        return [*([] if opens is None else [opens]), *([] if over is None else [over + 1])]
+        opens = [at_ns for at_ns in self._opens.values() if at_ns > now_ns]
+        over = [at_ns + 1 for at_ns in self._deadlines.values() if at_ns >= now_ns]
+        return [min(times) for times in (opens, over) if times]

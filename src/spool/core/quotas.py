@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from copy import copy
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from spool.core.model import Grant, Limits, Policy, Pool, Request, Running, State, Waiting
+from spool.core.queue import ShapeKey
 from spool.core.reasons import count_of
 from spool.core.units import show_size
 
@@ -63,37 +66,30 @@ class Pools:
         """Whether a run holds some of *pool* without an index, because the pool had none when it was granted."""
         return self._counts[pool.name] > self._indexed[pool.name]
 
-    def lacks(self, request: Request, pools: Sequence[Pool]) -> bool:
-        """Whether some resource that *request* names is not free."""
-        return any(pool is None or need > self.free(pool) for pool, need in _named(request, pools))
-
-    def lacking(self, request: Request, pools: Sequence[Pool]) -> list[Pool]:
-        """Return which of *pools* have too little free for *request*."""
-        return [pool for pool, need in _named(request, pools) if pool is not None and need > self.free(pool)]
+    def lacking(self, request: Request, pools: Sequence[Pool]) -> list[tuple[Pool, int]]:
+        """Return which of *pools* have too little free for *request*, and how much it needs of each."""
+        return [(pool, need) for pool, need in _named(request, pools) if need > self.free(pool)]
 
     def why_full(self, request: Request, pools: Sequence[Pool]) -> str:
-        """Describe the shortage of named resources of *request*, one that `pools` has."""
-        return "; ".join(
-            self._lack(pool, need)
-            for pool, need in _named(request, pools)
-            if pool is not None and need > self.free(pool)
-        )
+        """Describe the shortage of named resources of *request*, one that `pools` has; "" if there is none."""
+        return "; ".join(self._lack(pool, need) for pool, need in self.lacking(request, pools))
 
     def _lack(self, pool: Pool, need: int) -> str:
-        held, holders = self.granted(pool.name), self._holders[pool.name]
-        hold = f"{count_of(holders, 'run')} hold{'s' if holders == 1 else ''} {held}"
+        hold = hold_words(self._holders[pool.name], str(self.granted(pool.name)))
         if pool.indices and self._unknown(pool):
-            return f"{pool.name}: needs {need}, and which are free is unknown ({hold})"
-        holding = f" ({hold})" if holders else ""
-        return f"{pool.name}: needs {need}, {self.free(pool)} of {pool.total} free{holding}"
+            return f"{pool.name}: needs {need}, and which are free is unknown{hold}"
+        return f"{pool.name}: needs {need}, {self.free(pool)} of {pool.total} free{hold}"
 
     def take(self, request: Request, pools: Sequence[Pool]) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Return the lowest free indices for *request*, which lacks nothing."""
         return tuple(
-            (pool.name, tuple(self._free_indices(pool)[:need]))
-            for pool, need in _named(request, pools)
-            if pool is not None and pool.indices
+            (pool.name, tuple(self._free_indices(pool)[:need])) for pool, need in _named(request, pools) if pool.indices
         )
+
+
+def hold_words(holders: int, amount: str) -> str:
+    """Return " (2 runs hold 5 GiB)"; "" if none does."""
+    return f" ({count_of(holders, 'run')} hold{'s' if holders == 1 else ''} {amount})" if holders else ""
 
 
 def why_never(request: Request, pools: Sequence[Pool]) -> str | None:
@@ -110,9 +106,10 @@ def why_never(request: Request, pools: Sequence[Pool]) -> str | None:
     return None
 
 
-def _named(request: Request, pools: Sequence[Pool]) -> list[tuple[Pool | None, int]]:
+def _named(request: Request, pools: Sequence[Pool]) -> list[tuple[Pool, int]]:
+    """Return the pools that *request* names, as far as they exist (see `why_never`), and what it needs of each."""
     by_name = {pool.name: pool for pool in pools}
-    return [(by_name.get(name), need) for name, need in request.resources]
+    return [(by_name[name], need) for name, need in request.resources if name in by_name]
 
 
 _UNLIMITED = Limits()
@@ -150,8 +147,7 @@ class Counts:
 
     def copy(self) -> Counts:
         """Return an independent copy."""
-        other = Counts.__new__(Counts)
-        other.__dict__.update(self.__dict__)
+        other = copy(self)
         other.named = self.named.copy()
         other.groups, other.arrays = self.groups.copy(), self.arrays.copy()
         other.users, other.projects = self.users.copy(), self.projects.copy()
@@ -230,12 +226,11 @@ class Quotas:
         known = self._limits.get((kind, name))
         if known is None:
             policy = self.policy
-            known = (
-                limits_of(policy.default_user_limits, policy.user_limits, name)
-                if kind == "user"
-                else limits_of(policy.default_project_limits, policy.project_limits, name)
-            )
-            self._limits[(kind, name)] = known
+            if kind == "user":
+                known = limits_of(policy.default_user_limits, policy.user_limits, name)
+            else:
+                known = limits_of(policy.default_project_limits, policy.project_limits, name)
+            self._limits[kind, name] = known
         return known
 
     def why_full(self, job: Waiting, counts: Counts) -> tuple[str, bool] | None:
@@ -271,36 +266,40 @@ _NONE: Mapping[str, Any] = {}
 
 
 class SharedLimits:
-    """The limits in force for groups and arrays: the lowest that a waiting or running member states."""
+    """The limits in force for groups and arrays: the lowest that a waiting or running member states.
+
+    *held* are the arrays whose tasks must not start, *edited* has the limits of arrays whose own file was edited.
+    """
 
     def __init__(
         self,
-        stated: Callable[[], Iterable[tuple[str, str | None, int | None]]] = tuple,
+        shapes: Collection[ShapeKey] = (),
+        running: Mapping[str, Running] = _NONE,
         held: Mapping[str, State] = _NONE,
         edited: Mapping[str, int | None] = _NONE,
     ) -> None:
-        """Take the limits from what *stated* yields of each member: "group" or "array", its name, and the limit.
-
-        *held* are the arrays whose tasks must not start, *edited* has the limits of arrays whose own file was edited.
-        """
         self.held = held
-        self._stated = stated
+        self._shapes = shapes
+        self._running = running
         self._edited = edited
-        self._lowest: dict[tuple[str, str], int] | None = None  # until a member is asked about
 
     def of_group(self, name: str) -> int | None:
         """Return how many jobs of that group may run at once; None: no limit is set."""
-        return self._of("group", name)
+        return self._lowest.get(("group", name))
 
     def of_array(self, name: str) -> int | None:
         """Return how many tasks of that array may run at once; None: no limit is set."""
-        return self._edited[name] if name in self._edited else self._of("array", name)
+        return self._edited[name] if name in self._edited else self._lowest.get(("array", name))
 
-    def _of(self, kind: str, name: str) -> int | None:
-        if self._lowest is None:
-            lowest: dict[tuple[str, str], int] = {}
-            self._lowest = lowest
-            for which, named, limit in self._stated():
-                if named is not None and limit is not None:
-                    lowest[which, named] = min(limit, lowest.get((which, named), limit))
-        return self._lowest.get((kind, name))
+    @cached_property
+    def _lowest(self) -> dict[tuple[str, str | None], int]:
+        specs = [run.spec for run in self._running.values()]
+        stated = [("group", key.group, key.group_limit) for key in self._shapes]
+        stated += [("group", spec.group, spec.group_limit) for spec in specs]
+        stated += [("array", key.array, key.array_limit) for key in self._shapes]
+        stated += [("array", spec.task.array, spec.task.max_running) for spec in specs if spec.task is not None]
+        lowest: dict[tuple[str, str | None], int] = {}
+        for kind, name, limit in stated:
+            if limit is not None:
+                lowest[kind, name] = min(limit, lowest.get((kind, name), limit))
+        return lowest

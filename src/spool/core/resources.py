@@ -1,8 +1,8 @@
 """The free resources of a machine at one instant, whether a job fits into them, and the runs that hold the others.
 
 A room is made for one pass from the sums of the runs' index (`Runs`); it changes only its own copy. A job for another
-machine obeys the limits of groups, arrays, users, projects and the spool here, and finds its room there. It never waits
-for a protected job: room is kept free only for jobs on this machine.
+machine obeys the limits of groups, arrays, users, projects and the spool here, and its engine finds room for it there.
+It never waits for a protected job: room is kept free only for jobs on this machine.
 
 The sums are updated with each run, so that the cost of a pass depends on the changes only. A property test compares
 them with sums computed from scratch.
@@ -10,38 +10,48 @@ them with sums computed from scratch.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from copy import copy
 from typing import NamedTuple
 
-from msgspec.structs import replace
+from msgspec import Struct
 
 from spool.core import gpus
-from spool.core import gpus as reserved
-from spool.core.gpus import GpuSlot, GpuSlots
+from spool.core.gpus import HORIZON_NS, GpuSlot, GpuSlots, Moment, holds, is_active
 from spool.core.model import Grant, Machine, Policy, Request, Reservation, Running, Waiting
-from spool.core.quotas import Counts, Quotas, SharedLimits, why_never
+from spool.core.quotas import Counts, Quotas, SharedLimits, hold_words, why_never
 from spool.core.reasons import Reason, count_of, ranges_of
 from spool.core.runtimes import Expected, RunTimes
 from spool.core.units import cpus_in, show_size
 
 
-class Runs(Mapping[str, Running]):
-    """The runs by the names of their jobs. `put` and `remove` update every sum; everything else only reads.
+class OnEngine(Struct):
+    """How many runs are on an engine, which finds room for them by itself."""
 
-    `elsewhere` additionally holds the runs of each other machine.
-    """
+    runs: int = 0
+    pending: int = 0  # of these, the ones that wait for room
+    blocked: int = 0  # … and for something else
+
+    def add(self, run: Running, sign: int = 1) -> None:
+        """Count *run*; with sign -1, uncount it."""
+        self.runs += sign
+        self.pending += sign * (run.submitted and not run.blocked)
+        self.blocked += sign * (run.submitted and run.blocked)
+
+
+class Runs(Mapping[str, Running]):
+    """The runs by the names of their jobs. `put` and `remove` update every sum; everything else only reads."""
 
     def __init__(self, runs: Iterable[Running] = (), run_times: RunTimes | None = None) -> None:
         self.run_times = run_times or RunTimes()
         self.counts = Counts()
         self.with_gpus: dict[str, Running] = {}
-        self.elsewhere: dict[str, Runs] = {}
+        self.engines = defaultdict[str, OnEngine](OnEngine)
         self._runs: dict[str, Running] = {}
         self._expected: dict[str, Expected] = {}  # as of the begin of the run, or of its recovery
         self.preemptible: set[str] = set()  # the jobs whose runs may be preempted, now or later
-        self.pending = 0  # on an engine: the runs that wait for room
-        self.blocked = 0  # on an engine: the runs that wait for something else
         for run in runs:
             self.put(run)
 
@@ -69,7 +79,7 @@ class Runs(Mapping[str, Running]):
                 expected = self._expected[name]
             self._discount(before)
         self._runs[name] = run
-        self._count(run, expected or self.run_times.of_run(run))
+        self._count(run, expected or self.run_times.of_job(run))
 
     def remove(self, name: str) -> None:
         """Remove the run of that job; an unknown name is ignored."""
@@ -99,33 +109,31 @@ class Runs(Mapping[str, Running]):
             self._count(run, expected)
 
     def _count(self, run: Running, expected: Expected) -> None:
-        name = run.name
-        self._count_sums(run, 1)
+        self.counts.add(run)
+        self._expected[run.name] = expected
         if run.elsewhere is not None:
-            there = self.elsewhere.setdefault(run.elsewhere, Runs(run_times=self.run_times))
-            there.put(replace(run, elsewhere=None))
-        elif run.grant.gpu_uuids:
-            self.with_gpus[name] = run
-        self._expected[name] = expected
-        if run.spec.preemptible and run.elsewhere is None:
-            self.preemptible.add(name)
-
-    def _count_sums(self, run: Running, sign: int) -> None:
-        self.counts.add(run, sign)
-        if run.blocked and run.submitted:
-            self.blocked += sign
-        elif run.submitted:
-            self.pending += sign
+            self.engines[run.elsewhere].add(run)
+            return
+        if run.grant.gpu_uuids:
+            self.with_gpus[run.name] = run
+        if run.spec.preemptible:
+            self.preemptible.add(run.name)
 
     def _discount(self, run: Running) -> None:
-        name = run.name
-        self._count_sums(run, -1)
+        self.counts.add(run, -1)
         if run.elsewhere is not None:
-            self.elsewhere[run.elsewhere].remove(name)
-        else:
-            self.with_gpus.pop(name, None)
-        del self._expected[name]
-        self.preemptible.discard(name)
+            self.engines[run.elsewhere].add(run, -1)
+        self.with_gpus.pop(run.name, None)
+        self.preemptible.discard(run.name)
+        del self._expected[run.name]
+
+    def on_gpus(self) -> defaultdict[str, list[Running]]:
+        """Return the runs on each GPU of this machine, by UUID."""
+        found = defaultdict[str, list[Running]](list)
+        for run in self.with_gpus.values():
+            for uuid in run.grant.gpu_uuids:
+                found[uuid].append(run)
+        return found
 
     @property
     def suspended(self) -> Set[str]:
@@ -135,8 +143,6 @@ class Runs(Mapping[str, Running]):
     def learn_from(self, run_times: RunTimes) -> None:
         """Estimate every run time anew, from now on by *run_times*."""
         self.run_times = run_times
-        for there in self.elsewhere.values():
-            there.learn_from(run_times)
         runs = list(self._runs.values())
         for run in runs:
             self.remove(run.name)
@@ -195,8 +201,8 @@ UNLIMITED = SharedLimits()
 class FreeResources:
     """A machine with its runs. `claim` and `release` update every sum; the rules only read.
 
-    It begins with the sums that *runs* keeps, and changes none of them. `elsewhere` holds the rooms of other machines:
-    each job is answered by the room of its machine.
+    It begins with the sums that *runs* keeps, and changes none of them. `elsewhere` are the engines of other machines:
+    for the jobs that they run, only their number counts.
     """
 
     def __init__(
@@ -220,26 +226,15 @@ class FreeResources:
         self.with_gpus = runs.with_gpus.copy()
         self.cards = self._claimed_cards()
         self.started: list[Running] = []
-        self.pending = runs.pending
-        self.elsewhere: dict[str, FreeResources] = {}
-
-    def add_machine(self, name: str, machine: Machine) -> None:
-        """Add the resources of another machine."""
-        runs = self.runs.elsewhere.get(name) or Runs(run_times=self.runs.run_times)
-        self.elsewhere[name] = FreeResources(machine, self.policy, self.now_ns, runs)
-
-    def of(self, elsewhere: str | None) -> FreeResources:
-        """Return the room of the machine *elsewhere*; None: this one."""
-        return self if elsewhere is None else self.elsewhere.get(elsewhere, self)
+        self.elsewhere: Mapping[str, Machine] = {}
+        self.engines = defaultdict(OnEngine, {name: copy(there) for name, there in runs.engines.items()})
 
     def then(self) -> FreeResources:
         """Return a copy, to be changed into a later room."""
-        room = FreeResources.__new__(FreeResources)
-        room.__dict__.update(self.__dict__)
+        room = copy(self)
         room.counts, room.with_gpus = self.counts.copy(), self.with_gpus.copy()
         room.cards = room._claimed_cards()
         room.started = self.started.copy()
-        room.elsewhere = {}  # other machines do not matter here
         return room
 
     def without(self, runs: Iterable[Running]) -> FreeResources:
@@ -274,33 +269,25 @@ class FreeResources:
         """Add a run that starts in this pass: the kernel still reports its memory as free."""
         self.claim(run)
         self.started.append(run)
-        self.pending += run.submitted
         if run.elsewhere is not None:
-            if run.elsewhere in self.elsewhere:
-                self.elsewhere[run.elsewhere].start(replace(run, elsewhere=None))
+            self.engines[run.elsewhere].add(run)
         elif self.available_bytes is not None:
             self.available_bytes -= run.grant.memory_bytes or 0
 
     def lacks(self, request: Request) -> bool:
         """Tell quickly whether the sums of processors, memory and named resources leave no room for *request*."""
-        if self.machine.most_runs is not None:
-            return self.in_flight >= self.machine.most_runs
         cpus, memory = request.cpus, request.memory_bytes
         return bool(
             (cpus and cpus > self.machine.cpus - self.counts.cpus)
             or (memory and memory > self.machine.memory_bytes - self.counts.memory_bytes)
-            or (request.resources and self.counts.named.lacks(request, self.machine.resources))
+            or (request.resources and (why_never(request, self.machine.resources) or self._named_lack(request)))
         )
 
-    @property
-    def in_flight(self) -> int:
-        """The number of runs that count as on the engine: those that cannot start there do not, up to as many again."""
-        return self.counts.runs - min(self.runs.blocked, self.machine.most_runs or 0)
-
-    def may_have(self, request: Request) -> bool:
+    def may_have(self, request: Request, elsewhere: str | None) -> bool:
         """Tell quickly whether the sums, and the GPUs that have room, leave enough for *request*."""
-        has_gpus = not request.gpus or self.machine.most_runs is not None
-        return not self.lacks(request) and (has_gpus or len(self.cards.open_to(request)) >= request.gpus)
+        if elsewhere is not None:
+            return self._full_engine(elsewhere) is None
+        return not self.lacks(request) and (not request.gpus or len(self.cards.open_to(request)) >= request.gpus)
 
     def held_back(self, request: Request, refused: Sequence[tuple[Request, int]]) -> float:
         """Return the largest share of a pool that *request* lacks and that lies idle for it.
@@ -329,12 +316,11 @@ class FreeResources:
 
     def group(self, job: Waiting) -> Reason | None:
         """Limit the running jobs of a group."""
-        group = job.spec.group
-        limit = None if group is None else self.limits.of_group(group)
-        if group is None or limit is None:
+        group = job.spec.group or ""
+        limit, running = self.limits.of_group(group), self.counts.groups.get(group, 0)
+        if limit is None or running < limit:
             return None
-        running = self.counts.groups.get(group, 0)
-        return None if running < limit else Reason("group", f"group {group} is full: {running} of {limit} running")
+        return Reason("group", f"group {group} is full: {running} of {limit} running")
 
     def array(self, job: Waiting) -> Reason | None:
         """Limit the running tasks of an array."""
@@ -343,11 +329,10 @@ class FreeResources:
             return None
         if (state := self.limits.held.get(task.array)) is not None:
             return Reason("held", f"array {task.array} is {state}")
-        limit = self.limits.of_array(task.array)
-        if limit is None:
+        limit, running = self.limits.of_array(task.array), self.counts.arrays.get(task.array, 0)
+        if limit is None or running < limit:
             return None
-        running = self.counts.arrays.get(task.array, 0)
-        return None if running < limit else Reason("array", f"array limit: {running} of {limit} running")
+        return Reason("array", f"array limit: {running} of {limit} running")
 
     def quota(self, job: Waiting) -> Reason | None:
         """Limit what each user and project uses at once."""
@@ -367,14 +352,7 @@ class FreeResources:
 
     def never_fits(self, job: Waiting) -> Reason | None:
         """Refuse more than the whole machine has."""
-        request = job.request
-        machine = self.machine
-        if request.cpus > machine.cpus:
-            why: str | None = f"needs {count_of(request.cpus, 'CPU')}, the machine has {machine.cpus}"
-        elif request.memory_bytes is not None and request.memory_bytes > machine.memory_bytes:
-            why = f"needs {show_size(request.memory_bytes)}, the machine has {show_size(machine.memory_bytes)}"
-        else:
-            why = why_never(request, machine.resources) or self.cards.never(request)
+        why = _why_never(job.request, self.machine, self.cards)
         return None if why is None else Reason("never_fits", f"never fits: {why}")
 
     def memory(self, job: Waiting) -> Reason | None:
@@ -388,7 +366,8 @@ class FreeResources:
             return Reason(
                 "memory",
                 lambda: (
-                    f"memory: needs {show_size(need)}, {show_size(max(free, 0))} free" + _held(holders, show_size(held))
+                    f"memory: needs {show_size(need)}, {show_size(max(free, 0))} free"
+                    + hold_words(holders, show_size(held))
                 ),
             )
         available = self.available_bytes
@@ -409,14 +388,15 @@ class FreeResources:
         if need <= free or not need:
             return None
         holders, held = self.counts.cpu_holders, self.counts.cpus
-        return Reason("cpus", lambda: f"cpus: needs {need}, {max(free, 0)} free" + _held(holders, str(held)))
+        return Reason("cpus", lambda: f"cpus: needs {need}, {max(free, 0)} free" + hold_words(holders, str(held)))
 
     def resources(self, job: Waiting) -> Reason | None:
         """Return why the named resources are short; "never fits" for a resource that does not exist."""
-        request, pools, named = job.request, self.machine.resources, self.counts.named
-        if not request.resources or not named.lacking(request, pools):
-            return None
-        return Reason("resources", named.why_full(request, pools))
+        why = self._named_lack(job.request) if job.request.resources else ""
+        return Reason("resources", why) if why else None
+
+    def _named_lack(self, request: Request) -> str:
+        return self.counts.named.why_full(request, self.machine.resources)
 
     def gpus(self, job: Waiting) -> Reason | None:
         """Return why too few GPUs have room, reserved or not."""
@@ -430,48 +410,49 @@ class FreeResources:
         request = job.request
         if not self.reservations or not request.gpus or self.choose(job) is not None:
             return None
-        cards = self.cards.in_order(self.cards.open_to(request), request, self.now_ns)
-        end = self._end_ns(job)
 
         def why() -> str:
-            moment = reserved.binding(cards, request.gpus, self._moments(job))
-            return f"reserved: {reserved.holders(moment, self.now_ns, end)}"
+            moment = gpus.binding(self.cards.open_to(request), request.gpus, self._moments(job))
+            return f"reserved: {gpus.holders(moment, self.now_ns, self._end_ns(job))}"
 
         return Reason("reserved", why)
 
-    def reasons(self, job: Waiting, *, ever: bool = True) -> Iterator[Reason]:
-        """Yield every reason of this room against *job*, in order. Without *ever*, "never fits" is not checked."""
+    def reasons(self, job: Waiting) -> Iterator[Reason]:
+        """Yield every reason of this room against *job*, in order."""
         spec, request = job.spec, job.request
         if spec.group is not None or spec.task is not None or self.quotas.limited:
             yield from self._broken(job, self.group, self.array, self.quota)
         if (reason := self.max_running()) is not None:
             yield reason
-        room = self if job.elsewhere is None else self.of(job.elsewhere)
-        if job.elsewhere is not None and room.machine.most_runs is not None:
-            yield from room.full_engine(job.elsewhere, request)
+        if job.elsewhere is not None:
+            if (reason := self._full_engine(job.elsewhere)) is not None:
+                yield reason
             return
-        if ever:
-            yield from self._broken(job, room.never_fits)
-        if not (request.gpus or request.memory_bytes or room.lacks(request)):
+        yield from self._broken(job, self.never_fits)
+        if not (request.gpus or request.memory_bytes or self.lacks(request)):
             return
         lacks_gpus = None
-        for lacks_gpus in (rule(job) for rule in (room.memory, room.processors, room.resources, room.gpus)):
+        for lacks_gpus in (rule(job) for rule in (self.memory, self.processors, self.resources, self.gpus)):
             if lacks_gpus is not None:
                 yield lacks_gpus
         if lacks_gpus is None:  # the GPUs have room; is it reserved?
-            yield from self._broken(job, room.kept)
+            yield from self._broken(job, self.kept)
 
     @staticmethod
     def _broken(job: Waiting, *rules: Callable[[Waiting], Reason | None]) -> Iterator[Reason]:
         return (reason for rule in rules if (reason := rule(job)) is not None)
 
-    def full_engine(self, engine: str, request: Request) -> Iterator[Reason]:
-        """Yield why *engine*, whose room this is, takes no more jobs."""
-        machine, where = self.machine, self.machine.title or engine
-        if self.lacks(request):
-            yield Reason("max_in_flight", f"max_in_flight: {self.in_flight} of {machine.most_runs} are in {where}")
-        elif machine.most_pending is not None and self.pending >= machine.most_pending:
-            yield Reason("max_pending", f"max_pending: {self.pending} of {machine.most_pending} wait in {where}")
+    def _full_engine(self, name: str) -> Reason | None:
+        """Return why an engine takes no more jobs: those that cannot start there do not count, up to as many again."""
+        machine, there = self.elsewhere.get(name), self.engines[name]
+        if machine is None or machine.most_runs is None:
+            return None
+        where, in_flight = machine.title or name, there.runs - min(there.blocked, machine.most_runs)
+        if in_flight >= machine.most_runs:
+            return Reason("max_in_flight", f"max_in_flight: {in_flight} of {machine.most_runs} are in {where}")
+        if machine.most_pending is not None and there.pending >= machine.most_pending:
+            return Reason("max_pending", f"max_pending: {there.pending} of {machine.most_pending} wait in {where}")
+        return None
 
     def fits(self, job: Waiting) -> bool:
         """Tell whether *job* could start here and now."""
@@ -480,29 +461,30 @@ class FreeResources:
     def choose(self, job: Waiting, avoid: frozenset[str] = frozenset()) -> list[GpuSlot] | None:
         """Return the GPUs that *job* would get, preferably none of *avoid*; None if too few."""
         request = job.request
-        if not request.gpus or self.machine.most_runs is not None:
+        if not request.gpus:
             return []
         cards = self.cards.in_order(self.cards.open_to(request), request, self.now_ns)
         if self.machine.cores and self.cards.strategy is None and request.gpu_memory_bytes is None:
             cards = self._linked_first(cards, request)
-        bound: Sequence[reserved.Moment] = ()
+        bound: Sequence[Moment] = ()
         if self.reservations:
             bound = self._moments(job)
-            mine = self._kept_for(job)
-            soon = {
-                index
-                for each in self.reservations
-                for index in each.gpu_indices
-                if not reserved.holds(each, job.user, job.spec.project) and each.end_at_ns > self.now_ns
-            }
+            mine, soon = set[int](), set[int]()
+            for each in self.reservations:
+                if holds(each, job.user, job.spec.project):
+                    mine.update(each.gpu_indices if is_active(each, self.now_ns) else ())
+                elif each.end_at_ns > self.now_ns:
+                    soon.update(each.gpu_indices)
             cards.sort(key=lambda card: (card.gpu.index not in mine, card.gpu.index in soon))
         if avoid:
             cards.sort(key=lambda card: card.gpu.uuid in avoid)
-        return reserved.choose(cards, request.gpus, bound)
+        return gpus.choose(cards, request.gpus, bound)
 
     def grant(self, job: Waiting, avoid: frozenset[str] = frozenset()) -> Grant:
         """Return the grant for *job*, which must fit."""
         request = job.request
+        if job.elsewhere is not None:  # its engine chooses what it gets there
+            return Grant(request.cpus, request.memory_bytes, resources=request.resources, gpus_elsewhere=request.gpus)
         cards = sorted(self.choose(job, avoid) or [], key=lambda card: card.gpu.index)
         return Grant(
             cpus=request.cpus,
@@ -511,10 +493,7 @@ class FreeResources:
             gpu_indices=tuple(card.gpu.index for card in cards),
             gpu_memory_bytes=request.gpu_memory_bytes if cards else None,
             resources=request.resources,
-            resource_indices=self.counts.named.take(request, self.machine.resources)
-            if request.resources and self.machine.most_runs is None
-            else (),
-            gpus_elsewhere=request.gpus if self.machine.most_runs is not None else 0,
+            resource_indices=self.counts.named.take(request, self.machine.resources) if request.resources else (),
             cpu_list=self._cpu_list(request.cpus, cards) if self.machine.cores else "",
         )
 
@@ -540,27 +519,65 @@ class FreeResources:
         limit = job.spec.time_limit_ns
         return None if limit is None else self.now_ns + limit
 
-    def _moments(self, job: Waiting) -> list[reserved.Moment]:
-        calendar = reserved.Calendar(self.reservations, self.policy, self.now_ns, self.cards.cards, self.with_gpus)
-        return calendar.moments(job.user, job.spec.project, self._end_ns(job))
+    def _moments(self, job: Waiting) -> list[Moment]:
+        """Return every moment at which reservations bind *job* if it starts now.
 
-    def _kept_for(self, job: Waiting) -> set[int]:
-        return {
-            index
+        These are now, for the active reservations, and the start of each future one within the horizon and before the
+        job has ended.
+        """
+        now_ns, end_ns = self.now_ns, self._end_ns(job)
+        starts = {
+            each.start_at_ns
             for each in self.reservations
-            if reserved.is_active(each, self.now_ns) and reserved.holds(each, job.user, job.spec.project)
-            for index in each.gpu_indices
+            if now_ns < each.start_at_ns <= now_ns + HORIZON_NS and (end_ns is None or each.start_at_ns < end_ns)
         }
+        found = []
+        for at_ns in sorted({now_ns, *starts}):
+            active = [each for each in self.reservations if is_active(each, at_ns)]
+            if not all(holds(each, job.user, job.spec.project) for each in active):
+                found.append(self._moment(active, job, at_ns))
+        return found
+
+    def _moment(self, active: Sequence[Reservation], job: Waiting, at_ns: int) -> Moment:
+        others = [each for each in active if not holds(each, job.user, job.spec.project)]
+        by_index = {index for each in active for index in each.gpu_indices}
+        counted = [each for each in active if each.gpu_count]
+        left = {each.name: each.gpu_count or 0 for each in counted}
+        available = set()
+        for card in self.cards.cards:
+            if card.gpu.index in by_index:
+                continue
+            here = [self.with_gpus[name] for name in (*card.alone, *card.shares)]
+            if at_ns > self.now_ns:
+                here = [run for run in here if not _is_over(run, at_ns)]
+            for run in here:  # a GPU held by a run of the reservation's owner counts towards one of its reservations
+                mine = next(
+                    (each for each in counted if left[each.name] and holds(each, run.user, run.spec.project)), None
+                )
+                if mine is not None:
+                    left[mine.name] -= 1
+                    break
+            if not here and card.given and not card.gpu.foreign and card.gpu.problem is None:
+                available.add(card.gpu.uuid)
+        closed = {index: each for each in others for index in each.gpu_indices}
+        others = [each for each in others if each.gpu_count]
+        budget = max(len(available) - sum(left[each.name] for each in others), 0)
+        return Moment(at_ns, closed, frozenset(available), budget, others)
 
 
-def _held(holders: int, amount: str) -> str:
-    if not holders:
-        return ""
-    return f" ({count_of(holders, 'run')} hold{'s' if holders == 1 else ''} {amount})"
+def _is_over(run: Running, at_ns: int) -> bool:
+    limit_ns = run.spec.time_limit_ns
+    return limit_ns is not None and not run.suspended and run.counts_from_ns + limit_ns <= at_ns
+
+
+def _why_never(request: Request, machine: Machine, cards: GpuSlots) -> str | None:
+    if request.cpus > machine.cpus:
+        return f"needs {count_of(request.cpus, 'CPU')}, the machine has {machine.cpus}"
+    if request.memory_bytes is not None and request.memory_bytes > machine.memory_bytes:
+        return f"needs {show_size(request.memory_bytes)}, the machine has {show_size(machine.memory_bytes)}"
+    return why_never(request, machine.resources) or cards.never(request)
 
 
 def could_run(request: Request, machine: Machine, policy: Policy) -> bool:
     """Whether the machine, with no runs on it, has the resources of *request*."""
-    if request.cpus > machine.cpus or (request.memory_bytes or 0) > machine.memory_bytes:
-        return False
-    return why_never(request, machine.resources) is None and GpuSlots(machine, policy).never(request) is None
+    return _why_never(request, machine, GpuSlots(machine, policy)) is None

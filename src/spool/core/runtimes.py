@@ -9,7 +9,6 @@ are none, the median over all users counts. However many runs a user has, they d
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
@@ -34,9 +33,7 @@ _ALIKE = 2  # similar runs needed for an estimate
 _RECENT = 5  # … which is the upper median of this many of the last: a single outlier says little about the next
 _LASTS = 30  # runs remembered of each kind, for the run times of those that overrun their guess
 _BEYOND = 3  # this many must have lasted longer
-_KINDS = (
-    5_000  # kinds remembered; beyond that, the user with the most of them loses the one whose last run is the oldest
-)
+_KINDS = 5_000  # remembered; beyond that, the user with the most of them loses the one whose last run is the oldest
 
 _DIGITS = "0123456789"
 _IN_NUMBERS = _DIGITS + "-_.:+"
@@ -95,28 +92,22 @@ def stem(name: str) -> str:
 class _Kind:
     """The last runs of one kind."""
 
-    __slots__ = ("_sorted", "lasts", "median_ns", "recent")
+    __slots__ = ("lasts", "median_ns", "recent")
 
     def __init__(self) -> None:
         self.lasts: deque[int] = deque(maxlen=_LASTS)
         self.recent = 0  # runs in the median
         self.median_ns = 0
-        self._sorted: list[int] | None = None
 
     def add(self, ran_ns: int) -> None:
         self.lasts.append(ran_ns)
-        self._sorted = None
         self.recent = min(len(self.lasts), _RECENT)
         self.median_ns = _upper_median(sorted([self.lasts[-at] for at in range(1, self.recent + 1)]))
 
     def beyond(self, ran_ns: int) -> int | None:
         """Return the median of the runs that lasted longer than *ran_ns*; None if there are too few."""
-        lasts = self._sorted
-        if lasts is None:
-            lasts = self._sorted = sorted(self.lasts)
-        first = bisect_right(lasts, ran_ns)
-        longer = len(lasts) - first
-        return lasts[first + longer // 2] if longer >= _BEYOND else None
+        longer = sorted(last_ns for last_ns in self.lasts if last_ns > ran_ns)
+        return longer[len(longer) // 2] if len(longer) >= _BEYOND else None
 
 
 def _upper_median(ordered: Sequence[int]) -> int:
@@ -148,16 +139,12 @@ class RunTimes:
 
     def recall(self, user: str, ran_ns: int) -> None:
         """Add the run time of a run of *user* whose name and request are unknown."""
-        of_user = self._users.get(user)
-        if of_user is None:
-            of_user = self._users[user] = _Kind()
-        of_user.add(ran_ns)
+        self._users.setdefault(user, _Kind()).add(ran_ns)
         self._of_all = None
 
     def lasts_of(self, user: str) -> tuple[int, ...]:
         """Return the last run times of *user*, for `recall`."""
-        of_user = self._users.get(user)
-        return tuple(of_user.lasts) if of_user is not None else ()
+        return tuple(self._users[user].lasts) if user in self._users else ()
 
     def guess(self, user: str, stem: str, request: Request) -> Expected:
         """Return the expected run time of a job without a limit."""
@@ -196,13 +183,9 @@ class RunTimes:
             guess_ns = self.overrun(run, guess_ns, ran_ns)
         return time_left(progress, now_ns - ran_ns, now_ns, run.spec.time_limit_ns, guess_ns)
 
-    def of_job(self, job: Waiting) -> Expected:
-        """Return the expected run time of *job*."""
+    def of_job(self, job: Waiting | Running) -> Expected:
+        """Return the expected run time of a job, or of its run, by the present knowledge."""
         return self.expected(job.user, job.name, job.spec)
-
-    def of_run(self, run: Running) -> Expected:
-        """Return the expected run time of *run*, by the present knowledge."""
-        return self.expected(run.user, run.name, run.spec)
 
     def overrun(self, run: Running, expected_ns: int, ran_ns: int) -> int:
         """Return the expected run time of a run that has lasted *ran_ns*, longer than the expected *expected_ns*.

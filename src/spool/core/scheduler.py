@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Set
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
+from math import ceil
 
 from msgspec import Struct, field
 
@@ -26,9 +27,8 @@ from spool.core.constraints import (
     as_run,
     budget_s,
     earliest_start,
-    exhausted_at_ns,
 )
-from spool.core.dependencies import CANCELLED_BY, Cycles, DependencyResolver, DependencyStatus, resolve
+from spool.core.dependencies import CANCELLED_BY, DependencyIndex, DependencyResolver, DependencyStatus, resolve
 from spool.core.gpus import HORIZON_NS
 from spool.core.model import SECOND_NS, Grant, Holding, Machine, Policy, Request, Reservation, Running, State, Waiting
 from spool.core.priority import SLOWDOWN, Order, OrderFactors, Past
@@ -92,9 +92,9 @@ class Plan(Struct, frozen=True, eq=False):
     """The decision of one pass; `decide` makes it. `starts` are in the order in which they were decided.
 
     `next_at_ns` is the earliest instant at which the plan may change through time alone, None if there is none.
-    `holding` goes into the next view. `protected` is the job that resources are kept free for, if another could start
-    beside it; it could start at `protected_until_ns`, an estimate if `protected_by_guess`. `holds_back` tells whether a
-    job that fits is held back for it. Why a job waits is worked out when it is asked, with the queue as it is then.
+    `holding` goes into the next view. `protection` keeps resources free for a job, if another could start beside it;
+    `holds_back` tells whether a job that fits is held back for it. Why a job waits is worked out when it is asked, with
+    the queue as it is then.
     """
 
     view: View
@@ -105,14 +105,17 @@ class Plan(Struct, frozen=True, eq=False):
     holding: Holding
     holds_back: bool
     next_at_ns: int | None
-    protected: str | None
-    protected_until_ns: int | None
-    protected_by_guess: bool
+    protection: BackfillReservation | StrictOrder | None
     _constraints: Constraints  # as the pass leaves them
     _order: Order
     _started: frozenset[str]
     _known: dict[tuple[ShapeKey, int], Reason | None] = field(default_factory=dict)  # the answers for a shape
     _room_lacks: dict[tuple[ShapeKey, int], bool] = field(default_factory=dict)  # and whether these name room alone
+
+    @property
+    def protected(self) -> str | None:
+        """The job that resources are kept free for, if any."""
+        return self.protection.job.name if self.protection is not None else None
 
     @property
     def stuck(self) -> bool:
@@ -235,30 +238,25 @@ def decide(view: View, now_ns: int, policy: Policy) -> Plan:
     running = view.running
     queue.watch.sees(running.keys(), view.held, queue)
     names = DependencyResolver(queue, view.held, running.keys(), view.ended.get, view.arrays, queue.watch)
-    resolve_dependencies(queue, names, now_ns, paused=view.paused, held_arrays=view.held_arrays)
+    _resolve_dependencies(view, names, now_ns)
     queue.make_ready(now_ns)
     room = room_in(view, now_ns, policy)
     constraints = Constraints(queue, room, names, paused=view.paused)
     order = Order(queue, room, view.past, constraints.room_helps)
-    nothing = view.paused or bool(view.machine.refusal)
-    nothing = nothing or (view.machine.no_leases is not None and not view.elsewhere)
-    placed = (
-        PassResult(holding=view.holding) if nothing else SchedulingPass(queue, constraints, order, view.holding).run()
-    )
-    protection = placed.protection
-    after = constraints.after(protection, Cycles(queue.watch, names))
+    placed = SchedulingPass(queue, constraints, order, view.holding)
+    if not (view.paused or view.machine.refusal or (view.machine.no_leases is not None and not view.elsewhere)):
+        placed.run()
+    after = constraints.after(placed.protection)
     return Plan(
         view=view,
         now_ns=now_ns,
         policy=policy,
-        starts=placed.starts,
+        starts=tuple(placed.starts),
         endings=tuple(_endings(view, after, names)),
         holding=placed.holding,
-        holds_back=placed.holds_back,
+        holds_back=bool(placed.refused),
         next_at_ns=_next_at_ns(view, constraints, placed),
-        protected=None if protection is None else protection.job.name,
-        protected_until_ns=None if protection is None else protection.at_ns,
-        protected_by_guess=protection is not None and protection.guessed,
+        protection=placed.protection,
         _constraints=after,
         _order=order,
         _started=frozenset([start.name for start in placed.starts]),
@@ -279,25 +277,13 @@ def _endings(view: View, constraints: Constraints, names: DependencyResolver) ->
 
 def room_in(view: View, now_ns: int, policy: Policy) -> FreeResources:
     """Return the free resources of the machine of *view* beside the runs, with the limits in force."""
-    shapes, running = view.queue.shapes, view.running
-
-    def stated() -> Iterator[tuple[str, str | None, int | None]]:
-        for key in shapes:
-            yield "group", key.group, key.group_limit
-            yield "array", key.array, key.array_limit
-        for run in running.values():
-            yield "group", run.spec.group, run.spec.group_limit
-            if run.spec.task is not None:
-                yield "array", run.spec.task.array, run.spec.task.max_running
-
-    limits = SharedLimits(stated, view.held_arrays, view.array_limits)
-    room = FreeResources(view.machine, policy, now_ns, running, limits, view.reservations)
-    for name, machine in view.elsewhere.items():
-        room.add_machine(name, machine)
+    limits = SharedLimits(view.queue.shapes.keys(), view.running, view.held_arrays, view.array_limits)
+    room = FreeResources(view.machine, policy, now_ns, view.running, limits, view.reservations)
+    room.elsewhere = view.elsewhere
     return room
 
 
-def _next_at_ns(view: View, constraints: Constraints, placed: PassResult) -> int | None:
+def _next_at_ns(view: View, constraints: Constraints, placed: SchedulingPass) -> int | None:
     if view.paused or not view.queue:
         return None
     now_ns = constraints.now_ns
@@ -307,18 +293,11 @@ def _next_at_ns(view: View, constraints: Constraints, placed: PassResult) -> int
     return min((at for at in times if at is not None and at > now_ns), default=None)
 
 
-class PassResult(Struct, frozen=True):
-    """The placements of one pass, in the order of the decisions, and the job that it protects."""
-
-    holding: Holding
-    exhausted_at_ns: int | None = None  # when the guess budget of the protected job is used up
-    starts: tuple[Start, ...] = ()
-    holds_back: bool = False
-    protection: BackfillReservation | StrictOrder | None = None
-
-
 class SchedulingPass:
-    """One walk over the waiting jobs. Afterwards the room has the started jobs."""
+    """One walk over the waiting jobs. Afterwards the room has the started jobs.
+
+    `starts` are in the order of the decisions, `protection` is that of the job that the pass protects.
+    """
 
     def __init__(self, queue: WaitingQueue, constraints: Constraints, order: Order, holding: Holding) -> None:
         self._queue = queue
@@ -334,32 +313,31 @@ class SchedulingPass:
         self._fitting = 0  # how many of these could fit
         self._ahead: set[str] = set()  # jobs that were started before their turn
         self._tries_left = _UNFORESEEN
-        self._protection: BackfillReservation | StrictOrder | None = None
-        self._starts: list[Start] = []
-        self._refused: list[tuple[Request, int]] = []  # what fits and is held back, how many of a shape
+        self.protection: BackfillReservation | StrictOrder | None = None
+        self.starts: list[Start] = []
+        self.refused: list[tuple[Request, int]] = []  # what fits and is held back, how many of a shape
+        self.holding = holding
+        self.exhausted_at_ns: int | None = None  # when the guess budget of the protected job is used up
 
-    def run(self) -> PassResult:
+    def run(self) -> None:
         """Walk over the waiting jobs."""
         self._line_up()
-        while self._fitting and not isinstance(self._protection, StrictOrder):
+        while self._fitting and not isinstance(self.protection, StrictOrder):
             *_, name, number = heappop(self._line)
             fits = self._fits[number]
             self._fitting -= fits
-            if not fits and (self._protection is not None or not self._tries_left):
+            if not fits and (self.protection is not None or not self._tries_left):
                 continue  # there is nothing to decide
             if self._is_over(self._queue[name], number) and self._next[number] < len(self._shapes[number].eligible):
                 heappush(self._line, (*self._order.of_shape(self._shapes[number], self._next[number]), number))
                 self._next[number] += 1
                 self._fitting += fits
-        return PassResult(*self._holding(), tuple(self._starts), bool(self._refused), self._protection)
+        self._hold()
 
     def _line_up(self) -> None:
         """Line up the first job of each shape, if any could fit."""
         room, order = self._room, self._order
-        demands = [
-            (same.values(), (room if elsewhere is None else room.of(elsewhere)).may_have(request))
-            for (request, elsewhere), same in self._queue.demands.items()
-        ]
+        demands = [(same.values(), room.may_have(*demand)) for demand, same in self._queue.demands.items()]
         if not any(fits for _, fits in demands):
             return
         ready = [(shape, fits) for same, fits in demands for shape in same if shape.eligible]
@@ -377,40 +355,40 @@ class SchedulingPass:
             self._put_ahead(job)
         if job.name in self._ahead:
             return True
-        if self._protection is not None and self._room.of(job.elsewhere).lacks(job.request):
+        if self.protection is not None and job.elsewhere is None and self._room.lacks(job.request):
             return False
         return not self._constraints.may_be_tried(job) or self._consider(job, number)
 
     def _put_ahead(self, job: Waiting) -> None:
         """Start the job that *job* was preempted for first, if it can start: else *job* would take its room again."""
         other = self._queue.get(job.yields_to or "")
-        if other is None or other.name in self._ahead or any(other.name == start.name for start in self._starts):
+        if other is None or other.name in self._ahead or any(other.name == start.name for start in self.starts):
             return
         if self._constraints.may_be_tried(other) and self._consider(other):
             self._ahead.add(other.name)
 
     def _consider(self, job: Waiting, number: int | None = None) -> bool:
         """Start *job*, the next of the shape *number*, if nothing prevents it; return whether it was started."""
-        constraints, room, protection = self._constraints, self._room, self._protection
+        constraints, room, protection = self._constraints, self._room, self.protection
         reason = next(constraints.blockers(job), None)
         if reason is not None:
             if reason.code in FULL and protection is None:
                 self._protect(job)
             return False
         if protection is None or job.elsewhere is not None:
-            grant: Grant | None = room.of(job.elsewhere).grant(job)
+            grant: Grant | None = room.grant(job)
         else:
             grant = protection.grant(job, room)
         if grant is None:
             # The rest of its shape is held back with it.
             behind = len(self._shapes[number].eligible) - self._next[number] if number is not None else 0
-            self._refused.append((job.request, 1 + behind))
+            self.refused.append((job.request, 1 + behind))
             return False
         run = as_run(job, grant, constraints.now_ns)
         room.start(run)
         if protection is not None and job.elsewhere is None:
             protection.started(run)
-        self._starts.append(Start(job.name, grant))
+        self.starts.append(Start(job.name, grant))
         return True
 
     def _protect(self, job: Waiting) -> None:
@@ -419,7 +397,7 @@ class SchedulingPass:
             return
         constraints, room = self._constraints, self._room
         if constraints.policy.strict_order:
-            self._protection = StrictOrder(job, constraints.now_ns)
+            self.protection = StrictOrder(job, constraints.now_ns)
             return
         if not self._tries_left or not constraints.policy.protects:
             return
@@ -434,50 +412,41 @@ class SchedulingPass:
             until_s = (foretold.at_ns - constraints.now_ns) / SECOND_NS
             if idle * until_s > budget_s(job, self._held.get(job.name, 0.0), part, constraints.now_ns):
                 return
-        self._protection = BackfillReservation(job, foretold, constraints.now_ns, room.runs.run_times)
+        self.protection = BackfillReservation(job, foretold, constraints.now_ns, room.runs.run_times)
 
-    def _holding(self) -> tuple[Holding, int | None]:
-        """Return the resources held back from now on for a job whose start rests on a guess, and until when."""
-        protection, part = self._protection, self._constraints.policy.guess_budget
-        if protection is None or not protection.guessed:
-            return Holding(self._held), None
-        job, now_ns = protection.job, self._constraints.now_ns
-        rate = self._room.held_back(job.request, self._refused)
-        left_s = budget_s(job, self._held.get(job.name, 0.0), part, now_ns)
-        holding = Holding(self._held, job.name, rate, now_ns)
-        return holding, exhausted_at_ns(left_s, rate, part, now_ns)
+    def _hold(self) -> None:
+        """Set the resources held back from now on for a job whose start rests on a guess, and until when."""
+        protection, part = self.protection, self._constraints.policy.guess_budget
+        self.holding = Holding(self._held)
+        if protection is not None and protection.guessed:
+            job, now_ns = protection.job, self._constraints.now_ns
+            rate = self._room.held_back(job.request, self.refused)
+            left_s = budget_s(job, self._held.get(job.name, 0.0), part, now_ns)
+            self.holding = Holding(self._held, job.name, rate, now_ns)
+            growth = rate - part  # the budget loses the one and gains the other in each second
+            if growth > 0 and left_s / growth <= 1e9:
+                self.exhausted_at_ns = now_ns + max(1, ceil(left_s / growth) + 1) * SECOND_NS
 
 
-def resolve_dependencies(
-    queue: WaitingQueue,
-    names: DependencyResolver,
-    now_ns: int,
-    *,
-    paused: bool,
-    held_arrays: Mapping[str, State],
-) -> list[str]:
-    """Return the jobs that end now, recorded in *names*; file all others by the state of their dependencies.
+def _resolve_dependencies(view: View, names: DependencyResolver, now_ns: int) -> None:
+    """Record the jobs that end now in *names*; file all others by the state of their dependencies.
 
     A job that ends takes with it the jobs that depend on it, held ones included, and so on down the chain.
     """
-    ending = [] if paused else queue.overdue(now_ns)
-    if held_arrays:
-        ending = [name for name in ending if (task := queue[name].spec.task) is None or task.array not in held_arrays]
-    for name in ending:
-        names.end(name, State.UNSCHEDULABLE)
-    watch = queue.watch
-    if watch:
-        _judge(queue, names, ending)
+    for name in () if view.paused else view.queue.overdue(now_ns):
+        task = view.queue[name].spec.task
+        if task is None or task.array not in view.held_arrays:
+            names.end(name, State.UNSCHEDULABLE)
+    if view.queue.watch:
+        _judge(view.queue.watch, names)
     names.settled()
-    return ending
 
 
-def _judge(queue: WaitingQueue, names: DependencyResolver, ending: list[str]) -> None:
-    """Judge the jobs affected by a change, and append those that end to *ending*."""
-    watch = queue.watch
+def _judge(watch: DependencyIndex, names: DependencyResolver) -> None:
+    """Judge the jobs affected by a change."""
     # The order decides nothing. The names are sorted so that it is the same for the same spool, and each stands in the
     # queue once: what depends on an array is judged after all of its tasks that end.
-    todo = deque(sorted(watch.unresolved.union(*map(watch.dependents, ending))))
+    todo = deque(sorted(watch.unresolved.union(*map(watch.dependents, names.ended_now))))
     listed = set(todo)
     watch.unresolved = set()
     while todo:
@@ -497,7 +466,6 @@ def _judge(queue: WaitingQueue, names: DependencyResolver, ending: list[str]) ->
         if resolution.verdict is DependencyStatus.IMPOSSIBLE and job.spec.cancel_on_dependency_failure:
             watch.unresolved.add(name)  # found again in each pass until it has ended
             names.end(name, State.CANCELLED)
-            ending.append(name)
             others = watch.dependents(name) - listed
             todo += sorted(others)
             listed |= others

@@ -30,8 +30,7 @@ LEAST_BYTES = 256 << 20
 """The least that is worked out: a peak that short is easily missed."""
 
 _MIB, _GIB = 1 << 20, 1 << 30
-_STEPS = ((_GIB, 64 * _MIB), (4 * _GIB, 256 * _MIB), (16 * _GIB, 512 * _MIB), (64 * _GIB, _GIB))
-_LARGEST_STEP = 4 * _GIB
+_STEPS = ((_GIB, 64 * _MIB), (4 * _GIB, 256 * _MIB), (16 * _GIB, 512 * _MIB), (64 * _GIB, _GIB), (math.inf, 4 * _GIB))
 _LASTS = 30  # peaks remembered of each kind
 _PERCENTILE = 95  # of up to 19 peaks that is the highest
 _MARGIN = 5  # a fifth is added
@@ -41,12 +40,17 @@ _KINDS = 5_000  # kinds remembered; beyond that, the kind whose last run is the 
 
 def rounded_size(size_bytes: int) -> int:
     """Return the next larger size that a person would write: "192M", "1.5G", "20G"."""
-    return round_up(size_bytes, next((step for below, step in _STEPS if size_bytes <= below), _LARGEST_STEP))
+    return _round_up(size_bytes, _STEPS)
 
 
-def round_up(number: int, step: int) -> int:
-    """Return the next multiple of *step*, at least one."""
+def _round_up(number: int, steps: Iterable[tuple[float, int]]) -> int:
+    """Return the next multiple, at least one, of the first of *steps* whose bound is not below *number*."""
+    step = next(step for most, step in steps if number <= most)
     return max(-(-number // step), 1) * step
+
+
+def _with_margin(peak: int) -> int:
+    return rounded_size(peak + peak // _MARGIN)
 
 
 class Most(NamedTuple):
@@ -70,22 +74,18 @@ class _Peaks:
         self.gpu_size: int | None = None
 
     def sizes(self) -> tuple[int | None, int | None]:
-        size, gpu_size = (_and_margin(_high(peaks)) if peaks else None for peaks in (self.peaks, self.gpu_peaks))
+        high = (_high(peaks) if peaks else None for peaks in (self.peaks, self.gpu_peaks))
+        size, gpu_size = (None if peak is None else max(LEAST_BYTES, _with_margin(peak)) for peak in high)
         return max(size or 0, self.enough) if self.killed else size, gpu_size
-
-
-def _and_margin(peak: int) -> int:
-    return max(LEAST_BYTES, rounded_size(peak + peak // _MARGIN))
 
 
 def _after_kill(granted: int, peak: int | None) -> int:
     """Return what to request after a run that was killed for too little of what spool worked out."""
-    return max(int(granted * _TWICE), _and_margin(peak or 0))
+    return max(int(granted * _TWICE), LEAST_BYTES, _with_margin(peak or 0))
 
 
 def _high(peaks: deque[int]) -> int:
-    """Return the percentile, by nearest rank."""
-    return sorted(peaks)[-(-len(peaks) * _PERCENTILE // 100) - 1]
+    return nearest_rank(sorted(peaks), _PERCENTILE) or 0
 
 
 class Sizes:
@@ -233,8 +233,8 @@ _TIME_STEPS_NS = (
     (2 * _HOUR_NS, 5 * _MINUTE_NS),
     (12 * _HOUR_NS, 30 * _MINUTE_NS),
     (72 * _HOUR_NS, _HOUR_NS),
+    (math.inf, 6 * _HOUR_NS),
 )
-_LONGEST_STEP_NS = 6 * _HOUR_NS
 
 
 class MeasuredRun(Struct, frozen=True):
@@ -358,7 +358,7 @@ def _advice(run: MeasuredRun, busy: float | None) -> Advice:
         cpus=cpus,
         memory_bytes=memory_bytes,
         time_limit_ns=time_limit_ns,
-        gpu_memory_bytes=rounded_size(gpu_peak + gpu_peak // 5) if gpu_peak else None,
+        gpu_memory_bytes=_with_margin(gpu_peak) if gpu_peak else None,
         notes=tuple(filter(None, (unknown, on_memory, on_time, on_cpus, _on_idle_gpus(run)))),
     )
 
@@ -377,7 +377,7 @@ def _memory_advice(run: MeasuredRun, by: str) -> tuple[int | None, str]:
     if run.state is State.TIMEOUT:
         return None, ""
     of_one = "the memory is that of the largest process only; set `memory` to measure all of them"
-    return rounded_size(peak + peak // 5) if peak else None, "" if given is not None else of_one
+    return _with_margin(peak) if peak else None, "" if given is not None else of_one
 
 
 def _time_limit(run: MeasuredRun) -> tuple[int | None, str]:
@@ -420,9 +420,7 @@ def _twice(used: int | None, given: int | None, show: Callable[[int], str]) -> t
 
 def rounded_time(duration_ns: int) -> int:
     """Return the next longer time that a person would write: "4m", "1h30m", "14h"."""
-    return round_up(
-        duration_ns, next((step for below, step in _TIME_STEPS_NS if duration_ns <= below), _LONGEST_STEP_NS)
-    )
+    return _round_up(duration_ns, _TIME_STEPS_NS)
 
 
 def summary(runs: Sequence[MeasuredRun], waiting: int = 0) -> Summary:

@@ -38,6 +38,7 @@ from spool.state.table import Array, new_array
 from spool.store.arrays import ArrayStore, Issue
 from spool.store.disk import status_of
 from spool.store.ownership import mover, name_of
+from spool.store.reading import is_too_long, read_record
 
 log = logging.getLogger(__name__)
 
@@ -102,11 +103,6 @@ class Arrays(Component):
             for array in self._state.arrays.values()
         )
 
-    def waiting_held(self) -> int:
-        """Return how many queued jobs are tasks of held arrays."""
-        held = [array for array in self._state.arrays.values() if array.held]
-        return sum(name in self._state.queue for array in held for name in array.open)
-
     def _go_on(self, array: Array, until_ns: int, now_ns: int) -> bool:
         """Advance one array; return whether it has more to do at once."""
         if array.cancelled is not None:
@@ -139,12 +135,13 @@ class Arrays(Component):
             issue = Issue.TAKEN if known else self.store.issue(array.name, array.run, task)
             array.to_issue.popleft()
             if issue is Issue.TAKEN:
-                array.taken_by_another(task, position)
+                if not self.expander.waits_already(array, position, now_ns):
+                    array.taken_by_another(task, position)
                 continue
             array.unissued.discard(task)
             if issue is Issue.GONE:
                 log.warning("array %s: someone removed its task %s", array.name, task)
-                self._withdrawn(array, task)
+                self._withdrawn(array, task, self._clock())
                 continue
             # Its place is that of the array plus its position, independent of the clock.
             job = self._state.issue(task, array, position, now_ns)
@@ -166,13 +163,13 @@ class Arrays(Component):
             if name in array.open and name not in self._state.jobs:
                 array.open.discard(name)
                 if name not in array.ended:  # it was removed from queued/ by hand, and ends without an event
-                    self._withdrawn(array, name)
+                    self._withdrawn(array, name, self._clock())
                 else:
                     self._state.queue.changed(name)
 
-    def _withdrawn(self, array: Array, task: str) -> None:
+    def _withdrawn(self, array: Array, task: str, at_ns: int | None) -> None:
         """End a task whose file was taken away before it began: it has no record, and others may depend on it."""
-        array.task_ended(task, State.CANCELLED, self._clock())
+        array.task_ended(task, State.CANCELLED, at_ns)
         self._finalizer.outcomes.record(task, State.CANCELLED)
         self._state.queue.changed(task)
 
@@ -194,7 +191,7 @@ class Arrays(Component):
         """Read the outcome of a task that ended while no dispatcher knew of its array."""
         result = self._spool.newest_result(name)
         if result is None or (result.submitted_at_ns or 0) < array.arrived_at_ns:
-            array.task_ended(name, State.CANCELLED, None)  # that is from an earlier submission: this one never ran
+            self._withdrawn(array, name, None)  # that is from an earlier submission: this one never ran
         else:
             array.task_ended(name, result.outcome, result.ended_at_ns)
 
@@ -573,11 +570,38 @@ class Expander(Component):
             self._store.withdraw(name, run)
             return
         array = new_array(spec, record)
-        array.resume(set(array.names))
+        for position, task in enumerate(array.names):
+            if task in self._state.jobs:
+                self.waits_already(array, position, now_ns)
+        array.resume({task for task in array.names if task not in array.open})
         if job.held is not None:  # another file of its name, which waits for its end from now on
             self._changes.arrays.add(name)
         self._state.expanded(job, array)
         log.info("array %s run %d: expanded into %d tasks", name, run, len(array.names))
+
+    def awaits(self, name: str) -> bool:
+        """Whether a job is a task of an array that is about to be expanded anew: it starts as a task of that."""
+        job = self._state.jobs.get(name)
+        spec = job.queued.spec if job is not None and job.queued is not None else None
+        task = spec.task if spec is not None else None
+        return task is not None and task.array in self._state.array_files and not self._blocked(task.array)
+
+    def waits_already(self, array: Array, position: int, now_ns: int) -> bool:
+        """Whether a task waits already, since a user has queued it again as well: that is its issue, and it runs once.
+
+        A job of its name with another text is another job.
+        """
+        task = array.tasks.task_name(position)
+        job, path = self._state.jobs.get(task), self._spool.layout.task_file(array.name, array.run, task)
+        if job is None or job.live is not None or (text := read_record(path)) is None:
+            return False
+        if is_too_long(text) or text not in (self._spool.job_text(place, task) for place in (QUEUED, HELD)):
+            return False
+        self._spool.disk.discard(path)
+        array.unissued.discard(task)
+        self._journal.note_place(self._state.issue(task, array, position, now_ns))
+        self._state.settle(job)
+        return True
 
     def _abandon(self, name: str) -> None:
         staged = self._staged.pop(name, None)

@@ -224,8 +224,7 @@ class ContributedSteps(Component):
             log.warning("cannot load %s: %s", name, error)
             return None
         self._wakeup.watch_files(steps.fileno(), lambda: None)  # each pass takes in the answers
-        self._made[name] = steps
-        return self._made[name]
+        return self._made.setdefault(name, steps)
 
     def put(self, live: ActiveRun) -> None:
         """Add to the records of a claimed run, before its launch."""

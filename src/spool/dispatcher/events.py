@@ -75,7 +75,7 @@ class ListenerClient:
         self._answered = answered
         self._ready = ready
         self._clock = clock
-        self._child = ChildProcess(("spool.listeners", root), environment, clock=clock)
+        self.child = ChildProcess(("spool.listeners", root), environment, clock=clock)  # closed, it delivers the rest
         self._kinds: tuple[str, ...] = ()
         self.wanted = False  # whether there must be a process
         self._reviews: dict[int, _Pending] = {}  # unfinished, by their numbers; the open ones were sent
@@ -85,15 +85,6 @@ class ListenerClient:
         self._is_ready = False  # whether it has reported that it is ready for reviews
         self._ready_due_ns = 0
         self.trouble: OSError | None = None  # why the process could not be started
-
-    @property
-    def pid(self) -> int | None:
-        """The pid of the process, None while there is none."""
-        return self._child.pid
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when :meth:`read` has something to do; it never changes."""
-        return self._child.fileno()
 
     def listen(self, kinds: Iterable[str]) -> None:
         """Keep a process running, with at least listeners of these *kinds*."""
@@ -107,7 +98,7 @@ class ListenerClient:
         """Report that there are events up to *position*."""
         if position != self._position:
             self._position = position
-            self._behind = self._child.backlog >= _MUCH
+            self._behind = self.child.backlog >= _MUCH
             if not self._behind:
                 self._say(Available(position))
 
@@ -129,21 +120,21 @@ class ListenerClient:
 
     def next_due_ns(self) -> int | None:
         """Return when :meth:`tick` has something to do, on the monotonic clock."""
-        if self._child.pid is None:
-            return self._child.start_due_ns if self.wanted else None
+        if self.child.pid is None:
+            return self.child.start_due_ns if self.wanted else None
         if not self._is_ready:
             return self._ready_due_ns
         return min((one.due_ns for one in self._reviews.values() if one.due_ns is not None), default=None)
 
     def tick(self) -> None:
         """Start the process if that is due; end it if it does not answer."""
-        self._child.lingers()
+        self.child.lingers()
         self._catch_up()
-        if self._child.pid is not None and self._is_due():
+        if self.child.pid is not None and self._is_due():
             self.read()  # its answer may be there, if this process was slow itself
         if not self._is_due():
             return
-        if self._child.pid is not None:
+        if self.child.pid is not None:
             log.error("the listeners' process does not answer and is killed")
             self._gone(kill=True)
         else:
@@ -151,24 +142,16 @@ class ListenerClient:
 
     def read(self) -> None:
         """Read its messages, or notice that it is gone; send buffered output."""
-        pid, alive = self._child.pid, self._child.is_alive
-        for line in self._child.read():
+        pid, alive = self.child.pid, self.child.is_alive
+        for line in self.child.read():
             self._take(line)
         self._catch_up()
-        if pid is not None and self._child.pid == pid and (not alive or self._child.has_hung_up):
+        if pid is not None and self.child.pid == pid and (not alive or self.child.has_hung_up):
             self._gone()
-
-    def close(self) -> None:
-        """Close the connection: it delivers the remaining events and exits."""
-        self._child.close()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait until it has exited, after :meth:`close`."""
-        self._child.join(timeout_s)
 
     def _catch_up(self) -> None:
         """Report the last position once it has read everything sent before."""
-        if self._behind and not self._child.backlog:
+        if self._behind and not self.child.backlog:
             self._behind = False
             self._say(Available(self._position))
 
@@ -178,13 +161,13 @@ class ListenerClient:
 
     def _start(self) -> None:
         try:
-            self._child.start()
+            self.child.start()
         except OSError as error:
             self.trouble = error
             return
         self.trouble = None
-        assert self._child.pid is not None
-        identity.give_limit_to(self._child.pid)
+        assert self.child.pid is not None
+        identity.give_limit_to(self.child.pid)
         self._ready_due_ns = self._clock() + _PATIENCE_NS
         self._behind = False
         self._say(Subscribe(self._kinds))
@@ -208,7 +191,7 @@ class ListenerClient:
                 pass
 
     def _gone(self, *, kill: bool = False) -> None:
-        self._child.give_up(kill=kill)
+        self.child.give_up(kill=kill)
         self._is_ready = False
         log.error("the listeners' process has ended; starting another one")
         for number, review in list(self._reviews.items()):
@@ -231,7 +214,7 @@ class ListenerClient:
             self._say(Review(number, review.event, review.after))
 
     def _say(self, message: Message) -> None:
-        self._child.send(render(message))
+        self.child.send(render(message))
 
 
 class _Pending(Struct):
@@ -242,10 +225,7 @@ class _Pending(Struct):
     wanted: bool = True  # False: the answer is no longer needed
 
 
-_EVERYTHING = frozenset(EventName) - {
-    EventName.POLLING,
-    EventName.QUEUEING,
-}  # for listeners that have not reported their wishes yet
+_EVERYTHING = frozenset(EventName) - {EventName.POLLING, EventName.QUEUEING}  # while their wishes are not known yet
 _HEAD = "/"
 _KEY = re.compile(rf"{_HEAD}([a-z]+):(?:(.+):)?(-?[0-9]+)")
 
@@ -425,10 +405,6 @@ class EventRecorder:
         if self.wants(name, live.spec):
             self._record(self._of_run(name, live, at_ns, reason, part=part))
 
-    def cancelling(self, live: ActiveRun, stop: Stop, at_ns: int) -> None:
-        """Record that a run is about to be cancelled."""
-        self.run(EventName.CANCELLING, live, at_ns, _by(stop))
-
     def end(self, result: Result, spec: Spec | None) -> None:
         """Record the end of a run, or of a job that never ran."""
         name = EventName(result.outcome) if result.again is None else EventName.RETRYING
@@ -472,7 +448,7 @@ class EventRecorder:
         """Let the process deliver the rest and leave; the next dispatcher repeats the events of an interrupted pass."""
         if self.news and not passing:
             self.client.more(self._logs.events.end)
-        self.client.close()
+        self.client.child.close()
 
     # Reviews.
 
@@ -482,7 +458,7 @@ class EventRecorder:
 
     def review_cancel(self, live: ActiveRun, stop: Stop, at_ns: int) -> int:
         """Request a review of the cancellation of a run; return its number."""
-        return self._review(self._of_run(EventName.CANCELLING, live, at_ns, _by(stop)))
+        return self._review(self._of_run(EventName.CANCELLING, live, at_ns, stop.by_whom))
 
     def apply_replies(self, apply: Callable[[Reply], bool]) -> None:
         """Call *apply* with each reply; one for which it returns False comes again."""
@@ -545,10 +521,6 @@ class EventRecorder:
 
 def _fields(source: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(source, name) for name in names}
-
-
-def _by(stop: Stop) -> str:
-    return f"by {stop.by}" + (f": {stop.reason}" if stop.reason else "")
 
 
 def _wishes(spec: Spec) -> dict[str, Any]:

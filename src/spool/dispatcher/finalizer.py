@@ -155,15 +155,20 @@ class Finalizer(Component):
             anew = job.wait is None or (tried_again and job.wait.arrived_at_ns != live.wait.arrived_at_ns)
             attempts = attempts_after(result, live.stop)
             self._state.go_on(job, attempts, QueueTime(live.wait.arrived_at_ns, 0, None) if anew else None)
+        if not final:
+            self._waits_on(job, over)
+        elif job.queued is None and job.held is None:
+            self._state.settle(job)  # later files of its name are reported by events
+        else:
+            self.revisit(job)
+
+    def _waits_on(self, job: JobEntry, over: journal.Over) -> None:
+        """Look at the files of a job that goes on after a run, and note both, even if its file cannot be seen."""
         try:
-            if final and job.queued is None and job.held is None:
-                self._state.settle(job)  # later files of its name are reported by events
-            else:
-                self.revisit(job)
-        finally:  # even if its file could not be seen
-            if not final:  # its place comes first: a job without a place, whose run is over, begins anew
-                self._journal.note_place(job)
-                self._journal.note(over)
+            self.revisit(job)
+        finally:  # its place comes first: a job without a place, whose run is over, begins anew
+            self._journal.note_place(job)
+            self._journal.note(over)
 
     def revisit(self, job: JobEntry) -> None:
         """Look again at the files of a job whose run is over."""
@@ -194,11 +199,7 @@ class Finalizer(Component):
         elif self._spool.holds(live.inode, live.name, RUNNING) or not self._waits_again(live):
             self._end_taken_back(job, live, now_ns)
         self._state.end_run(live)
-        try:
-            self.revisit(job)
-        finally:
-            self._journal.note_place(job)
-            self._journal.note(journal.Over(live.name, live.run, False))
+        self._waits_on(job, journal.Over(live.name, live.run, False))
 
     def _end_taken_back(self, job: JobEntry, live: ActiveRun, now_ns: int) -> None:
         """End a job whose start was taken back and which cannot wait: deleted, or a newer one of its name waits."""

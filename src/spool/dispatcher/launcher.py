@@ -205,15 +205,14 @@ class Launcher(Component):
             script, group = self._write(live, answer)
             files |= _texts(live, text, script)
         spool.publish_metadir(name, run, files, ready)
+        claimed = False
         try:
             claimed = spool.claim(name, *file.version)
-        except OSError:
-            spool.take_jid(name, run)
-            _remove(group)
-            raise
+        finally:
+            if not claimed:
+                spool.take_jid(name, run)
+                _remove(group)
         if not claimed:
-            spool.take_jid(name, run)
-            _remove(group)
             return {}
         self._put(live)
         return {live: group}
@@ -351,7 +350,7 @@ class Preparation(Component):
     def drop(self) -> None:
         """Discard the preparation."""
         if self._ready is not None:
-            self._spool.unstage(self._ready.staged)
+            self._spool.unstage(self._ready.staged.path)
             self._ready = None
 
     def _essence(self, live: ActiveRun, file: JobFileVersion) -> tuple[object, ...]:

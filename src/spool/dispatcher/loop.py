@@ -217,7 +217,7 @@ class Dispatcher:
             self.spool.sweep_staging()
         self.observer.open()
         self.wakeup.watch_files(self.watcher.fileno(), self.watcher.read)
-        self.wakeup.watch_files(self.events.client.fileno(), self.events.client.read)
+        self.wakeup.watch_files(self.events.client.child.fileno(), self.events.client.read)
         self.status.open()
         memory = recall(self.logs.read_journal())
         self.events.open()
@@ -261,7 +261,8 @@ class Dispatcher:
     @property
     def idle(self) -> bool:
         """Whether nothing runs, and no waiting job could ever start by itself."""
-        waiting = len(self.state.queue) - self.arrays.waiting_held()
+        of_held = (name for array in self.state.arrays.values() if array.held for name in array.open)
+        waiting = len(self.state.queue) - sum(name in self.state.queue for name in of_held)
         if self.state.live or waiting or self.admission.awaits_keys:
             return False
         return not self.scanner.awaits_writers and self.arrays.idle
@@ -516,6 +517,7 @@ class Dispatcher:
             elif (live := self.state.live_of(name)) is not None:
                 self._watch(live)
             if name not in self.state.unsettled:
+                self.filemoves.settle_place(self.state.job(name))
                 self.finalizer.revisit(self.state.job(name))
 
     def _resume_array(self, name: str) -> None:
@@ -566,7 +568,7 @@ class Dispatcher:
 
     def _start(self, wanted: list[Start], now: int) -> int | None:
         """Start jobs without open reviews; return how many are on their way, None if nothing was tried."""
-        wanted = self.steps.ready(wanted)
+        wanted = self.steps.ready([start for start in wanted if not self.arrays.expander.awaits(start.name)])
         # The last question of all: an approval is used up, and NVML's answer is old by the next pass.
         starts = self.admission.review(wanted, now) if wanted else []
         if not starts:

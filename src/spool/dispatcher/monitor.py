@@ -21,7 +21,7 @@ from spool.core import layout
 from spool.core.gpus import is_active, stranger
 from spool.core.gpuuse import GpuWatch
 from spool.core.lifecycle import Liveness
-from spool.core.model import SECOND_NS, EventName, GpuWork, Jid, Machine, Reservation, Running, Stop, StopKind
+from spool.core.model import SECOND_NS, EventName, GpuWork, Jid, Machine, Reservation, Stop, StopKind
 from spool.core.units import format_duration, show_duration, show_size
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
@@ -154,7 +154,7 @@ class Monitor(Component):
         if stop.kind is not StopKind.CANCEL or self.has_told(EventName.CANCELLING, live):
             return
         if self._events.wants(EventName.CANCELLING, live.spec) or EventName.CANCELLING in self._events.asked:
-            self._events.cancelling(live, stop, self._clock())
+            self._events.run(EventName.CANCELLING, live, self._clock(), stop.by_whom)
             self._note(_key(live, EventName.CANCELLING))
             self._events.flush()
 
@@ -231,13 +231,10 @@ class Monitor(Component):
                 self._forget(this.key)
 
     def _see_gpus(self, machine: Machine, now: int) -> None:
-        holders: dict[str, list[Running]] = {}
-        for run in self._state.runs.with_gpus.values():
-            for uuid in run.grant.gpu_uuids:
-                holders.setdefault(uuid, []).append(run)
+        holders = self._state.runs.on_gpus()
         taken = {this.name: this for this in conditions(self._told, ConditionKind.GPU)}
         for gpu in machine.gpus:
-            runs, this = holders.get(gpu.uuid, []), taken.get(gpu.uuid)
+            runs, this = holders[gpu.uuid], taken.get(gpu.uuid)
             is_taken = bool(runs or gpu.foreign) or gpu.problem is not None
             if is_taken and this is None:
                 # Derived from a run's start time, so that a repetition after a crash has the same id.

@@ -229,12 +229,16 @@ class FileMoves(Component):
                 with self._confinement.of(Thing.of_job(name), "end"):
                     self._see_unseen(name, since_ns=served_ns)
         for job in list(self._state.jobs.values()):
-            if job.wait is None or job.queued is not None or job.held is not None:
-                continue
-            waiting = (self._spool.layout.job_file(place, job.name) for place in (QUEUED, HELD))
-            if job.name not in self._state.unsettled and not any(map(os.path.lexists, waiting)):  # else it is unread
-                with self._confinement.of(Thing.of_job(job.name), "end"):
-                    self._settle_place(job)
+            self.settle_place(job)
+
+    def settle_place(self, job: JobEntry) -> None:
+        """Settle a job that waited when the last dispatcher left, unless it waits still."""
+        if job.wait is None or job.queued is not None or job.held is not None or job.name in self._state.unsettled:
+            return
+        waiting = (self._spool.layout.job_file(place, job.name) for place in (QUEUED, HELD))
+        if not any(map(os.path.lexists, waiting)):  # else it is unread
+            with self._confinement.of(Thing.of_job(job.name), "end"):
+                self._no_longer_waits(job)
 
     def _was_filed_away(self, job: JobEntry) -> bool:
         """Whether the file in `done/` is that of the job that waited, and not the record of an earlier one."""
@@ -247,7 +251,7 @@ class FileMoves(Component):
         granted = self._spool.grant(job.name, result.run)
         return granted is None or granted.inode != status.st_ino
 
-    def _settle_place(self, job: JobEntry) -> None:
+    def _no_longer_waits(self, job: JobEntry) -> None:
         if job.live is not None:
             self._call_off(job, job.live)
         elif job.name not in self._state.arrays and self._was_filed_away(job):
@@ -346,7 +350,7 @@ class Observer(Component):
         if self._rescans:
             self._keep_directories()
             self._state.unblock_all()
-            self._state.queue.look_again()
+            self._state.queue.watch.look_again()
             share = _SHARE_BESIDE_EVENTS if self._watcher.problem is None else _SHARE_WITHOUT_EVENTS
             self._pace, self._pause_ns = Pace(share), 0
         hints, self._hints = self._hints, []

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.lifecycle import Void
-from spool.core.model import SECOND_NS, Holding, Machine, Policy, State
-from spool.core.priority import Past
+from spool.core.model import SECOND_NS, Holding, Machine, State
 from spool.core.reasons import instant
 from spool.core.scheduler import Plan, Start, View, decide
 from spool.dispatcher.context import Component, Context
@@ -24,7 +23,6 @@ from spool.state.run import NO_BACKOFF, ActiveRun
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
 from spool.store.locked_spool import LockedSpool
-from spool.store.spool import Spool
 
 _FEW_HELD = 64  # held jobs: every decision looks at their dependencies
 _GONE_BACK = run_records.render_status(State.QUEUED)  # the status of a wrapper that was refused something
@@ -56,29 +54,6 @@ class ForeseenPlan(Struct, frozen=True):
         )
 
 
-class Remembered:
-    """The past of one spool, kept up to date from its first use on."""
-
-    def __init__(self, spool: Spool, table: SchedulerState) -> None:
-        self._spool = spool
-        self._table = table
-        self._made_for: tuple[object, ...] | None = None
-
-    def see_to(self, now_ns: int, policy: Policy) -> Past:
-        """Return the past; empty until there are waiting jobs to put in order."""
-        table = self._table
-        made_for = (policy.fair_share_by, sizes := table.sizing is not None)
-        if made_for != self._made_for and table.queue and (len(table.queue) + len(table.runs) > 1 or sizes):
-            table.remember(past_of(self._spool, now_ns, policy, sizes=sizes))
-            self._made_for = made_for
-        return table.past
-
-    def learn(self, live: ActiveRun) -> None:
-        """Add the lessons of a run that is over and filed."""
-        if live.result is not None and self._made_for is not None:
-            self._table.learn(live, live.result)
-
-
 class Planner(Component):
     """Makes plans. `plan` is the current one, `machine` its machine; None before the first."""
 
@@ -96,7 +71,7 @@ class Planner(Component):
         self._timer = context.timers.timer("starts", context.clock)  # due when the plan changes by itself
         self._gpu_timer = context.timers.timer("gpus")
         self.shortage = Shortage(context.spool, context.timers.timer("starts", context.clock))
-        self.past = Remembered(context.spool, context.state)
+        self._past_of: tuple[object, ...] | None = None  # what the past was read for
         self.plan: Plan | None = None
         self.machine: Machine | None = None
         self._planned_on: Machine | None = None  # that machine without the other users of a shared one
@@ -105,7 +80,6 @@ class Planner(Component):
         self._made_of: tuple[object, ...] = ()
         self._waits_for_gpus: list[Start] = []
         self._foreseen: ForeseenPlan | None = None
-        self._foreseen_of = -1  # the version of the state
 
     @property
     def is_old(self) -> bool:
@@ -182,7 +156,8 @@ class Planner(Component):
 
         Starts that such a guess holds back are decided again.
         """
-        self.past.learn(live)
+        if live.result is not None and self._past_of is not None:
+            self._state.learn(live, live.result)
         if self.plan is not None and self.plan.holds_back:
             self._decided = None
 
@@ -193,9 +168,7 @@ class Planner(Component):
 
     def foreseen(self, *, paused: bool) -> Start | None:
         """Return the start that would follow if the oldest run left its room now; None if that is unknown."""
-        if self._state.decisive != self._foreseen_of:
-            self._foreseen_of = self._state.decisive
-            self._foreseen = self._imagined(paused=paused)
+        self._foreseen = self._imagined(paused=paused)
         return next(iter(self._foreseen.plan.starts), None) if self._foreseen is not None else None
 
     def again(self, now_ns: int, *, paused: bool) -> Plan | None:
@@ -224,10 +197,18 @@ class Planner(Component):
         view = self.view(machine, now_ns, paused=paused, holding=holding)
         return decide(view, now_ns, self._settings.config.policy)
 
+    def _remember(self, now_ns: int) -> None:
+        """Read the past once there are waiting jobs to put in order, and again if it counts otherwise."""
+        state, policy = self._state, self._settings.config.policy
+        past_of_what = (policy.fair_share_by, sizes := state.sizing is not None)
+        if past_of_what != self._past_of and state.queue and (len(state.queue) + len(state.runs) > 1 or sizes):
+            state.remember(past_of(self._spool, now_ns, policy, sizes=sizes))
+            self._past_of = past_of_what
+
     def view(self, machine: Machine, now_ns: int, *, paused: bool, holding: Holding) -> View:
         """Return the input of the next plan; *holding* is what the previous plan holds back."""
         self._state.fit(machine, self._settings.config.policy)
-        self.past.see_to(now_ns, self._settings.config.policy)
+        self._remember(now_ns)
         return self._state.view(
             machine,
             ended=self._outcomes,

@@ -213,19 +213,16 @@ class Scanner(Component):
             return
         with self._confinement.of(Thing.of_job(name), _LOOK_AT) as piece:
             path = self._layout.job_file(place, name)
-            first = marks is not None and self._known(place, name) is None  # of many: reading says whether it is there
-            status = None if first else status_of(path)
-            if status is None and not first:  # the case after every move of our own
+            status = status_of(path)
+            if status is None:  # the case after every move of our own
                 self._take(place, name, ReadFailure.GONE)
             else:
                 edited = is_open_in_editor(self._layout.at(place), name, marks)
-                large = may_wait and status is not None and status.st_size > _LARGE
-                if status is None or anew or self._is_new(place, name, edited, status):
-                    seen = None if large else read_stable(path)
-                    if seen is None or (first and isinstance(seen, FileText) and len(seen.data) > _LARGE):
+                if anew or self._is_new(place, name, edited, status):
+                    if may_wait and status.st_size > _LARGE:
                         self._large.setdefault((place, name), time.monotonic_ns())
                         return
-                    self._take(place, name, self._understood(place, name, seen, edited))
+                    self._take(place, name, self._understood(place, name, read_stable(path), edited))
         if piece.failed:  # the look is due when the pause of its trouble is over
             self._recheck[place, name] = (0, 0)
 
@@ -470,7 +467,7 @@ class Reservations(Component):
         self._timer = context.timers.timer("files")  # when to read a file again that was being written
         self._pause_ns = 0  # the pause before that
         self._told: dict[str, str | None] = {}  # what was written beside each file; None: nothing
-        self.files: dict[str, tuple[tuple[int, int, int], Reservation | str]] = {}  # or what is wrong with it
+        self.files: dict[str, Reservation | str] = {}  # or what is wrong with it
         self.standing: tuple[Reservation, ...] = ()  # the valid ones, now or in future, in the order of writing
         self._gpus: frozenset[int] | None = None
         self._removed: dict[str, tuple[int, Reservation]] = {}  # when noticed, monotonic, and its value
@@ -482,10 +479,10 @@ class Reservations(Component):
         return self._timer.at_ns is not None and time.monotonic_ns() >= self._timer.at_ns
 
     def look(self) -> None:
-        """Read the changes."""
+        """Read the files."""
         last, self._pause_ns = self._pause_ns, 0
         self._timer.set(None)
-        found: dict[str, tuple[tuple[int, int, int], Reservation | str]] = {}
+        found: dict[str, Reservation | str] = {}
         with self._confinement.service("list", f"{layout.RESERVATIONS}/") as listing:
             names = self._spool.names(layout.RESERVATIONS)
         if listing.failed:  # keep the valid ones as they were
@@ -496,32 +493,26 @@ class Reservations(Component):
                 seen = read_stable(self._spool.layout.job_file(layout.RESERVATIONS, name))
                 if seen is ReadFailure.UNREADABLE:
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), f"{layout.RESERVATIONS}/{name}.toml")
-            if piece.failed and name in self.files:  # keep it as it was
+            if isinstance(seen, FileText):
+                found[name] = self._understood(name, seen)
+            elif name in self.files and (piece.failed or seen is ReadFailure.WRITING):  # keep it as it was
                 found[name] = self.files[name]
-            if isinstance(seen, ReadFailure):
-                if seen is ReadFailure.WRITING:
-                    self._pause_ns = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
-                    self._timer.set(time.monotonic_ns() + self._pause_ns)
-                    if name in self.files:
-                        found[name] = self.files[name]
-                continue
-            identity = seen.version
-            known = self.files.get(name)
-            if known is not None and known[0] == identity:
-                found[name] = known
-                continue
-            if why := self._spool.why_not(seen.status, layout.RESERVATIONS, name):
-                found[name] = ((0, 0, 0), f"- {why}\n")  # checked again at the next look: it may be accepted by then
-                continue
-            try:
-                found[name] = (identity, reservation.parse(seen.data, name=name, created_at_ns=seen.status.st_mtime_ns))
-            except InvalidReservation as error:
-                found[name] = (identity, "".join(f"- {problem.message}\n" for problem in error.problems))
+            if seen is ReadFailure.WRITING:
+                self._pause_ns = min(max(RECHECK_NS, 2 * last), RECHECK_MAX_NS)
+                self._timer.set(time.monotonic_ns() + self._pause_ns)
         self._see_removed(found)
         self._names = frozenset(names)
         self._confinement.keep("reservation", {*names, *self._told, *self._removed})
         self.files = found
         self._settle()
+
+    def _understood(self, name: str, seen: FileText) -> Reservation | str:
+        if why := self._spool.why_not(seen.status, layout.RESERVATIONS, name):
+            return f"- {why}\n"
+        try:
+            return reservation.parse(seen.data, name=name, created_at_ns=seen.status.st_mtime_ns)
+        except InvalidReservation as error:
+            return "".join(f"- {problem.message}\n" for problem in error.problems)
 
     def _see_removed(self, found: Collection[str]) -> None:
         """Keep the texts of valid reservations whose files are gone."""
@@ -546,7 +537,7 @@ class Reservations(Component):
             return ""
         if name not in self._names:
             return f"by {mover(self._spool.root, layout.RESERVATIONS)}: its file was removed"
-        _, now = self.files.get(name, (None, None))
+        now = self.files.get(name)
         is_other = isinstance(now, str) or (now is not None and now.created_at_ns != created_at_ns)
         return "its file was changed" if is_other else ""
 
@@ -563,12 +554,12 @@ class Reservations(Component):
 
     def _settle(self) -> None:
         """Determine the valid reservations, and report the problems of the others beside their files."""
-        settled = settle((found for _, found in self.files.values() if isinstance(found, Reservation)), self._gpus)
-        if settled.standing != self.standing:
-            self.standing = settled.standing
+        standing, refused = settle((one for one in self.files.values() if isinstance(one, Reservation)), self._gpus)
+        if standing != self.standing:
+            self.standing = standing
             self._state.changed()
-        wrong = {name: found for name, (_, found) in self.files.items() if isinstance(found, str)}
-        wrong |= {name: f"- {why}\n" for name, why in settled.refused.items()}
+        wrong = {name: found for name, found in self.files.items() if isinstance(found, str)}
+        wrong |= {name: f"- {why}\n" for name, why in refused.items()}
         for name in self._told.keys() | self.files.keys():
             thing, why = Thing("reservation", name), wrong.get(name)
             if self._told.get(name, "") == why or self._confinement.pauses(thing, _SAY):

@@ -100,7 +100,7 @@ def _serve(root: str, once: bool, until_idle: bool, idle_exit_ns: int | None) ->
                 logging.getLogger("spool").removeHandler(dispatcher.status.logged)
             spool.release()
         if once or until_idle:
-            dispatcher.events.client.join(_TELLING_S)  # so that notifications are sent, if possible
+            dispatcher.events.client.child.join(_TELLING_S)  # so that notifications are sent, if possible
         # A job that was submitted, released or fixed between the last look and the release of the lock has seen a
         # running dispatcher. Files that a second dispatcher does not take either are links or directories with names of
         # jobs.

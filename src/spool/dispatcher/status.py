@@ -7,7 +7,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import assert_never
 
 from spool.core import layout, lifecycle
 from spool.core.lifecycle import Evidence, Liveness, Proof, Verdict, prove, shown
@@ -162,7 +161,7 @@ class StatusWriter(Component):
                 for job in self._state.jobs.values()
                 if job.refused.until_ns > now and job.live is None
             },
-            recent=self._state.recent.noted(),
+            recent=self._state.recent.use,
         )
 
     def _waiting(self, job: JobEntry, file: JobFileVersion, plan: Plan | None, *, paused: bool) -> JobView:
@@ -192,26 +191,14 @@ class StatusWriter(Component):
     def _state_of(self, live: ActiveRun) -> tuple[State, str]:
         """Return the state of a run, and the reason, as in every view."""
         phase = live.phase
-        match phase:
-            case lifecycle.Unread(empty=True) | lifecycle.Gone():  # its end cannot be read yet
-                return State.STOPPING, "has ended"
-            case lifecycle.Void():
-                proof = Proof(Verdict.VOID)
-            case lifecycle.Ended():
-                proof = Proof(Verdict.ENDED, phase.outcome, phase.reason)
-            case lifecycle.Recorded() | lifecycle.Filed():
-                proof = Proof(Verdict.ENDED, phase.ended.outcome, phase.ended.reason)
-            case (
-                lifecycle.Unread()
-                | lifecycle.Claimed()
-                | lifecycle.Unstartable()
-                | lifecycle.TakenBack()
-                | lifecycle.Active()
-                | lifecycle.Outlived()
-            ):
-                proof = self._proof(live)
-            case _:  # pragma: no cover
-                assert_never(phase)
+        if isinstance(phase, lifecycle.Gone) or phase == lifecycle.Unread(empty=True):  # its end cannot be read yet
+            return State.STOPPING, "has ended"
+        if isinstance(phase, lifecycle.Void):
+            proof = Proof(Verdict.VOID)
+        elif (ended := live.ended) is not None:
+            proof = Proof(Verdict.ENDED, ended.outcome, ended.reason)
+        else:
+            proof = self._proof(live)
         state, reason = shown(proof, filed=False, stop=live.stop, submitted=live.submitted)
         return state or State.STARTING, reason
 
@@ -237,10 +224,7 @@ class StatusWriter(Component):
 
     def _machine(self, machine: Machine) -> MachineView:
         runs = self._state.runs
-        on: dict[str, list[str]] = {}
-        for run in runs.with_gpus.values():
-            for uuid in run.grant.gpu_uuids:
-                on.setdefault(uuid, []).append(run.name)
+        on = runs.on_gpus()
         return MachineView(
             cpus=machine.cpus,
             cpus_free=machine.cpus - runs.counts.cpus,
@@ -253,7 +237,7 @@ class StatusWriter(Component):
                 pool.name: PoolView(total=pool.total, granted=runs.counts.named.granted(pool.name))
                 for pool in machine.resources
             },
-            gpus=tuple(GpuView.of(gpu, on.get(gpu.uuid, ())) for gpu in machine.gpus),
+            gpus=tuple(GpuView.of(gpu, [run.name for run in on[gpu.uuid]]) for gpu in machine.gpus),
             shared=self._gate.leases.view,
         )
 

@@ -47,9 +47,7 @@ from spool.state.run import ActiveRun
 from spool.store.disk import status_of
 
 _MOST_FAILURES = 3  # of an engine to start a job, in a row
-_NOT_BY_CHANCE = frozenset(
-    {EngineWord.FAILED, EngineWord.FORGOTTEN, EngineWord.NOT_STARTED}
-)  # of a run that ends before it begins
+_NOT_BY_CHANCE = frozenset({EngineWord.FAILED, EngineWord.FORGOTTEN, EngineWord.NOT_STARTED})  # before it begins
 COULD_NOT_START = "could not start: "
 _SHELL_SAYS = (  # exit codes of a shell, its last line then, and what that means
     # Of dash and busybox, and of bash after its tries. The command may have done anything before, so it has failed; its

@@ -284,14 +284,8 @@ class Hint(NamedTuple):
 _CHANGES = {"created": NameChange.CAME, "deleted": NameChange.GONE, "modified": NameChange.OTHER}
 
 
-class _EventsLost(FileSystemEvent):
-    """The kernel dropped events."""
-
-    event_type = "lost"
-
-
 class _Emitter(EventEmitter):
-    """Emits the events of several directories, as files, and the end of a watch as `DirDeletedEvent`.
+    """Emits the events of several directories, as files, and the end of a watch, or lost events, as `DirDeletedEvent`.
 
     It is never started: the thread that wants the events reads them, so they need no queue with locks.
     """
@@ -306,10 +300,6 @@ class _Emitter(EventEmitter):
         """Emit the events of *mask* from now on. Raises OSError."""
         self._directories[_checked(_LIBC.inotify_add_watch(self.fd, os.fsencode(path), mask), path)] = path
 
-    def queue_event(self, event: FileSystemEvent) -> None:
-        """Pass *event* on at once."""
-        self._hear(event)
-
     def queue_events(self, timeout: float = 0) -> None:
         """Read the pending events; *timeout* is not needed."""
         try:
@@ -322,11 +312,11 @@ class _Emitter(EventEmitter):
             at += _EVENT.size + size
             event = self._event(wd, mask, events[at - size : at].rstrip(b"\0"))
             if event is not None:
-                self.queue_event(event)
+                self._hear(event)
 
     def _event(self, wd: int, mask: int, name: bytes) -> FileSystemEvent | None:
         if mask & _Q_OVERFLOW:
-            return _EventsLost("")
+            return DirDeletedEvent("")  # the kernel dropped some
         directory = self._directories.get(wd)
         if directory is None or mask & _DELETE_SELF:  # the end of its watch was reported, or will be
             return None
@@ -423,9 +413,7 @@ class DirectoryWatcher:
 
     def _on_event(self, event: FileSystemEvent) -> None:
         path = os.fsdecode(event.src_path)
-        if isinstance(event, _EventsLost):
-            self.lost = True
-        elif isinstance(event, DirDeletedEvent):
+        if isinstance(event, DirDeletedEvent):
             self._keys.pop(path, None)
             self._stale = self.lost = True
         else:

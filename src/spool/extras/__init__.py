@@ -69,10 +69,10 @@ TABLE = (
         sharing="spool.extras.machine.protocol:sharing",
         verbs={
             "machine": ContributedVerb(
-                "The machine",
+                "Administration",
                 "spool.extras.machine.verb:command",
                 "Share the machine among several users.",
-                after="gpus",
+                after="service",
             )
         },
         on_info="spool.extras.machine.verb:print_shared",
@@ -92,13 +92,13 @@ TABLE = (
         record="spool.extras.capture.code:capture_of",
         verbs={
             "diff": ContributedVerb(
-                "Jobs", "spool.extras.capture.verbs:diff", "Show what differs between two runs.", after="why"
+                "More", "spool.extras.capture.verbs:diff", "Show what differs between two runs.", after="seff"
             ),
             "rerun": ContributedVerb(
-                "Jobs",
+                "More",
                 "spool.extras.capture.verbs:rerun",
                 "Submit an earlier run again, as a new job.",
-                after="requeue",
+                after="diff",
             ),
         },
         told="spool.extras.capture.code:told",
@@ -134,10 +134,10 @@ TABLE = (
         "Draws runs over time, and the charts of other verbs.",
         verbs={
             "plot": ContributedVerb(
-                "The machine",
+                "More",
                 "spool.extras.plot.verb:command",
                 "Plot what ran when and where, in the terminal or to a file.",
-                after="stats",
+                after="plan",
             )
         },
         charts="spool.extras.plot.pictures:DRAWING",
@@ -147,10 +147,10 @@ TABLE = (
         "Simulates how policies would schedule a workload.",
         verbs={
             "simulate": ContributedVerb(
-                "The machine",
+                "Administration",
                 "spool.extras.simulate.verb:command",
                 "Simulate a workload and compare policies.",
-                after="plot",
+                after="doctor",
             )
         },
     ),

@@ -14,10 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -51,13 +49,6 @@ class CommandEnd(Struct, frozen=True):
     err: str = ""
 
 
-class _Order(Struct):
-    command: Command
-    take: Callable[[CommandEnd], object]
-    within_ns: int
-    due_ns: int | None = None  # when its answer is; None: it was not sent yet
-
-
 class CommandRunner(ChildProcess):
     """The helper, and the commands that it runs. `fileno` is readable when :meth:`work` has something to do.
 
@@ -67,51 +58,54 @@ class CommandRunner(ChildProcess):
     def __init__(self, environment: Callable[[], Mapping[str, str]] = lambda: os.environ) -> None:
         path = {"PYTHONPATH": import_path()}
         super().__init__(("spool.extras.commands",), lambda: {**environment(), **path}, answers_on_stdout=True)
-        self._orders: dict[int, _Order] = {}
+        self._orders: dict[int, tuple[Command, Callable[[CommandEnd], object]]] = {}  # all sent, if there is a helper
         self._number = 0
-        self._answered: deque[Callable[[], object]] = deque()
+        self._heard_ns = 0  # when it last answered, or had nothing to do
+        self._ends: list[tuple[Callable[[CommandEnd], object], CommandEnd]] = []  # that nobody was told of yet
         self._trouble = ""  # why the last start failed
 
     def due_ns(self) -> int | None:
         """Return when :meth:`work` has something to do even without input, on the monotonic clock."""
-        if self._answered:
+        if self._ends:
             return time.monotonic_ns()
-        if self._orders and self.pid is None:
+        if not self._orders:
+            return None
+        if self.pid is None:
             return self.start_due_ns
-        return min((order.due_ns for order in self._orders.values() if order.due_ns is not None), default=None)
+        longest_s = max(command.within_s for command, _ in self._orders.values())
+        return self._heard_ns + int(longest_s * 1e9) + _PATIENCE_NS
 
     def order(self, command: Command, take: Callable[[CommandEnd], object]) -> None:
         """Queue a command; :meth:`work` calls *take* with its end."""
-        # Each command before it in the helper may take all of its time.
-        waits = 1 + len(self._orders) // AT_ONCE
-        within_ns = int(command.within_s * 1e9) * waits + _PATIENCE_NS
+        if not self._orders:
+            self._heard_ns = time.monotonic_ns()
         self._number += 1
-        self._orders[self._number] = _Order(command, take, within_ns)
-        self._send()
+        self._orders[self._number] = command, take
+        self._send(self._number)
 
     def work(self) -> bool:
         """Take the available answers, restart the helper or give it up as needed; return whether there were answers.
 
         An error with one answer does not lose the others: the next call goes on.
         """
-        why, pid, alive = "", self.pid, self.is_alive
+        why, pid, alive, due_ns = "", self.pid, self.is_alive, self.due_ns()
         self.lingers()
         for line in self.read():
             said = json.loads(line)
+            self._heard_ns = time.monotonic_ns()
             self._answer([said.pop("number")], CommandEnd(**said))
         if pid is not None and (not alive or self.has_hung_up):
             why = "the process that runs commands has ended"
-        elif any(order.due_ns is not None and time.monotonic_ns() >= order.due_ns for order in self._orders.values()):
+        elif pid is not None and not self._ends and due_ns is not None and time.monotonic_ns() >= due_ns:
             why = "the process that runs commands did not answer"
         if why:  # what it was sent may have been executed or not
             self.give_up(kill=True)
-            self._answer(
-                [at for at, order in self._orders.items() if order.due_ns is not None], CommandEnd(None, "", why)
-            )
+            self._answer([*self._orders], CommandEnd(None, "", why))
         self._send()
-        has_answers = bool(self._answered)
-        while self._answered:
-            self._answered.popleft()()
+        has_answers = bool(self._ends)
+        while self._ends:
+            take, end = self._ends.pop(0)
+            take(end)
         return has_answers
 
     def close(self) -> None:
@@ -122,23 +116,22 @@ class CommandRunner(ChildProcess):
     def _answer(self, numbers: list[int], end: CommandEnd) -> None:
         for number in numbers:
             if (order := self._orders.pop(number, None)) is not None:
-                self._answered.append(partial(order.take, end))
+                self._ends.append((order[1], end))
 
-    def _send(self) -> None:
+    def _send(self, *numbers: int) -> None:
+        """Send these orders to the helper; all of them if it has to be started."""
         if self.pid is None and self._orders:
             if time.monotonic_ns() >= self.start_due_ns:
                 try:
                     self.start()
-                    self._trouble = ""
+                    self._trouble, self._heard_ns, numbers = "", time.monotonic_ns(), (*self._orders,)
                 except OSError as error:
                     self._trouble = f"cannot start the process that runs commands: {error.strerror or error}"
             if self._trouble:  # urgent commands get an answer; the others run later
-                urgent = [at for at, order in self._orders.items() if order.command.urgent]
+                urgent = [number for number, (command, _) in self._orders.items() if command.urgent]
                 self._answer(urgent, CommandEnd(None, "", self._trouble))
-        for number, order in self._orders.items() if self.pid is not None else ():
-            if order.due_ns is None:
-                order.due_ns = time.monotonic_ns() + order.within_ns
-                self.send(_line(number, order.command))
+        for number in numbers if self.pid is not None else ():
+            self.send(_line(number, self._orders[number][0]))
 
 
 def _line(number: int, value: Command | CommandEnd) -> bytes:
@@ -169,21 +162,18 @@ def run(command: Command) -> CommandEnd:
             status = process.returncode
         except subprocess.TimeoutExpired as error:
             if ends_on and ends_on in (error.stderr or b""):
-                _signal(process, signal.SIGTERM)  # the program may be a script around the one that retries
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)  # the program may be a script around the one that retries
                 ends_on = b""
     if status is None:
-        _signal(process, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         try:
             out, err = process.communicate(timeout=_LAST_OUTPUT_S)
         except subprocess.TimeoutExpired:  # another process holds its output open
             out, err = b"", b""
         err += f"ended after {command.within_s}s without an answer".encode()
     return CommandEnd(status, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
-
-
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 def main() -> None:

@@ -73,7 +73,7 @@ class Key(Row):
     * `array_only`: for the array file only, not for its tasks.
     * `in_defaults`: it may also stand in `[defaults]` of config.toml.
     * `many`: "list" for a list of such tables, "named" for a table of them by names that the user chooses.
-    * `internal`: only spool writes it, so the page of keys leaves it out.
+    * `internal`: only spool writes it, so the page of keys leaves it out. `rare`: only `--help all` lists its options.
     """
 
     name: str
@@ -94,6 +94,7 @@ class Key(Row):
     in_defaults: bool = False
     many: str = ""
     internal: bool = False
+    rare: bool = False
 
     @property
     def table(self) -> KeyTable | None:

@@ -12,6 +12,7 @@ and its problems), `step_begun` (it is at work) and `reply`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -40,9 +41,8 @@ render = render_event = render_facts = json_line
 """A message, an event, or its facts, as JSON on a line. Unknown values are absent."""
 
 
-def parse_event(line: bytes) -> Event | None:
-    """Return the event of a line; None if it cannot be read (a power cut may leave half of one)."""
-    return decoded(_decoder, line)
+parse_event = partial(decoded, _decoder)
+"""Return the event of a line; None if it cannot be read (a power cut may leave half of one)."""
 
 
 def render_base(position: int) -> bytes:
@@ -194,6 +194,5 @@ def plain_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
     return msgspec.json.decode(json_line(keys), type=dict[str, Any])
 
 
-def read(line: bytes) -> Message | None:
-    """Return the message in a line; None if it cannot be read."""
-    return decoded(_message, line)
+read = partial(decoded, _message)
+"""Return the message in a line; None if it cannot be read."""

@@ -525,8 +525,8 @@ class TaskFiles:
     """Makes the files of the tasks of one array. Raises InvalidFile for invalid TOML.
 
     A task's file is an ordinary job file: the keys of the array's file, without those that make an array, with `{key}`
-    replaced, plus a table `[task]`. It depends only on the bytes of the array's file, what hooks have set in it, and
-    the position, so that it can be made again after a power cut.
+    replaced, plus its parameters in `env` and a table `[task]`. It depends only on the bytes of the array's file, what
+    hooks have set in it, and the position, so that it can be made again after a power cut.
     """
 
     def __init__(self, name: str, data: bytes, spec: Spec) -> None:
@@ -538,19 +538,19 @@ class TaskFiles:
         self._head = b"".join(line for line in defaults.splitlines(keepends=True) if line.startswith(SET_BY.encode()))
         same: dict[str, Any] = {}
         self._scalars: dict[str, Any] = {}  # keys that differ from task to task
-        self._env: dict[str, str] | None = None
+        parameters = {variable: f"{{{key}}}" for variable, key in self.tasks.variables.items()}
+        env = {**parameters, **document.pop("env", {})}
+        self._env = {key: text for key, text in env.items() if self._substitution.touches(text)}
         for key, value in document.items():
             if key in _ARRAY_ONLY:
                 continue
-            if key == "env" and any(self._substitution.touches(text) for text in value.values()):
-                self._env = value
-            elif key in _REPLACED and any(
-                map(self._substitution.touches, [value] if isinstance(value, str) else value)
-            ):
+            if key in _REPLACED and any(map(self._substitution.touches, [value] if isinstance(value, str) else value)):
                 self._scalars[key] = value
             else:
                 same[key] = value
-        # Tables come after all other keys, so the differing keys go before and after the common ones.
+        if env:
+            same["env"] = {key: text for key, text in env.items() if key not in self._env}
+        # Tables come after all other keys, so the differing keys go before and after the common ones; `env` is last.
         self._same = toml.write(same) if same else b""
 
     def text(self, position: int) -> bytes:
@@ -565,9 +565,7 @@ class TaskFiles:
         last = f"\n[task]\narray = {toml.quote(task.array)}\nindex = {task.index}\n"
         if task.max_running is not None:
             last += f"max_running = {task.max_running}\n"
-        env = b""
-        if self._env is not None:
-            env = b"\n" + toml.write({"env": {key: apply(value, values) for key, value in self._env.items()}})
+        env = toml.write({key: apply(value, values) for key, value in self._env.items()}) if self._env else b""
         return self._head + (toml.write(head) if head else b"") + self._same + env + last.encode()
 
 

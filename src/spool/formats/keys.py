@@ -155,7 +155,7 @@ _WHEN = with_parts("job", (
         option="-p --priority 0-255"),
     Key("depends_on", DEPENDS_ON,
         "Jobs that this one waits for. A list means that all must finish successfully. An array's name means all of "
-        "its tasks.", option="-d --depends-on [KIND:]NAME,…", also="--dependency",
+        "its tasks.", option="-d --depends-on NAME,…", also="--dependency",
         help="Jobs that must finish first; before them any:, ended:, failed: or each: for other conditions."),
     Key("on_dependency_failure", "word",
         "What to do when a dependency can no longer be satisfied: cancel the job, or keep it waiting.",
@@ -180,15 +180,17 @@ _MANY = with_parts("job", (
         'Turns this file into many jobs, one for each index: "0-99", "0-99:2" with a step, "1,3,7-9" as a list. With '
         '"%4" at the end, at most 4 run at once.', examples=["0-99%4", "0-99:2", "1,3,7-9"], array_only=True,
         option="--array 0-99:2%4", also="-a",
-        help="Submit one job for each index, its $SPOOL_ARRAY_INDEX and {index}; :2 is a step, %4 at most 4 at once."),
+        help="One job for each {index}, $SPOOL_ARRAY_INDEX; :2 is a step, %4 at most 4 at once."),
     Key("matrix", "choices",
         "Turns this file into many jobs: each key has a list, and each combination is a job. `{key}` in `command`, "
-        "`env` and the paths is replaced by the job's value.", array_only=True, option="--matrix KEY=VALUE,…",
-        help="Submit one job for each value of {key} in the command. May be repeated."),
+        "`env` and the paths is replaced by the job's value, which `$SPOOL_PARAM_KEY` has too.", array_only=True,
+        option="--matrix KEY=VALUE,…",
+        help="One job for each value, its {key} and $SPOOL_PARAM_KEY. May be repeated."),
     Key("rows", "rows",
         "Turns this file into many jobs: a list of tables with the same keys, one job for each. `{key}` is replaced "
         "as for `matrix`. `spool submit --param-file` writes it from a table.",
-        examples=[[{"lr": 0.1, "seed": 1}, {"lr": 0.01, "seed": 7}]], array_only=True, option="--param-file FILE.csv",
+        examples=[[{"lr": 0.1, "seed": 1}, {"lr": 0.01, "seed": 7}]], array_only=True, rare=True,
+        option="--param-file FILE.csv",
         help="Submit one job for each row of a table, whose first line has the keys."),
     Key("max_running", "count", "Maximum number of the array's tasks that run at once.", least=1, array_only=True),
     Key("task", TASK, "Written by spool: which array task this is.", internal=True),
@@ -210,7 +212,7 @@ _OUTPUT = with_parts("job", (
         "a percent sign. Default: `log` in the metadir.", option="--stdout PATH", also="-o --output",
         help="Path for the output: %n the job, %r the run."),
     Key("stderr", "output", "Path for the error output, like `stdout`. Default: the same file as the output.",
-        option="--stderr PATH", also="--error",
+        option="--stderr PATH", also="--error", rare=True,
         help="Path for the error output, if not the same."),
 ))
 
@@ -221,7 +223,7 @@ _RUNNING = with_parts("job", (
         "What runs the job: one of these, or an engine that an installed package offers. Default: from the "
         "configuration.", words=executors(),
         help="What runs the job. Default: as configured.",
-        option="--executor NAME",
+        option="--executor NAME", rare=True,
         shortcuts=(
             ("--tmux", "tmux", "Run it in a terminal that `spool attach` opens."),
             *((f"--{name}", name, offer.shortcut) for name, offer in engines().items() if offer.shortcut),

@@ -60,7 +60,7 @@ OWN_VARIABLES = (
     "SPOOL_EXIT_CODE",
     "SPOOL_ENV",
 )
-"""Every `SPOOL_*` variable that a job may find, but for those of its resources. The wrapper forgets inherited ones."""
+"""Every `SPOOL_*` variable that a job may find but for its resources and parameters; inherited ones are forgotten."""
 
 SET_BY_SPOOL = frozenset({*OWN_VARIABLES[:-2], "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
 """Variables that a job finds in its environment and may not set itself, nor those of its resources."""

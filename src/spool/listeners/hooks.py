@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from msgspec import Struct
@@ -38,6 +38,7 @@ LIMIT_NS = 30 * SECOND_NS
 """The longest that a hook may take."""
 
 _MOST_OUTPUT = 64 << 10
+_MOST_READS = 64  # in a row, of a hook that writes and writes
 _CUT_OFF = b"\n[the rest of its output was cut off]\n"
 inherits_orphans = False
 """Whether this process inherits the orphans of its hooks, as that of the listeners does."""
@@ -201,38 +202,21 @@ def _attend(process: subprocess.Popen[bytes]) -> tuple[bytes, bool]:
         ready = select.poll()
         ready.register(out, select.POLLIN)
         ready.register(end, select.POLLIN)
-        taken = b""
-        deadline = time.monotonic_ns() + LIMIT_NS
-        while True:
-            found = dict(ready.poll(max(0, deadline - time.monotonic_ns()) / 1e6))
-            if out in found:
-                taken, more = _take(out, taken)
-                if not more:
-                    ready.unregister(out)
-            if end in found:  # output that its children hold open is not waited for
-                while True:
-                    before = len(taken)
-                    taken, more = _take(out, taken)
-                    if not more or len(taken) == before or len(taken) > _MOST_OUTPUT:
-                        return taken, True
-            if time.monotonic_ns() >= deadline:
-                return taken, False
+        taken, deadline = b"", time.monotonic_ns() + LIMIT_NS
+        ended = False
+        while not ended and time.monotonic_ns() < deadline:
+            ended = end in dict(ready.poll(max(0, deadline - time.monotonic_ns()) / 1e6))
+            with suppress(OSError):  # nothing is there now; what its children hold open is not waited for
+                for _ in range(_MOST_READS):
+                    data = os.read(out, _MOST_OUTPUT)
+                    taken += data[: _MOST_OUTPUT + 1 - len(taken)]
+                    if not data:
+                        with suppress(KeyError):
+                            ready.unregister(out)
+                        break
+        return taken[:_MOST_OUTPUT] + (_CUT_OFF if len(taken) > _MOST_OUTPUT else b""), ended
     finally:
         os.close(end)
-
-
-def _take(out: int, taken: bytes) -> tuple[bytes, bool]:
-    """Read available output; return all that is kept, and whether there may be more."""
-    try:
-        data = os.read(out, 1 << 16)
-    except BlockingIOError:
-        return taken, True
-    except OSError:
-        return taken, False
-    room = _MOST_OUTPUT - len(taken)
-    if len(data) <= room:
-        return taken + data, bool(data)
-    return (taken + data[:room] + _CUT_OFF if room >= 0 else taken), True
 
 
 def end_tree(root: str, mark: str, jid: Jid | None, *, ours: bool = True) -> int:

@@ -405,7 +405,9 @@ class NvmlHelper:
         if code == 0 and self._again:  # it was just leaving because it was idle
             self._again = False
             return self._ask()
-        return f"the process that queries NVML ended, {'signal' if (code or 0) < 0 else 'code'} {abs(code or 0)}"
+        if code is None:
+            return "the process that queries NVML answers no more and does not end"
+        return f"the process that queries NVML ended, {'signal' if code < 0 else 'code'} {abs(code)}"
 
     def _done(self) -> None:
         self.asking = False  # whether a question is open

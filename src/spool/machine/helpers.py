@@ -24,6 +24,7 @@ from spool.core.model import SECOND_NS
 _PAUSE_NS, _LONGEST_PAUSE_NS = SECOND_NS // 10, 30 * SECOND_NS  # before a restart
 _WELL_NS = 60 * SECOND_NS  # a child that has lived this long was healthy
 _MOMENT_S = 0.1  # for a dead process to be gone
+_LEAVING_S = 1.0  # for one that has closed its end to be gone, on a machine with much else to do
 _LAST_WORDS_S = 0.2
 
 
@@ -167,7 +168,7 @@ class ChildProcess:
 
     def exit_code(self) -> int | None:
         """Return the exit code of a child that has hung up, negative for a signal; None if it lives on for a moment."""
-        return None if self._process is None else _exit_code(self._process, _MOMENT_S)
+        return None if self._process is None else _exit_code(self._process, _LEAVING_S)
 
     def give_up(self, *, kill: bool = False) -> None:
         """Abandon the child, if any, which counts as a death."""

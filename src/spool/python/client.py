@@ -236,8 +236,7 @@ class Client:
         """
         from spool.query.listing import foreseen
 
-        found = list_jobs(self._spool, wanted, everything=everything)
-        return foreseen(self._spool, found, {}, ask=forecast)[0]
+        return foreseen(self._spool, list_jobs(self._spool, wanted, everything=everything), ask=forecast)
 
     def why(self, job: str | Job) -> Explanation:
         """Return why a job does not run yet, what must end first, and when it could start."""

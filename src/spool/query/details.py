@@ -7,10 +7,10 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.client.output import last_words_of, outputs, progress_of
+from spool.client.output import last_words_of, outputs, run_of
 from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.errors import InvalidRecord, NoSuchJob, cannot
@@ -22,6 +22,7 @@ from spool.core.model import (
     Grant,
     Jid,
     JobDefaults,
+    Policy,
     Result,
     Sized,
     Spec,
@@ -33,11 +34,12 @@ from spool.core.runtimes import Expected
 from spool.core.sizes import Efficiency, MeasuredRun, Summary, efficiency, summary
 from spool.formats import jobfile
 from spool.formats.capabilities import contributed, engine_title
+from spool.formats.config import Config
 from spool.formats.run_records import ArrayRecord, RunFiles
 from spool.query.jobs import JobLister, row_to_come
 from spool.query.listing import ArrayTasks, tasks_of, with_outlook
 from spool.query.look import Look
-from spool.query.rows import JobRow, with_metrics, with_parameters, with_progress
+from spool.query.rows import JobRow, tasks_in, with_metrics, with_what_it_tells
 from spool.state.past import past_of
 from spool.store.arrays import array_outcome
 from spool.store.edited import Settings
@@ -46,8 +48,6 @@ from spool.store.spool import Spool
 
 FAILURES = frozenset({State.FAILED, State.TIMEOUT, State.OUT_OF_MEMORY, State.LOST})
 """The outcomes that the output of a run may explain."""
-
-_GOES_ON = frozenset({State.SUBMITTED, State.STARTING, State.RUNNING, State.STOPPING})
 
 
 class RunDetails(Struct, frozen=True):
@@ -105,9 +105,8 @@ class JobDetails(Struct, frozen=True):
     expected_run_ns: int | None = None  # None: it has ended, or is an array
     expected: str = ""  # … in words, with its source
     requests: str = ""  # the memory that its next run requests and why, if its file leaves that to spool
-    tasks: tuple[JobRow, ...] = ()  # of an expanded array
-    task_counts: dict[str, int] = field(default_factory=dict)  # number of its tasks in each state
-    failed_tasks: tuple[str, ...] = ()
+    tasks: ArrayTasks = ArrayTasks(())  # of an expanded array
+    to_expand: int = 0  # the tasks of one that is not
     last_lines: tuple[str, ...] = ()  # of the output of the newest shown run, if it failed
 
 
@@ -118,12 +117,11 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
     to_come = row_to_come(spool, name) if not places and not runs else None
     if not places and not runs and to_come is None:
         raise spool.no_such_job("show", f"job {name}", name)
-    if run is not None and run not in runs:
-        has = f"its runs are {', '.join(map(str, runs))}" if runs else "it has not run yet"
-        raise NoSuchJob(cannot("show", f"run {run} of job {name}", has))
+    if run is not None:
+        run_of(spool, name, run, verb="show")
     lister = JobLister(spool)
     listed = lister.listing(only=lambda other: other == name)
-    found = [*listed.rows] or [row for row in (to_come,) if row is not None]
+    found = with_what_it_tells(spool, [*listed.rows] or filter(None, (to_come,)))
     place = found[0].place if found else next(iter(places), None)
     place = place if place in places else None
     text = spool.job_text(place, name) if place is not None else None
@@ -134,12 +132,12 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         found = [JobRow(name=name, state=last.state or State.CANCELLED, run=last.record.run, reason=reason)]
     if not found:
         raise NoSuchJob(cannot("show", f"job {name}", f"the file with its name in {place}/ is not a regular file"))
-    defaults = _defaults(spool, lister, found[0])
-    expected, sized = _expected(spool, place, found[0], defaults)
+    config = Settings(spool.root).config
+    defaults = _defaults(spool, lister, found[0], config)
+    expected, sized = _expected(spool, place, found[0], defaults, config.policy)
     tasks = tasks_of(spool, name) or ArrayTasks(())
-    (row,) = with_parameters(spool, found[:1])
-    (row,) = with_metrics(spool, (with_progress(spool, row),))
-    (row,) = with_outlook(spool, (row,), lister.at_ns, served=listed.serves)
+    to_expand = tasks_in(spool, name) if not tasks.rows and not found[0].state.ended else None
+    (row,) = with_outlook(spool, with_metrics(spool, found[:1]), lister.at_ns, served=listed.serves)
     if sized is not None:
         row = replace(row, memory_bytes=sized.request.memory_bytes)
     return JobDetails(
@@ -157,9 +155,8 @@ def job_details(spool: Spool, name: str, run: int | None = None) -> JobDetails:
         expected_run_ns=expected.ns if expected is not None else None,
         expected=expected.words(name, found[0].user or "") if expected is not None else "",
         requests=sized.why if sized is not None else "",
-        tasks=tasks.rows,
-        task_counts=tasks.counts(),
-        failed_tasks=tasks.failed(),
+        tasks=tasks,
+        to_expand=to_expand.count if to_expand is not None else 0,
         last_lines=_last_lines(spool, name, shown),
     )
 
@@ -195,18 +192,18 @@ def _last_lines(spool: Spool, name: str, runs: Sequence[RunDetails]) -> tuple[st
     return last_words_of(spool, name, runs[-1].record.run)
 
 
-def _defaults(spool: Spool, lister: JobLister, row: JobRow) -> JobDefaults:
+def _defaults(spool: Spool, lister: JobLister, row: JobRow, config: Config) -> JobDefaults:
     """Return what completes the file of a job: now, with what hooks set in it, or at the start of its run."""
     if row.place not in (layout.QUEUED, layout.HELD) and row.run is not None:
         return spool.defaults(row.name, row.run)
-    return Look(spool, Settings(spool.root).config, lister.at_ns).defaults(row.place or layout.QUEUED, row.name)
+    return Look(spool, config, lister.at_ns).defaults(row.place or layout.QUEUED, row.name)
 
 
 def _expected(
-    spool: Spool, place: str | None, row: JobRow, defaults: JobDefaults
+    spool: Spool, place: str | None, row: JobRow, defaults: JobDefaults, policy: Policy
 ) -> tuple[Expected | None, Sized | None]:
     """Return the run time and, while it waits, the request that are expected of a job, as far as known."""
-    if row.state.ended or place not in (layout.QUEUED, layout.HELD, layout.RUNNING):
+    if row.state.ended or place is None:
         return None, None
     runs = place == layout.RUNNING
     spec = spool.spec_in_force(row.name, row.run) if runs and row.run is not None else None
@@ -220,7 +217,7 @@ def _expected(
         sized = next_request(spool, row.name, row.user or "", spec)
     if spec.is_array:
         return None, sized
-    past = past_of(spool, time.time_ns(), Settings(spool.root).config.policy)
+    past = past_of(spool, time.time_ns(), policy)
     return past.run_times.expected(row.user or "", row.name, spec), sized
 
 
@@ -244,19 +241,17 @@ def _run(spool: Spool, files: RunFiles, lister: JobLister, rows: Sequence[JobRow
     known = spool.known_end_of(files)
     result: Result | None = None if isinstance(known, InvalidRecord) else known
     found = lister.shown(files, filed=result is not None)
-    state, reason = found.state, found.reason
+    state, reason, progress = found.state, found.reason, ""
     suspension = Suspension(result.suspended_ns) if result is not None else found.suspension
     if files.proof.verdict is Verdict.VOID and files.refusal:
         reason = f"{reason}: {files.refusal}"
     if result is not None:
-        reason = result.reason
-        if array is not None:
-            now = array_outcome(spool, result)
-            state, reason = now.outcome, now.reason
+        ended = result if array is None else array_outcome(spool, result)
+        state, reason = ended.outcome, ended.reason
     elif isinstance(known, InvalidRecord):
         state, reason, found = State.INVALID, str(known), replace(found, end=None)
-    elif (row := next((row for row in rows if row.run == run and row.state in _GOES_ON), None)) is not None:
-        state, reason = row.state, row.reason
+    elif (row := next((row for row in rows if row.run == run), None)) is not None:
+        state, reason, progress = row.state, row.reason, row.progress
     record, where = result or found.end or files.so_far, outputs(spool, name, run)
     metadir = spool.layout.metadir(name, run)
     watch = lister.gpu_watch(name, run) if result is None and grant is not None and grant.grant.gpu_uuids else None
@@ -271,7 +266,7 @@ def _run(spool: Spool, files: RunFiles, lister: JobLister, rows: Sequence[JobRow
         pid=getattr(files.jid, "pid", None),
         grant=grant.grant if grant is not None else None,
         stop=files.stop,
-        progress=progress_of(spool, name, run).text if state is State.RUNNING else "",
+        progress=progress,
         suspension=suspension,
         gpu_idle_ns=watch.idle_ns if watch is not None and state is State.RUNNING else None,
         parts={each.name: read(spool, name, run) for each, read in contributed("record")},
@@ -302,16 +297,14 @@ def compare(spool: Spool, name: str, run: int | None = None) -> RunEfficiency | 
         result = spool.account_of(name, run, None)  # its metadir may be removed
         if result is not None:
             return _of_result(result, None, (*runs, run))
-        has = f"its runs are {', '.join(map(str, runs))}" if runs else "it has not run yet"
-        raise NoSuchJob(cannot("compare", f"run {run} of job {name}", has))
-    newest = run if run is not None else spool.latest_run(name)
-    if newest is None:
+    if run is None and spool.latest_run(name) is None:
         last = next((known for known in spool.accounts_since(None) if known.job == name), None)
         if last is not None:
             return _of_result(last, None, (last.run,))
-        if not spool.places(name):
-            raise spool.no_such_job("compare", f"job {name}", name)
-        raise NoSuchJob(cannot("compare", f"job {name}", "it has not run yet", remedy=f"`spool why {name}` says why"))
+        if spool.places(name):
+            why, remedy = "it has not run yet", f"`spool why {name}` says why"
+            raise NoSuchJob(cannot("compare", f"job {name}", why, remedy=remedy))
+    newest = run_of(spool, name, run, verb="compare")
     array = spool.array(name, newest)
     if array is not None:
         return ArrayEfficiency(name, _of_tasks(spool, array))

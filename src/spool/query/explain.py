@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -131,7 +131,7 @@ def _foretold(answer: Explanation, seen: Snapshot, job: Waiting) -> Explanation:
         start_unknown=in_words(found.unknown, seen.now_ns),
         expected_run_ns=run_time.ns if run_time is not None else None,
         expected=run_time.words(job.name, job.user) if run_time is not None else "",
-        order=_standing(_that_can_start(seen.plan), job),
+        order=_standing(seen.plan, job),
         room_of=room_of,
         room_is_made=room_is_made,
         preempted_for=job.yields_to,
@@ -139,32 +139,27 @@ def _foretold(answer: Explanation, seen: Snapshot, job: Waiting) -> Explanation:
     )
 
 
-def _that_can_start(plan: Plan) -> list[tuple[Waiting, OrderFactors]]:
-    """Return the waiting jobs in their order, without those that never fit: they delay no other job."""
+def _standing(plan: Plan, job: Waiting) -> Standing:
+    """Return where *job* stands in the order, without those that never fit: they delay no other job."""
     never: dict[ShapeKey, bool] = {}
-    found = []
-    for job, standing in plan.in_order():
-        key = shape_key(job)
+    before: list[tuple[Waiting, OrderFactors]] = []
+    for other, own in plan.in_order():
+        key = shape_key(other)
         if key not in never:
-            never[key] = any(reason.code == "never_fits" for reason in plan.all_reasons(job.name))
-        if not never[key]:
-            found.append((job, standing))
-    return found
-
-
-def _standing(order: Sequence[tuple[Waiting, OrderFactors]], job: Waiting) -> Standing:
-    """Return where *job* stands in *order*."""
-    for ahead, (other, own) in enumerate(order):
-        if other is job:
-            first, theirs = order[0]
-            if not ahead:
-                return Standing(0, own.score, own.words())
-            if first.spec.priority != other.spec.priority:
-                words, why_behind = own.words(), f"priority {first.spec.priority}"
-            else:
-                words, why_behind = own.words(theirs.score), own.words_behind(theirs)
-            return Standing(ahead, own.score, words, first.name, theirs.score, why_behind)
-    return Standing()
+            never[key] = any(reason.code == "never_fits" for reason in plan.all_reasons(other.name))
+        if other is job and not never[key]:
+            break
+        before += [] if never[key] else [(other, own)]
+    else:
+        return Standing()
+    if not before:
+        return Standing(0, own.score, own.words())
+    first, theirs = before[0]
+    if first.spec.priority != job.spec.priority:
+        words, why_behind = own.words(), f"priority {first.spec.priority}"
+    else:
+        words, why_behind = own.words(theirs.score), own.words_behind(theirs)
+    return Standing(len(before), own.score, words, first.name, theirs.score, why_behind)
 
 
 def _room_of(seen: Snapshot, name: str) -> tuple[str | None, bool]:
@@ -202,14 +197,8 @@ def _begun(spool: Spool, name: str) -> Explanation:
     if row.state.ended or row.place != RUNNING:
         return _ended(spool, found, answer)
     if row.state is State.SUBMITTED and last is not None:  # its engine alone decides its start
-        executor = last.record.executor
-        return replace(
-            answer,
-            reasons=(PendingReason("submitted", row.reason),),
-            last_said=row.reason,
-            engine=executor,
-            engine_id=last.engine_id,
-        )
+        reasons, engine = (PendingReason("submitted", row.reason),), last.record.executor
+        return replace(answer, reasons=reasons, last_said=row.reason, engine=engine, engine_id=last.engine_id)
     answer = replace(answer, doing=_what_it_does(spool, row))
     spec = spool.spec(name, last.record.run) if last is not None else None
     if last is None or spec is None or row.array:
@@ -248,7 +237,7 @@ def _ended(spool: Spool, found: JobDetails, answer: Explanation) -> Explanation:
     row, last = found.row, found.runs[-1] if found.runs else None
     outcome = row.state if row.state.ended or last is None or last.state is None else last.state
     lines, whose = found.last_lines, None
-    failed = next((task for task in found.tasks if task.state in FAILURES), None)
+    failed = next((task for task in found.tasks.rows if task.state in FAILURES), None)
     if failed is not None and failed.run is not None:
         lines, whose = last_words_of(spool, failed.name, failed.run), failed.name
     reasons = (PendingReason(outcome, row.reason),) if row.reason else ()
@@ -262,9 +251,9 @@ def _unplanned(seen: Snapshot, name: str, places: Collection[str]) -> PendingRea
     """
     if not places:
         array = array_of(name)
-        held = f"its array is held; `spool release {array}` lets it go on"
-        is_held = array in seen.view.held or array in seen.view.held_arrays
-        return PendingReason("tasks", held if is_held else seen.left_out.get(array, "its array has just ended"))
+        if array in seen.view.held or array in seen.view.held_arrays:
+            return PendingReason("held", f"array {array} is held")
+        return PendingReason("tasks", seen.left_out.get(array, "its array has just ended"))
     why = seen.left_out.get(name, "its file has just been removed")
     if name not in seen.table.arrays and name not in seen.table.array_files:
         job = seen.table.jobs.get(name)
@@ -346,35 +335,27 @@ class Preview(Struct, frozen=True):
 
 def preview(spool: Spool) -> Preview:
     """Return what a dispatcher would do now and later, from a fresh look at the spool and the machine."""
-    seen = snapshot(spool, with_tasks=True)
+    seen = snapshot(spool, with_tasks=True, quiet=True)
     view, plan = seen.view, seen.plan
-    would_start = {start.name for start in plan.starts}
-    said = {name: seen.last_word(name) for name in (seen.said.jobs if seen.said is not None else ())}
-    asked = {  # hooks about their start, or the arbiter for a lease
-        name: reason
-        for name, reason in said.items()
-        if reason.startswith(tuple(_ANSWERS)) or (reason.startswith(_MACHINE) and name in would_start)
-    }
-    grants = {start.name: start.grant for start in plan.starts if start.name not in asked}
+    grants = {start.name: start.grant for start in plan.starts}
     ending = {each.name for each in plan.endings}
     expected = _forecast(seen)
     starts: list[StartingJob] = []
     waits: list[WaitingJob] = []
     order = [each for each in plan.in_order() if each[0].name not in ending]
     for place, (job, standing) in enumerate(order, 1):
-        name = job.name
-        if name in grants:
-            starts.append(StartingJob(place, job, standing, grants[name]))
-            continue
-        if name in asked:
-            reason = asked[name]
-            code, found = _code_of(reason) or "machine", StartForecast(unknown=reason)
+        said, grant = seen.last_word(job.name), grants.get(job.name)
+        asked = _code_of(said) or ("machine" if grant is not None and said.startswith(_MACHINE) else None)
+        if asked is not None:  # a hook about its start, or the arbiter for a lease
+            waits.append(WaitingJob(place, job, standing, asked, said, StartForecast(unknown=said)))
+        elif grant is not None:
+            starts.append(StartingJob(place, job, standing, grant))
         else:
-            no = plan.reason(name)
+            no = plan.reason(job.name)
             code, reason = (no.code, in_words(no.text, seen.now_ns)) if no is not None else ("", "")
-            found = expected.get(name, StartForecast())
+            found = expected.get(job.name, StartForecast())
             found = replace(found, unknown=in_words(found.unknown, seen.now_ns))
-        waits.append(WaitingJob(place, job, standing, code, reason, found))
+            waits.append(WaitingJob(place, job, standing, code, reason, found))
     protected = expected.get(plan.protected, StartForecast()) if plan.protected is not None else StartForecast()
     return Preview(
         starts=tuple(starts),

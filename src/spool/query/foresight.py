@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from spool.core.arrays import Substitution, Tasks, array_of
+from spool.core.arrays import INDEX, PARAMETER, Substitution, Tasks, array_of, variable_of
 from spool.core.layout import LAST_RUNS, LOCAL_EXECUTORS, LOCK, valid_name
 from spool.core.model import SECOND_NS, Machine, Request, Spec, Waiting
 from spool.formats.capabilities import contributed
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from spool.store.spool import Spool
 
 _PATIENCE_NS = SECOND_NS  # limits the wait for a driver that hangs
-_OF_THE_JOB = re.compile(r"\$\{?(?:SPOOL|SLURM|PBS|SGE_TASK)_[A-Z_]+\}?|\$\{?CUDA_VISIBLE_DEVICES\}?")
+_OF_THE_JOB = re.compile(r"\$\{?((?:SPOOL|SLURM|PBS|SGE_TASK)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES)\}?")
 _TEXT_FOLLOWS = re.compile("-[a-zA-Z]*[ce]")  # as `sh -c TEXT`, which may expand it
+_MOST_READ = 1 << 20  # of a program that an array runs
 _MOST_DOUBTS = 20  # a thousand missing dependencies are one mistake
 
 
@@ -63,13 +64,10 @@ class _Seer:
 
         return Settings(self._root).config
 
-    def _usual_executor(self) -> str:
-        said = config_if(self._root, b"executor")
-        return "process" if said is None else said.executor
-
     def doubts(self, name: str, spec: Spec) -> Iterator[str]:
         """Yield each doubt about one job."""
-        executor = spec.executor or self._usual_executor()
+        said = config_if(self._root, b"executor") if spec.executor is None else None
+        executor = spec.executor or ("process" if said is None else said.executor)
         problem = self._executor_problem(executor, spec)
         if problem is not None:
             yield f"cannot start: {problem}"
@@ -81,8 +79,9 @@ class _Seer:
         yield from self._not_expanded(spec)
         if spec.is_array:
             yield from _not_varied(spec)
-        if spec.parts:  # else the configuration need not be read
-            yield from doubts_of_parts(spec, self._config)
+        for capability, parts in contributed("doubts") if spec.parts else ():
+            if spec.part(capability.name) is not None:
+                yield from parts(spec, self._config)
         yield from self._unknown(name, spec)
 
     def _executor_problem(self, executor: str, spec: Spec) -> str | None:
@@ -186,7 +185,9 @@ class _Seer:
             if _TEXT_FOLLOWS.fullmatch(word) is not None:
                 return
             if (found := _OF_THE_JOB.search(word)) is not None:
-                remedy = "-c takes a text for the shell" + (", and {index} is the index" if spec.is_array else "")
+                key = Tasks("", spec).variables.get(found[1], INDEX)
+                instead = f", and {{{key}}} is {'the index' if key == INDEX else 'its value'}" if spec.is_array else ""
+                remedy = f"-c takes a text for the shell{instead}"
                 yield f"gets {found[0]} as plain text, because no shell expands it; {remedy}"
                 return
 
@@ -214,16 +215,21 @@ class _Seer:
 
 def _not_varied(spec: Spec) -> Iterator[str]:
     """Yield what an array varies without effect, and values that were probably meant as several."""
-    tasks, written = Tasks("", spec), Substitution(None).keys_in(_written(spec))
+    tasks, text = Tasks("", spec), _written(spec)
+    variables = tasks.variables
+    if alike := [key for key in tasks.keys[1:] if key not in variables.values()]:
+        yield f"has no ${variable_of(alike[0])}: {' and '.join(alike)} would have that variable; rename one of them"
+    written = Substitution(None).keys_in(text) | {key for name, key in variables.items() if name in text}
     varied = [key for key, _ in spec.matrix]
     if spec.rows and written.isdisjoint(tasks.keys):  # else other columns of the table may be notes
         varied += [key for key, _ in spec.rows[0]]
-    for key in varied:
-        if key not in written:
-            from difflib import get_close_matches
+    unused = [key for key in varied if key not in written]
+    if unused and not any(PARAMETER in _head_of(path) for path in _files_in(text, spec)):
+        from difflib import get_close_matches
 
+        for key in unused:
             near = get_close_matches(key, written.difference(tasks.keys), 1, cutoff=0.5)
-            instead = f", not {{{near[0]}}}" if near else ""
+            instead = f", not {{{near[0]}}}" if near else f", and in ${variable_of(key)}"
             yield f"does not use {key}: its value is where the command has {{{key}}}{instead}"
     for key, choices in spec.matrix:
         if choices[0].startswith("[") and choices[-1].endswith("]") and len(choices) > 1:
@@ -237,10 +243,21 @@ def same_in_all(spec: Spec) -> str:
     count, text = Tasks("", spec).count, _written(spec)
     if spec.matrix or spec.rows or spec.script or count < 2 or re.search(r"\{index\}|ARRAY|TASK|-m", text):
         return ""
-    place = os.path.expanduser(spec.workdir or "~")
-    if any(os.path.isfile(os.path.join(place, word)) for word in text.split()):  # a program that may read its index
+    if any(_files_in(text, spec)):  # a program that may read its index
         return ""
     return f"does the same in all its {count} tasks, unless the command reads $SPOOL_ARRAY_INDEX: it has no {{index}}"
+
+
+def _files_in(text: str, spec: Spec) -> Iterator[str]:
+    """Yield the files that a word of *text* names where the job runs."""
+    place = os.path.expanduser(spec.workdir or "~")
+    return (path for word in text.split() if os.path.isfile(path := os.path.join(place, word)))
+
+
+def _head_of(path: str) -> str:
+    with suppress(OSError), open(path, errors="replace") as file:
+        return file.read(_MOST_READ)
+    return ""
 
 
 def _written(spec: Spec) -> str:
@@ -248,10 +265,3 @@ def _written(spec: Spec) -> str:
     words = [spec.command] if isinstance(spec.command, str) else spec.command
     paths = (spec.script, spec.workdir, spec.stdout, spec.stderr)
     return "\n".join((*words, *filter(None, paths), *(value for _, value in spec.env)))
-
-
-def doubts_of_parts(spec: Spec, config: Config) -> Iterator[str]:
-    """Yield what will not work as meant of the keys that capabilities contribute."""
-    for capability, doubts in contributed("doubts") if spec.parts else ():
-        if spec.part(capability.name) is not None:
-            yield from doubts(spec, config)

@@ -53,8 +53,7 @@ from spool.query.rows import (
     row_of_result,
     row_of_view,
     usual_order,
-    with_parameters,
-    with_progress,
+    with_what_it_tells,
 )
 from spool.store.arrays import array_outcome, still_to_issue
 from spool.store.disk import status_of
@@ -125,7 +124,7 @@ def list_jobs(
         last = sorted((row.ended_at_ns or 0 for row in rows if row.state.ended), reverse=True)[: wanted.recent]
         rows = [row for row in rows if not row.state.ended or (last and (row.ended_at_ns or 0) >= last[-1])]
     if in_full:
-        rows = [with_progress(spool, row) for row in with_parameters(spool, rows)]
+        rows = with_what_it_tells(spool, rows)
     unknown = missing.difference(row.name for row in to_come)
     return replace(found, rows=tuple(rows), unknown=tuple(name for name in names if name in unknown))
 
@@ -133,10 +132,13 @@ def list_jobs(
 def row_to_come(spool: Spool, name: str) -> JobRow | None:
     """Return the task *name* of an array that has still to issue it: with the array's values; None if it is none."""
     array = JobLister(spool).row(array_of(name)) if spool.is_to_come(name) else None
-    if array is None:
-        return None
+    return None if array is None else to_come(array, name)
+
+
+def to_come(array: JobRow, task: str) -> JobRow:
+    """Return a task that the array in that row has still to issue."""
     no_run = replace(array, place=None, run=None, started_at_ns=None, array=False)
-    return replace(no_run, name=name, state=State.QUEUED, reason="not issued yet")
+    return replace(no_run, name=task, state=State.QUEUED, reason="not issued yet")
 
 
 class _FileMovedError(Exception):
@@ -152,6 +154,7 @@ class JobLister:
         self.service = spool.service()
         self.dispatcher = self.service is not Service.NONE
         self.state, self.stale_ns = self._last_view if self.dispatcher else (None, None)
+        self._views: Mapping[str, JobRow] = self.state.jobs if self.state is not None else {}
         self._starting = not self.dispatcher and is_starting(spool.root)
         self._ignored: list[Ignored] = []
         self._without_file: dict[str, int] = {}  # runs of jobs without a file in `running/`
@@ -215,12 +218,14 @@ class JobLister:
         found: dict[str, list[str]] = {}
         marks: dict[str, tuple[int, int]] = {}
         self._listed, self._unissued = [], {}
-        for name, job in self.state.jobs.items() if self.state is not None else ():
+        for name, job in self._views.items():
             if job.array and job.run is not None:  # read first: a task that is issued meanwhile is listed twice
                 with suppress(OSError):  # reported where its row is made
                     self._unissued[name] = still_to_issue(self._spool, name, job.run)
         for place in (QUEUED, HELD, RUNNING, QUEUED, HELD):
-            mark = self._mark_of(place)
+            mark = 0, 0
+            with suppress(OSError):  # reported when it is read
+                mark = self._spool.mark_of(place) or mark
             if place in marks and marks[place] == mark and mark[1] < self._begun_ns - _TICK_NS:
                 continue
             again = place in marks
@@ -230,9 +235,7 @@ class JobLister:
             if place != RUNNING and not again:
                 self._ignored += ignored_by_name(place, others)
             for name in names if only is None else filter(only, names):
-                if name not in found:
-                    found[name] = [place]
-                elif place not in found[name]:
+                if place not in found.setdefault(name, []):
                     found[name].append(place)
         self._without_file = {name: run for name, run in self._begun() if RUNNING not in found.get(name, ())}
         for name, run in self._without_file.items():
@@ -243,33 +246,23 @@ class JobLister:
                 places.sort(key=_ORDER.__getitem__)
         return found
 
-    def _mark_of(self, place: str) -> tuple[int, int]:
-        try:
-            return self._spool.mark_of(place) or (0, 0)
-        except OSError:  # reported when it is read
-            return 0, 0
-
     def _of_name(self, name: str, places: list[str]) -> Iterable[JobRow]:
         """Return the rows of a name: most have one file. A second one waits for the run of the first to end."""
-        view = self.state.jobs.get(name) if self.state is not None and places == [QUEUED] else None
+        view = self._views.get(name) if places == [QUEUED] else None
         if view is not None and view.state is State.QUEUED:
             return (row_of_view(name, view, self._now_ns, QUEUED),)  # the common case in a long list
         for _ in range(_LOOKS):
             try:
-                return self._rows_of(name, places)
+                if len(places) > 1:
+                    places = self._different(name, places)
+                    if places == [QUEUED, HELD] and self._held_array(name) is not None:
+                        places.reverse()
+                rows = [self._readable(name, place, places[0] if at else None) for at, place in enumerate(places)]
+                return [row for row in rows if row is not None]
             except _FileMovedError:
                 there = self._spool.places(name)
                 places = [place for place in (RUNNING, QUEUED, HELD) if place in there]
         return ()
-
-    def _rows_of(self, name: str, places: list[str]) -> list[JobRow]:
-        """Return the rows of a name with files in *places*. Raises _FileMovedError."""
-        if len(places) > 1:
-            places = self._different(name, places)
-            if places == [QUEUED, HELD] and self._held_array(name) is not None:
-                places.reverse()
-        rows = [self._readable(name, place, places[0] if at else None) for at, place in enumerate(places)]
-        return [row for row in rows if row is not None]
 
     def _different(self, name: str, places: list[str]) -> list[str]:
         """Return the *places* with distinct files of that name; a moving file may be in two.
@@ -301,8 +294,8 @@ class JobLister:
         """Return the runs that a dispatcher has in view; without one, those that are not over in its journal."""
         if not self.dispatcher:
             return self._look.memory.open
-        jobs = self.state.jobs.items() if self.state is not None else ()
-        return ((name, job.run) for name, job in jobs if job.run is not None and job.state in _BEGUN)
+        views = self._views.items()
+        return ((name, job.run) for name, job in views if job.run is not None and job.state in _BEGUN)
 
     def _goes_on(self, name: str, run: int) -> bool:
         """Whether *run* is the newest run of a job, without a recorded end."""
@@ -313,7 +306,7 @@ class JobLister:
 
     def _readable(self, name: str, place: str, beside: str | None) -> JobRow | None:
         """Return an active job; if its records are unreadable, from the other sources."""
-        view = self.state.jobs.get(name) if self.state is not None and beside is None else None
+        view = self._views.get(name) if beside is None else None
         try:
             if place == RUNNING or (not self.dispatcher and name in self._look.ran_before):
                 self._spool.strict.latest_run(name)  # otherwise an unreadable record would count as missing
@@ -503,7 +496,7 @@ class JobLister:
         The dispatcher's view has it from each look; the record, which is rarely written, counts only without a
         dispatcher.
         """
-        said = self.state.jobs.get(name) if self.state is not None and self.stale_ns is None else None
+        said = self._views.get(name) if self.stale_ns is None else None
         told = said.gpu_watch(self.state.at_ns) if self.state is not None and said is not None else None
         return told if said is not None and said.run == run and told is not None else self._spool.gpu_watch(name, run)
 
@@ -605,22 +598,11 @@ class JobLister:
             status = os.lstat(self._spool.layout.job_file(DONE, name))
         except OSError:
             return None
-        at_ns = status.st_ctime_ns
-        reason = cancelled_by_mover(self._spool.root, QUEUED)
-        result = Result(
-            name,
-            1,
-            1,
-            State.CANCELLED,
-            reason,
-            submitted_at_ns=min(status.st_mtime_ns, at_ns - 1),
-            ended_at_ns=at_ns,
-            user=name_of(status.st_uid),
-        )
+        reason, at_ns = cancelled_by_mover(self._spool.root, QUEUED), status.st_ctime_ns
+        row = JobRow(name=name, state=State.CANCELLED, reason=reason, user=name_of(status.st_uid), ended_at_ns=at_ns)
         spec = self._spool.job_spec(DONE, name, Settings(self._spool.root).config.defaults)
-        if spec is not None:
-            result = replace(result, project=spec.project, group=spec.group, tags=spec.tags, request=spec.request)
-        return replace(row_of_result(result), run=None, attempt=None)
+        told = of_spec(spec) | {"priority": None} if spec is not None else {}
+        return replace(row, submitted_at_ns=min(status.st_mtime_ns, at_ns - 1), **told)
 
 
 def counts(rows: Iterable[JobRow]) -> Counter[State]:

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 
 from spool.core.arrays import array_of
 from spool.core.errors import SpoolError
-from spool.core.layout import HELD, QUEUED, RUNNING
+from spool.core.layout import QUEUED
 from spool.core.model import SECOND_NS, State
 from spool.core.reasons import ranges_of
-from spool.core.runtimes import ExpectedStart, Progress, Source, TimeLeft, time_left
-from spool.query.jobs import JobLister, list_jobs
+from spool.core.runtimes import ExpectedStart, Progress, Source, time_left
+from spool.query.jobs import JobLister, list_jobs, to_come
 from spool.query.rows import JobFilter, JobList, JobRow, with_parameters
 from spool.store.arrays import task_names
 from spool.store.spool import Spool
@@ -52,13 +52,15 @@ class ArrayTasks(Struct, frozen=True):
 
     rows: tuple[JobRow, ...]
 
+    @property
     def counts(self) -> dict[str, int]:
-        """Return how many tasks are in each state, ended states first."""
+        """How many tasks are in each state, ended states first."""
         found = Counter(row.state for row in self.rows)
         return {state.value: found[state] for state in sorted(found, key=lambda state: (not state.ended, state))}
 
+    @property
     def failed(self) -> tuple[str, ...]:
-        """Return the tasks that have ended without finishing."""
+        """The tasks that have ended without finishing."""
         return tuple(row.name for row in self.rows if row.state in BAD)
 
 
@@ -68,23 +70,16 @@ def tasks_of(spool: Spool, name: str) -> ArrayTasks | None:
     if record is None:
         return None
     names = task_names(spool, name, record.run, record)
-    wanted = frozenset(names)
+    wanted = frozenset((name, *names))
     known = {row.name: row for row in JobLister(spool).listing(only=wanted.__contains__).rows}
-    goes_on = any(place in (QUEUED, HELD, RUNNING) for place in spool.places(name))
-    since_ns = record.submitted_at_ns or 0
+    array, since_ns = known.get(name), record.submitted_at_ns or 0
 
     def row_of(task: str) -> JobRow:
         row = known.get(task)
         if row is not None and not (row.state.ended and (row.submitted_at_ns or since_ns) < since_ns):
             return row
-        if goes_on:
-            return JobRow(
-                name=task,
-                state=State.QUEUED,
-                user=record.user,
-                submitted_at_ns=since_ns or None,
-                reason="not issued yet",
-            )
+        if array is not None and not array.state.ended and array.state is not State.STOPPING:
+            return to_come(array, task)
         return JobRow(name=task, state=State.CANCELLED, user=record.user, reason="never issued")
 
     return ArrayTasks(with_parameters(spool, map(row_of, names)))
@@ -93,20 +88,16 @@ def tasks_of(spool: Spool, name: str) -> ArrayTasks | None:
 def folded(spool: Spool, rows: Iterable[JobRow], states: Set[State] = _FOLDED) -> list[ListedJob]:
     """Return the lines of a list in which similar tasks of an array in one of *states* share one line."""
     alike: dict[tuple[object, ...], list[JobRow]] = {}
-    order: list[tuple[object, ...]] = []
     for at, row in enumerate(rows):
         array = array_of(row.name) if row.state in states else ""
         key: tuple[object, ...] = (at,)
         if array and _index(row):
             again = row.attempt is not None and row.attempt > 1 and not row.state.ended
             key = (array, row.state, row.priority, row.user, row.cpus, row.gpus, again)
-        if key not in alike:
-            order.append(key)
         alike.setdefault(key, []).append(row)
-    arrays = {key[0]: spool.newest_array(str(key[0])) is not None for key in order if len(alike[key]) > _FEW}
+    arrays = {key[0]: spool.newest_array(str(key[0])) is not None for key in alike if len(alike[key]) > _FEW}
     found: list[ListedJob] = []
-    for key in order:
-        group = alike[key]
+    for key, group in alike.items():
         if len(group) > _FEW and arrays[key[0]]:
             name = f"{key[0]}_[{ranges_of(int(_index(row)) for row in group)}]"
             found.append(ListedJob(group[0], name, tuple(group)))
@@ -143,15 +134,10 @@ def tree(spool: Spool, rows: Sequence[JobRow]) -> list[ListedJob]:
             leaves = {row.name for row in children if row.name not in below and len(parents[row.name]) == 1}
             lines = folded(spool, (row for row in children if row.name in leaves))
             lines += [ListedJob(row, row.name) for row in children if row.name not in leaves]
-            if depth >= _DEEP:
-                todo += [(line, f"{rest}… ", rest, depth + 1) for line in reversed(lines)]
-            else:
-                last = len(lines) - 1
-                drawn = [
-                    (f"{rest}└─ ", f"{rest}   ") if at == last else (f"{rest}├─ ", f"{rest}│  ")
-                    for at in range(last + 1)
-                ]
-                todo += [(line, *signs, depth + 1) for line, signs in reversed(list(zip(lines, drawn, strict=True)))]
+            for line in reversed(lines):
+                sign, more = ("└─ ", "   ") if line is lines[-1] else ("├─ ", "│  ")
+                sign, more = ("… ", "") if depth >= _DEEP else (sign, more)
+                todo.append((line, f"{rest}{sign}", f"{rest}{more}", depth + 1))
     return found
 
 
@@ -187,8 +173,12 @@ class Outlook(Struct, frozen=True):
         """Return *row* with its `left` or its `start`, as far as known."""
         if row.state is State.QUEUED:
             return replace(row, start=self.starts.get(row.name))
-        left = left_of(row, now_ns, self.ends.get(row.name))
-        return row if left is None else replace(row, left=left)
+        if not _goes_on(row):
+            return row
+        began_ns, end_ns = now_ns - (row.time_ns(now_ns) or 0), self.ends.get(row.name)
+        planned_ns = None if end_ns is None else end_ns - began_ns
+        progress = Progress(row.progress, row.progress_at_ns)
+        return replace(row, left=time_left(progress, began_ns, now_ns, row.time_limit_ns, planned_ns))
 
 
 UNKNOWN = Outlook()
@@ -214,17 +204,9 @@ class OutlookReader:
         return self._last
 
 
-def foreseen(
-    spool: Spool, found: JobList, arrays: Mapping[str, ArrayTasks], *, ask: bool = True
-) -> tuple[JobList, dict[str, ArrayTasks]]:
-    """Return a list of jobs, and the tasks of *arrays*, with the `left` or the `start` of each, as far as known.
-
-    *ask*: also what only the planner knows.
-    """
-    lists = [found.rows, *(one.rows for one in arrays.values())]
-    rows = iter(with_outlook(spool, [row for each in lists for row in each], found.at_ns, served=ask and found.serves))
-    jobs, *tasks = [tuple(next(rows) for _ in each) for each in lists]
-    return replace(found, rows=jobs), dict(zip(arrays, map(ArrayTasks, tasks), strict=True))
+def foreseen(spool: Spool, found: JobList, *, ask: bool) -> JobList:
+    """Return a list of jobs with their `left` or their `start`; *ask*: also what only the planner knows."""
+    return replace(found, rows=with_outlook(spool, found.rows, found.at_ns, served=ask and found.serves))
 
 
 def with_outlook(spool: Spool, rows: Iterable[JobRow], now_ns: int, *, served: bool) -> tuple[JobRow, ...]:
@@ -242,14 +224,6 @@ def outlook(spool: Spool, rows: Iterable[JobRow], now_ns: int) -> Outlook:
             if len(spool.names(QUEUED)) <= _MOST:
                 return _foresee(spool, [row.name for row in asked if _waits(row)], now_ns)
     return UNKNOWN
-
-
-def left_of(row: JobRow, now_ns: int, end_ns: int | None = None) -> TimeLeft | None:
-    """Return what remains of the run of *row*, None if nothing tells; the planner expects its end at *end_ns*."""
-    if not _goes_on(row):
-        return None
-    began_ns, progress = now_ns - (row.time_ns(now_ns) or 0), Progress(row.progress, row.progress_at_ns)
-    return time_left(progress, began_ns, now_ns, row.time_limit_ns, None if end_ns is None else end_ns - began_ns)
 
 
 def _goes_on(row: JobRow) -> bool:

@@ -203,7 +203,7 @@ def _kept(each: Reservation, seen: Snapshot) -> str:
 
 def machine_status(spool: Spool) -> MachineStatus:
     """Return the state of the whole machine."""
-    seen = snapshot(spool, with_gpus=True)
+    seen = snapshot(spool, with_gpus=True, quiet=True)
     running = seen.view.running
     lister = JobLister(spool, seen.now_ns)
     listing = lister.listing(recent=0)
@@ -212,15 +212,7 @@ def machine_status(spool: Spool) -> MachineStatus:
     # A dispatcher says itself what it makes of the configuration: it may have read it when that was still good.
     own = None if lister.dispatcher else seen.config_problem
     refusal = in_words(seen.machine.refusal, seen.now_ns)
-    problems = [
-        own,
-        seen.unpinned,
-        refusal,
-        *unknown,
-        *listing.problems,
-        *_held(seen),
-        *problems_of(seen.shared),
-    ]
+    problems = [own, seen.unpinned, refusal, *unknown, *listing.problems, *_held(seen), *problems_of(seen.shared)]
     return MachineStatus(
         spool=spool.root,
         seen=seen,
@@ -251,13 +243,11 @@ def _held(seen: Snapshot) -> Iterator[str]:
 def _resources(seen: Snapshot) -> dict[str, PoolStatus]:
     held = seen.view.running.counts.named
     shared = seen.machine_use.resources if seen.machine_use is not None else {}
-    found = {}
-    for pool in seen.machine.resources:
-        free = held.free(pool)
-        if pool.name in shared:
-            free = min(free, shared[pool.name].free)
-        found[pool.name] = PoolStatus(pool.total, held.granted(pool.name), free)
-    return found
+    free = {pool.name: held.free(pool) for pool in seen.machine.resources}
+    free |= {name: min(free[name], use.free) for name, use in shared.items() if name in free}
+    return {
+        pool.name: PoolStatus(pool.total, held.granted(pool.name), free[pool.name]) for pool in seen.machine.resources
+    }
 
 
 def _dispatcher(lister: JobLister) -> DispatcherStatus | None:

@@ -395,6 +395,11 @@ def with_parameters(spool: Spool, rows: Iterable[JobRow]) -> tuple[JobRow, ...]:
     )
 
 
+def with_what_it_tells(spool: Spool, rows: Iterable[JobRow]) -> list[JobRow]:
+    """Return *rows* with the parameters of tasks, and the progress that runs report now."""
+    return [with_progress(spool, row) for row in with_parameters(spool, rows)]
+
+
 def by_value(rows: Iterable[JobRow], key: str) -> list[JobRow]:
     """Return the *rows* that have the parameter *key*, in the order of its values, of numbers as numbers."""
     found = [(dict(row.parameters)[key], row) for row in rows if key in dict(row.parameters)]

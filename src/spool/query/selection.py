@@ -14,6 +14,7 @@ from spool.core.dependencies import CANCELLED_BY
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, QUEUED, RUNNING, natural
 from spool.core.model import OUTCOMES, State
+from spool.core.queue import HIGHEST_PRIORITY
 from spool.query.jobs import JobLister, list_jobs
 from spool.query.rows import JobFilter, JobRow
 from spool.store.arrays import task_names
@@ -104,18 +105,27 @@ def priority_for(spool: Spool, place: str, name: str, *, first: bool = False, be
             return os.lstat(spool.layout.job_file(place, name)).st_uid
         return None
 
+    what = ("put", f"job {name} before {before}")
+    if before == name:
+        raise SpoolError(cannot(*what, "a job cannot be placed before itself"))
     user, first = owner(place, name), first or before is not None
     rivals = [before] if before is not None else [each for each in spool.names(QUEUED) if owner(QUEUED, each) == user]
     # From the files, since the dispatcher's view may be older than the last change.
-    specs = [spool.job_spec(QUEUED, rival) for rival in rivals if rival != name]
-    bound = (max if first else min)((spec.priority for spec in specs if spec is not None), default=None)
+    specs = ((rival, spool.job_spec(QUEUED, rival)) for rival in rivals if rival != name)
+    known = ((spec.priority, rival) for rival, spec in specs if spec is not None)
+    bound, other = (max if first else min)(known, default=(None, ""))
     if bound is None and before is not None:
         remedy = "`spool ls -s queued` lists the jobs that wait"
-        raise SpoolError(cannot("put", f"job {name} before {before}", "that job does not wait", remedy=remedy))
+        raise SpoolError(cannot(*what, "that job does not wait", remedy=remedy))
     own = spool.job_spec(place, name)
     if own is not None and (bound is None or (own.priority > bound if first else own.priority < bound)):
         return own.priority
-    return (bound or 0) + (1 if first else -1)
+    wanted = (bound or 0) + (1 if first else -1)
+    if 0 <= wanted <= HIGHEST_PRIORITY:
+        return wanted
+    where = f"before {before}" if before is not None else "first" if first else "last"
+    why = f"{other} has priority {bound}, the {'highest' if first else 'lowest'}"
+    raise SpoolError(cannot("put", f"job {name} {where}", why, remedy=f"`spool edit {other} --priority N` changes it"))
 
 
 def running_tasks(spool: Spool, names: Iterable[str]) -> list[str]:

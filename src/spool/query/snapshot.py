@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import pwd
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import closing, suppress
 from enum import StrEnum
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from spool.client.output import progress_of
 from spool.core import layout
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidReservation, SpoolError, cannot
@@ -27,6 +26,7 @@ from spool.core.runtimes import Progress, TimeLeft
 from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
 from spool.formats import reservation
+from spool.formats.config import Config
 from spool.formats.state import MachineView, StateView
 from spool.machine.gpus import LIMIT_NS
 from spool.machine.processes import MachineProber
@@ -76,49 +76,40 @@ class ReservationFiles(Struct, frozen=True):
     standing: tuple[Reservation, ...]
 
 
-class ReservationList(Struct, frozen=True):
-    """All reservations of a spool, and the indices of the GPUs that they are about."""
-
-    rows: tuple[ReservationStatus, ...]
-    gpus: tuple[int, ...]
-    gpu_problem: str | None
-    at_ns: int
-
-
 def read_reservations(spool: Spool, gpus: Collection[int] | None, now_ns: int) -> ReservationFiles:
     """Return every reservation; *gpus* are the indices of the existing GPUs, None if unknown."""
-    read: list[Reservation] = []
-    rows: list[ReservationStatus] = []
-    for name in spool.names(layout.RESERVATIONS):
-        path = spool.layout.job_file(layout.RESERVATIONS, name)
+    found = [_read(spool, name) for name in spool.names(layout.RESERVATIONS)]
+    read = [one for one in found if isinstance(one, Reservation)]
+    standing, refused = settle(read, gpus)
+    rows = [one for one in found if isinstance(one, ReservationStatus)]
+    for one in standing:
+        begun = ReservationState.ACTIVE if is_active(one, now_ns) else ReservationState.COMPLETED
+        state = ReservationState.PENDING if now_ns < one.start_at_ns else begun
+        rows.append(ReservationStatus(one.name, state, one))
+    noes = ((one, refused[one.name]) for one in read if one.name in refused)
+    rows += [ReservationStatus(one.name, ReservationState.INVALID, one, in_words(no, now_ns)) for one, no in noes]
+    return ReservationFiles(tuple(rows), standing)
+
+
+def _read(spool: Spool, name: str) -> Reservation | ReservationStatus | None:
+    """Return the reservation in a file, what is wrong with the file, or None if it has just been removed."""
+    path = spool.layout.job_file(layout.RESERVATIONS, name)
+    try:
+        seen = read_stable(path)
+    except OSError as error:
+        spool.note(error, path)
+        why = f"cannot be read: {error.strerror or error}; {remedy_for(error)}"
+        return ReservationStatus(name, ReservationState.INVALID, problem=why, unread=True)
+    if seen is ReadFailure.GONE:
+        return None
+    if isinstance(seen, ReadFailure):
+        why = f"its file is {seen.value}"
+    elif not (why := spool.why_not(seen.status, layout.RESERVATIONS, name)):
         try:
-            seen = read_stable(path)
-        except OSError as error:
-            spool.note(error, path)
-            why = f"cannot be read: {error.strerror or error}; {remedy_for(error)}"
-            rows.append(ReservationStatus(name, ReservationState.INVALID, problem=why, unread=True))
-            continue
-        if isinstance(seen, ReadFailure):
-            if seen is not ReadFailure.GONE:
-                rows.append(ReservationStatus(name, ReservationState.INVALID, problem=f"its file is {seen.value}"))
-            continue
-        if why := spool.why_not(seen.status, layout.RESERVATIONS, name):
-            rows.append(ReservationStatus(name, ReservationState.INVALID, problem=why))
-            continue
-        try:
-            read.append(reservation.parse(seen.data, name=name, created_at_ns=seen.status.st_mtime_ns))
+            return reservation.parse(seen.data, name=name, created_at_ns=seen.status.st_mtime_ns)
         except InvalidReservation as error:
             why = "; ".join(problem.message for problem in error.problems)
-            rows.append(ReservationStatus(name, ReservationState.INVALID, problem=why))
-    settled = settle(read, gpus)
-    rows += [ReservationStatus(one.name, state_at(one, now_ns), one) for one in settled.standing]
-    refused = settled.refused
-    rows += [
-        ReservationStatus(one.name, ReservationState.INVALID, one, in_words(refused[one.name], now_ns))
-        for one in read
-        if one.name in refused
-    ]
-    return ReservationFiles(tuple(rows), settled.standing)
+    return ReservationStatus(name, ReservationState.INVALID, problem=why)
 
 
 def removed_reservations(spool: Spool) -> tuple[ReservationStatus, ...]:
@@ -145,31 +136,19 @@ def removed_reservations(spool: Spool) -> tuple[ReservationStatus, ...]:
     return tuple(rows)
 
 
-def state_at(one: Reservation, now_ns: int) -> ReservationState:
-    """Return the state of a valid reservation at that instant."""
-    if is_active(one, now_ns):
-        return ReservationState.ACTIVE
-    return ReservationState.PENDING if now_ns < one.start_at_ns else ReservationState.COMPLETED
+def list_reservations(
+    spool: Spool, machine: Machine, now_ns: int, *, everything: bool
+) -> tuple[list[ReservationStatus], list[int]]:
+    """Return the reservations by their beginning, and the indices of the GPUs that there are or that they keep.
 
-
-def list_reservations(spool: Spool, machine: Machine, now_ns: int, *, everything: bool) -> ReservationList:
-    """Return the reservations by their beginning; those that are over, or cancelled, only with *everything*."""
+    Those that are over, or cancelled, are there only with *everything*.
+    """
     rows = read_reservations(spool, known_gpus(machine), now_ns).rows
-    shown = [one for one in rows if everything or not _is_over(one, now_ns)]
-    shown += removed_reservations(spool) if everything else ()
+    over = {one.name for one in rows if one.reservation is not None and one.reservation.end_at_ns <= now_ns}
+    shown = [*rows, *removed_reservations(spool)] if everything else [one for one in rows if one.name not in over]
     shown.sort(key=lambda one: (one.reservation.start_at_ns if one.reservation else 0, one.name))
-    return ReservationList(tuple(shown), _indices(machine, shown), machine.gpu_problem, now_ns)
-
-
-def _is_over(one: ReservationStatus, now_ns: int) -> bool:
-    return one.state is ReservationState.COMPLETED or (
-        one.reservation is not None and one.reservation.end_at_ns <= now_ns
-    )
-
-
-def _indices(machine: Machine, shown: Sequence[ReservationStatus]) -> tuple[int, ...]:
     kept = {index for one in shown if one.stands and one.reservation for index in one.reservation.gpu_indices}
-    return tuple(sorted(kept | {gpu.index for gpu in machine.gpus}))
+    return shown, sorted(kept | {gpu.index for gpu in machine.gpus})
 
 
 def check_new(spool: Spool, machine: Machine, new: Reservation, now_ns: int) -> tuple[str, ...]:
@@ -239,14 +218,17 @@ class Snapshot(Struct, frozen=True):
         return in_words(job.reason, self.now_ns) if job is not None else ""
 
 
-def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False, with_tasks: bool = False) -> Snapshot:
+def snapshot(
+    spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False, with_tasks: bool = False, quiet: bool = False
+) -> Snapshot:
     """Return the state of the spool and the machine, and the plan for this moment.
 
     The GPUs are read if a job wants one, or always with *with_gpus*; the view of a dispatcher that watches them takes
     precedence, so that all answers agree. *with_tasks*, the tasks that arrays have not issued yet wait like the others.
+    *quiet*: the caller tells of `config_problem`, which otherwise is logged.
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
-    settings = Settings(spool.root)
+    settings = Settings(spool.root, quiet=quiet)
     table = SchedulerState(
         executors=Executors(config=lambda: settings.config),
         newest_result=spool.newest_result,
@@ -261,8 +243,10 @@ def snapshot(spool: Spool, now_ns: int | None = None, *, with_gpus: bool = False
     left_out |= dict.fromkeys((*table.arrays, *table.array_files), "it is an array; its tasks are planned one by one")
     told = said.machine.told() if said is not None and said.machine is not None else None
     world = MachineMonitor(spool, table, settings, with_gpus=with_gpus, told=lambda: told)
-    patience_ns = _LONG_PATIENCE_NS if with_gpus else _GPU_PATIENCE_NS
-    machine, shared = _seen_by(world, spool, now_ns, patience_ns, said.machine if said is not None else None)
+    with closing(world):
+        machine = world.machine(now_ns, patience_ns=_LONG_PATIENCE_NS if with_gpus else _GPU_PATIENCE_NS)
+    shared = shared_machine(spool, now_ns, settings.config)
+    machine = _as_shared(machine, settings.config, shared, said.machine if said is not None else None)
     machine = replace(machine, refusal=refusal)
     policy = settings.config.policy
     alone = machine if shared is None else as_if_alone(machine)
@@ -290,6 +274,8 @@ def _left(spool: Spool, view: View, now_ns: int) -> dict[str, TimeLeft | None]:
     """Return the time that people are told remains of the runs."""
     found = {}
     for name, run in view.running.items():
+        from spool.client.output import progress_of  # without runs it is not needed
+
         progress = Progress()
         with suppress(OSError):  # reported where its row comes from
             progress = progress_of(spool, name, run.run)
@@ -336,21 +322,15 @@ def machine_now(spool: Spool, now_ns: int, *, with_gpus: bool = True, patience_n
     told, settings = machine_told(spool, now_ns), Settings(spool.root)
     gpus = told.told() if told is not None else None
     world = MachineMonitor(spool, SchedulerState(), settings, with_gpus=with_gpus, told=lambda: gpus)
-    return _seen_by(world, spool, now_ns, patience_ns, told)[0]
-
-
-def _seen_by(
-    world: MachineMonitor, spool: Spool, now_ns: int, patience_ns: int, told: MachineView | None
-) -> tuple[Machine, MachineSharing | None]:
-    """Return the machine, and its other users. What the dispatcher has *told* of these is what it goes by."""
     with closing(world):
         machine = world.machine(now_ns, patience_ns=patience_ns)
-    config = Settings(spool.root).config
-    shared = shared_machine(spool, now_ns, config)
-    if shared is None:
-        return machine, None
+    return _as_shared(machine, settings.config, shared_machine(spool, now_ns, settings.config), told)
+
+
+def _as_shared(machine: Machine, config: Config, shared: MachineSharing | None, told: MachineView | None) -> Machine:
+    """Return the machine with what its arbiter leaves to the spool, by what the dispatcher has *told* of that."""
     said = told.shared if told is not None else None
-    return on_shared(machine, config, said or arbiter_view(shared)), shared
+    return machine if shared is None else on_shared(machine, config, said or arbiter_view(shared))
 
 
 def next_request(spool: Spool, name: str, user: str, spec: Spec) -> Sized | None:

@@ -289,9 +289,11 @@ class _GridRow:
     def __init__(self, axis: _Axis) -> None:
         self._axis = axis
         self._cells: dict[int, list[tuple[int, Result]]] = {}
+        self.end_ns = 0  # of its last run
 
     def add(self, run: Result, lanes: int = 1) -> None:
         """Count a run that had *lanes* of the row."""
+        self.end_ns = max(self.end_ns, LARGEST if run.ended_at_ns is None else run.ended_at_ns)
         for column, held_ns in self._axis.parts(*self._axis.cut(run)):
             self._cells.setdefault(column, []).append((held_ns * lanes, run))
 
@@ -368,17 +370,12 @@ def _free(taken: int, count: int) -> int:
 def _gpu_rows(runs: Iterable[Result], axis: _Axis, gpus: Mapping[str, int]) -> tuple[TimelineRow, ...]:
     """Return a row for each GPU, and one more for each run beside others that shared it."""
     tracks: dict[str, list[_GridRow]] = {uuid: [_GridRow(axis)] for uuid in gpus}
-    ends: dict[str, list[int]] = {uuid: [0] for uuid in gpus}
     for run in runs:
-        end_ns = LARGEST if run.ended_at_ns is None else run.ended_at_ns
         for gpu in run.gpus:
-            free = next((at for at, end in enumerate(ends[gpu]) if end <= _start(run)), len(ends[gpu]))
-            track = min(free, _TRACKS - 1)
-            if track == len(ends[gpu]):
-                ends[gpu].append(0)
+            free = next((row for row in tracks[gpu] if row.end_ns <= _start(run)), None)
+            if free is None and len(tracks[gpu]) < _TRACKS:
                 tracks[gpu].append(_GridRow(axis))
-            ends[gpu][track] = max(end_ns, ends[gpu][track])
-            tracks[gpu][track].add(run)
+            (free or tracks[gpu][-1]).add(run)
     known = Counter(gpus.values())
     found = []
     for uuid in sorted(gpus, key=lambda uuid: (gpus[uuid] < 0, gpus[uuid], uuid)):

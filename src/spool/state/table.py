@@ -414,7 +414,7 @@ class SchedulerState(Struct):
     def issue(self, task: str, array: Array, position: int, now_ns: int) -> JobEntry:
         """Give a task its place as it is issued: that of the array plus its position."""
         job = self.job(task)
-        job.wait = QueueTime(array.arrived_at_ns + position, 0, now_ns)
+        job.wait = QueueTime(array.arrived_at_ns + position, 0, None if job.parked else now_ns)
         array.open.add(task)
         return job
 

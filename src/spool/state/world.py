@@ -242,12 +242,9 @@ class MachineMonitor:
         return any(request.memory_bytes for request in self._table.queue.requests_here())
 
     def _ours(self) -> Ours:
-        on: dict[str, dict[str, int | None]] = {}
-        for run in self._table.runs.with_gpus.values():
-            for uuid in run.grant.gpu_uuids:
-                on.setdefault(uuid, {})[run.name] = run.grant.gpu_memory_bytes
-        config = self._settings.config
-        return Ours(self._job_of, on, config.gpu.ignores, config.cpu_pinning)
+        on, config = self._table.runs.on_gpus().items(), self._settings.config
+        granted = {uuid: {run.name: run.grant.gpu_memory_bytes for run in runs} for uuid, runs in on}
+        return Ours(self._job_of, granted, config.gpu.ignores, config.cpu_pinning)
 
     def _job_of(self, pid: int) -> str | None:
         """Return the job in the mark of the process *pid*."""

@@ -147,10 +147,11 @@ _DEFAULTS = Config()
 
 
 class Settings:
-    """The last good `config.toml` of a spool. `problem` describes the mistake in the present one."""
+    """The last good `config.toml` of a spool; `problem` is the mistake in the present one, logged unless *quiet*."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, quiet: bool = False) -> None:
         self._root = root
+        self._quiet = quiet
         self._path = f"{root}/{layout.CONFIG}"
         self.config = _DEFAULTS
         self.problem: str | None = None
@@ -190,7 +191,7 @@ class Settings:
         return "the defaults apply" if self.config is _DEFAULTS else "the previous one stays in force"
 
     def _keep(self, problem: str | None) -> bool:
-        if problem is not None and problem != self.problem:
+        if problem is not None and problem != self.problem and not self._quiet:
             import logging  # imported here, because a submission seldom has to warn
 
             logging.getLogger(__name__).warning("%s", problem)

@@ -175,7 +175,7 @@ class LockedSpool(Spool):
         try:
             self._fill(staged.path, files | dict.fromkeys(blank, b""))
         except OSError:
-            self.unstage(staged)
+            self.unstage(staged.path)
             raise
         return staged
 
@@ -188,7 +188,7 @@ class LockedSpool(Spool):
             self.ensure_runs(name)
             self.disk.rename(staged.path, self.layout.metadir(name, run))
         except OSError:
-            self.unstage(staged)
+            self.unstage(staged.path)
             raise
 
     def ensure_runs(self, name: str) -> None:
@@ -210,10 +210,10 @@ class LockedSpool(Spool):
             else:
                 self.disk.create(path, data, 0o700 if record in _EXECUTED else 0o600)
 
-    def unstage(self, staged: Staged) -> None:
-        """Remove a staged metadir; the next dispatcher sweeps the rest."""
+    def unstage(self, path: str) -> None:
+        """Remove a staged directory; the next dispatcher sweeps the rest."""
         with contextlib.suppress(OSError):
-            self.disk.remove_tree(staged.path)
+            self.disk.remove_tree(path)
 
     def is_between(self, name: str) -> bool:
         """Whether the file in `queued/` is in `held/` as well: a hold or release is under way.

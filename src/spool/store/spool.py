@@ -268,7 +268,7 @@ class Spool:
     def jobs_with_runs(self) -> list[str]:
         """Return every name that was ever started here, except those that `spool gc` removed."""
         try:
-            return os.listdir(self.layout.at(layout.JOBS))
+            return [name for name in os.listdir(self.layout.at(layout.JOBS)) if not name.startswith(".")]
         except FileNotFoundError:
             return []
 

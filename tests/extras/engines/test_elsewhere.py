@@ -85,7 +85,7 @@ def running(session: Session, name: str = "x", *lines: str) -> tuple[FakeRun, Ac
 
 
 def test_what_runs_elsewhere_takes_nothing_of_this_machine(session: Session) -> None:
-    """Both machines are full at once, and each keeps waiting who is for it, and nobody else."""
+    """Both are full at once, and each keeps waiting who is for it, and nobody else."""
     for name in ("far-1", "far-2", "far-3"):
         session.users.submit(name, "true", THERE, "cpus = 4")
     for name in ("near-1", "near-2", "near-3"):
@@ -93,10 +93,10 @@ def test_what_runs_elsewhere_takes_nothing_of_this_machine(session: Session) -> 
     session.settle()
     state, plan = now(session).state, now(session).planner.plan
     assert set(state.runs) == {"far-1", "far-2", "near-1", "near-2"}
-    assert (state.runs.counts.cpus, state.runs.elsewhere["slurm"].counts.cpus) == (2, 8)
+    assert (state.runs.counts.cpus, state.runs.engines["slurm"].runs) == (2, 2)
     reasons = {name: str(plan.reason(name)) for name in ("far-3", "near-3")}
     assert reasons == {
-        "far-3": "cpus: needs 4, 0 free (2 runs hold 8)",
+        "far-3": "max_in_flight: 2 of 2 are in Slurm",
         "near-3": "cpus: needs 1, 0 free (2 runs hold 2)",
     }
     assert why(Spool(str(session.world.root)), "far-3").reasons[0].text == reasons["far-3"]
@@ -123,7 +123,7 @@ def test_its_executor_says_how_a_run_goes_on_and_ends(session: Session) -> None:
     assert ends_of(session.world).outcomes["x"] == ("failed 1.0",)
     (result,) = history(session.world.root)
     assert (result.exit_code, result.cpu_time_ns, result.peak_memory_bytes) == (3, 7_000_000, 1 << 20)
-    assert not now(session).state.runs.elsewhere["slurm"]
+    assert not now(session).state.runs.engines["slurm"].runs
 
 
 def test_the_node_of_a_run_is_in_every_view_and_record(session: Session) -> None:

@@ -222,7 +222,7 @@ def test_guesses_hold_back_a_tenth_of_a_wait_at_most(data):
             held[name] = held.get(name, 0.0) + rate * (now_ns - since_ns) / S
             assert held[name] <= 0.1 * (now_ns - arrived[name]) / S + 2
         holding = None
-        if plan.protected is not None and plan.protected_by_guess:
+        if plan.protected is not None and plan.protection.guessed:
             gone = {start.name: start.grant.cpus for start in plan.starts}
             free = BOX.cpus - sum(run.grant.cpus for run in step.view.running.values()) - sum(gone.values())
             left = [name for name in queue if (why := plan.reason(name)) is not None and why.code == "left"]

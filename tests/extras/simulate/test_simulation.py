@@ -146,7 +146,7 @@ def test_a_protected_job_is_not_delayed_by_those_behind_it(jobs, policy):
         kept = [run for run in runs if run not in new or run.name not in behind]
         waits = step.view.queue[plan.protected]
         undelayed = could_start_at(waits, kept, policy, now_ns)
-        assert undelayed == could_start_at(waits, runs, policy, now_ns) == plan.protected_until_ns
+        assert undelayed == could_start_at(waits, runs, policy, now_ns) == plan.protection.at_ns
 
 
 @pytest.mark.parametrize(

@@ -550,9 +550,9 @@ def test_tasks_that_are_alike_share_a_line_and_marked_jobs_a_change(spool: Comma
         await screen.press("space")
         await screen.on("two")
         await screen.press("space")
-        await screen.sees("●sweep_[1-5]", "●two")
+        await screen.sees("●sweep_[1-5]", "●two", "6 marked")
         await screen.press("h")
-        await screen.hears("sweep_1 held, sweep_2 held, sweep_3 held and 3 more")
+        await screen.hears("sweep_1 held, sweep_2 held, sweep_3 held, sweep_4 held and 2 more")
         held = {path.stem for path in (spool_root / "held").iterdir()}
         assert held == {"two", *(f"sweep_{at}" for at in range(1, 6))}
         await screen.press("escape", "slash", *"sweep_3", "enter")

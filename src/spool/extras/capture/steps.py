@@ -8,7 +8,6 @@ the record.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -83,7 +82,7 @@ class Captures(Steps):
         """Release everything that was captured and not used."""
         self._runner.close()
         for order in self._orders:
-            _discard(self._spool, order)
+            self._spool.unstage(order.directory)
 
     def ready(self, starts: Sequence[Start]) -> list[Start]:
         """Return the starts whose code has been captured; begin a capture of the others."""
@@ -160,7 +159,7 @@ class Captures(Steps):
         wanted = {order for _, order in self._of.values()}
         for order in self._orders:
             if order.is_done and order not in wanted:
-                _discard(self._spool, order)
+                self._spool.unstage(order.directory)
         self._orders = [order for order in self._orders if not order.is_done or order in wanted]
         due_ns = self._runner.due_ns()
         if any(order.is_done for order in self._orders):  # their starts are next, or never come
@@ -186,8 +185,3 @@ def _link(spool: LockedSpool, source: str, target: str) -> None:
         except OSError:
             with open(f"{source}/{name}", "rb") as file:
                 spool.disk.create(f"{target}/{name}", file.read(), 0o400)
-
-
-def _discard(spool: LockedSpool, order: _Capturing) -> None:
-    with contextlib.suppress(OSError):
-        spool.disk.remove_tree(order.directory)

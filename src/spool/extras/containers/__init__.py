@@ -14,7 +14,7 @@ _CONTAINER = KeyTable(
     "ContainerTable",
     "The image in which the command runs, and how.",
     image := Key("image", "label", "Name of the image, or the path of a file of apptainer.", default=REQUIRED,
-        option="--container IMAGE", help="Run the command in a container of this image."),
+        option="--container IMAGE", help="Run the command in a container of this image.", rare=True),
     Key("runtime", "word", "What runs the container. Default: the first of these that is installed.",
         words=RUNTIMES),
     Key("options", "options of a program",

@@ -297,14 +297,11 @@ _SBATCH: Table = {
     "-A --account --wckey": "--project",
     "--comment": "--comment",
     "--export": "--export",
-    "--kill-on-invalid-dep": lambda text: [
-        "--set",
-        f"on_dependency_failure={'wait' if text.lower() == 'no' else 'cancel'}",
-    ],
+    "--kill-on-invalid-dep": _yes("--set on_dependency_failure=cancel", "--set on_dependency_failure=wait"),
     "-N --nodes": _ONE_NODE,
     "-p --partition -q --qos": _NO_PARTS,
     "-C --constraint": NoEquivalent("a spool is one machine; --gpu-type selects a GPU, --workdir a directory"),
-    "-w --nodelist -x --exclude -M --clusters": _NO_NODES,
+    "-w --nodelist -x --exclude -M --clusters -B --extra-node-info -F --nodefile": _NO_NODES,
     "--reservation": NoEquivalent("a job uses the reservations of its user or project by itself"),
     "--priority": NoEquivalent(f"Slurm's {_OTHER_SCALE}"),
     "-i --input": _NO_STDIN,
@@ -320,7 +317,8 @@ _SBATCH_FLAGS: Table = {
     "--nice": _NICE,  # its value is optional
     "--exclusive": NoEquivalent("specify what the job needs; for the whole machine give --cpus and --memory"),
     "-Q --quiet -v --verbose --parsable -W --wait --get-user-env -O --overcommit -s --oversubscribe --spread-job "
-    "--contiguous --ignore-pbs --test-only": NEEDLESS,
+    "--contiguous --ignore-pbs --test-only -k --no-kill -l --label -u --unbuffered -I --immediate": NEEDLESS,
+    "--pty": NoEquivalent("write `spool run --here`, whose command has this terminal"),
 }
 _GFLOW: Table = {
     "-n --name -J --job-name": _name,

@@ -19,6 +19,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 
 from msgspec import Struct, json
 from msgspec.structs import replace
@@ -422,9 +423,8 @@ Line = Boot | LeaseLine | BeganLine | EndLine | UserLine
 _decoder: json.Decoder[Line] = json.Decoder(Line)
 
 
-def parse_line(text: bytes) -> Line | None:
-    """Return what a line says; None if it cannot be one, as a line that a crash cut off."""
-    return decoded(_decoder, text)
+parse_line = partial(decoded, _decoder)
+"""Return what a line says; None if it cannot be one, as a line that a crash cut off."""
 
 
 class LeaseJournal:

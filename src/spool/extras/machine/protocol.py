@@ -14,6 +14,7 @@ import struct
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Annotated, TypeVar
 
 from msgspec import DecodeError, Meta, Struct, json
@@ -431,9 +432,8 @@ class MachineShares(Struct, frozen=True, kw_only=True):
 _SHARES = json.Decoder(MachineShares)
 
 
-def parse_status(text: bytes) -> MachineShares | None:
-    """Return the content of the file; None if it cannot be one."""
-    return decoded(_SHARES, text)
+parse_status = partial(decoded, _SHARES)
+"""Return the content of the file; None if it cannot be one."""
 
 
 def sharing(directory: str, owner: str | None, uid: int | None, now_ns: int) -> MachineSharing:

@@ -8,6 +8,7 @@ no larger than a screen can use.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from base64 import b64encode
@@ -26,6 +27,7 @@ from spool.cli.render import charts
 from spool.client.output import last_words_of
 from spool.core.accounting import By, RunFilter, Statistics, Totals
 from spool.core.errors import shown
+from spool.core.layout import JOB_LOG
 from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, Machine, State
 from spool.core.reasons import count_of, ranges_of
 from spool.core.runtimes import Basis, part_done
@@ -102,12 +104,12 @@ def _shown(spool: Spool, rows: Sequence[JobRow], most: int) -> Shown:
     return Shown(jobs, len(rows) - sum(job.count for job in jobs))
 
 
-def _last_lines(spool: Spool, jobs: Sequence[ListedJob]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield the last lines of each that failed; of tasks that share a line those of the first."""
+def _last_lines(spool: Spool, jobs: Sequence[ListedJob]) -> Iterator[tuple[str, tuple[Sequence[str], bool]]]:
+    """Yield the last lines of each that failed, or of the first of its tasks, and whether its own log has them."""
     for name, row in ((job.name, job.row) for job in jobs):
         with suppress(OSError):  # they are an extra
             if row.state in FAILURES and row.run is not None and (lines := last_words_of(spool, row.name, row.run)):
-                yield name, lines
+                yield name, (lines, os.path.exists(spool.layout.record(row.name, row.run, JOB_LOG)))
 
 
 def _elsewhere(seen: Overview) -> tuple[int, ...]:

@@ -50,6 +50,21 @@ _MANY = 4000  # bars: more have no gap between them
 _ROOM_TO_POINT = 8  # a narrower bar has no words of its own below the mouse
 
 
+def _painted(cells: Iterable[tuple[str, str]], coloured: Callable[[str, str], str]) -> str:
+    """Return a row of cells, each a style and a sign, with the styles that *coloured* gives them."""
+    return "".join(
+        coloured(style, "".join(sign for _, sign in group)) for style, group in groupby(cells, key=lambda cell: cell[0])
+    )
+
+
+def _has_colours() -> bool:
+    """Whether stdout has colours, and the user wants them."""
+    from rich.console import Console
+
+    console = Console()
+    return console.color_system is not None and not console.no_color
+
+
 def can_draw() -> bool:
     """Whether the output can show block characters."""
     try:
@@ -118,7 +133,7 @@ def _time_ticks(start_ns: int, end_ns: int, apart_ns: int) -> Iterator[tuple[int
 def lines(found: Timeline, width: int) -> list[str]:
     """Return a timeline in lines of *width* cells."""
     width = max(width, NARROWEST)
-    blocks, paint, marks = render.has_colours() and can_draw(), render.painter(), _colours(found)
+    blocks, paint, marks = _has_colours() and can_draw(), render.painter(), _colours(found)
     drawn, used, words = render.wrapped(_title(found), width), 0, list[str]()
     for at, group in enumerate(found.groups):
         name = render.short(shown(group), width - MARGIN)
@@ -138,7 +153,7 @@ def lines(found: Timeline, width: int) -> list[str]:
     for heading, rows in _panels(found):
         drawn += ["", *render.wrapped(heading, width)]
         for row in rows:
-            cells_of_row = render.painted(_row(found, row, marks, blocks=blocks), paint)
+            cells_of_row = _painted(_row(found, row, marks, blocks=blocks), paint)
             drawn.append(_labelled("" if row.track else shown(row.label), cells_of_row))
         drawn.append(_labelled("", axis))
     return drawn
@@ -191,7 +206,7 @@ def gantt(runs: Mapping[str, Sequence[Result]], begin_ns: int, end_ns: int, widt
         return min(room - 1, max(0, (at_ns - begin_ns) * room // span))
 
     drawn = [
-        f"{name.ljust(names)}  {render.painted(_cells(results, column, room), paint)}  {_ending(results)}"
+        f"{name.ljust(names)}  {_painted(_cells(results, column, room), paint)}  {_ending(results)}"
         for name, results in runs.items()
     ]
     apart = next((each for each in _SCALES_NS if each * room >= 8 * span), _SCALES_NS[-1])

@@ -76,7 +76,6 @@ _CHANGES: dict[str, tuple[control.JobVerb, Callable[..., Change | tuple[Change, 
     ),
 }
 """What a key asks for: the verb, what carries it out, and the question for a job that runs, with the word for yes."""
-_TOLD = 3  # jobs that are named after a change of several
 _NARROW_KEYS = " ? help  c cancel  / filter  q quit"
 _THEMES = ("textual-dark", "textual-light")
 _COLUMNS = {
@@ -257,7 +256,7 @@ class Top(App[int]):
                     failures.append(f"cannot change job {name}: {error.strerror or error}")
             for words in (done, failures):
                 if words:
-                    self._later(self._done, some_of(words, _TOLD), words is failures)
+                    self._later(self._done, some_of(words), words is failures)
 
         threading.Thread(target=do, daemon=True).start()
 
@@ -371,7 +370,8 @@ class Top(App[int]):
 
     def _draw_facts(self) -> None:
         row = self._row
-        text = f" {header.facts(self._foreseen(row), time.time_ns())}" if row is not None else ""
+        marked = f"{len(self._list.marked)} marked · " if self._list.marked else ""
+        text = f" {marked}{header.facts(self._foreseen(row), time.time_ns())}" if row is not None else ""
         if text != self._facts:
             self._facts = text
             self._facts_line.update(Text(text, overflow="ellipsis"))

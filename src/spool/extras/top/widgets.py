@@ -95,6 +95,7 @@ class RowList(ScrollView, can_focus=True):
             at = next((place for place in alike if rows[place].row.place == before.place), [*alike, at][0])
         moved_by = at - self._at
         self._rows, self._nothing = rows, nothing
+        self.marked &= {row.name for one in rows for row in one.tasks or (one.row,)}
         self._at = max(0, min(at, len(rows) - 1))
         self._lay_out()
         if moved_by:
