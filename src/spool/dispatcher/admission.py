@@ -99,9 +99,7 @@ class Admission(Component):
             for name, start in list(self._starts.items()):  # about jobs that have gone meanwhile
                 if start.answer is not None and now - start.at_ns > _GOOD_FOR_NS and name not in self._state.jobs:
                     del self._starts[name]
-            self._events.replies = [
-                reply for reply in self._events.replies if not self._take(reply)
-            ]  # these come again
+            self._events.apply_replies(self._take)
         return [(cancel.live, cancel.stop) for key, cancel in self._cancels.items() if key in self.allowed]
 
     def review(self, starts: Sequence[Start], now_ns: int) -> list[tuple[Start, Answer | None]]:
