@@ -290,7 +290,10 @@ def _check_runs(data: bytes, what: str, line: bytes, asked: Asked) -> None:
         raise UsageError(cannot("submit", thing, "it is neither a text nor executable", remedy=remedy))
     program = _RUN_BY.get(what.rpartition(".")[2], "sh")
     line_one = f"#!/bin/{program}" if program in ("sh", "bash") else f"#!/usr/bin/env {program}"
-    if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"#!"):
+    if data.startswith(b"\xef\xbb\xbf#!"):
+        remedy = f"`sed -i '1s/^\\xef\\xbb\\xbf//' {shlex.quote(what)}` removes it"
+        raise UsageError(cannot("submit", thing, "it begins with a byte order mark", remedy=remedy))
+    if data.lstrip(b" \t\r\n").startswith(b"#!"):
         why, other = "its `#!` is not at the very beginning", "remove what comes before it"
     else:
         why, other = "it has no `#!` line to name its interpreter", f"begin it with `{line_one}`"
