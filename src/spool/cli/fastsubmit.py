@@ -40,10 +40,8 @@ _PLAIN = {**OF_A_JOB, "-c": ("text", "")}
 _SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_min_memory")
 """Keys that may request more than a machine has."""
 
-_OF_OTHERS = (
-    *("SLURM", "PBS_", "GFLOW_", "SGE_", "SBATCH_", "LSB_", "HQ_TASK_ID", "NCPUS", "CUDA_VISIBLE_DEVICES", "srun"),
-    *("sbatch", "scontrol", "squeue", "scancel", "sacct", "sstat", "seff", "qsub", "qstat", "qdel", "bsub", "bjobs"),
-)
+_OF_OTHERS = ("SLURM", "PBS_", "GFLOW_", "SGE_", "SBATCH_", "LSB_", "HQ_TASK", "NCPUS", "CUDA_VISIBLE", "srun")
+_OF_OTHERS += ("sbatch", "scontrol", "squeue", "sacct", "sstat", "seff", "scancel", "qsub", "qstat", "qdel", "bsub")
 _OF_THE_SHELL = frozenset(" \t\n|&;<>()$`\"'*?[]#~{}")
 
 
