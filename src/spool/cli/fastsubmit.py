@@ -36,7 +36,6 @@ OF_A_JOB = {
 """The options of a job that are not keys, as in `joboptions.FLAGS`; a script may have them in its own lines."""
 
 _PLAIN = {**OF_A_JOB, "-c": ("text", "")}
-
 _SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_min_memory")
 """Keys that may request more than a machine has."""
 
