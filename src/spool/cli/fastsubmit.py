@@ -36,11 +36,12 @@ OF_A_JOB = {
 """The options of a job that are not keys, as in `joboptions.FLAGS`; a script may have them in its own lines."""
 
 _PLAIN = {**OF_A_JOB, "-c": ("text", "")}
+
 _SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_min_memory")
 """Keys that may request more than a machine has."""
 
-_OF_OTHERS = ("SLURM", "PBS_", "GFLOW_", "SGE_", "SBATCH_", "LSB_", "HQ_TASK", "NCPUS", "CUDA_VISIBLE", "srun")
-_OF_OTHERS += ("sbatch", "scontrol", "squeue", "sacct", "sstat", "seff", "scancel", "qsub", "qstat", "qdel", "bsub")
+_OF_OTHERS: tuple[str, ...] = ("SLURM", "PBS_", "GFLOW_", "SGE_", "SBATCH_", "LSB_", "HQ_TASK", "NCPUS", "CUDA_VISIBLE")
+_OF_OTHERS += ("srun", "sbatch", "scontrol", "squeue", "sacct", "sstat", "seff", "scancel", "qsub", "qstat", "qdel")
 _OF_THE_SHELL = frozenset(" \t\n|&;<>()$`\"'*?[]#~{}")
 
 
