@@ -27,6 +27,7 @@ class FakeRun(RunHandle):
     used = Usage()
     engine_id: str | None = None  # once the engine has accepted it
     waits: str | None = None
+    blocked = False
     said: EngineEnd | None = None  # how the engine reports its end
     refusal: str | None = None
     holds_memory = True
