@@ -99,7 +99,8 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     options = ["-rA", "--tb=line", "-p", "no:cacheprovider", "-p", "no:libtmux", "-W", "ignore"]
     # Nor does this run remove what others have left in the directory that they all have else.
     options += [f"--basetemp={place / 'base'}", "--import-mode=importlib", *request.param]
-    environment = {name: value for name, value in os.environ.items() if name != "HOMES_BEFORE_THE_TESTS"} | {
+    inherited = {**os.environ, "HOMES_BEFORE_THE_TESTS": "", "PYTEST_ADDOPTS": ""}
+    environment = {name: value for name, value in inherited.items() if value} | {
         "HOME": str(real), "PYTHONPATH": os.pathsep.join(sys.path), "SPOOL_DIR": "/nowhere", "TMUX": "x",
         "XDG_RUNTIME_DIR": "/nowhere", "COLUMNS": "400",
     }  # fmt: skip

@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 
 from served import Served, alive, marked, pids_in
+from spool.client.requests import ChangeKind, Requests
+from spool.core.errors import SpoolError
 from spool.core.model import Stop, StopKind
 from spool.formats.run_records import render_stop
+from spool.store.ownership import this_user
+from spool.store.spool import Spool
 from support import wait_for
 
 EXECUTORS = ("process", "sh", "tmux")
@@ -373,6 +377,18 @@ def test_what_hides_from_everything_is_its_wrappers_child(shared: Served, epilog
     assert (result["outcome"], result["exit_code"]) == ("failed", 3)
     assert not alive(int(to.read_text()))
     assert shared.record(name, "leftovers") is None
+
+
+def test_one_cancel_of_a_job_and_of_what_depends_on_it_never_fails(shared: Served) -> None:
+    """The dispatcher may cancel the second because of the first; a later command finds it ended."""
+    shared.drop("fit", "true", start_after="2099-01-01")
+    shared.drop("draw", "true", depends_on=["fit"])
+    requests = Requests(Spool(str(shared.root)), this_user())
+    requests.cancel("fit")
+    shared.wait_done("draw")
+    assert [change.kind for change in requests.cancel("draw")] == [ChangeKind.CANCELLED]
+    with pytest.raises(SpoolError, match="it has ended"):
+        Requests(Spool(str(shared.root)), this_user()).cancel("draw")
 
 
 @pytest.mark.parametrize("order", ["time", "memory", "cancel", "stop"])

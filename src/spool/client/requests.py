@@ -17,7 +17,7 @@ from msgspec import Struct
 from spool.core import layout
 from spool.core.errors import NoSuchJob, SpoolError, cannot
 from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING
-from spool.core.model import Stop, StopKind
+from spool.core.model import State, Stop, StopKind
 from spool.formats import run_records
 from spool.formats.capabilities import engine_title, one_run_keys
 from spool.store.disk import Disk, status_of
@@ -85,6 +85,7 @@ class Requests:
         self._layout = spool.layout
         self._disk = disk if disk is not None else Disk(spool.layout.at(layout.STAGING))
         self._user = user
+        self._since_ns = time.time_ns()
 
     def hold(self, name: str, *, dry_run: bool = False) -> Change:
         """Hold a job: `mv queued/NAME.toml held/`; a running job is stopped first, `mv running/NAME.toml held/`."""
@@ -145,7 +146,8 @@ class Requests:
     def cancel(self, name: str, reason: str = "", *, dry_run: bool = False) -> tuple[Change, ...]:
         """End a job: `mv queued/NAME.toml done/`, or `rm running/NAME.toml`; both if the name has both files.
 
-        For a running job the user and the reason are recorded. Raises NoSuchJob, or SpoolError if it has ended.
+        For a running job the user and the reason are recorded. Raises NoSuchJob, or SpoolError if it has ended, unless
+        it was cancelled after these requests began: as what depends on the job before it in a list is.
         """
         found: dict[str, ChangeKind] = {}
         files: dict[str, int] = {}
@@ -154,6 +156,8 @@ class Requests:
             if not places:
                 if found:  # half way through the dispatcher's move, one file has two names
                     return _changes({at: found[at] for at in found if at == RUNNING or files[at] != files.get(RUNNING)})
+                if self._is_cancelled_meanwhile(name):
+                    return (Change(ChangeKind.CANCELLED, DONE),)
                 raise self._not_there("cancel", name, self._spool.places(name))
             if dry_run:
                 kinds = {place: ChangeKind.STOPPING if place == RUNNING else ChangeKind.CANCELLED for place in places}
@@ -167,6 +171,10 @@ class Requests:
             if RUNNING in places and self._stop(name, reason):
                 found[RUNNING] = ChangeKind.STOPPING
         raise _refusal("cancel", name, "someone else keeps moving it")
+
+    def _is_cancelled_meanwhile(self, name: str) -> bool:
+        result = self._spool.newest_result(name)
+        return result is not None and result.outcome is State.CANCELLED and (result.ended_at_ns or 0) >= self._since_ns
 
     def withdraw(self, name: str) -> bool:
         """End a job only if it waits: `mv queued/NAME.toml done/`; return whether it did."""
