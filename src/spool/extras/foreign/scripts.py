@@ -23,6 +23,7 @@ from spool.core.errors import InvalidValue, UsageError, cannot
 from spool.core.reasons import count_of
 from spool.extras.foreign import lines
 from spool.extras.foreign.lines import Directive, NoEquivalent, dependencies
+from spool.formats.values import array
 from spool.machine.host import login_environment
 from spool.store.glance import config_if
 
@@ -193,11 +194,9 @@ STANDINS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standins")
 
 def _values_of(name: str, tasks: tuple[int, int | None], keys: Mapping[str, object]) -> Mapping[str, str]:
     """Return the variables of other schedulers that a job has, with their values."""
-    from spool.formats import values
-
     many = frozenset(placeholders(keys))
     try:
-        indices = sorted(values.array(str(keys["array"])).indices) if "array" in keys else []
+        indices = sorted(array(str(keys["array"])).indices) if "array" in keys else []
     except InvalidValue:  # reported when the job is checked
         indices = []
     step = min((after - before for before, after in pairwise(indices)), default=1)

@@ -18,7 +18,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from msgspec import Struct, json
@@ -373,7 +373,7 @@ log = logging.getLogger(__name__)
 LEASES, USAGE, LOCK = "leases.jsonl", "usage.jsonl", ".lock"
 _MOST_BYTES = 256 << 20  # of a journal; a line has some 200, at most 2,000
 _COMPACT_AFTER = 20_000  # lines
-_TIDY_EVERY_S = 10.0  # what an arbiter that is killed forgets of the past
+_AGAIN_S = 10.0  # what a killed arbiter forgets of the past; and until leases are compacted again after an error
 
 
 # One JSON array a line, its word first.
@@ -419,10 +419,7 @@ class EndLine(Struct, array_like=True, frozen=True, tag="end"):
 
 Line = Boot | LeaseLine | BeganLine | EndLine | UserLine
 
-_decoder: json.Decoder[Line] = json.Decoder(Line)
-
-
-parse_line = partial(decoded, _decoder)
+parse_line = partial(decoded, json.Decoder[Line](Line))
 """Return what a line says; None if it cannot be one, as a line that a crash cut off."""
 
 
@@ -438,7 +435,8 @@ class LeaseJournal:
         self._past_disk = Disk(state_directory, hidden=True)
         self._fd = -1
         self._lines = 0
-        self._tidy_at = 0.0  # monotonic
+        self._not_before = 0.0  # monotonic: when the leases may be compacted again
+        self._save_at = 0.0  # monotonic: when the past is saved again
         self._saved = -1  # the version of the ledger whose past was saved last
         self._locked = -1
 
@@ -463,7 +461,7 @@ class LeaseJournal:
 
     def granted(self, leases: list[Lease]) -> None:
         """Record leases; they may be told once this returns."""
-        self._append([line for lease in leases for line in _lines(lease)])
+        self._append(list(_lines(leases)))
 
     def note(self, line: BeganLine | EndLine, lease: Lease) -> None:
         """Record what a lease has come to. Never raises: its dispatcher says it again to an arbiter that begins."""
@@ -474,15 +472,18 @@ class LeaseJournal:
 
     def tidy(self, ledger: LeaseLedger, now_ns: int) -> None:
         """Save the past now and then, and begin a new journal if the old one is long, or lost. Never raises."""
-        if time.monotonic() < self._tidy_at:
+        now = time.monotonic()
+        if now >= self._save_at:
+            self._save_at = now + _AGAIN_S
+            self._try_to_save(ledger, now_ns)
+        if now < self._not_before:
             return
-        self._tidy_at = time.monotonic() + _TIDY_EVERY_S
-        self._try_to_save(ledger, now_ns)
         try:
             if self._fd < 0 or self._lines > _COMPACT_AFTER + 4 * len(ledger.leases):
                 self._compact(ledger)
         except OSError as error:
             log.error("cannot begin a new journal: %s", error)
+            self._not_before = now + _AGAIN_S
 
     def _lock(self) -> None:
         lock = os.path.join(self._directory, LOCK)
@@ -533,9 +534,7 @@ class LeaseJournal:
 
     def _compact(self, ledger: LeaseLedger) -> None:
         """Begin a new journal that has the leases of now alone."""
-        data = [json_line(Boot(self._boot_id, ledger.next_number))]
-        for lease in ledger.leases.values():
-            data += _lines(lease)
+        data = [json_line(Boot(self._boot_id, ledger.next_number)), *_lines(ledger.leases.values())]
         self._disk.put(self._leases, b"".join(data))
         if self._fd >= 0:
             os.close(self._fd)
@@ -543,13 +542,14 @@ class LeaseJournal:
         self._fd, self._lines = open_log(self._leases), len(data)
 
 
-def _lines(lease: Lease) -> list[bytes]:
-    units, times = Units.of(lease.grant), (lease.asked_at_ns, lease.at_ns, lease.since_boot_ns)
-    of_units = units.gpu_uuids, units.gpu_indices, units.pool_indices
-    holder = lease.holder.uid, lease.holder.user, lease.holder.spool
-    line = LeaseLine(lease.number, *holder, lease.demand, *of_units, *times, lease.claimed)
-    began = [json_line(BeganLine(lease.number, lease.pid, lease.ticks))] if lease.pid else []
-    return [json_line(line), *began]
+def _lines(leases: Iterable[Lease]) -> Iterator[bytes]:
+    for lease in leases:
+        units, times = Units.of(lease.grant), (lease.asked_at_ns, lease.at_ns, lease.since_boot_ns)
+        of_units = units.gpu_uuids, units.gpu_indices, units.pool_indices
+        holder = lease.holder.uid, lease.holder.user, lease.holder.spool
+        yield json_line(LeaseLine(lease.number, *holder, lease.demand, *of_units, *times, lease.claimed))
+        if lease.pid:
+            yield json_line(BeganLine(lease.number, lease.pid, lease.ticks))
 
 
 def _lease(line: LeaseLine) -> Lease:

@@ -421,7 +421,7 @@ class Top(App[int]):
             self._list.marked.clear()
             self._list.refresh()
             return
-        self._filter.value = ""
+        self._filter.clear()
         self.filter_kept()
 
     def action_filter(self) -> None:
