@@ -153,14 +153,17 @@ def _dispatcher(found: MachineStatus) -> str:
 
 
 def _memory(found: MachineStatus, others_bytes: int) -> str:
-    machine = found.seen.machine
-    available = machine.memory_available_bytes
+    machine, granted = found.seen.machine, found.memory_granted_bytes
+    left, available = found.memory_not_granted_bytes, found.seen.machine.memory_available_bytes
+    of_jobs = f"{show_size(machine.memory_bytes)} for jobs"
+    is_short = available is not None and available < left
+    if not (granted or others_bytes or is_short):
+        return f"{of_jobs}, all free"
     parts = (
-        f"{show_size(machine.memory_bytes)} after the reserve",
-        f"{show_size(found.memory_granted_bytes)} granted",
+        of_jobs,
+        f"{show_size(granted)} granted" if granted else "none granted" if not others_bytes else "",
         f"{show_size(others_bytes)} granted to others" if others_bytes else "",
-        f"{show_size(found.memory_not_granted_bytes)} not granted",
-        f"{show_size(available)} actually available" if available is not None else "",
+        f"{show_size(min(left, available or 0))} really available" if is_short else f"{show_size(left)} free",
     )
     return ", ".join(filter(None, parts))
 
