@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,20 +101,6 @@ def test_why_tells_the_numbers_of_the_order(spool: Command, full: Path, monkeypa
     answer = asked(spool, "why", "short")
     assert answer["score"] == pytest.approx(10, abs=0.1)
     assert (answer["behind"], answer["ahead"]) == ("first", 1)
-
-
-def test_scores_are_told_with_the_digits_that_tell_them_apart(
-    spool: Command, full: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A score has a decimal, and more where the first in the order has nearly the same; equal scores are called so."""
-    for name, limit in (("quick", "100h"), ("slow", "101h"), ("slower", "200h")):
-        put(full, name, f'command = "true"\ncpus = 1\ntime_limit = "{limit}"\npriority = 250\n')
-    later_ns = time.time_ns() + 3600 * S
-    monkeypatch.setattr(snapshot, "time", SimpleNamespace(time_ns=lambda: later_ns))
-    out = spool("why", "slow").out
-    found = re.search(r"order: score (\S+) \(waited .*\); behind quick, score (\S+)\n", out)
-    assert found is not None, out
-    assert (found[1], found[2]) == ("1.0099", "1.0100")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make another user's file")

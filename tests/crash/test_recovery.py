@@ -18,7 +18,6 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.model import Jid, State, StopKind
 from spool.dispatcher import recovery, scanner
 from spool.formats import run_records
-from spool.machine import identity
 from spool.store import locked_spool
 from spool.store.spool import Spool
 
@@ -152,18 +151,6 @@ def test_a_file_that_lies_in_running_without_a_run_is_queued(session: Session) -
     session.world.reboot()
     session.settle()
     assert session.world.begun == [("job", 1), ("job", 2)]
-
-
-def test_a_pid_that_came_back_is_not_the_run(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A live process with the wrapper's pid, and another start time, proves that the run is gone."""
-    _running(session, "job", "requeue = false")
-    ours = identity.of_process(os.getpid())
-    jid = Jid(ours.pid, ours.start_ticks + 1, session.world.boot, NAMESPACE, HOST)
-    _record(session, "job", layout.JID).write_bytes(run_records.render_jid(jid))
-    session.world.kill("job")
-    monkeypatch.setattr(session.world, "liveness", identity.liveness)
-    session.settle()
-    assert _outcomes(session, "job") == ("lost 1.0",)
 
 
 def test_what_vanishes_again_and_again_is_requeued_three_times(session: Session) -> None:

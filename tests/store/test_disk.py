@@ -314,10 +314,11 @@ def test_what_cannot_be_removed_costs_the_rest_nothing(bench: Bench) -> None:
                 raise PermissionError(errno.EACCES, "no")
             super().unlink(path, at)
 
-    tree = str(bench.here / "tree")
-    told = [error for error in Refusing(str(bench.staging)).removing(tree) if error is not None]
-    assert [(error.errno, error.filename) for error in told] == [(errno.EACCES, f"{tree}/a/b/stays")]
+    tree, disk = str(bench.here / "tree"), Refusing(str(bench.staging))
+    refuses(PermissionError, lambda: disk.remove_tree(tree))
     assert {str(path.relative_to(tree)) for path in Path(tree).rglob("*")} == {"a", "a/b", "a/b/stays"}
+    told = [error for error in disk.removing(tree) if error is not None]
+    assert [(error.errno, error.filename) for error in told] == [(errno.EACCES, f"{tree}/a/b/stays")]
 
 
 @pytest.mark.parametrize("torn", [False, True])

@@ -221,22 +221,18 @@ class WordsVerb(Verb):
         last = before[start - 1] if words and start else ""
         ctx.meta["spool.dashes"] = last == "--"
         is_value = words[:1] == ("false",) or (words[:1] == ("true",) and len(words) > 1)
-        if is_value and (switch := _switch(self, last)) is not None:
-            raise UsageError(f"{_of_a_switch(switch, last)}; to run {words[0]}, write it after `--`")
+        if is_value and (told := _of_a_switch(self, last)):
+            raise UsageError(f"{told}; to run {words[0]}, write it after `--`")
         return rest
 
 
-def _switch(command: click.Command, flag: str) -> click.Option | None:
-    """Return the option of *command* that has *flag* and an opposite, None if there is none."""
-    options = (each for each in command.params if isinstance(each, click.Option))
-    return next((each for each in options if each.secondary_opts and flag in (*each.opts, *each.secondary_opts)), None)
-
-
-def _of_a_switch(switch: click.Option, flag: str) -> str:
-    """Return what to write instead of a value after *flag*."""
-    return (
-        f"{flag} takes no value; its opposite is {(switch.secondary_opts if flag in switch.opts else switch.opts)[0]}"
-    )
+def _of_a_switch(command: click.Command, flag: str) -> str:
+    """Return what to write instead of a value after *flag*, "" if *command* has no opposite of it."""
+    for each in command.params:
+        if isinstance(each, click.Option) and each.secondary_opts and flag in (*each.opts, *each.secondary_opts):
+            opposite = (each.secondary_opts if flag in each.opts else each.opts)[0]
+            return f"{flag} takes no value; its opposite is {opposite}"
+    return ""
 
 
 def _answered(error: click.NoSuchOption, words: Sequence[str]) -> Exception:
@@ -403,8 +399,7 @@ def _in_our_words(error: click.ClickException, ctx: click.Context | None) -> str
     if isinstance(error, click.BadOptionUsage) and message.endswith("requires an argument."):
         return f"option {error.option_name} needs a value"
     if isinstance(error, click.BadOptionUsage) and message.endswith("does not take a value.") and ctx is not None:
-        switch = _switch(ctx.command, error.option_name)
-        return _of_a_switch(switch, error.option_name) if switch is not None else f"{error.option_name} takes no value"
+        return _of_a_switch(ctx.command, error.option_name) or f"{error.option_name} takes no value"
     if isinstance(error, click.BadParameter) and error.param is not None:
         wanted = _number_wanted(error.param.type)
         given = message.partition(": ")[2].partition(" is not ")[0]
