@@ -284,13 +284,11 @@ def _print_plan(found: Preview, *, partly: bool) -> None:
     begun = found.running - found.submitted
     counts = {"running": begun, "submitted": found.submitted, "waiting": len(found.waits), "held": found.held}
     told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    if rows or found.ends or found.left_out or partly:
-        more = "nothing else" if begun or found.submitted else "nothing"
-        starts = f"{len(found.starts)} would start" if found.starts else f"{more} starts"
-        told = "; ".join(filter(None, [told, f"{starts} now"]))
-    else:
-        told = f"no waiting jobs ({told})" if told else "no waiting jobs"
-    render.prose(told)
+    more = "nothing else" if begun or found.submitted else "nothing"
+    starts = f"{len(found.starts)} would start now" if found.starts else f"{more} starts now"
+    if not (rows or found.ends or found.left_out or partly):
+        starts = "no waiting jobs"
+    render.prose("; ".join(filter(None, [told, starts])))
     if found.protected is not None:
         until = ""
         if found.protected_until_at_ns is not None:
