@@ -85,7 +85,7 @@ def test_a_program_is_run_by_its_path(spool: Command, tmp_path: Path) -> None:
         ("a.sh", "echo\n", 0o755, ("-- sh a.sh", "#!/bin/sh")),
         ("fit.R", "1\n", 0o644, ("-- Rscript fit.R", "#!/usr/bin/env Rscript")),
         ("o'k", "", 0o644, ("-- sh 'o'\"'\"'k'",)),
-        ("bom.sh", "\ufeff#!/bin/sh\n", 0o644, ("not at the very beginning",)),
+        ("bom.sh", "\ufeff#!/bin/sh\n", 0o644, ("not at the very beginning", "a byte order mark: `sed -i")),
         ("late.sh", "\n#!/bin/sh\n", 0o644, ("not at the very beginning",)),
         ("crlf.sh", "#!/bin/sh\r\ntrue\r\n", 0o755, ("Windows line endings", "sed -i")),
         ("none.sh", "#! \ntrue\n", 0o755, ("names no interpreter",)),

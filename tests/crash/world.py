@@ -413,7 +413,7 @@ class Session:
             self.opened = True
         now = self.now
         for live in now.state.live.values():
-            now.supervisor.suspect(live)
+            now.supervisor.suspects.add(live.key)
         if self.looks_at_everything:
             self.look_next()
         happened = now.turn()

@@ -40,7 +40,8 @@ _PLAIN = {**OF_A_JOB, "-c": ("text", "")}
 _SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_min_memory")
 """Keys that may request more than a machine has."""
 
-_OF_OTHERS = ("SLURM", "PBS_", "GFLOW_", "SGE_", "SBATCH_", "NCPUS", "srun", "sbatch", "scontrol", "qsub")
+_OF_OTHERS: tuple[str, ...] = ("SLURM", "PBS_", "GFLOW_", "SGE_", "SBATCH_", "LSB_", "HQ_TASK", "NCPUS", "CUDA_VISIBLE")
+_OF_OTHERS += ("srun", "sbatch", "scontrol", "squeue", "sacct", "sstat", "seff", "scancel", "qsub", "qstat", "qdel")
 _OF_THE_SHELL = frozenset(" \t\n|&;<>()$`\"'*?[]#~{}")
 
 
@@ -89,7 +90,7 @@ def submit(arguments: Sequence[str]) -> int | None:
 
 def _needs_nothing(command: str | list[str]) -> bool:
     """Whether neither a command's text names another scheduler, nor its words a variable that no shell expands."""
-    words = _OF_OTHERS if isinstance(command, str) else (*_OF_OTHERS, "$SPOOL_", "${SPOOL_", "CUDA_VISIBLE_DEVICES")
+    words = _OF_OTHERS if isinstance(command, str) else (*_OF_OTHERS, "$SPOOL_", "${SPOOL_")
     text = command if isinstance(command, str) else " ".join(command)
     return not any(word in text for word in words)
 

@@ -291,7 +291,8 @@ def _check_runs(data: bytes, what: str, line: bytes, asked: Asked) -> None:
     program = _RUN_BY.get(what.rpartition(".")[2], "sh")
     line_one = f"#!/bin/{program}" if program in ("sh", "bash") else f"#!/usr/bin/env {program}"
     if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"#!"):
-        why, other = "its `#!` is not at the very beginning", "remove what comes before it"
+        why = "its `#!` is not at the very beginning"
+        other = f"remove what is before it, such as a byte order mark: `sed -i '1s/^[^#]*//' {shlex.quote(what)}`"
     else:
         why, other = "it has no `#!` line to name its interpreter", f"begin it with `{line_one}`"
     if _has_options(data, asked):

@@ -103,7 +103,7 @@ class DependencyResolver:
         self._ended = ended
         self._arrays = arrays
         self._watch = watch
-        self._settled = False
+        self.settled = False  # then the watch's cache is left alone: names may change between this pass and questions
         self._tallies: dict[str, NameProgress] = {}
         self.ended_now: dict[str, State] = {}
 
@@ -130,10 +130,6 @@ class DependencyResolver:
         for unit in aliases(name):
             self._tallies.pop(unit, None)
 
-    def settled(self) -> None:
-        """Stop updating the watch's cache: names may change between this pass and later questions."""
-        self._settled = True
-
     def resolution(self, job: Waiting) -> Resolution:
         """Return the resolution of *job*, as found when one of its dependencies last changed."""
         if job.name in self.ended_now:  # jobs that end in this pass are not judged again
@@ -145,7 +141,7 @@ class DependencyResolver:
         known = self._tallies.get(name)
         if known is None:
             members = self.members(name)
-            keeps = not self._settled and len(members) > 1
+            keeps = not self.settled and len(members) > 1
             progress = self._watch.progress(name, members) if keeps else ArrayProgress(name, members)
             known = self._tallies[name] = progress.tally(self.doing)
         return known

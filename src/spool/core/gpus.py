@@ -140,9 +140,10 @@ class GpuSlots:
         if self.problem is not None:
             return []
         asked = _need_of(request)
-        if asked not in self._open:
-            self._open[asked] = [card for card in self.suitable(request) if card.has_room(request)]
-        return self._open[asked]
+        found = self._open.get(asked)
+        if found is None:
+            found = self._open[asked] = [card for card in self.suitable(request) if card.has_room(request)]
+        return found
 
     def suitable(self, request: Request) -> list[GpuSlot]:
         """Return the GPUs that could serve *request* if they were idle.
@@ -283,7 +284,7 @@ def kind_of(request: Request) -> Kind:
 
 
 def _need_of(request: Request) -> _Need:
-    return request.gpu_memory_bytes, kind_of(request), request.gpus > 1
+    return request.gpu_memory_bytes, (request.gpu_types, request.gpu_min_memory_bytes), request.gpus > 1
 
 
 def is_of_kind(gpu: Gpu, kind: Kind) -> bool:

@@ -37,8 +37,10 @@ class OnEngine(Struct):
     def add(self, run: Running, sign: int = 1) -> None:
         """Count *run*; with sign -1, uncount it."""
         self.runs += sign
-        self.pending += sign * (run.submitted and not run.blocked)
-        self.blocked += sign * (run.submitted and run.blocked)
+        if run.submitted and run.blocked:
+            self.blocked += sign
+        elif run.submitted:
+            self.pending += sign
 
 
 class Runs(Mapping[str, Running]):

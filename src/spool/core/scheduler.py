@@ -337,7 +337,10 @@ class SchedulingPass:
     def _line_up(self) -> None:
         """Line up the first job of each shape, if any could fit."""
         room, order = self._room, self._order
-        demands = [(same.values(), room.may_have(*demand)) for demand, same in self._queue.demands.items()]
+        demands = [
+            (same.values(), room.may_have(request, elsewhere))
+            for (request, elsewhere), same in self._queue.demands.items()
+        ]
         if not any(fits for _, fits in demands):
             return
         ready = [(shape, fits) for same, fits in demands for shape in same if shape.eligible]
@@ -439,7 +442,7 @@ def _resolve_dependencies(view: View, names: DependencyResolver, now_ns: int) ->
             names.end(name, State.UNSCHEDULABLE)
     if view.queue.watch:
         _judge(view.queue.watch, names)
-    names.settled()
+    names.settled = True
 
 
 def _judge(watch: DependencyIndex, names: DependencyResolver) -> None:

@@ -22,11 +22,9 @@ from spool.dispatcher.wakeup import Clock, Timers, Wakeup
 from spool.executors import Executors
 from spool.formats import journal
 from spool.formats.capabilities import capabilities, loaded
-from spool.formats.config import Config
 from spool.formats.journal import Line
 from spool.state.run import ActiveRun, JobEntry, StopOrdered
 from spool.state.table import SchedulerState
-from spool.store.disk import SpoolTrouble
 from spool.store.edited import Settings
 from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
@@ -125,15 +123,6 @@ class Journal:
         """Write these *lines* at once, before the noted ones."""
         self._write_events()
         self.logs.remember(lines)
-
-    def configuration_changed(self, config: Config) -> None:
-        """Apply the sync policy of *config* from now on."""
-        self.logs.keep_strict(strict=config.durability == "strict")
-
-    def check(self) -> None:
-        """Raise SpoolTrouble if the last grouped sync failed."""
-        if (problem := self.logs.problem) is not None:
-            raise SpoolTrouble(problem.errno, problem.strerror, problem.filename) from problem
 
     def compact(self, lines: list[Line]) -> None:
         """Replace its whole content, and all noted lines, by *lines*."""

@@ -54,6 +54,7 @@ from spool.state.load import OutcomeIndex
 from spool.state.run import ActiveRun
 from spool.state.table import SchedulerState
 from spool.state.world import MachineMonitor
+from spool.store.disk import SpoolTrouble
 from spool.store.edited import Settings
 from spool.store.locked_spool import LockedSpool
 from spool.store.logs import Logs
@@ -422,7 +423,8 @@ class Dispatcher:
         self.journal.commit()
         if self.logs.long:
             self._compact()
-        self.journal.check()
+        if (problem := self.logs.problem) is not None:  # of the last grouped sync
+            raise SpoolTrouble(problem.errno, problem.strerror, problem.filename) from problem
 
     def _compact(self) -> None:
         lines = all_lines(self.state, self.prober.boot_id()) + self.recovery.worth_remembering()
@@ -485,7 +487,7 @@ class Dispatcher:
             if self.settings.config.executor != executor:
                 self.launcher.tell_executors_problems()
             self.world.configuration_changed()
-            self.journal.configuration_changed(self.settings.config)
+            self.logs.keep_strict(strict=self.settings.config.durability == "strict")
             self.state.changed()
         self.watcher.also(layout.HOOKS, self.spool.layout.at(layout.HOOKS))
         self.events.look()
@@ -591,7 +593,7 @@ class Dispatcher:
         log.log(level, "job %s run %d: %s", live.name, live.run, what)
         if isinstance(live.phase, Unstartable | TakenBack):  # nothing was started
             self.supervisor.watch(live)
-            self.supervisor.suspect(live)
+            self.supervisor.suspects.add(live.key)
             return
         self.wakeup.watch_run(live)
         self.supervisor.watch(live)
@@ -599,7 +601,7 @@ class Dispatcher:
         self.monitor.watch_run(live)
         if live.adopted:
             self.gpu_use.watch_run(live)
-            self.supervisor.suspect(live)
+            self.supervisor.suspects.add(live.key)
             self.context.changes.runs.add(live.name)
             self.stops.resume(live)
 
@@ -626,7 +628,7 @@ class Dispatcher:
         self._unfiled = [live for live in self._unfiled if live.key not in gone]
         self.admission.forget(filed)
         for live in filed:
-            self.stops.forget(live)
+            self.stops.unrecorded.pop(live.key, None)
             self.suspender.forget(live)
             self.confinement.forget(Thing.of_run(live.key))
             self._after(live)

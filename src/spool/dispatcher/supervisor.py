@@ -293,7 +293,7 @@ class Supervisor(Component):
         self._limits = limits
         self.concluder = Concluder(context)
         self._timer = context.timers.timer("ends", always=True)
-        self.suspects: set[tuple[str, int]] = set()  # runs whose end must be checked
+        self.suspects: set[tuple[str, int]] = set()  # runs whose evidence the next `collect` looks at
         self._polled: dict[tuple[str, int], ActiveRun] = {}  # runs whose end no event reports
         self._ended: list[ActiveRun] = []  # found, and not returned yet
         self._poll_at_ns = 0
@@ -303,10 +303,6 @@ class Supervisor(Component):
         if self._unwatched(live):
             self._polled[live.key] = live
             self._timer.set(self._poll_at_ns)
-
-    def suspect(self, live: ActiveRun) -> None:
-        """Let the next call of :meth:`collect` look at the evidence of *live*."""
-        self.suspects.add(live.key)
 
     def look_for_leftovers(self) -> None:
         """Look for runs whose commands have left processes behind, as if no wrapper had left a note of that."""

@@ -160,10 +160,6 @@ class StopOrders(Component):
             else:
                 del self.unrecorded[key]
 
-    def forget(self, live: ActiveRun) -> None:
-        """Drop a run whose paperwork is done."""
-        self.unrecorded.pop(live.key, None)
-
     def _record(self, live: ActiveRun) -> None:
         stop, confinement, spool = live.stop, self._confinement, self._spool
         if stop is None or confinement.pauses(Thing.of_run(live.key), _RECORD):

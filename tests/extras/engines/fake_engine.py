@@ -27,6 +27,7 @@ class FakeRun(RunHandle):
     used = Usage()
     engine_id: str | None = None  # once the engine has accepted it
     waits: str | None = None
+    blocked = False
     said: EngineEnd | None = None  # how the engine reports its end
     refusal: str | None = None
     holds_memory = True
@@ -86,7 +87,7 @@ class FakeEngine(Engine, Executor):
 
     name = "fake"
     runs: ClassVar[dict[tuple[str, int], FakeRun]] = {}
-    has: ClassVar[Machine] = Machine(cpus=8, memory_bytes=64 << 30)
+    has: ClassVar[Machine] = Machine.of_an_engine(2)
     problem: ClassVar[str | None] = None
 
     def __init__(self, *_: object) -> None:

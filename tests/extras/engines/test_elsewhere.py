@@ -79,7 +79,7 @@ def running(session: Session, name: str = "x", *lines: str) -> tuple[FakeRun, Ac
     run = FakeEngine.runs[name, 1]
     run.begin()
     live = now(session).state.live[name, 1]
-    now(session).supervisor.suspect(live)  # no event tells of that
+    now(session).supervisor.suspects.add(live.key)  # no event tells of that
     session.turns(1)
     return run, live
 
@@ -213,7 +213,7 @@ def test_a_run_given_up_by_a_dispatcher_that_was_killed_counts_for_nothing(sessi
     session.turns(2)
     session.turns(3)
     FakeEngine.runs["x", 2].begin()
-    now(session).supervisor.suspect(now(session).state.live["x", 2])
+    now(session).supervisor.suspects.add(now(session).state.live["x", 2].key)
     session.turns(1)
     FakeEngine.runs["x", 2].end(0)
     session.settle()
@@ -283,7 +283,7 @@ def handed_over(session: Session, name: str = "x", *lines: str) -> tuple[FakeRun
     session.turns(2)
     run, live = FakeEngine.runs[name, 1], now(session).state.live[name, 1]
     run.waits = "Slurm: PENDING (Resources)"
-    now(session).supervisor.suspect(live)
+    now(session).supervisor.suspects.add(live.key)
     session.turns(1)
     return run, live
 
@@ -310,7 +310,7 @@ def test_a_run_that_waits_in_its_engine_is_submitted_with_the_engines_reason(ses
     run.begin()
     assert listed(session).state is State.RUNNING
     run.waits = None
-    now(session).supervisor.suspect(live)
+    now(session).supervisor.suspects.add(live.key)
     session.turns(1)
     view = told(session)
     assert (view.state, view.reason) == ("running", "")
@@ -330,7 +330,7 @@ def test_what_waits_in_an_engine_has_used_nothing(session: Session) -> None:
 
     assert (state.runs["x"].submitted, uses()) == (True, False)
     run.begin()
-    now(session).supervisor.suspect(live)
+    now(session).supervisor.suspects.add(live.key)
     session.turns(1)
     assert (state.runs["x"].submitted, uses()) == (False, True)
     run.end(0)
@@ -548,7 +548,7 @@ def test_a_wrapper_that_speaks_when_its_jid_is_taken_is_not_lost(
     monkeypatch.setattr(LockedSpool, "take_jid", spoken)
     session.survives_errors = True
     run.absent = True
-    now(session).supervisor.suspect(now(session).state.live["x", 1])
+    now(session).supervisor.suspects.add(now(session).state.live["x", 1].key)
     session.turns(3)
     assert history(session.world.root) == []
     assert list(FakeEngine.runs) == [("x", 1)]
@@ -558,7 +558,7 @@ def test_a_wrapper_that_speaks_when_its_jid_is_taken_is_not_lost(
         run.absent = False
     run.end(0)
     now(session).confinement.forget(Thing.of_run(("x", 1)))
-    now(session).supervisor.suspect(now(session).state.live["x", 1])
+    now(session).supervisor.suspects.add(now(session).state.live["x", 1].key)
     session.settle()
     assert ends_of(session.world).outcomes["x"] == ("finished 1.0",)
 
@@ -576,7 +576,7 @@ def test_an_exit_code_that_comes_with_a_late_jid_counts(session: Session, monkey
 
     monkeypatch.setattr(LockedSpool, "take_jid", spoken)
     run.gone, run.said = True, EngineEnd(EngineWord.FAILED, "Slurm says FAILED")
-    now(session).supervisor.suspect(now(session).state.live["x", 1])
+    now(session).supervisor.suspects.add(now(session).state.live["x", 1].key)
     session.settle()
     assert ends_of(session.world).outcomes["x"] == ("failed 1.0",)
 
@@ -683,13 +683,13 @@ def test_that_its_engine_has_accepted_a_run_is_told_once(
         session.end()
     run.engine_id = "4711"
     if killed != "before":
-        now(session).supervisor.suspect(live)
+        now(session).supervisor.suspects.add(live.key)
     session.turns(3)
     if killed == "after":
         session.end()
         session.turns(3)
     run.begin()
-    now(session).supervisor.suspect(now(session).state.live["x", 1])
+    now(session).supervisor.suspects.add(now(session).state.live["x", 1].key)
     session.turns(3)
     run.end(0)
     session.settle()

@@ -195,3 +195,36 @@ def test_what_sets_up_conda_does_not_set_up_modules(
     monkeypatch.setenv("BASH_FUNC_module%%", "() {  echo $1\n}")
     assert "module" not in spool("submit", "-n", "a", "job.sh").err
     assert "BASH_FUNC_module%%" in queued(spool_root, "a")["env"]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("seff $SLURM_JOB_ID", "use spool seff $SPOOL_JOB"),
+        ("left=$(squeue -h -j 1 -o %L)", "use spool show $SPOOL_JOB"),
+        ("qdel $PBS_JOBID", "use spool cancel $SPOOL_JOB"),
+        ("micromamba activate torch", '`eval "$(micromamba shell hook --shell bash)"`'),
+        ("conda activate torch", '`eval "$(conda shell.bash hook)"`'),
+        ("CUDA_VISIBLE_DEVICES=0 python x.py", "may be in use"),
+        ("export CUDA_VISIBLE_DEVICES=$((SLURM_ARRAY_TASK_ID % 4))", "may be in use"),
+        ("os.environ['CUDA_VISIBLE_DEVICES'] = '1'", "may be in use"),
+        ("CUDA_VISIBLE_DEVICES= python x.py  # none", ""),
+        ('echo "$CUDA_VISIBLE_DEVICES 1"; eval "$(mamba shell hook --shell bash)"; mamba activate x', ""),
+    ],
+)
+def test_what_a_script_will_miss_is_told_before_it_waits(spool: Command, line: str, told: str) -> None:
+    """A program of another scheduler, a missing shell function and a GPU taken by its number are told at once."""
+    Path("job.sh").write_text(f"#!/bin/bash\n#SBATCH --time=1:00:00\n{line}\n")
+    said = spool("submit", "--hold", "--array", "0-3", "-n", "a", "job.sh")
+    assert said.code == 0
+    assert [each for each in said.err.splitlines() if "line 3" in each and told in each] or not told
+    assert told or "line 3" not in said.err
+
+
+def test_the_index_of_lsf_and_hyperqueue_is_there(spool: Command, spool_root: Path) -> None:
+    """A text of -c that reads its index as under another scheduler has it; a script of LoadLeveler is refused."""
+    assert spool("submit", "--hold", "-n", "a", "--array", "1-3", "-c", "./x $LSB_JOBINDEX $HQ_TASK_ID").err == ""
+    env = tomllib.loads((spool_root / "held" / "a.toml").read_text())["env"]
+    assert (env["LSB_JOBINDEX"], env["HQ_TASK_ID"]) == ("{index}", "{index}")
+    Path("job.sh").write_text("#!/bin/bash\n# @ job_type = serial\n# @ queue\ntrue\n")
+    assert "line 3: `# @ queue`" in spool("submit", "job.sh").err

@@ -490,7 +490,9 @@ class Converted(Struct, frozen=True):
     @property
     def is_note(self) -> bool:
         """Whether nothing is lost: it has an equivalent, is not needed, or chooses among parts that a spool lacks."""
-        return self.lost is None or (self.directive.option in _PARTS and not self.lost.unless)
+        return self.lost is None or (
+            self.directive.option in ("-p", "--partition", "-q", "--qos") and not self.lost.unless
+        )
 
     @property
     def key(self) -> str | None:
@@ -509,7 +511,6 @@ class Converted(Struct, frozen=True):
         return f"line {one.line}: {one} {f'becomes {shlex.join(self.words)}' if self.words else 'is not needed here'}"
 
 
-_PARTS = frozenset(("-p", "--partition", "-q", "--qos"))
 _PLACES = (("#PBS", "-q"), ("#$", "-q"), ("#$", "-pe"))
 _KEYS = {
     "-G -g --gpus --gpus-per-node --gpus-per-task --gres": "gpus",
@@ -520,10 +521,7 @@ _KEYS = {
 _PIECES = {"-n": "--ntasks", "-c": "--cpus-per-task"}
 _SYNONYMS = {"--tasks": "--ntasks", "--tasks-per-node": "--ntasks-per-node"}
 _LINE = re.compile(r"((?:#SBATCH|# GFLOW|#PBS)(?![^ \t])|#\$(?=[ \t]*-[a-zA-Z@]))[ \t]*(.*)")
-_READ_ANYWHERE = ("# GFLOW", "#$")
-
-
-_UNREAD = re.compile(r"#(?:BSUB|MSUB|COBALT|OAR|HQ|PJM)\s+-.*|#\s*(?:FLUX|flux):\s*-.*")
+_UNREAD = re.compile(r"#(?:BSUB|MSUB|COBALT|OAR|HQ|PJM)\s+-.*|#\s*(?:FLUX|flux):\s*-.*|#\s*@\s*queue\s*")
 
 
 def is_unread(line: str) -> bool:
@@ -534,7 +532,7 @@ def is_unread(line: str) -> bool:
 def is_line(line: str, *, late: bool = False) -> bool:
     """Whether *line* of a script is for another scheduler that reads it, also *late*: after the first command."""
     found = _LINE.fullmatch(line)
-    return found is not None and (not late or found[1] in _READ_ANYWHERE)
+    return found is not None and (not late or found[1] in ("# GFLOW", "#$"))
 
 
 def is_line_of_a_shell(line: str) -> bool:

@@ -22,6 +22,7 @@ from spool.core.errors import InvalidValue, UsageError, cannot
 from spool.core.reasons import count_of
 from spool.extras.foreign import lines
 from spool.extras.foreign.lines import Directive, NoEquivalent, dependencies
+from spool.machine.host import login_environment
 from spool.store.glance import config_if
 
 
@@ -54,7 +55,8 @@ class ForeignScripts:
 
             shell = which(os.path.basename(shell)) or shell
         if shell is None:
-            shell = _login_shell()
+            login = login_environment()["SHELL"]
+            shell = login if os.path.basename(login) in SHELLS else "/bin/sh"
             tell(f"{what}: it has no `#!` line; {shell} runs it, as the other scheduler would")
         elif asked.verbose:
             tell(f"{what}: {shell} runs it, as its -S says")
@@ -186,16 +188,6 @@ def _check_unread(script: bytes, what: str, *, refused: bool) -> None:
     tell(f"{what}: {why}")
 
 
-def _login_shell() -> str:
-    from pwd import getpwuid
-
-    try:
-        shell = getpwuid(os.getuid()).pw_shell
-    except KeyError:
-        shell = ""
-    return shell if os.path.basename(shell) in SHELLS else "/bin/sh"
-
-
 # What a script looks for in its job.
 
 STANDINS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standins")
@@ -220,9 +212,9 @@ def _values_of(name: str, tasks: tuple[int, int | None], keys: Mapping[str, obje
     except FileNotFoundError:  # it was removed, and the job has another one
         here = str(keys.get("workdir", ""))
     found = {
-        "SLURM_JOB_ID SLURM_JOBID PBS_JOBID": f"{number}{{index}}" if many else number,
+        "SLURM_JOB_ID SLURM_JOBID PBS_JOBID LSB_JOBID": f"{number}{{index}}" if many else number,
         "JOB_ID": number,
-        "SLURM_JOB_NAME PBS_JOBNAME JOB_NAME": name if many else "$SPOOL_JOB",
+        "SLURM_JOB_NAME PBS_JOBNAME LSB_JOBNAME JOB_NAME": name if many else "$SPOOL_JOB",
         "SLURM_SUBMIT_DIR PBS_O_WORKDIR SGE_O_WORKDIR": escaped(here, many),
         "SLURM_SUBMIT_HOST SGE_O_HOST SLURM_JOB_NODELIST SLURM_NODELIST SLURMD_NODENAME": socket.gethostname(),
         "SLURM_CPUS_PER_TASK": "$SPOOL_CPUS" if count == 1 else str(cpus_of_each or 1),
@@ -237,7 +229,7 @@ def _values_of(name: str, tasks: tuple[int, int | None], keys: Mapping[str, obje
     }
     if many:
         found["SLURM_ARRAY_JOB_ID PBS_ARRAY_ID"] = number
-        found["SLURM_ARRAY_TASK_ID GFLOW_ARRAY_TASK_ID PBS_ARRAY_INDEX PBS_ARRAYID"] = "{index}"
+        found["SLURM_ARRAY_TASK_ID GFLOW_ARRAY_TASK_ID PBS_ARRAY_INDEX PBS_ARRAYID LSB_JOBINDEX HQ_TASK_ID"] = "{index}"
     if indices:
         found["SLURM_ARRAY_TASK_COUNT"] = str(len(indices))
         found["SLURM_ARRAY_TASK_MIN SGE_TASK_FIRST"] = str(indices[0])
@@ -246,7 +238,7 @@ def _values_of(name: str, tasks: tuple[int, int | None], keys: Mapping[str, obje
     return {each: value for names, value in found.items() for each in names.split()}
 
 
-_OF_AN_ARRAY = re.compile(r"SLURM_ARRAY_\w+|GFLOW_ARRAY_TASK_ID|PBS_ARRAY_?(?:INDEX|ID)|SGE_TASK_\w+")
+_OF_AN_ARRAY = re.compile(r"\w+_ARRAY_\w+|PBS_ARRAYID|SGE_TASK_\w+|LSB_JOBINDEX|HQ_TASK_ID")
 _NUMBERS = ("SLURM_JOB_ID", "SLURM_JOBID", "PBS_JOBID", "JOB_ID")
 _NUMBERS_OF_ARRAYS = ("SLURM_ARRAY_JOB_ID", "PBS_ARRAY_ID", "JOB_ID")
 _DEFAULT_OUTPUTS = (
@@ -256,15 +248,17 @@ _DEFAULT_OUTPUTS = (
 """Where other schedulers write the output that has no path: how a script names it, and the path, also in an array."""
 _INSTEAD = {
     "SLURM_RESTART_COUNT": "use $SPOOL_ATTEMPT, which begins with 1",
-    "SLURM_TMPDIR": "use `mktemp -d`",
-    "TMPDIR": "use `mktemp -d`",
+    **dict.fromkeys(("SLURM_TMPDIR", "TMPDIR"), "use `mktemp -d`"),
     "srun": "use the command alone",
-    "sbatch": "use spool submit",
-    "qsub": "use spool submit",
+    **dict.fromkeys(("sbatch", "qsub", "bsub"), "use spool submit"),
+    **dict.fromkeys(("squeue", "qstat", "bjobs"), "use spool show $SPOOL_JOB"),
+    **dict.fromkeys(("sacct", "sstat", "seff"), "use spool seff $SPOOL_JOB"),
+    **dict.fromkeys(("scancel", "qdel"), "use spool cancel $SPOOL_JOB"),
     "scontrol": "for `scontrol requeue` use spool requeue, for `scontrol show hostnames` hostname",
 }
-_LAUNCHED_BY = ("SLURM_NTASKS", "SLURM_PROCID")
-_VARIABLE = re.compile(r"\b(?:SLURMD?|PBS|SBATCH|GFLOW|SGE_TASK)_[A-Z_]+\b|\bNCPUS\b")
+_GPU_PICKED = re.compile(r"CUDA_VISIBLE_DEVICES(['\"]\] *= *|=)['\"]?(\d|\$[({]*\w*(LOCALID|PROCID|TASK_ID|INDEX)\b)")
+"""A GPU that a script picks by itself, in shell or Python: its number is that of the machine, not of the job."""
+_VARIABLE = re.compile(r"\b(?:(?:SLURMD?|PBS|SBATCH|GFLOW|SGE_TASK|LSB)_[A-Z_]+|HQ_TASK_ID|NCPUS)\b")
 _OF_LINES = (
     (
         re.compile(r"^#\$[ \t]*-", re.MULTILINE),
@@ -274,9 +268,10 @@ _OF_LINES = (
 )
 """Variables without a prefix of their own, which mean that only in a script with lines for its scheduler."""
 _AT = r"(?:^|[;&|(`]|=[\"']|\b(?:time|exec|if|while|then|do|else|env)\s|\btrap\s+['\"])\s*(?:[A-Za-z_]\w*=\S*\s+)*"
-_PROGRAM = re.compile(rf"{_AT}(srun|sbatch|scontrol|qsub)(?=\s)([^;&|]*)")
+_PROGRAM = re.compile(
+    rf"{_AT}(srun|sbatch|scontrol|squeue|scancel|sacct|sstat|seff|qsub|qstat|qdel|bsub|bjobs)(?=\s)([^;&|]*)"
+)
 _STANDS_IN = re.compile(r"srun\b|scontrol\s+(?:show\s+hostnames?|requeue)\b")
-_OF_TASKS = re.compile(r"\s(?:-n|--ntasks)")
 _APPENDS = re.compile(r"^#SBATCH\b.*\s--open-mode[= ]a", re.MULTILINE)
 _SOURCES = r"(?:\bsource|(?:^|[;&\s])\.)\s+\S*"
 _FUNCTIONS = {  # how a script calls them, how it defines them, what has those of the caller, and what defines them
@@ -284,13 +279,19 @@ _FUNCTIONS = {  # how a script calls them, how it defines them, what has those o
         re.compile(rf"{_AT}(module|ml)\s"),
         re.compile(rf"\A#!.*\s-\w*l|{_SOURCES}(?:module|lmod|profile(?!\.d)|bashrc)", re.MULTILINE),
         ("BASH_FUNC_*module*", "BASH_FUNC_ml*", "MODULE*", "LMOD_*", "LOADEDMODULES", "_LMFILES_"),
-        ". /usr/share/lmod/lmod/init/{}",
+        ". /usr/share/lmod/lmod/init/{0}",
     ),
     "conda": (
-        re.compile(rf"{_AT}((?:conda|mamba)\s+activate)\b"),
+        re.compile(rf"{_AT}(conda\s+activate)\b"),
         re.compile(rf"{_SOURCES}(?:conda|mamba|activate|bashrc)|\bshell(?:\.\w+)? hook", re.MULTILINE),
         ("BASH_FUNC_*conda*", "BASH_FUNC_*mamba*", "CONDA_*", "MAMBA_*"),
-        'eval "$(conda shell.{} hook)"',
+        'eval "$(conda shell.{1} hook)"',
+    ),
+    "mamba": (
+        re.compile(rf"{_AT}((?:micro)?mamba\s+activate)\b"),
+        re.compile(rf"{_SOURCES}(?:mamba|activate|bashrc)|mamba\s+shell\b", re.MULTILINE),
+        ("BASH_FUNC_*mamba*", "MAMBA_*", "CONDA_*"),
+        'eval "$({2} shell hook --shell {1})"',
     ),
 }
 
@@ -349,6 +350,9 @@ class ScriptNeeds:
         """Search for variables, programs and the default output. *exported* gets a PATH with `srun`."""
         self._find_variables()
         self._find_programs(exported)
+        if picking := [number for number, line in _lines(self._text) if _GPU_PICKED.search(line)]:
+            why = "a number in CUDA_VISIBLE_DEVICES picks a GPU that may be in use; --gpus picks one that is free"
+            self.told.append(f"line {picking[0]}: {why}")
         if "stdout" not in self._keys:
             self._find_output()
 
@@ -366,7 +370,7 @@ class ScriptNeeds:
                     continue  # no path can have it, and the job is doubted for that
                 if value is not None:
                     self.env[name] = value
-                    if name in _LAUNCHED_BY:
+                    if name in ("SLURM_NTASKS", "SLURM_PROCID"):
                         which = "launchers such as PyTorch Lightning take a job that has it for one of Slurm"
                         self.told.append(f"line {number}: ${name} is {value} here; {which}")
                 elif self._is_array or _OF_AN_ARRAY.fullmatch(name) is None:
@@ -380,7 +384,7 @@ class ScriptNeeds:
         seen = set()
         for number, line in _lines(self._text, joined=True):
             for name, words in _PROGRAM.findall(line):
-                if name == "srun" and self._tasks > 1 and _OF_TASKS.search(words) is None:
+                if name == "srun" and self._tasks > 1 and re.search(r"\s(?:-n|--ntasks)", words) is None:
                     why = f"srun would start {self._tasks} tasks, but a job of spool is one task, so this will fail"
                     self.told.append(f"line {number}: {why}; `mpirun -n {self._tasks}` starts several on this machine")
                 its = _STANDS_IN.match(f"{name}{words}")
@@ -440,5 +444,5 @@ class ScriptNeeds:
             for name, number in named.items():
                 if not (is_bash and f"BASH_FUNC_{name.split()[0]}%%" in exported.taken):
                     why = "needs a shell function that the job does not have"
-                    before = definition.format("bash" if is_bash else "posix").replace("init/posix", "init/sh")
+                    before = definition.format(*("bash", "bash") if is_bash else ("sh", "posix"), name.split()[0])
                     self.told.append(f"line {number}: `{name}` {why}; write `{before}` before it")
