@@ -153,16 +153,15 @@ def _dispatcher(found: MachineStatus) -> str:
 
 
 def _memory(found: MachineStatus, others_bytes: int) -> str:
-    machine, granted = found.seen.machine, found.memory_granted_bytes
-    left, available = found.memory_not_granted_bytes, found.seen.machine.memory_available_bytes
-    is_short = available is not None and available < left
-    if not (granted or others_bytes or is_short):
+    machine, granted, left = found.seen.machine, found.memory_granted_bytes, found.memory_not_granted_bytes
+    usable = left if machine.memory_available_bytes is None else min(left, machine.memory_available_bytes)
+    if not (granted or others_bytes or usable < left):
         return f"{show_size(machine.memory_bytes)} for jobs, all free"
     parts = (
         f"{show_size(machine.memory_bytes)} for jobs",
         f"{show_size(granted)} granted" if granted else "none granted" if not others_bytes else "",
         f"{show_size(others_bytes)} granted to others" if others_bytes else "",
-        f"{show_size(min(left, available or 0))} really available" if is_short else f"{show_size(left)} free",
+        f"{show_size(usable)} {'really available' if usable < left else 'free'}",
     )
     return ", ".join(filter(None, parts))
 

@@ -107,13 +107,12 @@ def _print_json(statistics: Statistics, history: History, wanted: RunFilter, by:
 
 def _pairs(statistics: Statistics) -> list[tuple[str, str]]:
     total, largest = statistics.total, statistics.total.peak_memory_job
-    requeues = count_of(total.requeues, "requeue")
     return [
         ("runs", f"{total.runs} of {count_of(total.jobs, 'job')}"),
         ("ended", f"{render.moment(statistics.first_at_ns)} to {render.moment(statistics.last_at_ns)}"),
         ("outcomes", render.counts(total.outcomes)),
         ("success", render.percent(total.success_rate) or "(of no job)"),
-        ("run again", f"{total.retries} {'retry' if total.retries == 1 else 'retries'}, {requeues}"),
+        ("run again", f"{total.retries} by retry, {total.requeues} by requeue"),
         ("wait", _times(total.wait_median_ns, total.wait_p90_ns, total.wait_mean_ns)),
         ("run time", _times(total.run_time_median_ns, total.run_time_p90_ns, None)),
         ("", f"{render.duration(total.run_time_sum_ns)} in all" if total.run_time_median_ns is not None else ""),
