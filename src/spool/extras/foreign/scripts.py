@@ -65,8 +65,7 @@ class ForeignScripts:
     def values(self, script: bytes, what: str, asked: Asked, own: joboptions.Values) -> joboptions.Values:
         """Return the options in the lines of a script, with its *own* ones, which come first. Raises UsageError."""
         if asked.ignore_directives:
-            ignored = [number for number, line in head_lines(script) if lines.is_line(line)]
-            if ignored:
+            if ignored := [number for number, line in head_lines(script) if lines.is_line(line)]:
                 tell(f"{what}: the lines for another scheduler are ignored, from line {ignored[0]} on")
             return own
         found = list(_directives(script, what))
@@ -170,9 +169,8 @@ def _directives(script: bytes, what: str) -> Iterator[Directive]:
         try:
             yield from lines.directives(number, line)
         except ValueError as error:
-            raise UsageError(
-                cannot("read", what, f"{str(error).lower()} in {line!r}", where=f"line {number}")
-            ) from None
+            why = f"{str(error).lower()} in {line!r}"
+            raise UsageError(cannot("read", what, why, where=f"line {number}")) from None
 
 
 def _check_unread(script: bytes, what: str, *, refused: bool) -> None:
