@@ -87,19 +87,23 @@ def test_without_a_workdir_it_is_the_home_directory(shared: Served) -> None:
 
 
 def test_a_setup_of_the_configuration_is_for_every_job_without_one(served: Served) -> None:
-    """A list that its shell could not run after a setup goes without, and so does a program for no shell.
-
-    The configuration's prolog and epilog go around those of the jobs.
-    """
-    around = 'prolog = "echo P"\nepilog = "echo E"\n'
-    (served.root / "config.toml").write_text(f'{around}[defaults]\nsetup = "X=default; export X"\n')
+    """A list that its shell could not run after a setup goes without, and so does a program for no shell."""
+    (served.root / "config.toml").write_text('[defaults]\nsetup = "X=default; export X"\n')
     served.drop("given", ["printenv", "X"])
-    served.drop("own", "echo $X", setup="X=own", prolog="echo p", epilog="echo e")
+    served.drop("own", "echo $X", setup="X=own")
     served.drop("odd", ["sh", "-c", "echo $X."], shell="/usr/bin/python3")
     served.drop("python", "print('no shell')", shell=sys.executable)
     assert served.run() == 0
     logs = [served.log(name) for name in ("given", "own", "odd", "python")]
-    assert logs == [f"P\n{text}\nE\n" for text in ("default", "p\nown\ne", ".", "no shell")]
+    assert logs == ["default\n", "own\n", ".\n", "no shell\n"]
+
+
+def test_the_configurations_prolog_and_epilog_go_around_the_jobs(served: Served) -> None:
+    """Those of the configuration are the outermost."""
+    (served.root / "config.toml").write_text('prolog = "echo P"\nepilog = "echo E"\n')
+    served.drop("inner", "echo command", prolog="echo p", epilog="echo e")
+    assert served.run() == 0
+    assert served.log("inner") == "P\np\ncommand\ne\nE\n"
 
 
 def test_outputs_go_where_the_job_says(shared: Served, tmp_path: Path) -> None:
