@@ -229,15 +229,8 @@ def test_a_job_goes_before_or_after_others(
     for _ in range(2):
         said = spool("edit", name, *where)
         assert said.code == (0 if priority is not None else 1), said.err
-        assert _priority(spool_root, name) == priority or priority is None
-
-
-def test_a_job_is_not_placed_before_itself(spool: Command, spool_root: Path) -> None:
-    """The message says so, instead of that the job does not wait."""
-    _jobs(spool_root, a=None)
-    said = spool("edit", "a", "--before", "a")
-    assert (said.code, _priority(spool_root, "a")) == (1, None)
-    assert "a job cannot be placed before itself" in said.err
+        assert _priority(spool_root, name) == (priority or 40)
+        assert ("a job cannot be placed before itself" in said.err) is (priority is None)
 
 
 def test_what_is_held_or_runs_is_no_rival_and_comments_stay(spool: Command, spool_root: Path) -> None:

@@ -26,19 +26,6 @@ MINUTE = 60 * SECOND_NS
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Stop the clock, somewhat more than three hours from now."""
-    now_ns = (time.time_ns() // SECOND_NS + 30) * SECOND_NS + 180 * MINUTE
-    monkeypatch.setattr(time, "time_ns", lambda: now_ns)
-    return now_ns
-
-
-def running(root: Path, name: str, text: str, grant: Grant, began_ns: int) -> Path:
-    """Put a job into running/ whose wrapper is this very process; return its metadir."""
-    return begin(root, name, text, grant, began_ns)
-
-
 def limited(limit: str, more: str = "") -> str:
     """Return a job file that states a limit."""
     return f'command = "true"\ntime_limit = "{limit}"\n{more}'
@@ -51,21 +38,16 @@ def starts(spool: Command, now_ns: int) -> dict[str, float | None]:
         told = asked(spool, "why", job["name"])
         for key in ("start_at", "start_is_guess", "must_end", "later_than_at", "start_unknown"):
             assert told[key] == job[key], (job["name"], key)
-        at = job["start_at"]
-        found[job["name"]] = None if at is None else snapshot_seconds(at, now_ns)
+        at = job["start_at"] and datetime.fromisoformat(job["start_at"]).timestamp()
+        found[job["name"]] = None if at is None else round(at - now_ns / SECOND_NS, 3)
     return found
-
-
-def snapshot_seconds(instant: str, now_ns: int) -> float:
-    """Return how many seconds lie between now and an instant as JSON has it."""
-    return round(datetime.fromisoformat(instant).timestamp() - now_ns / SECOND_NS, 3)
 
 
 def test_jobs_that_share_a_licence_are_told_one_after_the_other(spool: Command, spool_root: Path, now: int) -> None:
     """Behind a run with the only licence they start at 2, 4 and 6s, and `why` says after which job."""
     (spool_root / "config.toml").write_text("autostart = false\ncpus = 8\n[resources]\nlicence = 1\n")
     text = limited("2s", "resources = { licence = 1 }\n")
-    running(spool_root, "l1", text, Grant(1, resources=(("licence", 1),)), now)
+    begin(spool_root, "l1", text, Grant(1, resources=(("licence", 1),)), now)
     for name in ("l2", "l3", "l4"):
         put_job(spool_root, name, text)
     assert sorted(starts(spool, now).values()) == [2, 4, 6]
@@ -135,9 +117,9 @@ def test_nothing_is_promised_under_the_floor_of_the_disk(spool: Command, spool_r
 def test_a_suspended_run_is_named_and_no_time_is_promised(spool: Command, spool_root: Path, now: int) -> None:
     """What needs its room is told who stands still; what does not is told its start."""
     (spool_root / "config.toml").write_text("autostart = false\ncpus = 2\n")
-    metadir = running(spool_root, "ss", limited("1h"), Grant(1), now - MINUTE)
+    metadir = begin(spool_root, "ss", limited("1h"), Grant(1), now - MINUTE)
     (metadir / "suspended").write_bytes(run_records.render_suspended(Suspension(0, now - SECOND_NS, 0)))
-    running(spool_root, "other", limited("10m"), Grant(1), now)
+    begin(spool_root, "other", limited("10m"), Grant(1), now)
     put_job(spool_root, "both", limited("5m", "cpus = 2\n"))
     put_job(spool_root, "one", limited("5m"))
     assert starts(spool, now) == {"both": None, "one": 600}
@@ -154,7 +136,7 @@ def test_a_stopping_run_ends_with_its_grace_however_late_one_asks(
 ) -> None:
     """The grace counts from the order to stop; once it is over the start is a matter of moments."""
     (spool_root / "config.toml").write_text('autostart = false\ncpus = 1\nkill_grace = "12s"\n')
-    metadir = running(spool_root, "r", 'command = "true"\n', Grant(1), now - MINUTE)
+    metadir = begin(spool_root, "r", 'command = "true"\n', Grant(1), now - MINUTE)
     (metadir / "stop").write_bytes(run_records.render_stop(Stop(StopKind.CANCEL, "me", now)))
     put_job(spool_root, "next", limited("5m"))
     for later in (0, 3, 10):
@@ -196,8 +178,8 @@ def plainly(text: str) -> list[str]:
 def test_what_the_page_quotes_is_what_the_program_says(spool: Command, spool_root: Path, now: int) -> None:
     """docs/SCHEDULING.md quotes `why` and `plan` word by word; instants and users may differ."""
     (spool_root / "config.toml").write_text("autostart = false\ncpus = 8\n")
-    running(spool_root, "sim", limited("1h", "cpus = 4\n"), Grant(4), now - 25 * MINUTE)
-    running(spool_root, "mesh", limited("4h", "cpus = 3\n"), Grant(3), now - 5 * MINUTE)
+    begin(spool_root, "sim", limited("1h", "cpus = 4\n"), Grant(4), now - 25 * MINUTE)
+    begin(spool_root, "mesh", limited("4h", "cpus = 3\n"), Grant(3), now - 5 * MINUTE)
     with (spool_root / "history.jsonl").open("ab") as history:
         for run in range(1, 6):
             end = now - run * 600 * MINUTE

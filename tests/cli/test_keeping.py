@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,10 +18,12 @@ from calling import Command, asked, put_job
 from cli.records import end
 from faulty import FaultyDisk, cut_off, every_cut
 from plugins.fake_nvml import FakeNvml
+from spool.cli.demo import Demonstration
+from spool.cli.group import VERBS
 from spool.client.gc import plan_removal, remove_planned
 from spool.core import layout
 from spool.core.errors import SpoolError
-from spool.core.model import Result, State
+from spool.core.model import SECOND_NS, Result, State
 from spool.formats.config import RetentionPolicy
 from spool.store.locked_spool import LockedSpool
 from spool.store.spool import Spool
@@ -427,3 +430,18 @@ def test_the_demonstration_does_what_it_promises(
     assert "answered at attempt 2" in said.out
     assert "pi is about 3.14" in said.out
     assert not list(tmp_path.glob("spool-demo-*"))
+    if "plot" in VERBS:  # it ends with a picture that has a row for each job, with how that ended
+        rows = said.out.splitlines()
+        assert all(any(row.startswith(f"{name} ") for row in rows) for name in ends)
+        assert any("finished (run 2)" in row for row in rows)
+
+
+def test_the_clock_of_the_demo_does_not_go_back() -> None:
+    """A run whose end is noticed late is told with the time of the one before it."""
+    study = object.__new__(Demonstration)
+    study._begun_at_ns = 0
+    study.dispatcher = SimpleNamespace(poll=lambda: 0)  # type: ignore[assignment]
+    ends = (("a", 1), ("b", 3), ("c", 2), ("d", 4))
+    results = [Result(name, 1, 1, State.CANCELLED, "x", ended_at_ns=at * SECOND_NS) for name, at in ends]
+    study.results = lambda: results  # type: ignore[method-assign]
+    assert [line.split()[:2] for line in study.told()] == [["1.0s", "a"], ["3.0s", "b"], ["3.0s", "c"], ["4.0s", "d"]]

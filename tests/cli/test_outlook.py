@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from calling import Command, asked, put_job
-from cli.records import TRUE, begin, view
+from cli.records import TRUE, begin, end, view
 from spool.core.model import SECOND_NS, Result, State
 from spool.extras.page.document import render
-from spool.formats.run_records import render_history
 from spool.formats.state import JobView, MachineView
 from spool.formats.wire import render_instant
 from spool.python.client import Client
@@ -29,19 +25,18 @@ from spool.store.spool import Spool
 MINUTE = 60 * SECOND_NS
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Stop the clock."""
-    now_ns = (time.time_ns() // SECOND_NS + 30) * SECOND_NS + 180 * MINUTE
-    monkeypatch.setattr(time, "time_ns", lambda: now_ns)
-    return now_ns
-
-
 def _running(root: Path, name: str, began_ns: int, limit: str = "", progress: str = "") -> None:
     text = 'command = "true"\n' + (f'time_limit = "{limit}"\n' if limit else "")
     metadir = begin(root, name, text, at_ns=began_ns, user=this_user())
     if progress:
         (metadir / "progress").write_text(progress)
+
+
+def _had_half_hours(root: Path, now: int) -> None:
+    """Have two runs of `x` in the history that took half an hour each."""
+    times = (1, now - 90 * MINUTE, now - 60 * MINUTE)
+    for at in range(2):
+        end(root, Result(f"x_{at}", 1, 1, State.FINISHED, "", *times, exit_code=0, user=this_user()))
 
 
 def test_a_run_has_the_time_that_remains_by_its_progress_else_by_its_limit(
@@ -70,12 +65,7 @@ def test_a_run_has_the_time_that_remains_by_its_progress_else_by_its_limit(
 
 def test_the_planner_adds_guesses_and_starts_where_a_dispatcher_serves(spool_root: Path, now: int) -> None:
     """A run without a word or a limit ends as runs like it did, and a job that waits for it starts then."""
-    user = this_user()
-    ended = [
-        Result(f"x_{at}", 1, 1, State.FINISHED, "", 1, now - 90 * MINUTE, now - 60 * MINUTE, exit_code=0, user=user)
-        for at in range(2)
-    ]
-    (spool_root / "history.jsonl").write_bytes(b"".join(map(render_history, ended)))
+    _had_half_hours(spool_root, now)
     (spool_root / "config.toml").write_text("cpus = 1\n")
     _running(spool_root, "x_3", now - 10 * MINUTE)
     put_job(spool_root, "next", 'command = "true"\n')
@@ -92,11 +82,7 @@ def test_the_planner_adds_guesses_and_starts_where_a_dispatcher_serves(spool_roo
 def test_every_view_tells_the_same(spool: Command, spool_root: Path, now: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One run ends by its progress, one as similar runs did, neither at its limit; what waits for them starts then."""
     user = this_user()
-    ended = [
-        Result(f"x_{at}", 1, 1, State.FINISHED, "", 1, now - 90 * MINUTE, now - 60 * MINUTE, exit_code=0, user=user)
-        for at in range(2)
-    ]
-    (spool_root / "history.jsonl").write_bytes(b"".join(map(render_history, ended)))
+    _had_half_hours(spool_root, now)
     (spool_root / "config.toml").write_text("cpus = 2\n")
     _running(spool_root, "says", now - 10 * MINUTE, "8h", "epoch 4/20")
     os.utime(spool_root / "jobs/says/1/progress", ns=(now, now - 2 * MINUTE))
@@ -129,51 +115,31 @@ def test_every_view_tells_the_same(spool: Command, spool_root: Path, now: int, m
             *(spool("why", name).out for name in listed),
         )
         awaited = expected_end(Spool(str(spool_root)), ["says"], now)
+        client = Client(spool_root)
+        plain = {row.name: row for row in client.jobs().rows}
+        foreseen = {row.name: row for row in client.jobs(forecast=True).rows}
     finally:
         lock.release()
+    unserved = OverviewReader(str(spool_root)).look(now)
+    assert unserved is not None
+    assert unserved.outlook.starts == {}
     for name, (left_ns, by) in told.items():
         assert {each[name]["left_ns"] for each in (listed, shown, why)} | {rows[name].left_ns} == {left_ns}
+        assert foreseen[name].left_ns == left_ns
         assert {each[name]["left_by"] for each in (listed, shown)} | {rows[name].left_by} == {by}
     for name, at_ns in starts.items():
         at = render_instant(at_ns)
         assert [each[name]["start_at"] for each in (listed, shown, planned, why)] == [at] * 4
-        assert rows[name].start_at_ns == at_ns
+        assert rows[name].start_at_ns == foreseen[name].start_at_ns == at_ns
+        assert plain[name].start is None
+    assert rows["next"].outlook(now + MINUTE) == "in ~39m00s"
+    assert "Starts" in page
     assert "30m00s left" in page
     assert "in ~40m00s" in page
     assert [text.count("~10m00s") for text in texts[:2]] == [2, 1]
     assert "time left: 30m00s, by its progress\ntime limit: 8h00m" in texts[2 + list(listed).index("says")]
     assert "in about 40m00s, " in texts[2 + list(listed).index("next")]
     assert awaited == now + 30 * MINUTE
-
-
-@contextmanager
-def first_and_next(root: Path, now: int) -> Iterator[None]:
-    """Have a dispatcher serve the one CPU: `first` has it for 50 minutes more, and `next` waits."""
-    (root / "config.toml").write_text("cpus = 1\n")
-    _running(root, "first", now - 10 * MINUTE, "1h")
-    put_job(root, "next")
-    limit = {"started_at_ns": now - 10 * MINUTE, "time_limit_ns": 60 * MINUTE}
-    first = JobView(state="running", run=1, cpus=1, user="alice", submitted_at_ns=now - 40 * MINUTE, **limit)
-    waits = JobView(state="queued", cpus=1, user="bob", submitted_at_ns=now - 10 * MINUTE, reason="cpus")
-    lock = Lock(str(root / ".lock"))
-    machine = MachineView(cpus=1, cpus_free=0, memory_bytes=1 << 30, memory_free_bytes=1 << 30)
-    view(root, {"first": first, "next": waits}, at_ns=now, pid=os.getpid(), machine=machine)
-    os.utime(root / "state.json", ns=(now, now))
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def test_python_foresees_what_the_commands_do(spool_root: Path, now: int) -> None:
-    """It has the end of the run and, where that is asked for, the start behind it."""
-    with first_and_next(spool_root, now):
-        client = Client(spool_root)
-        plain = {row.name: row for row in client.jobs().rows}
-        rows = {row.name: row for row in client.jobs(forecast=True).rows}
-    assert (plain["first"].left_ns, plain["next"].start) == (50 * MINUTE, None)
-    assert rows["first"].left_ns == 50 * MINUTE
-    assert rows["next"].start_at_ns == now + 50 * MINUTE
 
 
 def test_a_view_that_stays_open_asks_rarely(spool_root: Path, now: int, monkeypatch: pytest.MonkeyPatch) -> None:

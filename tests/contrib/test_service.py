@@ -1,7 +1,8 @@
-"""`spool service`: the units that it writes, enables and removes, with a service manager that only takes notes."""
+"""`spool service`: its units, with a service manager that only takes notes, and what those of contrib say."""
 
 from __future__ import annotations
 
+import configparser
 import re
 import shutil
 import subprocess
@@ -13,7 +14,9 @@ import pytest
 from shell import Home
 from spool.cli import main
 from spool.client import service
+from support import ROOT
 
+UNITS = ROOT / "contrib" / "systemd"
 UNIT = ".config/systemd/user/spool.service"
 
 
@@ -162,3 +165,46 @@ def test_the_units_of_contrib_are_those_of_the_program(home: Here) -> None:
     unit.parent.mkdir(parents=True)
     unit.write_bytes((Path(service.__file__).parent / "units" / "spool.service").read_bytes())
     assert f"{unit} removed" in home.service("remove")
+
+
+# The units themselves.
+
+
+def read(name: str) -> dict[str, dict[str, str]]:
+    """Return the sections of a unit; of a key that is given twice, the last value."""
+    parser = configparser.RawConfigParser(strict=False, delimiters=("=",), comment_prefixes=("#", ";"))
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(UNITS / name)
+    return {section: dict(parser[section]) for section in parser.sections()}
+
+
+def test_these_are_all_units() -> None:
+    """No unit lies in the folder that the tests, or the page beside it, do not know."""
+    text = (UNITS / "README.md").read_text()
+    assert "spool.service" in text
+    found = sorted(path.name for path in UNITS.iterdir() if path.suffix and path.suffix != ".md")
+    assert found == ["spool-machine.service", "spool.service", "sysusers.d", "user-.slice.d"]
+
+
+def test_the_service_does_not_end_or_bind_its_jobs() -> None:
+    """Its end, or a job out of memory, reaches no job; what children inherit (limits, umask, niceness) is not set."""
+    service = read("spool.service")["Service"]
+    assert (service["KillMode"], service["OOMPolicy"], service["TasksMax"]) == ("process", "continue", "infinity")
+    inherited = re.compile(
+        r"Protect|Private|Restrict|NoNewPrivileges|UMask|Nice|Limit(?!Interval)|System|Capability|Memory|CPU|IO|Lock"
+        r"|ReadOnly|ReadWrite|Inaccessible|WorkingDirectory|RuntimeMaxSec|User|Group|OOMScore|IgnoreSIGPIPE"
+    )
+    assert [key for key in service if inherited.match(key)] == []
+
+
+def test_the_unit_starts_the_dispatcher_and_comes_back() -> None:
+    """A crash ends nothing; a wrong call is not repeated."""
+    unit = read("spool.service")
+    starts = {"ExecStart": "%h/.local/bin/spool dispatch", "Restart": "on-failure", "RestartPreventExitStatus": "2"}
+    assert starts.items() <= unit["Service"].items()
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0"
+
+
+def test_the_slice_limits_each_user() -> None:
+    """The drop-in is for the slices of users, and shares CPUs, memory and processes among them."""
+    assert set(read("user-.slice.d/spool.conf")["Slice"]) == {"CPUWeight", "MemoryHigh", "TasksMax"}

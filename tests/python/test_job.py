@@ -71,16 +71,6 @@ def test_output_is_followed_while_it_appears(served: Served, tmp_path: Path) -> 
     assert b"".join(pieces) == b"last\n"
 
 
-def test_a_job_is_cancelled_while_it_runs(served: Served) -> None:
-    """Its outcome is an end like another."""
-    job = spool.Client().submit("sleep 1000", name="a")
-    served.until(lambda: served.places("a") == ["running"], "a run")
-    assert [change.kind for change in job.cancel("enough")] == ["is being stopped"]
-    end = job.wait()
-    assert end.outcome is spool.State.CANCELLED
-    assert "enough" in job.row().reason
-
-
 def test_each_task_of_a_sweep_has_its_parameters_in_every_view(served: Served) -> None:
     """While it waits, and when it has ended: in a list, in its row, in its output, and in that of its array."""
     client = spool.Client()

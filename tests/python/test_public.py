@@ -1,4 +1,4 @@
-"""The public face: what `import spool` gives a program, and its page."""
+"""The public face: what `import spool` gives a program, its page, and the notebook of the examples."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import redirect_stdout
@@ -23,6 +24,7 @@ from support import ROOT
 
 PAGE = ROOT / "docs" / "PYTHON.md"
 SOURCE = ROOT / "src" / "spool"
+STUDY = ROOT / "examples" / "study"
 
 
 def test_importing_spool_imports_nothing_else() -> None:
@@ -128,6 +130,36 @@ def test_the_programs_of_other_pages_run(served: Served, tmp_path: Path, page: s
         said = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert said.returncode == 0, said.stderr
         assert said.stdout.count("\n") in (3, 10)
+
+
+def _value(cell: str, names: dict[str, object]) -> object:
+    """Run a cell and return the value of its last line, as a notebook would show it."""
+    *statements, last = ast.parse(cell).body
+    if not isinstance(last, ast.Expr):
+        statements.append(last)
+    exec(compile(ast.Module(statements, []), "cell", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "cell", "eval"), names) if isinstance(last, ast.Expr) else None
+
+
+def test_the_notebook_of_the_study_finds_the_best(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cells were saved without results; they show the sweep, the best point, a table of six jobs, and the end."""
+    shutil.copytree(STUDY, tmp_path / "study")
+    monkeypatch.chdir(tmp_path / "study")
+    notebook = json.loads((STUDY / "study.ipynb").read_text(encoding="utf-8"))
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    names: dict[str, object] = {}
+    shown = [_value("".join(cell["source"]), names) for cell in code]
+    sweep, best, table, reason = [value for value in shown if value is not None]
+    assert isinstance(sweep, spool.Job)
+    assert isinstance(best, dict)
+    assert best["degree"] == "5"
+    assert isinstance(table, spool.JobList)
+    assert table._repr_html_().count("<tr>") == 1 + 6
+    assert "degree=5, rate=0.1" in table._repr_html_()
+    assert reason == "6 of 6 finished"
 
 
 @pytest.mark.parametrize("words", [["mypy", "--cache-dir", os.devnull], ["pyright", "--pythonpath", sys.executable]])

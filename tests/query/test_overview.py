@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from calling import put_job
-from cli.test_outlook import MINUTE, first_and_next
 from spool.core.errors import SpoolUnusable
 from spool.core.model import SECOND_NS, State
 from spool.formats.state import MachineView, StateView, render_state
@@ -80,16 +79,3 @@ def test_what_other_users_have_is_news_and_the_time_is_none(spool_root: Path, mo
     assert reader.look(now + 2 * SECOND_NS).problems == ()
     arbiter.says(problem="the arbiter has not answered for 6s")
     assert " 6s;" in reader.look(now + 3 * SECOND_NS).problems[0]
-
-
-@pytest.mark.usefixtures("own_process_stands_for_wrappers")
-def test_the_screen_foresees_what_the_commands_do(spool_root: Path) -> None:
-    """Where a dispatcher serves, it has the end of the run and the start behind it; else it promises nothing."""
-    now = time.time_ns() // SECOND_NS * SECOND_NS
-    with first_and_next(spool_root, now):
-        seen = OverviewReader(str(spool_root)).look(now)
-    on_screen = {row.name: seen.outlook.of(row, now) for row in seen.active}
-    assert on_screen["first"].left_ns == 50 * MINUTE
-    assert on_screen["next"].start_at_ns == now + 50 * MINUTE
-    assert on_screen["next"].outlook(now + MINUTE) == "in 49m00s"
-    assert OverviewReader(str(spool_root)).look(now).outlook.starts == {}  # nothing serves it any more

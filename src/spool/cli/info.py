@@ -153,14 +153,15 @@ def _dispatcher(found: MachineStatus) -> str:
 
 
 def _memory(found: MachineStatus, others_bytes: int) -> str:
-    machine = found.seen.machine
-    available = machine.memory_available_bytes
+    machine, granted, left = found.seen.machine, found.memory_granted_bytes, found.memory_not_granted_bytes
+    usable = left if machine.memory_available_bytes is None else min(left, machine.memory_available_bytes)
+    if not (granted or others_bytes or usable < left):
+        return f"{show_size(machine.memory_bytes)} for jobs, all free"
     parts = (
-        f"{show_size(machine.memory_bytes)} after the reserve",
-        f"{show_size(found.memory_granted_bytes)} granted",
+        f"{show_size(machine.memory_bytes)} for jobs",
+        f"{show_size(granted)} granted" if granted else "none granted" if not others_bytes else "",
         f"{show_size(others_bytes)} granted to others" if others_bytes else "",
-        f"{show_size(found.memory_not_granted_bytes)} not granted",
-        f"{show_size(available)} actually available" if available is not None else "",
+        f"{show_size(usable)} {'really available' if usable < left else 'free'}",
     )
     return ", ".join(filter(None, parts))
 

@@ -108,11 +108,11 @@ def _print_json(statistics: Statistics, history: History, wanted: RunFilter, by:
 def _pairs(statistics: Statistics) -> list[tuple[str, str]]:
     total, largest = statistics.total, statistics.total.peak_memory_job
     return [
-        ("runs", f"{total.runs}, of {count_of(total.jobs, 'job')} that ended for good"),
+        ("runs", f"{total.runs} of {count_of(total.jobs, 'job')}"),
         ("ended", f"{render.moment(statistics.first_at_ns)} to {render.moment(statistics.last_at_ns)}"),
         ("outcomes", render.counts(total.outcomes)),
         ("success", render.percent(total.success_rate) or "(of no job)"),
-        ("run again", f"{total.retries} by retry, {total.requeues} requeued"),
+        ("run again", f"{total.retries} by retry, {total.requeues} by requeue"),
         ("wait", _times(total.wait_median_ns, total.wait_p90_ns, total.wait_mean_ns)),
         ("run time", _times(total.run_time_median_ns, total.run_time_p90_ns, None)),
         ("", f"{render.duration(total.run_time_sum_ns)} in all" if total.run_time_median_ns is not None else ""),
@@ -120,9 +120,9 @@ def _pairs(statistics: Statistics) -> list[tuple[str, str]]:
         ("GPU hours", _gpu_hours(total) if total.peak_gpus else ""),
         ("GPU energy", _energy(total.gpu_kwh, total.gpu_kwh_runs)),
         *((f"{name} hours", render.fine(hours)) for name, hours in total.resource_hours.items()),
-        ("most CPUs", _peak(total.peak_cpus, total.peak_cpus_at_ns)),
-        ("most GPUs", _peak(total.peak_gpus, total.peak_gpus_at_ns)),
-        ("most memory", f"{render.size(total.peak_memory_bytes)} by {largest}" if largest else ""),
+        ("peak CPUs", _peak(total.peak_cpus, total.peak_cpus_at_ns)),
+        ("peak GPUs", _peak(total.peak_gpus, total.peak_gpus_at_ns)),
+        ("peak memory", f"{render.size(total.peak_memory_bytes)} by {largest}" if largest else ""),
     ]
 
 
@@ -159,7 +159,7 @@ def _energy(kwh: float | None, runs: int) -> str:
 
 
 def _peak(count: int, at_ns: int | None) -> str:
-    return f"{count} at once, first on {render.moment(at_ns)}" if count else ""
+    return f"{count}, first reached {render.moment(at_ns)}" if count else ""
 
 
 def _outcome(state: State) -> Callable[[Totals], str]:

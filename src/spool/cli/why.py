@@ -46,8 +46,8 @@ MEANINGS = {
     "max_running": "The spool runs a limited number of jobs at once. " + _ITS_TURN,
     "max_in_flight": "The spool hands a limited number of jobs over at once. " + _ITS_TURN,
     "max_pending": "The spool lets a limited number of jobs wait there at once. It is handed over by itself.",
-    "never_fits": "It asks for more than there is, or than it may use, so it never starts. `spool edit {name}` changes "
-    "its request.",
+    "never_fits": "It asks for more than the machine has, or than it may use, so it never starts. `spool edit {name}` "
+    "changes its request.",
     "memory": _ROOM,
     "cpus": _ROOM,
     "resources": _ROOM,
@@ -55,7 +55,7 @@ MEANINGS = {
     "reserved": "There is room, but it is reserved for others. The job starts by itself after that.",
     "left": "There is room, but it is kept for a job that goes first. " + _ITS_TURN,
     "disk": "The disk is nearly full, so no job starts. Free some space; the jobs start by themselves.",
-    "executor": "Where it is to run cannot be used now. Once that is fixed, it starts by itself.",
+    "executor": "Its executor cannot be used now. It starts by itself once that is fixed.",
     "hook": "A hook decides when it starts. It is asked again by itself.",
     "submitted": "",
     "tasks": "The dispatcher makes a job of each of its tasks.",
@@ -160,7 +160,7 @@ def _others(answer: Explanation) -> Iterator[str]:
     if answer.engine is not None:
         yield from _in_engine(answer, engine_title(answer.engine))
     if answer.must_end:
-        yield f"must end first: {some_of(answer.must_end, _MOST)}"
+        yield f"waits for {some_of(answer.must_end, _MOST)} to end"
     if answer.starts_after:
         yield f"starts after: {some_of(answer.starts_after, _MOST)}"
 
@@ -282,10 +282,13 @@ def _print_plan(found: Preview, *, partly: bool) -> None:
     for name, reason in sorted(found.left_out.items()):
         render.prose(f"{name}: left out: {reason}")
     begun = found.running - found.submitted
-    others = [f"{found.submitted} submitted" if found.submitted else ""]
-    others += [count_of(begun, "run") + " already running" if begun else "", f"{found.held} held"]
-    told = ", ".join(filter(None, [f"{len(found.starts)} would start", f"{len(found.waits)} waiting", *others]))
-    render.prose(told if rows or found.ends or found.left_out or partly else f"no waiting jobs ({told})")
+    counts = {"running": begun, "submitted": found.submitted, "waiting": len(found.waits), "held": found.held}
+    told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    more = "nothing else" if begun or found.submitted else "nothing"
+    starts = f"{len(found.starts)} would start now" if found.starts else f"{more} starts now"
+    if not (rows or found.ends or found.left_out or partly):
+        starts = "no waiting jobs"
+    render.prose("; ".join(filter(None, [told, starts])))
     if found.protected is not None:
         until = ""
         if found.protected_until_at_ns is not None:

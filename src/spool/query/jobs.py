@@ -360,7 +360,7 @@ class JobLister:
         elif beside is not None:
             reason = "another run of this name is running"
         else:
-            reason = "not looked at yet" if self.dispatcher else NOBODY[self._starting]
+            reason = "just submitted" if self.dispatcher else NOBODY[self._starting]
         return JobRow(name=name, place=place, **job.row(file, reason))
 
     def _held_array(self, name: str) -> ArrayRecord | None:

@@ -114,6 +114,7 @@ SAME = [
     ("#SBATCH --gres=nvme:1,scratch:10G", {}),
     ("#PBS -J 0-1 -o x.^array_index^ -e host:/tmp", {"array": "0-1", "stdout": "x.%a", "stderr": "/tmp/%n.%r.err"}),
     ("cd /\n# GFLOW --gpus 2", {"gpus": 2}),
+    ("#SBATCH --depend=afterok:a --out x.log --tasks-per-node=2", {"depends_on": ["a"], "stdout": "x.log", "cpus": 2}),
     # A GPU beside a resource that spool does not know, which is told of, is still a GPU.
     ("#SBATCH --gres=gpu:v100:2,lustre:1", {"gpus": 2, "gpu_type": "v100"}),
     ("#PBS -l select=1:ncpus=4:ngpus=1:scratch_local=10gb", {"cpus": 4, "gpus": 1}),
@@ -208,6 +209,11 @@ def test_the_number_in_a_path_is_the_one_that_the_script_reads(
         ("#SBATCH --gres=gpus:1", "", ("-g", "1")),
         ("#SBATCH --gres=a100:all", "", ("-g", "1")),
         ("#SBATCH --gres=shard:2", "", ("-g", "1")),
+        ("#SBATCH --depend=afterok:1234", "1234 is a job of the other scheduler", ("-d", "a")),
+        ("#SBATCH --gpu=2", "unknown option", ("-g", "1")),
+        ("#SBATCH --arrays=0-3", "unknown option", None),
+        ("#SBATCH \u2013gres=gpu:1", "unknown option", None),
+        ("#SBATCH --container-image=torch.sqsh", "--container IMAGE", None),
     ],
 )
 def test_what_changes_results_and_is_lost_is_an_error(

@@ -195,6 +195,7 @@ def test_each_outcome_without_a_return_has_its_type(spool_root: Path, outcome: S
     """So that a program can tell them apart."""
     error = CallResult(Spool(str(spool_root)), "gone", End("gone", outcome, reason="why", run=1)).error()
     assert type(error) is kind
+    assert isinstance(error, concurrent.futures.CancelledError) is (outcome is State.CANCELLED)
     assert not isinstance(error, TimeoutError)  # that is for the patience of the caller
     assert str(error) == f"job gone returned nothing: {outcome}: why"
 
@@ -236,16 +237,6 @@ def test_a_call_that_runs_or_has_ended_cannot_be_cancelled(executor: Executor, t
     assert future.result(PATIENCE_S) == 5
     assert not future.cancel()
     assert not future.cancelled()
-
-
-def test_a_job_that_a_user_cancels_is_cancelled_here(served: Served, executor: Executor, tmp_path: Path) -> None:
-    """A running one raises Cancelled, which is a CancelledError."""
-    future = executor.submit(called.until, str(tmp_path / "never"))
-    wait_for(future.running)
-    Requests(Spool(str(served.root)), "user").cancel(future.name, "enough")
-    error = future.exception(PATIENCE_S)
-    assert isinstance(error, Cancelled)
-    assert isinstance(error, concurrent.futures.CancelledError)
 
 
 @pytest.mark.parametrize("how", ["cancelled", "removed"])

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from spool.executors.base import Launch
 from spool.extras.here.launching import own_terminal
 from spool.formats import jobfile
 from spool.store.spool import Spool
-from support import PATIENCE_S, wait_for
+from support import PATIENCE_S
 from test_examples import folder, result
 from test_examples import served as served_examples
 from test_readme import end_dispatcher
@@ -98,11 +98,6 @@ def desk(served: Served) -> Iterator[Desk]:
     yield sat
     (sat.home / "go").touch()
     sat.leave()
-
-
-def once(condition: Callable[[], Any], what: str) -> Any:
-    """Wait for a true value, and return it."""
-    return wait_for(condition, what=what)
 
 
 # Without a terminal.
@@ -211,11 +206,11 @@ def test_ctrl_z_stops_it_and_fg_continues_it(desk: Desk) -> None:
     shell.shows("one\r\none\r\n")
     shell.type(_CTRL_Z)
     shell.shows("Stopped")
-    once(lambda: shell.screen().rpartition("Stopped")[2].endswith("ready> "), "the prompt of the shell")
+    desk.served.until(lambda: shell.screen().rpartition("Stopped")[2].endswith("ready> "), "the prompt of the shell")
     shell.type("echo in the $((1 + 1))nd shell\r")
     shell.shows("in the 2nd shell")
     shell.type("fg\r")
-    once(lambda: "-n cat" in shell.screen().rpartition("in the 2nd shell\r\n")[2], "what `fg` prints")
+    desk.served.until(lambda: "-n cat" in shell.screen().rpartition("in the 2nd shell\r\n")[2], "what `fg` prints")
     shell.type("two\r")
     shell.shows("two\r\ntwo\r\n")
     shell.type(_CTRL_D)
@@ -234,9 +229,9 @@ def test_in_the_background_it_runs_and_gets_the_terminal_with_fg(desk: Desk) -> 
     shell.shows("ready 2")
     shell.type("echo in the $((1 + 1))nd shell\r")
     shell.shows("in the 2nd shell")
-    once(lambda: shell.type("\r") or "Stopped" in shell.screen(), "what the shell says at a prompt")
+    desk.served.until(lambda: shell.type("\r") or "Stopped" in shell.screen(), "what the shell says at a prompt")
     shell.type("fg\r")
-    once(lambda: shell.screen().rpartition("Stopped")[2].count("-n later") == 2, "what `fg` prints")
+    desk.served.until(lambda: shell.screen().rpartition("Stopped")[2].count("-n later") == 2, "what `fg` prints")
     shell.type("word\r")
     shell.shows("\ngot word\r\n")
     desk.served.wait_done("later")
@@ -271,7 +266,7 @@ def test_the_job_ends_with_its_terminal(desk: Desk, how: str) -> None:
     words = ("-n", "long", "-c", "echo ready; exec sleep 1000")
     if how == "without a terminal":
         with desk.begun(*words) as process:
-            once(lambda: "sleep" in _commands(desk.served, "long"), "the command")
+            desk.served.until(lambda: "sleep" in _commands(desk.served, "long"), "the command")
             process.kill()
     else:
         terminal = desk.terminal(*words)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from contrib.test_systemd import UNITS, read
+from contrib.test_service import UNITS, read
 from spool.core.errors import ExitCode
 from spool.extras.machine import ACCOUNT, verb
 from spool.machine.host import SHARED_DIRECTORY

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from calling import Command, asked, put_job
-from cli.test_foretold import limited, running
+from cli.records import begin
+from cli.test_foretold import limited
 from extras.machine.sharing import BOB, G, gpu_share, join, shares
 from plugins.fake_nvml import GIB, FakeNvml
 from spool.core.model import ForeignProcess, Gpu, Grant
@@ -58,7 +59,7 @@ def test_the_end_of_an_array_is_not_promised(spool_root: Path, spool: Command) -
     """`ls` and `wait` expect the end of what runs; when the rest of it starts is not theirs to say."""
     join(spool_root, shares(BOB), config="autostart = false\ncpus = 1\n")
     now_ns = time.time_ns()
-    running(spool_root, "first", limited("1h"), Grant(1), now_ns)
+    begin(spool_root, "first", limited("1h"), Grant(1), now_ns)
     put_job(spool_root, "next", limited("1h"))
 
     def ends() -> list[int | None]:

@@ -8,24 +8,19 @@ import re
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from calling import put_job
-from cli.test_outlook import first_and_next
 from extras.page.pages import Page
 from served import Served
-from spool.core.model import SECOND_NS
 from spool.doctor import examine, of_the_machine
 from spool.extras.page import writer
-from spool.extras.page.document import render
 from spool.extras.page.writer import PageWriter
 from spool.formats import config
 from spool.formats.config import Config
 from spool.listeners import find_subscriptions
-from spool.query.overview import OverviewReader
 from support import wait_for
 from views import a_view, busy_view, lay
 
@@ -263,15 +258,3 @@ def test_a_page_asked_for_later_tells_of_a_killed_dispatcher(tmp_path: Path) -> 
         assert not list(served.root.glob("*.html"))
         served.kill()
         wait_for(lambda: "No dispatcher is running" in told(page), what="the end of the dispatcher")
-
-
-@pytest.mark.usefixtures("own_process_stands_for_wrappers")
-def test_the_page_foresees_what_the_commands_do(spool_root: Path) -> None:
-    """Where a dispatcher serves, it has the start behind the end of a run."""
-    now = time.time_ns() // SECOND_NS * SECOND_NS
-    with first_and_next(spool_root, now):
-        seen = OverviewReader(str(spool_root)).look(now)
-        assert seen is not None
-        page = render(seen, str(spool_root), 3).decode()
-    assert "Starts" in page
-    assert "in 50m00s" in page

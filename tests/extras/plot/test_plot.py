@@ -195,15 +195,6 @@ def test_a_row_is_the_cpu_that_a_run_had_to_itself(spool: Command, spool_root: P
     assert [(row[1], row[2].upper()[:1]) for row in rows if len(row) > 2] == [("0", "B"), ("2", "A")]
 
 
-def test_the_demonstration_ends_with_a_picture(spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has a row for each job, with how that ended."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    lines = spool("demo").out.splitlines()
-    for name in ("data", "pi_4", "endless", "publish", "report"):
-        assert any(line.startswith(f"{name} ") for line in lines)
-    assert any("finished (run 2)" in line for line in lines)
-
-
 def test_the_picture_shows_waits_runs_and_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each job is a row: dots while it waits, blocks while it runs, a cross where a run ended badly."""
     monkeypatch.setattr(pictures, "can_draw", lambda: False)

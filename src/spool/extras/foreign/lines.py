@@ -277,7 +277,6 @@ _SLOTS = _of_form(  # `smp 4-8`: the least of them, so that it starts soonest
 _OTHER_SCALE = "priorities use another scale; give --priority 0-255"
 _NICE = NoEquivalent("give --priority 0-255: higher is first, 10 is the default")
 
-# The options of each system with a value, then those without one.
 _SBATCH: Table = {
     "-J --job-name": _name,
     "-t --time": _time,
@@ -305,6 +304,7 @@ _SBATCH: Table = {
     "--reservation": NoEquivalent("a job uses the reservations of its user or project by itself"),
     "--priority": NoEquivalent(f"Slurm's {_OTHER_SCALE}"),
     "-i --input": _NO_STDIN,
+    "--container --container-image": NoEquivalent("give --container IMAGE", matters=True),
     "--open-mode": _of_form("(?i:a|append)", "", NoEquivalent("a run appends to an output that is there")),
     "--tmp --mincpus --hint --distribution --cpu-freq --cores-per-socket --threads-per-core --profile "
     "--gpu-bind --cpu-bind --time-min --deadline --ntasks-per-core --ntasks-per-socket --acctg-freq --switches "
@@ -464,9 +464,6 @@ _MAIL = {"#SBATCH": ("--mail-user", "--mail-type"), "# GFLOW": ("--notify-email"
 _MAIL |= dict.fromkeys(("#PBS", "#$"), ("-M", "-m"))
 
 
-# The lines.
-
-
 class Directive(Struct, frozen=True):
     """One option in a line of a script, as written; `value` is None for a flag."""
 
@@ -511,7 +508,6 @@ class Converted(Struct, frozen=True):
         return f"line {one.line}: {one} {f'becomes {shlex.join(self.words)}' if self.words else 'is not needed here'}"
 
 
-_PLACES = (("#PBS", "-q"), ("#$", "-q"), ("#$", "-pe"))
 _KEYS = {
     "-G -g --gpus --gpus-per-node --gpus-per-task --gres": "gpus",
     "-a --array -J -t": "array",
@@ -520,6 +516,7 @@ _KEYS = {
 
 _PIECES = {"-n": "--ntasks", "-c": "--cpus-per-task"}
 _SYNONYMS = {"--tasks": "--ntasks", "--tasks-per-node": "--ntasks-per-node"}
+_OF_SBATCH = (*PIECES, *" ".join((*_SBATCH, *_SBATCH_FLAGS)).split())
 _LINE = re.compile(r"((?:#SBATCH|# GFLOW|#PBS)(?![^ \t])|#\$(?=[ \t]*-[a-zA-Z@]))[ \t]*(.*)")
 _UNREAD = re.compile(r"#(?:BSUB|MSUB|COBALT|OAR|HQ|PJM)\s+-.*|#\s*(?:FLUX|flux):\s*-.*|#\s*@\s*queue\s*")
 
@@ -569,7 +566,8 @@ def directives(number: int, line: str) -> Iterator[Directive]:
         if not equals and meaning_of(flags, option) is None and words and not words[0].startswith("-"):
             equals, value = "=", words.pop(0)
         if system == "#SBATCH" and option.startswith("--"):
-            option = _SYNONYMS.get(option, option)
+            fitting = [each for each in _OF_SBATCH if each.startswith(option)]  # a beginning is enough for sbatch
+            option = fitting[0] if len(fitting) == 1 else _SYNONYMS.get(option, option)
         yield Directive(number, system, option, value if equals else None)
 
 
@@ -621,7 +619,7 @@ def _settled(done: Sequence[Converted]) -> Iterator[Converted]:
             ours, lost = [], NoEquivalent("it limits the tasks of an array, and there is none")
         if lost is not None and lost.unless and lost.unless in words:
             lost = NoEquivalent()
-        is_place = (one.directive.system, one.directive.option) in _PLACES
+        is_place = (one.directive.system, one.directive.option) in (("#PBS", "-q"), ("#$", "-q"), ("#$", "-pe"))
         if is_place and "--gpus" not in words and GPU.search(one.directive.value or ""):
             why = f"{one.directive.value} seems to have GPUs; for one give --gpus 1"
             lost = NoEquivalent(why, matters=one.directive.option == "-pe", unless="--gpus")
@@ -634,7 +632,11 @@ def _converted(one: Directive) -> Converted:
     if meaning is None:
         value, meaning = one.value, meaning_of(values, one.option)
         if meaning is None:
-            return Converted(one, lost=NoEquivalent("unknown option"))
+            slip = re.match(
+                r"[\u2013\u2014]|--.*(gpu|array|depend)", one.option
+            )  # as in `--gpu=2`, or a dash of a web page
+            unless = "--gpus" if "gpu" in one.option else ""
+            return Converted(one, lost=NoEquivalent("unknown option", matters=slip is not None, unless=unless))
         if value is None:
             return Converted(one, lost=NoEquivalent("it needs a value", matters=True))
     try:

@@ -11,6 +11,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 from spool.cli import joboptions
@@ -23,6 +24,7 @@ from spool.core.reasons import count_of
 from spool.extras.foreign import lines
 from spool.extras.foreign.lines import Directive, NoEquivalent, dependencies
 from spool.machine.host import login_environment
+from spool.store.disk import read_file
 from spool.store.glance import config_if
 
 
@@ -65,8 +67,7 @@ class ForeignScripts:
     def values(self, script: bytes, what: str, asked: Asked, own: joboptions.Values) -> joboptions.Values:
         """Return the options in the lines of a script, with its *own* ones, which come first. Raises UsageError."""
         if asked.ignore_directives:
-            ignored = [number for number, line in head_lines(script) if lines.is_line(line)]
-            if ignored:
+            if ignored := [number for number, line in head_lines(script) if lines.is_line(line)]:
                 tell(f"{what}: the lines for another scheduler are ignored, from line {ignored[0]} on")
             return own
         found = list(_directives(script, what))
@@ -162,17 +163,15 @@ def _directives(script: bytes, what: str) -> Iterator[Directive]:
     """Yield the options for other schedulers: those in the head; for gflow, which reads the whole file, all."""
     head = dict(head_lines(script))
     text = script[:MAX_HEAD_BYTES].decode(errors="surrogateescape")
-    for number, line in enumerate(text.split("\n"), 1):
-        line = line.rstrip("\r")
+    for number, line in enumerate(re.split("\r?\n", text), 1):
         if number not in head and lines.is_line(line) and not lines.is_line(line, late=True):
             tell(f"{what}: line {number}: this line comes after the first command and is ignored: {line.strip()}")
             continue
         try:
             yield from lines.directives(number, line)
         except ValueError as error:
-            raise UsageError(
-                cannot("read", what, f"{str(error).lower()} in {line!r}", where=f"line {number}")
-            ) from None
+            why = f"{str(error).lower()} in {line!r}"
+            raise UsageError(cannot("read", what, why, where=f"line {number}")) from None
 
 
 def _check_unread(script: bytes, what: str, *, refused: bool) -> None:
@@ -187,8 +186,6 @@ def _check_unread(script: bytes, what: str, *, refused: bool) -> None:
         raise UsageError(cannot("carry over", f"the options of {what}", why, remedy=remedy))
     tell(f"{what}: {why}")
 
-
-# What a script looks for in its job.
 
 STANDINS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standins")
 """The directory of programs that stand for those of Slurm in a job."""
@@ -271,8 +268,6 @@ _AT = r"(?:^|[;&|(`]|=[\"']|\b(?:time|exec|if|while|then|do|else|env)\s|\btrap\s
 _PROGRAM = re.compile(
     rf"{_AT}(srun|sbatch|scontrol|squeue|scancel|sacct|sstat|seff|qsub|qstat|qdel|bsub|bjobs)(?=\s)([^;&|]*)"
 )
-_STANDS_IN = re.compile(r"srun\b|scontrol\s+(?:show\s+hostnames?|requeue)\b")
-_APPENDS = re.compile(r"^#SBATCH\b.*\s--open-mode[= ]a", re.MULTILINE)
 _SOURCES = r"(?:\bsource|(?:^|[;&\s])\.)\s+\S*"
 _FUNCTIONS = {  # how a script calls them, how it defines them, what has those of the caller, and what defines them
     "module": (
@@ -387,7 +382,7 @@ class ScriptNeeds:
                 if name == "srun" and self._tasks > 1 and re.search(r"\s(?:-n|--ntasks)", words) is None:
                     why = f"srun would start {self._tasks} tasks, but a job of spool is one task, so this will fail"
                     self.told.append(f"line {number}: {why}; `mpirun -n {self._tasks}` starts several on this machine")
-                its = _STANDS_IN.match(f"{name}{words}")
+                its = re.match(r"srun\b|scontrol\s+(?:show\s+hostnames?|requeue)\b", f"{name}{words}")
                 what = its[0] if its is not None else name
                 if what in seen:
                     continue
@@ -400,10 +395,9 @@ class ScriptNeeds:
     def _find_output(self) -> None:
         for number, line in _lines(self._text):
             for pattern, plain, of_array in _DEFAULT_OUTPUTS:
-                if (found := pattern.search(line)) is not None:
+                if pattern.search(line) is not None:
                     self.stdout = of_array if self._is_array else plain
-                    what = found[0].rstrip("\"')")
-                    self.told.append(f"line {number}: {what} is the job's output, so it goes to {self.stdout}")
+                    self.told.append(f"line {number}: this is the job's output, so it goes to {self.stdout}")
                     return
 
     def _stand_in(self, number: int, name: str, exported: Exports) -> None:
@@ -423,7 +417,7 @@ class ScriptNeeds:
             return
         if name == "srun" and self._tasks > 1:
             self.env.setdefault("SLURM_NTASKS", str(self._tasks))
-        if name == "srun" and _APPENDS.search(self._text) is not None:
+        if name == "srun" and re.search(r"^#SBATCH\b.*\s--open-mode[= ]a", self._text, re.MULTILINE):
             self.env.setdefault("SLURM_OPEN_MODE", "a")
 
     def find_functions(self, exported: Exports, *, freely: bool) -> None:
@@ -435,9 +429,14 @@ class ScriptNeeds:
         is_bash = "bash" in first
         if re.match(r"#!\S*/t?csh\b", first) is not None:  # reads its startup file in scripts too
             return
+        text = self._text
+        with suppress(OSError):
+            begun = (read_file(os.path.expanduser("~/.bashrc")) or b"").partition(b"conda initialize")[0]
+            if re.search(rb"(?m)^[^#\n]*\breturn\b", begun):  # a script gets no further, as on Debian and Ubuntu
+                text = text.replace("bashrc", "")
         for calls, defines, of_functions, definition in _FUNCTIONS.values():
             named = {found[1]: number for number, line in _lines(self._text) for found in calls.finditer(line)}
-            if not named or defines.search(self._text) is not None:
+            if not named or defines.search(text) is not None:
                 continue
             if freely and is_bash:
                 exported.take(matching(of_functions, os.environ), os.environ)
