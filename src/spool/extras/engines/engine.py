@@ -193,7 +193,7 @@ class ClusterEngine(Engine, Executor):
         return list(news.values())
 
     def _duties(self) -> Iterator[tuple[int, Callable[[], None]]]:
-        """Yield each step that is to be taken now or later, and when it is due."""
+        """Yield the next steps, each with the time at which it is due."""
         if self.runs:
             yield self._notes_at_ns, self._read_notes
         if self._queue and self.cluster is not None and not (self.silent or self._doubt or self._sending):
