@@ -119,6 +119,8 @@ VARIED = [
         "--matrix lr-a=1,2 --matrix LR_a=3,4 -- echo {lr-a} {LR_a}",
         "has no $SPOOL_PARAM_LR_A: lr-a and LR_a would have that",
     ),
+    ("--matrix a=1 --matrix A=1 --matrix b=1 --matrix B=1 -- echo {a}", "has no $SPOOL_PARAM_B: b and B would have"),
+    ("--matrix a=1 --matrix A=2 -- echo {a}", "does not use A: its value is where the command has {A}\n"),
     ("--matrix lr=1,2 -- echo {rl}", "does not use lr: its value is where the command has {lr}, not {rl}"),
     ("--matrix lr=1,2 --matrix seed=1,2 -- echo {lr}", "does not use seed: "),
     ("--matrix lr=1,2 -c 'echo ${lr} {{lr}}'", "does not use lr: "),
@@ -146,7 +148,7 @@ def test_a_sweep_that_varies_nothing_is_told(
     (tmp_path / "reads.sh").write_text("echo $SPOOL_PARAM_LR\n")
     monkeypatch.chdir(tmp_path)
     said = spool("submit", "--name", "a", *shlex.split(line))
-    assert (said.code, bool(said.err), why in said.err) == (0, bool(why), True), said.err
+    assert (said.code, bool(said.err), why in f"{said.err}\n") == (0, bool(why), True), said.err
 
 
 def test_a_plain_job_asks_for_nothing(spool: Command, spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

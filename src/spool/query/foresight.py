@@ -217,8 +217,10 @@ def _not_varied(spec: Spec) -> Iterator[str]:
     """Yield what an array varies without effect, and values that were probably meant as several."""
     tasks, text = Tasks("", spec), _written(spec)
     variables = tasks.variables
-    if alike := [key for key in tasks.keys[1:] if key not in variables.values()]:
-        yield f"has no ${variable_of(alike[0])}: {' and '.join(alike)} would have that variable; rename one of them"
+    alike = [key for key in tasks.keys[1:] if key not in variables.values()]
+    for name in dict.fromkeys(map(variable_of, alike)):
+        keys = " and ".join(key for key in alike if variable_of(key) == name)
+        yield f"has no ${name}: {keys} would have that variable; rename one of them"
     written = Substitution(None).keys_in(text) | {key for name, key in variables.items() if name in text}
     varied = [key for key, _ in spec.matrix]
     if spec.rows and written.isdisjoint(tasks.keys):  # else other columns of the table may be notes
@@ -229,7 +231,8 @@ def _not_varied(spec: Spec) -> Iterator[str]:
 
         for key in unused:
             near = get_close_matches(key, written.difference(tasks.keys), 1, cutoff=0.5)
-            instead = f", not {{{near[0]}}}" if near else f", and in ${variable_of(key)}"
+            also = "" if key in alike else f", and in ${variable_of(key)}"
+            instead = f", not {{{near[0]}}}" if near else also
             yield f"does not use {key}: its value is where the command has {{{key}}}{instead}"
     for key, choices in spec.matrix:
         if choices[0].startswith("[") and choices[-1].endswith("]") and len(choices) > 1:
