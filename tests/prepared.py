@@ -23,7 +23,7 @@ from spool.core.units import parse_duration, parse_size
 from spool.formats import journal, run_records
 from spool.formats.journal import Waits
 from spool.formats.state import GpuUseView, GpuView, JobView, MachineView, StateView
-from spool.machine import identity
+from spool.machine import host, identity
 from spool.machine.host import MACHINE_FILE, Host, HostMemory
 from spool.machine.processes import MachineProber
 from spool.query.snapshot import snapshot
@@ -77,7 +77,9 @@ def imagined(home: Path, now_ns: int | None = NOW_NS) -> Iterator[Path]:
     alice = pwd.struct_passwd(("alice", "x", os.getuid(), os.getgid(), "", str(home), "/bin/sh"))
     root = home / ".spool"
     variables = {"HOME": str(home), "SPOOL_DIR": str(root), "TZ": "UTC", "TERM": "xterm-256color"}
-    name_of.cache_clear()
+    cached = (name_of, host._login)  # what these know of the account
+    for function in cached:
+        function.cache_clear()
     with (
         mock.patch.dict(os.environ, {**variables, "COLORTERM": "truecolor"}),
         mock.patch.object(pwd, "getpwuid", return_value=alice),
@@ -87,7 +89,8 @@ def imagined(home: Path, now_ns: int | None = NOW_NS) -> Iterator[Path]:
     ):
         if now_ns is not None:
             afterwards.enter_context(mock.patch.object(time, "time_ns", return_value=now_ns))
-        afterwards.callback(name_of.cache_clear)
+        for function in cached:
+            afterwards.callback(function.cache_clear)
         for name in ("NO_COLOR", "FORCE_COLOR"):
             os.environ.pop(name, None)
         time.tzset()

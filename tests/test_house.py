@@ -102,7 +102,7 @@ BUDGET = {
     "dispatcher": 7700,
     "doctor": 550,
     "executors": 2100,
-    "extras": 400,
+    "extras": 370,
     "extras/amd": 250,
     "extras/capture": 950,
     "extras/containers": 300,

@@ -53,16 +53,6 @@ def test_indices_beside_lists_make_a_product_in_which_they_vary_slowest() -> Non
         assert found == [("0", "5", "x"), ("1", "5", "y"), ("2", "6", "x"), ("3", "6", "y")]
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 4))
-def test_every_combination_is_one_task_and_no_two_are_alike(a: int, b: int, indices: int) -> None:
-    """A product has as many tasks as its lists give combinations, each once."""
-    matrix = (("a", tuple(map(str, range(a)))), ("b", tuple(map(str, range(b)))))
-    array = ArraySpec(tuple(range(10, 10 + indices))) if indices else None
-    tasks = Tasks("p", Spec("true", array=array, matrix=matrix))
-    found = {(values["a"], values["b"], values.get("array")) for values in _values(tasks)}
-    assert tasks.count == a * b * (indices or 1) == len(found) == len(set(tasks.names()))
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -97,10 +87,3 @@ def test_what_was_put_in_is_not_looked_at_again(keys: list[str], values: list[st
     given_values = dict(zip(keys, itertools.cycle([*values, "{" + keys[0] + "}"]), strict=False))
     text = "/".join(f"{{{key}}}" for key in keys)
     assert Substitution(keys).apply(text, given_values) == "/".join(given_values[key] for key in keys)
-
-
-@given(KEYS)
-def test_doubled_braces_are_the_way_to_write_a_key(keys: list[str]) -> None:
-    """`{{key}}` comes out as `{key}` for every key."""
-    text = " ".join(f"{{{{{key}}}}}" for key in keys)
-    assert Substitution(keys).apply(text, dict.fromkeys(keys, "!")) == " ".join(f"{{{key}}}" for key in keys)

@@ -49,9 +49,7 @@ from spool.core.lifecycle import (
     known_end,
     prove,
 )
-from spool.core.lifecycle import (
-    after as next_phase,
-)
+from spool.core.lifecycle import after as next_phase
 from spool.core.model import OUTCOMES, Result, Retry, State, Stop, StopKind
 from spool.state.run import Attempts, attempts_after
 

@@ -275,13 +275,7 @@ def test_what_a_user_was_served_beyond_that_passes_his_jobs_later(pool, hours, l
 
 
 @pytest.mark.parametrize(
-    "stuck",
-    [
-        {"cpus": 2},
-        {"group": "g", "group_limit": 1},
-        {"gpus": 1},
-        {"executor_problem": "tmux is not installed"},
-    ],
+    "stuck", [{"cpus": 2}, {"group": "g", "group_limit": 1}, {"gpus": 1}, {"executor_problem": "tmux is not installed"}]
 )
 def test_who_cannot_be_helped_keeps_nobody_from_going_first(stuck):
     """A job that never fits, or waits for more than room, does not stand in the place of one that was passed."""

@@ -22,18 +22,10 @@ def _submit_some(session: Session) -> None:
     users.submit("never", "ok", "depends_on = ['tired']")
 
 
-def _drop_a_second(session: Session) -> None:
-    session.users.submit("long", "ok # second")
-
-
-def _complain_and_mend(session: Session) -> None:
-    session.users.submit("wrong", "ok", "nonsense = 1")
-
-
 STEPS: list[Step] = [
     _submit_some,
     lambda s: s.users.submit("long", "hang"),
-    _drop_a_second,
+    lambda s: s.users.submit("long", "ok # second"),
     lambda s: s.users.cancel("long"),
     lambda s: s.users.submit("twice", "hang until 2"),
     lambda s: s.users.move("twice", RUNNING, QUEUED),
@@ -47,27 +39,14 @@ STEPS: list[Step] = [
     lambda s: s.users.submit("gone", "hang", "requeue = false"),
     lambda s: s.world.kill("gone"),
     lambda s: s.users.move("plain", DONE, QUEUED),
-    _complain_and_mend,
+    lambda s: s.users.submit("wrong", "ok", "nonsense = 1"),
     lambda s: s.users.submit("wrong", "ok"),
     lambda s: s.users.submit("refused", "refused until 3"),
     lambda s: s.users.submit("denied", "denied until 2"),
 ]
 # How often the steps have each job begun, where nothing is cut off.
-STARTS = {
-    "after": 1,
-    "denied": 1,
-    "gone": 1,
-    "killed": 2,
-    "long": 2,
-    "parked": 1,
-    "plain": 2,
-    "refused": 1,
-    "stopped": 2,
-    "tired": 2,
-    "tried": 3,
-    "twice": 2,
-    "wrong": 1,
-}
+STARTS = dict.fromkeys(("after", "denied", "gone", "parked", "refused", "wrong"), 1)
+STARTS |= dict.fromkeys(("killed", "long", "plain", "stopped", "tired", "twice"), 2) | {"tried": 3}
 JOBS = frozenset({*STARTS, "huge", "never"})  # those two end without having begun
 
 

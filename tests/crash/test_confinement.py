@@ -32,20 +32,8 @@ from spool.store.disk import SpoolTrouble
 from spool.store.spool import Spool
 
 ERRORS = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.EIO,
-    errno.ESTALE,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EMFILE,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ENOENT,
-    errno.EEXIST,
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EMFILE),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST),
 )
 SEED = int(os.environ.get("MATRIX_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 # That nothing is there is no error but what was asked: of a file, and of the runs of a job, which `gc` removes.

@@ -59,34 +59,25 @@ class Compared(Watched):
             view = now.status.view(now.planner.plan, machine, paused=now.pause.paused)
             (root / layout.STATE).write_bytes(render_state(view))
         self._cuts = self.session.cuts + len(self.session.errors)
-        self.compare(fresh=fresh)
+        compare(self.world, fresh=fresh)
         self.compared += 1
 
-    def compare(self, *, fresh: bool) -> None:
-        """Assert that all views agree. *fresh*: state.json was written after the last thing that happened."""
-        compare(self.world, fresh=fresh)
-
-    def event(self) -> None:
-        """Do something, look before any dispatcher has noticed, and go on; at times without a dispatcher."""
-        name = self.random.choice(NAMES)
-        deed = self.random.choice(
-            (self.submit, self.submit, self.submit, self.move, self.move, self.remove, self.kill, self.suspend)
-        )
-        self.told.append(f"{deed.__name__} {name}")
-        deed(name)
-        self.compare(fresh=False)
-        if self.random.random() < 0.15:
-            self.told.append("the dispatcher is killed")
-            self.session.end()
-            self.world.tick()
-            self.compare(fresh=False)
-        else:
-            self.session.turns(self.random.randint(1, 3))
-
     def live(self, events: int) -> None:
-        """Do so many things."""
+        """Do so many things, each time look before any dispatcher has noticed; at times go on without a dispatcher."""
         for _ in range(events):
-            self.event()
+            name = self.random.choice(NAMES)
+            deeds = self.submit, self.submit, self.submit, self.move, self.move, self.remove, self.kill, self.suspend
+            deed = self.random.choice(deeds)
+            self.told.append(f"{deed.__name__} {name}")
+            deed(name)
+            compare(self.world, fresh=False)
+            if self.random.random() < 0.15:
+                self.told.append("the dispatcher is killed")
+                self.session.end()
+                self.world.tick()
+                compare(self.world, fresh=False)
+            else:
+                self.session.turns(self.random.randint(1, 3))
 
 
 def inodes(root: Path) -> dict[str, dict[str, int]]:

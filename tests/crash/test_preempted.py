@@ -14,7 +14,7 @@ from crash.world import Ends, Session, World, check, ends_of, world_at
 from faulty import FaultyDisk
 from spool.core import forecast
 from spool.core.layout import DONE, QUEUED, RUNNING
-from spool.core.model import StopKind
+from spool.core.model import Stop, StopKind
 from spool.dispatcher import launcher, recovery, terminator
 from spool.store.disk import Disk
 from spool.store.spool import Spool
@@ -93,26 +93,23 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
         made.end()
 
 
-def stopping(session: Session) -> None:
-    """Let the short job come, and go on until the long one is ordered to stop."""
+def stopping(session: Session) -> Stop:
+    """Let the short job come, go on until the long one is ordered to stop, and return that order."""
     session.users.submit("short", "ok", SHORT)
     for _ in range(20):
         session.turns(1)
-        if Spool(str(session.world.root)).stop("long", 1) is not None:
-            return
+        if (stop := Spool(str(session.world.root)).stop("long", 1)) is not None:
+            return stop
     raise AssertionError("it was not ordered to stop")
 
 
-def test_the_order_names_the_job_that_gets_the_room(session: Session) -> None:
-    """It is all that the next dispatcher needs to know."""
-    stopping(session)
-    stop = Spool(str(session.world.root)).stop("long", 1)
-    assert (stop.kind, stop.by, stop.reason) == (StopKind.PREEMPT, "spool", "short")
-
-
 def test_a_job_that_is_cancelled_while_it_is_preempted_stays_cancelled(session: Session) -> None:
-    """Its file is in `done/`, so it does not run again."""
-    stopping(session)
+    """Its file is in `done/`, so it does not run again.
+
+    The order names the job that gets the room: it is all that the next dispatcher needs to know.
+    """
+    stop = stopping(session)
+    assert (stop.kind, stop.by, stop.reason) == (StopKind.PREEMPT, "spool", "short")
     if session.users.path(RUNNING, "long").exists():
         session.users.move("long", RUNNING, DONE)
     else:

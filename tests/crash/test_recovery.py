@@ -7,6 +7,7 @@ import random
 import shutil
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -142,15 +143,24 @@ def test_an_attempt_whose_result_was_emptied_is_made_again_and_no_other(session:
     assert (job.live.attempts if job.live else job.attempts).attempt == 2
 
 
-def test_a_file_that_lies_in_running_without_a_run_is_queued(session: Session) -> None:
-    """After a reboot too: a newer file of a name that has ended is another submission."""
+@pytest.mark.parametrize("place", [RUNNING, QUEUED])
+def test_a_file_that_lies_in_running_without_a_run_is_queued(session: Session, place: str) -> None:
+    """After a reboot too: a newer file of a name that has ended is another submission.
+
+    So is the same file, queued again: the journal says that it has ended, and a reboot does not undo the move.
+    """
     session.users.submit("job", "ok")
     session.settle()
     session.end()
-    session.users.submit("job", "ok # again", place=RUNNING)
+    if place == RUNNING:
+        session.users.submit("job", "ok # again", place=RUNNING)
+    else:
+        session.users.move("job", DONE, QUEUED)
     session.world.reboot()
     session.settle()
     assert session.world.begun == [("job", 1), ("job", 2)]
+    assert _outcomes(session, "job") == ("finished 1.0", "finished 1.0")
+    check(session.world)
 
 
 def test_what_vanishes_again_and_again_is_requeued_three_times(session: Session) -> None:
@@ -178,21 +188,17 @@ def _launched(session: Session, name: str) -> None:
     assert session.world.launched
 
 
-def test_a_wrapper_that_speaks_too_late_runs_nothing(session: Session) -> None:
-    """A new dispatcher takes the jid of a run that has none; the wrapper finds it and leaves, the job runs anew."""
-    _launched(session, "job")
-    session.settle()
-    assert session.world.begun == [("job", 2)]
-    assert _outcomes(session, "job") == ("finished 1.0",)
-    check(session.world)
+@pytest.mark.parametrize(("in_time", "run"), [(False, 2), (True, 1)])
+def test_a_wrapper_that_speaks_too_late_runs_nothing(session: Session, run: int, *, in_time: bool) -> None:
+    """A new dispatcher takes the jid of a run that has none; the wrapper finds it and leaves, the job runs anew.
 
-
-def test_a_wrapper_that_speaks_in_time_is_adopted(session: Session) -> None:
-    """A wrapper that created its jid before the new dispatcher came keeps its run."""
+    A wrapper that created its jid before the new dispatcher came keeps its run.
+    """
     _launched(session, "job")
-    session.world.tick()
+    if in_time:
+        session.world.tick()
     session.settle()
-    assert session.world.begun == [("job", 1)]
+    assert session.world.begun == [("job", run)]
     assert _outcomes(session, "job") == ("finished 1.0",)
     check(session.world)
 
@@ -228,19 +234,16 @@ def test_a_jid_that_stays_cut_short_counts_as_a_start(session: Session, monkeypa
 
 
 def test_a_dispatcher_refuses_to_serve_beside_another_host(session: Session) -> None:
-    """While a run of another host may be alive, a dispatcher does not begin, and says what would let it."""
+    """While a run of another host may be alive, a dispatcher does not begin, and says what would let it.
+
+    With `other_hosts_gone` the runs of that host are lost, and run again.
+    """
     _running(session, "job")
     _started_elsewhere(session, "job")
     with pytest.raises(SpoolUnusable, match=r'elsewhere.*other_hosts_gone = \["elsewhere"\]'):
         session.settle()
     session.end()
     assert session.world.begun == [("job", 1)]
-
-
-def test_a_host_that_is_no_more_has_lost_its_runs(session: Session) -> None:
-    """With `other_hosts_gone` the runs of that host are lost, and run again."""
-    _running(session, "job")
-    _started_elsewhere(session, "job")
     session.world.kill("job")
     with open(session.world.root / layout.CONFIG, "a") as config:
         config.write('other_hosts_gone = ["elsewhere"]\n')
@@ -369,18 +372,6 @@ def test_a_move_that_was_cut_in_its_middle_ends_in_one_place(
     check(session.world)
 
 
-def test_a_job_that_was_queued_again_runs_after_a_reboot(session: Session) -> None:
-    """The journal says that the same file has ended; it was queued again since, and a reboot does not undo that."""
-    session.users.submit("job", "ok")
-    session.settle()
-    session.end()
-    session.users.move("job", DONE, QUEUED)
-    session.world.reboot()
-    session.settle()
-    assert _outcomes(session, "job") == ("finished 1.0", "finished 1.0")
-    check(session.world)
-
-
 @pytest.mark.parametrize("left", [QUEUED, HELD])
 def test_a_file_that_somebody_is_moving_waits_until_he_has_done_so(session: Session, left: str) -> None:
     """Between `ln held/x.toml queued/` and `rm held/x.toml` nothing starts, and neither name is taken away."""
@@ -446,42 +437,35 @@ def test_a_directory_that_cannot_be_read_for_a_moment_is_not_empty(
     session.settle()
     wait = session.now.state.jobs["job"].wait
     with monkeypatch.context() as broken:
-        broken.setattr(os, "listdir", _refuse)
+        broken.setattr(os, "listdir", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
         session.turns(2)
     session.settle()
     assert session.now.state.jobs["job"].wait is wait
 
 
-def _refuse(path: str) -> list[str]:
-    raise PermissionError(13, "Permission denied", path)
+@pytest.mark.parametrize("deleted", [False, True], ids=["noise", "deleted"])
+def test_a_journal_of_noise_loses_no_job_and_repeats_none(session: Session, *, deleted: bool) -> None:
+    """With random bytes for a journal, what runs is adopted, what waits runs, and what has ended stays so.
 
-
-def test_a_journal_of_noise_loses_no_job_and_repeats_none(session: Session) -> None:
-    """With random bytes for a journal, what runs is adopted, what waits runs, and what has ended stays so."""
-    session.users.submit("ended", "ok")
+    Somebody may also delete the journal and the history: what runs is accounted for at its end all the same.
+    """
+    ended = {} if deleted else {"ended": 1}  # of which the history alone knows
+    for name in ended:
+        session.users.submit(name, "ok")
     session.settle()
     session.users.submit("waits", "ok", f"cpus = {session.world.cpus}")
     _running(session, "runs", command="hang", *("priority = 99",))  # noqa: B026
     noise = random.Random(1).randbytes(5000) + b'\n["waits"]\n["started","a",1]\n[]\n{}\n["over",1,2,3]\n'
     (session.world.root / layout.JOURNAL).write_bytes(noise)
+    if deleted:
+        (session.world.root / layout.JOURNAL).unlink()
+        (session.world.root / layout.HISTORY).unlink()
     session.settle()
     assert session.world.pids("runs")
     session.world.exit(session.world.pids("runs")[0], 0)
     session.settle()
-    assert ends_of(session.world).starts == {"ended": 1, "runs": 1, "waits": 1}
-    check(session.world)
-
-
-def test_without_journal_and_history_everything_goes_on(session: Session) -> None:
-    """Somebody deletes the journal and the history while a job runs: it is adopted, and accounted for at its end."""
-    _running(session, "job", command="hang")
-    (session.world.root / layout.JOURNAL).unlink()
-    (session.world.root / layout.HISTORY).unlink()
-    session.settle()
-    session.world.exit(session.world.pids("job")[0], 0)
-    session.settle()
-    assert session.world.begun == [("job", 1)]
-    assert _outcomes(session, "job") == ("finished 1.0",)
+    assert ends_of(session.world).starts == ended | {"runs": 1, "waits": 1}
+    assert _outcomes(session, "runs") == ("finished 1.0",)
     check(session.world)
 
 
@@ -527,34 +511,27 @@ def test_a_third_submission_outlives_the_cancel_of_the_second(session: Session) 
     assert len(history(session.world.root)) == 3
 
 
-def test_a_run_whose_metadir_somebody_removed_is_not_run_beside_itself(session: Session, tmp_path: Path) -> None:
-    """The next dispatcher leaves it alone for as long as a process of it lives, and then it is lost, and counted."""
-    session.users.submit("job", "hang until 2")
-    session.settle()
-    session.end()
-    os.rename(session.world.root / "jobs" / "job" / "1", tmp_path / "elsewhere")
+@pytest.mark.parametrize("trace", [None, layout.STATUS, layout.JOB_LOG])
+def test_a_run_whose_metadir_or_jid_somebody_removed_is_not_run_beside_itself(
+    session: Session, tmp_path: Path, trace: str | None
+) -> None:
+    """The next dispatcher leaves it alone for as long as a process of it lives, and then it is lost, and counted.
+
+    Where the jid alone is gone, its other records say that it has begun: it is not taken back.
+    """
+    _running(session, "job")
+    metadir = session.world.root / "jobs" / "job" / "1"
+    if trace is None:
+        os.rename(metadir, tmp_path / "elsewhere")
+    else:
+        (metadir / layout.JID).unlink()
+        (metadir / trace).write_text("running\n")
     session.turns(4)
     assert session.world.pids("job"), "it was ended"
     assert [run for name, run in session.world.begun] == [1]
     session.world.kill("job")
     session.settle()
     assert ends_of(session.world).outcomes == {"job": ("lost 1.0 requeue", "finished 1.1")}
-
-
-@pytest.mark.parametrize("trace", [layout.STATUS, layout.JOB_LOG])
-def test_a_run_whose_jid_somebody_removed_is_not_run_beside_itself(session: Session, trace: str) -> None:
-    """Its other records say that it has begun: it is not taken back, also by the next dispatcher."""
-    session.users.submit("job", "hang", "requeue = false")
-    session.settle()
-    session.end()
-    metadir = session.world.root / "jobs" / "job" / "1"
-    (metadir / "jid").unlink()
-    (metadir / trace).write_text("running\n")
-    session.turns(4)
-    assert session.world.pids("job"), "it was ended"
-    session.world.kill("job")
-    session.settle()
-    assert ends_of(session.world).outcomes == {"job": ("lost 1.0",)}
 
 
 def test_what_a_killed_wrapper_left_behind_is_ended_by_the_next_dispatcher(session: Session) -> None:

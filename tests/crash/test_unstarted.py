@@ -64,10 +64,15 @@ def _told(session: Session) -> list[object]:
 
 
 @pytest.mark.parametrize("served", [True, False])
-@pytest.mark.parametrize("place", [QUEUED, HELD])
-def test_a_job_that_is_filed_away_keeps_what_it_asked_for(session: Session, place: str, *, served: bool) -> None:
-    """Waiting or held, with or without a dispatcher: its record and its line have project, tags, group and request."""
-    session.users.submit("job", "ok", 'depends_on = "never"', *ASKED, place=place)
+@pytest.mark.parametrize(("place", "array"), [(QUEUED, ""), (HELD, ""), (HELD, 'array = "0-1"')])
+def test_a_job_that_is_filed_away_keeps_what_it_asked_for(
+    session: Session, place: str, array: str, *, served: bool
+) -> None:
+    """Waiting or held, with or without a dispatcher: its record and its line have project, tags, group and request.
+
+    The file of an array that was not expanded waits like a job's, and ends like one.
+    """
+    session.users.submit("job", "ok", 'depends_on = "never"', array, *ASKED, place=place)
     session.settle()
     if not served:
         session.end()
@@ -94,15 +99,6 @@ def test_a_job_that_is_given_up_keeps_what_it_asked_for(session: Session, lines:
     while session.users.path(QUEUED, "job").exists():
         session.settle()
     _assert_one_end(session, outcome)
-
-
-def test_an_array_that_is_cancelled_before_it_is_expanded_keeps_what_it_asked_for(session: Session) -> None:
-    """Its file waits like a job's, and ends like one."""
-    session.users.submit("job", "ok", 'array = "0-1"', *ASKED, place=HELD)
-    session.settle()
-    session.users.move("job", HELD, DONE)
-    session.settle()
-    _assert_one_end(session)
 
 
 @pytest.mark.parametrize("place", [QUEUED, HELD])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,17 +64,11 @@ class Looks:
         return Path(self.dispatcher.spool.layout.record("train", 1, layout.GPUS)).read_text()
 
 
-@pytest.fixture
-def looks(session: Session) -> Callable[[str], Looks]:
-    """Give a dispatcher with one run."""
-    return lambda action: Looks(session, action)
-
-
 def test_one_that_is_cut_off_before_the_record_tells_it_again_by_the_same_name(
-    looks: Callable[[str], Looks], monkeypatch: pytest.MonkeyPatch
+    session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The event comes first, and the record last: never is it left out, and a repeat is known by its id."""
-    run = looks("warn")
+    run = Looks(session, "warn")
     run.idle_for(29)
     run.recorder.leave()
     with monkeypatch.context() as cut:
@@ -93,9 +86,9 @@ def test_one_that_is_cut_off_before_the_record_tells_it_again_by_the_same_name(
     assert len(run.told()) == 2
 
 
-def test_a_full_disk_keeps_no_idle_run_alive(looks: Callable[[str], Looks], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_no_idle_run_alive(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is to be told stays noted, and is written down once there is room; the stop does not wait for that."""
-    run = looks("stop")
+    run = Looks(session, "stop")
 
     def full(*_: object) -> None:
         raise FULL
@@ -110,10 +103,10 @@ def test_a_full_disk_keeps_no_idle_run_alive(looks: Callable[[str], Looks], monk
 
 
 def test_a_disk_that_refuses_the_record_costs_nothing_but_the_record(
-    looks: Callable[[str], Looks], monkeypatch: pytest.MonkeyPatch
+    session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was added up stays in mind, and is written down by a later look."""
-    run = looks("warn")
+    run = Looks(session, "warn")
 
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error", "gpus.toml")
@@ -128,10 +121,10 @@ def test_a_disk_that_refuses_the_record_costs_nothing_but_the_record(
 
 
 def test_a_clock_that_is_set_back_leaves_no_idle_gpu_unwatched(
-    looks: Callable[[str], Looks], monkeypatch: pytest.MonkeyPatch
+    session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looks go on to count though their times are before the start of the run."""
-    run = looks("warn")
+    run = Looks(session, "warn")
     run.look(0)
     day_ns = 24 * 60 * MINUTE
     run.at_ns -= day_ns

@@ -27,18 +27,14 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
         session.end()
 
 
-def _joins_no_more(session: Session) -> None:
-    (session.world.root / layout.CONFIG).write_text('machine = "off"\n')
-    session.now.wakeup.reload = True
-    session.settle()
-
-
 def test_nothing_starts_on_a_shared_machine_that_cannot_be_asked(session: Session) -> None:
     """The reason says what is missing and what to do, and once the machine is not shared the job starts."""
     session.settle()
     assert not session.world.begun
     assert session.now.planner.plan.reason("a").text == f"machine: {NO_ASKING}; {NO_ASKING_REMEDY}"
-    _joins_no_more(session)
+    (session.world.root / layout.CONFIG).write_text('machine = "off"\n')
+    session.now.wakeup.reload = True
+    session.settle()
     assert session.world.begun == [("a", 1)]
 
 

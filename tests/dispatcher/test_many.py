@@ -34,12 +34,6 @@ from spool.state.table import SchedulerState
 from spool.store.spool import Spool
 
 
-def run_of(name: str, memory_bytes: int) -> ActiveRun:
-    """Return a run with that limit."""
-    grant = Grant(cpus=1, memory_bytes=memory_bytes)
-    return ActiveRun(name, 1, Spec(command="true"), grant, "alice", QueueTime(0), FIRST_ATTEMPT, 0, 0, 0, "process")
-
-
 def test_what_has_not_changed_is_rarely_written_again(session: Session) -> None:
     """A look that finds nothing new leaves `state.json` as it is, until that is old for what it costs."""
     session.users.submit("long", "hang")
@@ -251,7 +245,9 @@ class Memory:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rss, self.pss = 0, 0
         self.stops = list[StopKind]()
-        self.live = run_of("one", 100)
+        grant = Grant(cpus=1, memory_bytes=100)
+        known = "alice", QueueTime(0), FIRST_ATTEMPT, 0, 0, 0, "process"
+        self.live = ActiveRun("one", 1, Spec(command="true"), grant, *known)
         table = SchedulerState()
         table.add_run(table.job("one"), self.live)
         monkeypatch.setattr(local, "rss_bytes", lambda found: self.rss)
@@ -349,7 +345,7 @@ def test_the_history_is_read_once_for_adopted_runs_that_end(session: Session, mo
         if down:
             session.end()  # it is killed
         for number in numbers:
-            end_of(session, f"job{number}")
+            session.world.exit(*session.world.pids(f"job{number}", 1), 0)
         reads.clear()
         session.settle()
         return len(reads)
@@ -361,9 +357,3 @@ def test_the_history_is_read_once_for_adopted_runs_that_end(session: Session, mo
     assert sorted(result.job for result in history(session.world.root)) == sorted(
         f"job{number}" for number in range(12)
     )
-
-
-def end_of(session: Session, name: str) -> None:
-    """Let the command of a job end well."""
-    (pid,) = session.world.pids(name, 1)
-    session.world.exit(pid, 0)

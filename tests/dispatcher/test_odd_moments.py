@@ -15,7 +15,7 @@ import pytest
 from crash.world import HOST, NAMESPACE, Session, World, _Processes, ends_of
 from spool.core import layout
 from spool.core.layout import DONE, HELD, QUEUED, RESERVATIONS, RUNNING
-from spool.core.model import SECOND_NS, Jid, State, Stop, StopKind
+from spool.core.model import SECOND_NS, Jid, Stop, StopKind
 from spool.core.runtimes import Source
 from spool.dispatcher import arrays, scanner, service
 from spool.dispatcher.wakeup import Hint
@@ -308,16 +308,6 @@ def test_who_waits_beside_a_run_that_is_killed_for_its_memory_asks_for_more(sess
     session.settle()
     assert ends_of(session.world).outcomes == {"x": ("out_of_memory 1.0",)}
     assert now.state.queue["x"].sized.request.memory_bytes == 200 << 20
-
-
-def test_a_task_that_is_deleted_while_it_waits_was_cancelled(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`rm queued/sweep_2.toml` leaves no record of it, and its array counts it all the same."""
-    monkeypatch.setattr(scanner, "FORGET_NS", 0)
-    session.users.submit("sweep", "hang", 'array = "0-2"')
-    session.settle()
-    session.users.path(QUEUED, "sweep_2").unlink()
-    session.settle()
-    assert session.now.state.arrays["sweep"].ended == {"sweep_2": State.CANCELLED}
 
 
 def test_an_array_that_goes_while_it_is_expanded_leaves_nothing(

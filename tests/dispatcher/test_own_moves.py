@@ -79,25 +79,15 @@ def _write(session: Session, name: str) -> None:
 
 @pytest.mark.parametrize("change", [_replace, _write])
 def test_an_edit_right_after_the_claim_is_seen(session: Session, change: Callable[[Session, str], None]) -> None:
-    """Whether an editor writes the file or puts another in its place, before or after the claim's event was read."""
-    early, late = running(session, "early"), running(session, "late")
-    change(session, "early")
-    session.turns(3)
-    assert early.spec.priority == 77
-    change(session, "late")
-    session.turns(3)
-    assert late.spec.priority == 77
+    """Whether an editor writes the file or puts another in its place, before or after the claim's event was read.
 
-
-@pytest.mark.parametrize("change", [_replace, _write])
-def test_an_edit_whose_event_is_merged_with_that_of_the_claim_is_seen(
-    session: Session, change: Callable[[Session, str], None]
-) -> None:
-    """The kernel makes one event of two that are alike, if nothing was read in between."""
-    live = running(session, "x")
-    change(session, "x")
-    session.turns(3)
-    assert live.spec.priority == 77
+    The kernel makes one event of two that are alike, if nothing was read in between.
+    """
+    after, before = running(session, "after"), running(session, "before")
+    for live in (before, after):
+        change(session, live.name)
+        session.turns(3)
+        assert live.spec.priority == 77
 
 
 @pytest.mark.parametrize(("to", "kind"), [(None, StopKind.CANCEL), (HELD, StopKind.HOLD), (QUEUED, StopKind.REQUEUE)])

@@ -46,12 +46,18 @@ def test_the_result_of_a_task_has_its_parameters_and_its_metrics(shared: Served)
 
 
 def test_a_task_can_be_cancelled_alone(shared: Served) -> None:
-    """Cancelling one task leaves the others, and the array has not finished."""
+    """Cancelling one task leaves the others, and the array has not finished.
+
+    Moving the file of an array in progress to queued/ neither stops it nor makes its tasks again.
+    """
     shared.drop("alone", "echo up; test {index} != 1 || exec sleep 1000", cpus=0, array="0-2")
     shared.says("alone_1", "up")
+    shared.move("alone", "running", "queued")
+    shared.wait_place("alone", "running")
     shared.path("running", "alone_1").unlink()
     result = shared.wait_done("alone")
     assert (result["outcome"], result["reason"]) == ("failed", "2 of 3 finished, 1 cancelled")
+    assert [shared.runs(f"alone_{index}") for index in range(3)] == [[1]] * 3
 
 
 @pytest.mark.parametrize("killed", ["", "killed", "killed, and the next one cannot read its records at first"])
@@ -177,18 +183,6 @@ def test_the_commands_treat_an_array_as_a_whole(served: Served) -> None:
     go.touch()
     assert served.spool("wait", "whole").returncode == 0
     assert [served.runs(f"whole_{index}") for index in range(3)] == [[1, 2]] * 3
-
-
-def test_an_array_put_back_into_queued_goes_on(shared: Served) -> None:
-    """Moving the file of an array in progress to queued/ neither stops it nor makes its tasks again."""
-    go = shared.root.parent / "go-back"
-    shared.drop("back", f"echo up; until [ -e {go} ]; do sleep 0.01; done", cpus=0, array="0-1")
-    shared.says("back_0", "up")
-    shared.move("back", "running", "queued")
-    shared.wait_place("back", "running")
-    go.touch()
-    shared.wait_done("back")
-    assert [shared.runs(f"back_{index}") for index in range(2)] == [[1], [1]]
 
 
 def test_how_many_tasks_run_at_once_can_be_changed_while_they_do(live: Served) -> None:

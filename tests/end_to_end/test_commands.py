@@ -86,24 +86,6 @@ def test_without_a_workdir_it_is_the_home_directory(shared: Served) -> None:
     assert shared.log("at-home").strip() == os.path.realpath(shared.environment["HOME"])
 
 
-@pytest.mark.parametrize(
-    ("name", "keys", "code", "why"),
-    [
-        ("no-workdir", {"command": "true", "workdir": "/nowhere/at all"}, 125, "/nowhere/at all: no such directory"),
-        ("not-found", {"command": ["no-such-program-xyz", "1"]}, 127, "no-such-program-xyz: not found in PATH"),
-        ("no-output", {"command": "true", "stdout": "/proc/nowhere/x"}, 125, "/proc/nowhere/x"),
-        ("bad-prolog", {"command": "echo never", "prolog": "exit 9"}, 9, "the prolog ended with exit code 9"),
-    ],
-)
-def test_what_cannot_be_started_says_why(shared: Served, name: str, keys: dict[str, Any], code: int, why: str) -> None:
-    """A job that could not be run failed with the usual code, and its reason says what was wrong in words."""
-    result = shared.completes(name, **{"workdir": "/tmp", **keys})
-    assert (result["outcome"], result["exit_code"]) == ("failed", code)
-    assert result["reason"].startswith("could not start: ")
-    assert why in result["reason"]
-    assert "never" not in shared.log(name)
-
-
 def test_a_setup_of_the_configuration_is_for_every_job_without_one(served: Served) -> None:
     """A list that its shell could not run after a setup goes without, and so does a program for no shell."""
     (served.root / "config.toml").write_text('[defaults]\nsetup = "X=default; export X"\n')

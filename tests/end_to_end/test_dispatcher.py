@@ -563,9 +563,12 @@ def _oddly(served: Served, *words: str) -> None:
 
 @pytest.mark.parametrize("changes", [{}, SHELL_ONLY], ids=["compiled", "sh"])
 def test_a_job_has_what_its_submitter_had(served: Served, changes: dict[str, object]) -> None:
-    """Its umask, soft limits and niceness, in both wrappers; a file that is dropped has those of a login."""
+    """Its umask, soft limits and niceness, in both wrappers; a file that is dropped has those of a login.
+
+    A dispatcher that is started by hand, in an odd shell, keeps its starter's from all of them.
+    """
     served.changes |= changes
-    served.start()
+    served.start(prefix=("sh", "-c", 'umask 077; ulimit -S -n 200; ulimit -S -c 16; exec "$@"', "sh"))
     _oddly(served, "submit", "--name", "odd", "-c", SHOW)
     served.spool("submit", "--name", "usual", "-c", SHOW)
     served.drop("dropped", SHOW)
@@ -574,13 +577,6 @@ def test_a_job_has_what_its_submitter_had(served: Served, changes: dict[str, obj
     assert served.log("usual").split() == LOGIN
     assert served.log("dropped").split() == LOGIN
     assert "\nlimits" not in (served.root / "done" / "usual.toml").read_text()
-
-
-def test_a_dispatcher_keeps_its_starters_from_jobs(served: Served) -> None:
-    """One that is started by hand, in an odd shell, gives jobs the umask and the limits of a login."""
-    served.start(prefix=("sh", "-c", 'umask 077; ulimit -S -n 200; ulimit -S -c 16; exec "$@"', "sh"))
-    served.completes("dropped", SHOW)
-    assert served.log("dropped").split() == LOGIN
 
 
 def test_defaults_can_state_them(served: Served) -> None:

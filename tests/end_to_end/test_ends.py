@@ -67,12 +67,16 @@ def test_a_new_submission_begins_its_tries_anew(shared: Served) -> None:
 
 
 def test_why_a_job_never_ran_stands_in_its_log(shared: Served) -> None:
-    """Of one that could not start what was in the way, and of one that ended before it began what ended it."""
+    """Of one that could not start what was in the way, and of one that ended before it began what ended it.
+
+    The first kind has failed with the usual code, and its reason says in words what was wrong.
+    """
     shared.drop("nowhere", "true", workdir="/nonexistent/dir")
-    shared.drop("unprepared", "true", prolog="echo prepares; exit 3")
+    shared.drop("unprepared", "echo never", prolog="echo prepares; exit 3")
+    shared.drop("not-found", ["no-such-program-xyz", "1"])
     shared.drop("after", "true", depends_on="nowhere")
     shared.drop("late", "true", cpus=9999, scheduling_timeout="1s")
-    shared.wait_done("nowhere", "unprepared", "after", "late")
+    shared.wait_done("nowhere", "unprepared", "not-found", "after", "late")
     told = {"nowhere": "workdir: /nonexistent/dir", "unprepared": "prolog", "after": "nowhere", "late": "unschedulable"}
     assert {name: shared.log(name).splitlines()[-1] for name in told if told[name] not in shared.log(name)} == {}
     for name in ("nowhere", "unprepared", "after", "late"):
@@ -80,6 +84,14 @@ def test_why_a_job_never_ran_stands_in_its_log(shared: Served) -> None:
         assert (said.returncode, said.stdout) == (0, shared.log(name))
     shared.completes("unheard", "true", stdout="/proc/nowhere/out")
     assert "stdout: /proc/nowhere/out" in shared.spool("log", "unheard").stderr
+    told = {"nowhere": (125, "/nonexistent/dir: no such directory"), "unheard": (125, "/proc/nowhere/out")}
+    told |= {"not-found": (127, "no-such-program-xyz: not found in PATH"), "unprepared": (3, "ended with exit code 3")}
+    for name, (code, why) in told.items():
+        result = shared.result(name)
+        assert (result["outcome"], result["exit_code"]) == ("failed", code)
+        assert result["reason"].startswith("could not start: ")
+        assert why in result["reason"]
+    assert "never" not in shared.log("unprepared")
 
 
 def test_a_prolog_that_is_cancelled_has_not_failed(shared: Served) -> None:
@@ -183,11 +195,7 @@ def _begin(served: Served, **codes: int) -> None:
         served.until(lambda name=name: served.record(name, "status") == "running\n", "its command")  # type: ignore[misc]
 
 
-FIRST = {
-    "it leaves": Served.stop,
-    "it is killed": Served.kill,
-    "it finds its spool gone": lambda served: None,
-}
+FIRST = {"it leaves": Served.stop, "it is killed": Served.kill, "it finds its spool gone": lambda served: None}
 
 
 @pytest.mark.parametrize("first", FIRST.values(), ids=FIRST)

@@ -78,12 +78,6 @@ def _vim(path: Path, text: bytes) -> None:
     swap.unlink()
 
 
-def _truncate(path: Path, text: bytes) -> None:
-    """Save as nano does: the same file, emptied and written anew."""
-    with path.open("wb") as file:
-        file.write(text)
-
-
 def _replace(path: Path, text: bytes) -> None:
     """Save as most do: another file, renamed over it."""
     other = path.with_name(f".{path.name}.new")
@@ -97,7 +91,8 @@ def _remove_and_write(path: Path, text: bytes) -> None:
     path.write_bytes(text)
 
 
-@pytest.mark.parametrize("save", [_vim, _truncate, _replace, _remove_and_write])
+# As nano saves: the same file, emptied and written anew.
+@pytest.mark.parametrize("save", [_vim, Path.write_bytes, _replace, _remove_and_write])
 def test_an_edit_of_a_waiting_file_counts(shared: Served, save: object, request: pytest.FixtureRequest) -> None:
     """What a waiting file says after it was saved is what runs, in its old place, and it runs once."""
     assert callable(save)
@@ -254,29 +249,6 @@ def test_the_error_goes_when_a_slow_writer_mends_the_file(shared: Served) -> Non
     shared.wait_reason("slowly-mended", "begins")
     wait_for(lambda: not error.exists())
     path.unlink()
-
-
-_BAD = {
-    "empty": b"",
-    "binary": bytes(range(256)) * 16,
-    "nested": b"command = " + b"[" * 20_000,
-    "number": b"command = 3\n",
-    "huge-cpus": b'command = "true"\ncpus = 1' + b"0" * 5000 + b"\n",
-    "self": b'command = "true"\ndepends_on = "bad-self"\n',
-}
-
-
-def test_no_bad_file_stops_the_others(shared: Served) -> None:
-    """Whatever is in a file, it is explained beside it, and the next job runs."""
-    for name, data in _BAD.items():
-        shared.drop(f"bad-{name}", data)
-    shared.completes("after-bad", "true")
-    for name in _BAD:
-        error = shared.root / "queued" / f"bad-{name}.toml.error"
-        wait_for(lambda error=error: error.exists(), what=f"{error}")
-        assert error.read_text().strip(), name
-        shared.path("queued", f"bad-{name}").unlink()
-    wait_for(lambda: not list((shared.root / "queued").glob("bad-*")))
 
 
 def test_what_is_no_job_file_is_none_of_spools_business(shared: Served, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_the_energy_of_a_run_is_recorded(gpus: Served, fake_nvml: FakeNvml) -> N
     fake_nvml.energy(_UUID, 1_000_000)
     gpus.start()
     gpus.begun("train", _UNTIL_GO, gpus=1, project="llm")
-    gpus.until(lambda: _counted(gpus), "the record of its use")
+    gpus.until(lambda: "counter_mj = 1000000" in (gpus.record("train", "gpus.toml") or ""), "the record of its use")
     gpus.kill()
     fake_nvml.energy(_UUID, 1_000_000 + 7_200_000_000)  # 2 kWh
     gpus.start()
@@ -68,12 +68,6 @@ def test_the_energy_of_a_run_is_recorded(gpus: Served, fake_nvml: FakeNvml) -> N
     assert "2.00 kWh" in gpus.spool("seff", "train").stdout
     told = json.loads(gpus.spool("stats", "--by", "project", "--json").stdout)
     assert (told["groups"][0]["project"], told["groups"][0]["gpu_kwh"]) == ("llm", 2.0)
-
-
-def _counted(spool: Served) -> bool:
-    """Whether the record of the use of train has the counter."""
-    record = spool.root / "jobs" / "train" / "1" / "gpus.toml"
-    return record.exists() and "counter_mj = 1000000" in record.read_text()
 
 
 def test_what_a_run_used_of_its_gpus_is_recorded_and_shown(gpus: Served, fake_nvml: FakeNvml) -> None:
@@ -121,7 +115,10 @@ def test_a_metadir_that_was_removed_is_not_made_again(gpus: Served) -> None:
 
 
 def test_a_run_that_leaves_its_gpu_idle_is_told_of_once(gpus: Served, fake_nvml: FakeNvml) -> None:
-    """A hook hears `gpu_idle`, `ls` and `show` give the reason, the log too; work ends it, and it goes on."""
+    """A hook hears `gpu_idle`, `ls` and `show` give the reason, the log too; work ends it, and it goes on.
+
+    A new dispatcher does not tell it again: that stands in the metadir, as does for how long the GPU has been idle.
+    """
     hook(gpus, "gpu_idle", 'echo "$SPOOL_JOB $SPOOL_EVENT_ID $SPOOL_REASON" >> "$SPOOL_DIR/told"')
     gpus.start()
     gpus.drop("train", _UNTIL_GO, **_IDLE)
@@ -129,6 +126,10 @@ def test_a_run_that_leaves_its_gpu_idle_is_told_of_once(gpus: Served, fake_nvml:
     gpus.wait_reason("train", "gpu_idle = 1s")
     assert [verb for verb in ("ls", "show") if "gpu_idle = 1s" not in gpus.spool(verb, "train").stdout] == []
     assert gpus.said().count("gpu_idle = 1s") == 1
+    gpus.kill()
+    assert "gpu_idle = " in gpus.spool("ls", "train").stdout  # the files alone say so
+    gpus.start()
+    gpus.wait_reason("train", "gpu_idle = ")
     gpus.looked()
     for uuid in (_UUID, _OTHER):
         fake_nvml.busy(uuid, 50, 0)
@@ -140,21 +141,6 @@ def test_a_run_that_leaves_its_gpu_idle_is_told_of_once(gpus: Served, fake_nvml:
     gpus.until(lambda: len(_told(gpus)) == 2, "the second time")
     assert " train:1:gpu_idle:2 " in _told(gpus)[1]
     assert _go(gpus, "train")["outcome"] == "finished"
-
-
-def test_a_new_dispatcher_does_not_tell_it_again(gpus: Served) -> None:
-    """That it was told stands in the metadir, as does for how long the GPU has been idle."""
-    hook(gpus, "gpu_idle", 'echo "$SPOOL_EVENT_ID" >> "$SPOOL_DIR/told"')
-    gpus.start()
-    gpus.drop("train", _UNTIL_GO, **_IDLE)
-    gpus.until(lambda: _told(gpus), "the hook")
-    gpus.kill()
-    assert "gpu_idle = " in gpus.spool("ls", "train").stdout  # the files alone say so
-    gpus.start()
-    gpus.wait_reason("train", "gpu_idle = ")
-    gpus.looked()
-    assert _told(gpus) == ["train:1:gpu_idle:1"]
-    _go(gpus, "train")
 
 
 def test_a_run_that_leaves_its_gpu_idle_is_stopped_if_it_wants_that(gpus: Served) -> None:

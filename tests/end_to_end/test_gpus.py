@@ -92,18 +92,15 @@ def test_who_came_to_a_gpu_since_nvml_was_asked_is_not_missed(gpus: Served, fake
 
 
 def test_a_hook_that_is_asked_about_a_start_on_gpus_is_asked_once(gpus: Served) -> None:
-    """Its yes outlasts the answer of NVML that it was asked on: NVML is asked again, and the hook is not."""
+    """Its yes outlasts the answer of NVML that it was asked on: NVML is asked again, and the hook is not.
+
+    `dispatch --once` starts such a job, too, though NVML is asked without waiting.
+    """
     hook(gpus, "submitting", 'echo asked >> "$SPOOL_DIR/asked"')
-    gpus.start()
-    gpus.completes("job", "true", gpus=1)
-    assert (gpus.root / "asked").read_text() == "asked\n"
-
-
-def test_one_pass_waits_for_the_answer_that_its_starts_need(gpus: Served) -> None:
-    """`dispatch --once` starts a job with GPUs, too, though NVML is asked without waiting."""
     gpus.drop("job", "true", gpus=1)
     assert gpus.run("--once") == 0
     assert gpus.runs("job") == [1]
+    assert (gpus.root / "asked").read_text() == "asked\n"
 
 
 def test_a_start_that_waits_for_nvml_delays_nobody_else(gpus: Served, fake_nvml: FakeNvml) -> None:

@@ -252,10 +252,7 @@ BAD = {
     "leaves a process behind": ("sleep 600 & sleep 600 <&- & exit 0", "killed 2 processes that it left behind"),
     "leaves a daemon behind": ("setsid sh -c 'sleep 600 & sleep 600' & exit 0", "processes that it left behind"),
     "has no first line": ("#! /no/such/interpreter\n", "it cannot be executed"),
-    "kills its parent": (
-        '[ "$SPOOL_JOB" = two ] || kill -9 $PPID',
-        "it has crashed the listeners' process 3 times",
-    ),
+    "kills its parent": ('[ "$SPOOL_JOB" = two ] || kill -9 $PPID', "it has crashed the listeners' process 3 times"),
     "stops its parent": ("kill -STOP $PPID; sleep 0.1; kill -CONT $PPID", None),
 }
 
@@ -553,11 +550,11 @@ def test_the_example_does_what_it_says(served: Served) -> None:
 
 
 def test_a_hook_may_put_a_script_around_a_command(served: Served) -> None:
-    """The script gets the arguments that the hook states."""
-    only = "[ $SPOOL_JOB = x ] || exit 0\n"
+    """The script gets the arguments that the hook states; a dispatcher that stops when idle waits for the answer."""
+    only = "[ $SPOOL_JOB = x ] || exit 0\nsleep 0.2\n"
     setting(served, "command = ['around', 'it']\nscript = '''\n#!/bin/sh\necho script $1\n'''", only)
-    served.start()
-    served.completes("x", "echo no")
+    served.drop("x", "echo no")
+    assert served.run() == 0
     assert served.log("x") == "script it\n"
 
 
@@ -643,14 +640,6 @@ def test_a_running_job_keeps_the_keys_when_its_file_is_edited(served: Served) ->
     served.looked()
     assert "5h" in served.spool("show", "x").stdout
     served.cancels("x")
-
-
-def test_a_dispatcher_that_stops_when_idle_waits_for_the_answer(served: Served) -> None:
-    """A job about which a hook is asked is work to do."""
-    setting(served, "project = 'p'", "sleep 0.2\n")
-    served.drop("x", "true")
-    assert served.run() == 0
-    assert [line["project"] for line in served.history()] == ["p"]
 
 
 WRONG = {

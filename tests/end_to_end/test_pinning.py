@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -34,12 +33,6 @@ def gate(served: Served) -> Path:
 def until(gate: Path) -> str:
     """Return the text of a job that tells its CPUs and runs until *gate* is there."""
     return f"{HAS}; until [ -e {gate} ]; do sleep 0.02; done"
-
-
-def command(served: Served, *words: str) -> str:
-    """Return what a command prints."""
-    command = [sys.executable, "-m", "spool", *words]
-    return subprocess.run(command, env=served.environment, capture_output=True, text=True, check=True).stdout
 
 
 def has(served: Served, name: str) -> tuple[list[int], str]:
@@ -71,11 +64,11 @@ def test_no_two_runs_have_a_cpu_also_after_the_dispatcher_was_killed(served: Ser
     assert {line["job"]: line["cpu_list"] for line in served.history()} == {
         "one": ranges_of(first), "two": told, "wide": ranges_of(OURS),
     }  # fmt: skip
-    listed = command(served, "ls", "--columns", "name,cpu_list").splitlines()
+    listed = served.spool("ls", "--columns", "name,cpu_list").stdout.splitlines()
     assert {tuple(line.split()) for line in listed[1:]} == {
         (each["job"], each["cpu_list"]) for each in served.history()
     }
-    assert f"1 CPU ({first[0]})" in command(served, "show", "one")
+    assert f"1 CPU ({first[0]})" in served.spool("show", "one").stdout
 
 
 def test_it_is_switched_on_and_off_while_jobs_run(served: Served, gate: Path) -> None:

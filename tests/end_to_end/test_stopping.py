@@ -42,13 +42,21 @@ def _pids(served: Served, name: str, count: int) -> list[int]:
     return served.until(printed, f"{count} pids of {name}")
 
 
+@pytest.mark.parametrize("how", ["cancel", "shot"])
 @pytest.mark.parametrize("escape", _ESCAPES)
-def test_a_cancelled_job_takes_all_its_processes_along(shared: Served, escape: str) -> None:
-    """However a process hides from its group, cancelling the job ends it, before the job is called ended."""
-    name = f"cancel-{escape}"
-    shared.drop(name, f"{_ESCAPES[escape]}\necho $$\nexec sleep 1000", kill_grace="300ms")
+def test_a_cancelled_job_takes_all_its_processes_along(shared: Served, escape: str, how: str) -> None:
+    """However a process hides from its group, cancelling the job ends it, before the job is called ended.
+
+    When a wrapper is killed, what it ran is ended before the job is called lost.
+    """
+    name = f"{how}-{escape}"
+    shared.drop(name, f"{_ESCAPES[escape]}\necho $$\nexec sleep 1000", kill_grace="300ms", requeue=False)
     pids = _pids(shared, name, 2)
-    shared.cancels(name)
+    if how == "cancel":
+        shared.cancels(name)
+    else:
+        os.kill(shared.pid(name), signal.SIGKILL)
+        assert shared.wait_outcome(name) == "lost"
     assert [pid for pid in pids if alive(pid)] == []
     assert not marked(shared.root, name)
 
@@ -62,17 +70,6 @@ def test_a_finished_command_leaves_nothing_behind(shared: Served, escape: str) -
     result = shared.wait_done(name)
     assert (result["outcome"], result["exit_code"]) == ("finished", 0)
     pids = _pids(shared, name, 1)
-    assert [pid for pid in pids if alive(pid)] == []
-
-
-@pytest.mark.parametrize("escape", _ESCAPES)
-def test_a_killed_wrapper_leaves_nothing_behind(shared: Served, escape: str) -> None:
-    """When a wrapper is killed, what it ran is ended before the job is called lost."""
-    name = f"shot-{escape}"
-    shared.drop(name, f"{_ESCAPES[escape]}\necho $$\nexec sleep 1000", kill_grace="300ms", requeue=False)
-    pids = _pids(shared, name, 2)
-    os.kill(shared.pid(name), signal.SIGKILL)
-    assert shared.wait_outcome(name) == "lost"
     assert [pid for pid in pids if alive(pid)] == []
 
 

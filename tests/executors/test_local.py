@@ -66,19 +66,6 @@ def families(tmp_path: Path) -> Iterator[Families]:
         assert not stat, pid
 
 
-@pytest.mark.parametrize("kill", [False, True])
-def test_a_run_is_over_when_its_wrapper_has_outlasted_all(families: Families, kill: bool) -> None:
-    """What has left the session, lost the mark and closed its outputs is the wrapper's child all the same."""
-    hides = "(env -i setsid sleep 1000 > /dev/null 2>&1 < /dev/null &)"
-    run = families.start("a", f"cd {families.root}; {hides}; (setsid sleep 1000 &); : > a; exit 0")
-    wait_for(lambda: len(run.members()) == 2)
-    left = [pid for pid, _ in run.members()]
-    families.end(run, kill=kill)
-    assert run.exit_status == 0
-    assert not run.left_behind()
-    assert not any(map(alive, left))
-
-
 def test_nobody_looks_at_the_machine_for_a_wrapper_that_has_ended_by_itself(
     families: Families, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,13 +136,16 @@ def test_a_job_waits_for_a_place_for_the_socket(tmp_path: Path, monkeypatch: pyt
 
 
 def test_without_tmux_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where tmux is not installed nothing crashes, and it is found as soon as it is."""
+    """Where tmux is not installed, or is no program, nothing crashes, and it is found as soon as it is."""
     monkeypatch.setenv("PATH", str(tmp_path))
     executor = TmuxExecutor()
     assert executor.unavailable()
     with pytest.raises(SpoolError, match="tmux is not installed"):
         executor.attach(str(tmp_path), "job", 1, read_only=False)
     executor.forget(str(tmp_path), [("job", 1)])
+    monkeypatch.setenv("PATH", _install(tmp_path / "broken", ""))
+    (tmp_path / "broken" / "tmux").write_bytes(b"\x7fELF, or so")
+    assert executor.unavailable()
     monkeypatch.setenv("PATH", _install(tmp_path / "bin", "echo tmux 3.4"))
     assert executor.unavailable() is None
 
@@ -167,14 +170,6 @@ def test_a_tmux_that_is_too_old_is_named(
     assert executor.unavailable() == problem
     monkeypatch.setenv("PATH", _install(tmp_path / "new", "echo tmux 3.3"))
     assert executor.unavailable() is None
-
-
-def test_a_tmux_that_cannot_be_run_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that is not one is reported in words."""
-    path = _install(tmp_path / "bin", "")
-    (tmp_path / "bin" / "tmux").write_bytes(b"\x7fELF, or so")
-    monkeypatch.setenv("PATH", path)
-    assert TmuxExecutor().unavailable()
 
 
 @pytest.mark.parametrize(

@@ -306,33 +306,25 @@ def test_no_descriptor_is_left_whatever_becomes_of_the_server(shop: Shop) -> Non
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_run_reads_nothing_from_what_its_starter_reads(either: Shop) -> None:
-    """Neither the server nor a shell passes on the stdin of its starter."""
+def test_a_run_has_nothing_that_its_starter_left_open_and_reads_nothing_that_it_reads(either: Shop) -> None:
+    """Neither the server nor a shell passes on the stdin of its starter.
+
+    A library may open a file that every child inherits: a run.sh closes 3 to 7, and so does the server.
+    """
     reading, writing = os.pipe()
     os.write(writing, b"of the dispatcher\n")
-    launch = either.launch("read x; echo got $x; readlink /proc/self/fd/0; exit 3")
+    launch = either.launch("read x; echo got $x; for fd in 0 3 4 5 6 7; do readlink /proc/self/fd/$fd; done")
 
     def child() -> None:
         os.dup2(reading, 0)
-        either.finish(either.executor.start(launch))
-
-    assert in_child(child) == 0
-    os.close(reading)
-    os.close(writing)
-    assert record_of(launch, "log") == b"got\n/dev/null\n"
-
-
-def test_a_run_has_nothing_that_its_starter_left_open(either: Shop) -> None:
-    """A library may open a file that every child inherits: a run.sh closes 3 to 7, and so does the server."""
-    launch = either.launch("for fd in 3 4 5 6 7; do readlink /proc/self/fd/$fd; done")
-
-    def child() -> None:
         for fd in range(3, 8):
             os.dup2(os.open(os.devnull, os.O_RDONLY), fd)
         either.finish(either.executor.start(launch))
 
     assert in_child(child) == 0
-    assert (record_of(launch, "rc"), record_of(launch, "log")) == (b"1\n", b"")
+    os.close(reading)
+    os.close(writing)
+    assert (record_of(launch, "rc"), record_of(launch, "log")) == (b"1\n", b"got\n/dev/null\n")
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (0, 1, 2)])

@@ -20,12 +20,7 @@ from spool.formats.config import Config, GpuConfig, Reserve, RetentionPolicy
 GOLDEN = Path(__file__).parent / "golden" / "configs"
 S = 1_000_000_000
 GIB = 1 << 30
-DEFAULTS = {
-    "cpus": 2,
-    "time_limit": "12h",
-    "retry": {"max": 1},
-    "env": {"PATH": "/opt/bin:/usr/bin:/bin"},
-}
+DEFAULTS = {"cpus": 2, "time_limit": "12h", "retry": {"max": 1}, "env": {"PATH": "/opt/bin:/usr/bin:/bin"}}
 EXPECTED = {
     "empty": Config(),
     "everything": Config(

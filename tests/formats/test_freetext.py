@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spool.core.errors import InvalidRecord
 from spool.core.model import State, StopKind
-from spool.formats.run_records import parse_engine, parse_engine_end, parse_grant, parse_rc, parse_result, parse_stop
+from spool.formats.run_records import parse_engine, parse_engine_end, parse_grant, parse_result, parse_stop
 from spool.formats.wire import MOST_BYTES, MOST_READ, one_line, peak_in
 
 HOSTILE = "\x1b[2J\u202e\u2066a" * 50_000
@@ -51,13 +50,6 @@ def test_a_short_text_stays_as_it_is(text: str) -> None:
 def test_a_kibibyte_is_taken_over_whole_and_of_more_no_half_of_anything(data: str | bytes, said: str) -> None:
     """1,024 bytes stay; the mark of the cut takes the place of whole characters and whole escapes."""
     assert one_line(data) == said
-
-
-def test_an_exit_code_without_end_is_none() -> None:
-    """An `rc` that goes on for ever says nothing: it is senseless, not half written."""
-    with pytest.raises(InvalidRecord):
-        parse_rc(b"0" * MOST_READ)
-    assert parse_rc(b"0") is None
 
 
 def test_what_a_job_writes_into_its_records_is_bounded() -> None:

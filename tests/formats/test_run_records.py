@@ -19,18 +19,7 @@ from formats.some_records import grants, results, watches, word
 from spool.core.errors import InvalidRecord
 from spool.core.gpuuse import GpuWatch
 from spool.core.lifecycle import EngineWord
-from spool.core.model import (
-    SECOND_NS,
-    GpuUse,
-    Grant,
-    Jid,
-    Request,
-    Result,
-    State,
-    Stop,
-    StopKind,
-    Suspension,
-)
+from spool.core.model import SECOND_NS, GpuUse, Grant, Jid, Request, Result, State, Stop, StopKind, Suspension
 from spool.formats import run_records
 from spool.formats.run_records import (
     parse_history_line,
@@ -40,7 +29,7 @@ from spool.formats.run_records import (
     render_history,
     render_result,
 )
-from spool.formats.wire import parse_instant, render_instant
+from spool.formats.wire import MOST_READ, parse_instant, render_instant
 from spool.store.spool import Spool
 
 GOLDEN = Path(__file__).parent / "golden" / "records"
@@ -159,12 +148,13 @@ def test_a_record_without_its_newline_is_not_there_yet(parse: Callable[[bytes], 
     ("parse", "text"),
     [
         (run_records.parse_jid, b"abc\n"),
-        (run_records.parse_jid, b"0 1 b n h\n"),
+        *((run_records.parse_jid, b"%d 1 b n h\n" % pid) for pid in (0, 1 << 31, 10**18)),
         (run_records.parse_jid, b"1 2 b\n"),
         (run_records.parse_jid, b"\xff\n"),
         (run_records.parse_jid, b"\n"),
         (run_records.parse_jid, run_records.VOID_JID),
         (run_records.parse_rc, b"256\n"),
+        (run_records.parse_rc, b"0" * MOST_READ),
         (run_records.parse_rc, b"-1\n"),
         (run_records.parse_rc, b"\n"),
         (run_records.parse_rc, "\u0661\n".encode()),
@@ -189,9 +179,13 @@ def test_a_whole_record_that_says_nothing_is_told(parse: Callable[[bytes], objec
 
 
 def test_what_is_no_count_of_a_resource_is_passed_over() -> None:
-    """Whoever edits the table by hand loses no other resource by it."""
+    """Whoever edits the table by hand loses no other resource by it; a negative number neither frees nor takes room."""
     odd = b'job = "a"\nrun = 1\nresources = { a = 1, b = "x", c = true, d = -1 }\nresource_indices = 3\n'
     assert run_records.parse_grant(odd).grant == Grant(resources=(("a", 1),))
+    for number in (-1, -(1 << 63)):
+        text = f'job = "a"\nrun = 1\ncpus = {number}\ngranted_at_ns = {number}\ngpu_indices = [{number}, 2]\n'
+        record = run_records.parse_grant(text.encode())
+        assert (record.grant.cpus, record.granted_at_ns, record.grant.gpu_indices) == (0, None, (2,))
 
 
 def test_people_may_write_a_stop_by_hand() -> None:

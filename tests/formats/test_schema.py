@@ -11,17 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from spool.core.model import (
-    JOB_WORDS,
-    ArrayTask,
-    Dependencies,
-    Limits,
-    Policy,
-    Request,
-    Retry,
-    Spec,
-    State,
-)
+from spool.core.model import JOB_WORDS, ArrayTask, Dependencies, Limits, Policy, Request, Retry, Spec, State
 from spool.core.units import format_duration
 from spool.formats import capabilities, config, jobfile, keys, schema, toml
 from spool.formats.capabilities import REQUIRED, KeyTable
@@ -124,13 +114,7 @@ def _filled(table: KeyTable, part: str = "") -> Iterator[tuple[str, str]]:
             yield from _filled(key.table, path)
 
 
-JOB_PARTS = {
-    "": Spec,
-    "request": Request,
-    "retry": Retry,
-    "task": ArrayTask,
-    "depends_on": Dependencies,
-}
+JOB_PARTS = {"": Spec, "request": Request, "retry": Retry, "task": ArrayTask, "depends_on": Dependencies}
 CONFIG_PARTS = {
     "": config.Config,
     "policy": Policy,
@@ -142,16 +126,8 @@ CONFIG_PARTS = {
 # Keys that become other fields; and the fields that come of these, are fixed, of an option, or the simulator's.
 NO_FIELDS = {"start_after", "on_dependency_failure"}
 NO_KEYS = {"start_after_ns", "start_delay_ns", "cancel_on_dependency_failure", "advice", "parts"}
-NO_KEYS |= {
-    "max_runs",
-    "defaults_text",
-    "promotes",
-    "protects",
-    "guess_budget",
-    "strict_order",
-    "memory_auto",
-    "gpu_memory_auto",
-}
+NO_KEYS |= {"max_runs", "defaults_text", "promotes", "protects", "guess_budget", "strict_order"}
+NO_KEYS |= {"memory_auto", "gpu_memory_auto"}
 
 
 @pytest.mark.parametrize(

@@ -49,21 +49,17 @@ def test_what_is_known_of_a_gpu_comes_back_whole() -> None:
 
 
 def test_a_name_that_is_not_utf_8_is_told_escaped() -> None:
-    """One odd file name in a problem keeps nobody from the rest of the view."""
+    """One odd file name in a problem keeps nobody from the rest of the view, or from an event."""
     job = JobView(state="queued", reason="caf\u00e9 \udcff", problem="\ud800")
     view = StateView(version=1, at_ns=1, pid=1, problems=("hooks/failed.d/a\udcff",), jobs={"a": job})
     seen = parse_state(render_state(view))
     assert seen is not None
     assert seen.problems == ("hooks/failed.d/a\\udcff",)
     assert (seen.jobs["a"].reason, seen.jobs["a"].problem) == ("caf\u00e9 \\udcff", "\\ud800")
-
-
-def test_an_event_of_a_name_that_is_not_utf_8_is_told_escaped() -> None:
-    """A line of `events.jsonl` is always written."""
     event = Event(id="1", name=EventName.FAILED, at_ns=1, host="h", version="1", spool_dir="/", reason="hooks/a\udcff")
-    seen = parse_event(render_event(event))
-    assert seen is not None
-    assert seen.reason == "hooks/a\\udcff"
+    told = parse_event(render_event(event))
+    assert told is not None
+    assert told.reason == "hooks/a\\udcff"
 
 
 EVENT = Event(
@@ -88,12 +84,15 @@ EVENT = Event(
 )
 
 
-def test_programs_are_given_the_cpus_of_a_pinned_run() -> None:
-    """In the object and in the environment; of another run there is neither."""
-    assert EVENT.grant is not None
-    pinned = replace(EVENT, grant=replace(EVENT.grant, cpu_list="0-1"))
-    assert facts(pinned)["grant"]["cpu_list"] == variables(pinned)["SPOOL_CPU_LIST"] == "0-1"
-    assert "SPOOL_CPU_LIST" not in variables(EVENT)
+def test_programs_are_given_the_cpus_of_a_pinned_run_and_its_resources() -> None:
+    """In the object and in the environment, under the same names as the job itself; of another run there is neither."""
+    named = {"resources": (("a-b", 7), ("tpu", 2)), "resource_indices": (("tpu", (0, 3)),)}
+    pinned = replace(EVENT, grant=Grant(1, cpu_list="0-1", **named))
+    assert facts(pinned)["grant"]["cpu_list"] == "0-1"
+    told = {"SPOOL_CPU_LIST": "0-1", "SPOOL_RESOURCE_A_B": "7", "SPOOL_RESOURCE_TPU": "0,3"}
+    for event, expected in ((pinned, told), (replace(EVENT, grant=Grant(1)), {})):
+        found = variables(event)
+        assert {key: found[key] for key in found if key.startswith(("SPOOL_RESOURCE", "SPOOL_CPU_LIST"))} == expected
 
 
 def test_programs_are_given_all_but_whom_to_tell() -> None:
@@ -126,15 +125,3 @@ def test_programs_are_given_all_but_whom_to_tell() -> None:
         "signal": 2,
         "cpu_time_ms": 5,
     }
-
-
-def test_hooks_find_the_resources_in_their_environment() -> None:
-    """Under the same names as the job itself; a job that was given none has none."""
-    found = variables(
-        replace(EVENT, grant=Grant(1, resources=(("a-b", 7), ("tpu", 2)), resource_indices=(("tpu", (0, 3)),)))
-    )
-    assert {key: value for key, value in found.items() if key.startswith("SPOOL_RESOURCE")} == {
-        "SPOOL_RESOURCE_A_B": "7",
-        "SPOOL_RESOURCE_TPU": "0,3",
-    }
-    assert not any(key.startswith("SPOOL_RESOURCE") for key in variables(replace(EVENT, grant=Grant(1))))

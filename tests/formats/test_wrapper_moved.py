@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -15,13 +13,6 @@ from support import wait_for
 from wrapper_runs import NOBODY, Run, Runs, become_poor, poor_directory, runs_below, surroundings, words_of
 
 WAIT = "echo ready; until [ -e go ]; do sleep 0.01; done; "
-
-
-@pytest.fixture
-def runs(wrapper: str, tmp_path: Path) -> Iterator[Runs]:
-    """Make runs under each shell that there is, and under the compiled wrapper."""
-    with runs_below(tmp_path, words_of(wrapper)) as made:
-        yield made
 
 
 def _moved(run: Run) -> Run:

@@ -29,13 +29,6 @@ def runs(wrapper: str) -> Iterator[Runs]:
         yield made
 
 
-@pytest.fixture
-def compiled_runs() -> Iterator[Runs]:
-    """Make runs under the compiled wrapper alone."""
-    with poor_directory() as directory, runs_below(directory, words_of(COMPILED)) as made:
-        yield made
-
-
 # --- no process -----------------------------------------------------------------------------------------------
 
 
@@ -79,13 +72,6 @@ def test_what_the_command_itself_is_refused_is_its_own_failure(runs: Runs) -> No
     assert run.start_poor(later=True).finish() == run.rc
     assert run.rc
     assert run.text("refused") is None
-
-
-def test_an_exit_code_of_75_is_the_commands(runs: Runs) -> None:
-    """The code by which a refused wrapper leaves says nothing without the record."""
-    run = runs.make("exit 75")
-    assert run.run() == 75
-    assert (run.rc, run.text("refused")) == (75, None)
 
 
 def test_an_env_that_cannot_be_executed_is_no_failure_of_the_command(runs: Runs) -> None:
@@ -133,14 +119,14 @@ def in_the_way(path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "socket", "symlink"])
-@pytest.mark.parametrize("name", ["status", "error", "signal"])
+@pytest.mark.parametrize("name", ["status", "usage", "error", "signal"])
 def test_a_record_that_cannot_be_written_stops_no_run(runs: Runs, name: str, kind: str) -> None:
     """A FIFO does not block the wrapper, and no link leads it elsewhere: the record is left out."""
-    run = runs.make("exit 7" if name == "status" else "kill -TERM $PPID; exit 7", workdir="/")
+    run = runs.make("exit 7" if name in ("status", "usage") else "kill -TERM $PPID; exit 7", workdir="/")
     if name == "error":
         run = runs.make("exit 7", workdir="/no/where")
     in_the_way(run.metadir / name, kind)
-    assert run.run() == {"status": 7, "error": 125}.get(name, run.rc)
+    assert run.run() == {"status": 7, "usage": 7, "error": 125}.get(name, run.rc)
     assert run.rc is not None
     assert not (run.metadir / "elsewhere").exists()
 
@@ -219,13 +205,14 @@ def test_an_open_that_was_interrupted_is_done_again(runs: Runs, name: str) -> No
     assert (run.rc, run.text("status"), run.log, run.text("error")) == (3, "failed\n", "done\n", None)
 
 
+@pytest.mark.parametrize("wrapper", [COMPILED], indirect=True)
 @pytest.mark.parametrize("error", ["ENOSPC", "EDQUOT", "EIO"])
-def test_a_record_that_fails_when_it_is_closed_is_not_written(compiled_runs: Runs, error: str) -> None:
+def test_a_record_that_fails_when_it_is_closed_is_not_written(runs: Runs, error: str) -> None:
     """Such a file system takes every byte and says at the end that it has no room. No shell hears that."""
-    run = _disturbed(compiled_runs.make("echo done; exit 3"), "rc", f"close:error={error}:when=1")
+    run = _disturbed(runs.make("echo done; exit 3"), "rc", f"close:error={error}:when=1")
     assert run.finish() == 3
     assert (run.text("trace") or "").count("close(") == 2
     assert run.rc == 3
-    run = _disturbed(compiled_runs.make("echo done; exit 3"), "jid", f"close:error={error}:when=1")
+    run = _disturbed(runs.make("echo done; exit 3"), "jid", f"close:error={error}:when=1")
     assert run.finish() == NO_JID
     assert (run.text("jid"), run.log) == (None, None)

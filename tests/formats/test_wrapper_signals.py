@@ -58,21 +58,10 @@ def session_of(run: Run) -> dict[int, bytes]:
 
 
 def test_each_line_is_one_signal_and_nothing_stays_behind(runs: Runs) -> None:
-    """It is passed on once, in its order; the process that watches ends with the wrapper, and so does its pause."""
-    run = watched(runs).start()
-    run.says("up")
-    tell(run, "USR1\n")
-    run.says("USR1")
-    tell(run, "USR2\n")
-    run.says("USR2")
-    tell(run, "TERM\n")
-    run.finish()
-    assert session_of(run) == {}
-    assert (run.log, run.rc, run.text("signal")) == ("up\nUSR1\nUSR2\nTERM\n", 9, "TERM\n")
+    """It is passed on once, in its order; the process that watches ends with the wrapper, and so does its pause.
 
-
-def test_what_is_no_signal_to_pass_on_is_ignored(runs: Runs) -> None:
-    """Another word, a word with more around it, an empty line, and a line that is not complete yet."""
+    Ignored is another word, a word with more around it, an empty line, and a line that is not complete yet.
+    """
     run = watched(runs).start()
     run.says("up")
     tell(run, "KILL\nSTOP\n; touch /tmp/x\n\n9\n -9 1\nUSR1 \nTERM TERM\nUSR2\nUS")
@@ -81,7 +70,8 @@ def test_what_is_no_signal_to_pass_on_is_ignored(runs: Runs) -> None:
     run.says("USR1")
     tell(run, "TERM\n")
     run.finish()
-    assert (run.log, run.rc) == ("up\nUSR2\nUSR1\nTERM\n", 9)
+    assert session_of(run) == {}
+    assert (run.log, run.rc, run.text("signal")) == ("up\nUSR2\nUSR1\nTERM\n", 9, "TERM\n")
 
 
 def test_a_record_that_is_there_before_the_wrapper_counts(runs: Runs) -> None:

@@ -10,20 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from support import ROOT, wait_for
-from wrapper_runs import COMPILED, Run, Runs, runs_below, surroundings, words_of
-
-
-@pytest.fixture
-def runs(wrapper: str, tmp_path: Path) -> Iterator[Runs]:
-    """Give runs under each shell, which the compiled wrapper becomes for them."""
-    with runs_below(tmp_path, words_of(wrapper)) as made:
-        yield made
+from wrapper_runs import COMPILED, Run, Runs, surroundings, words_of
 
 
 class Terminal:

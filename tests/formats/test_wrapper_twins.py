@@ -132,7 +132,7 @@ cases = st.fixed_dictionaries(
         ),
         "nicer": st.sampled_from([0, 0, 3, -1]),
         "before": st.sampled_from(
-            [None] * 3 + ["stop", "signal", "jid", "status", "status!", "log", "error", "error!", "refused"],
+            [None] * 3 + ["stop", "signal", "jid", "status", "status!", "log", "error", "error!", "refused"]
         ),
         "open_files": st.sampled_from([None, 100]),
         "given": st.dictionaries(st.sampled_from(inherited), st.sampled_from(["", "/", "/tmp", "v"]), max_size=3),

@@ -73,9 +73,7 @@ pytestmark = pytest.mark.usefixtures("installed")  # a shell's run has other rec
 
 def test_each_call_for_a_job_has_its_reason(served: Served) -> None:
     """A drained job costs the calls of the table on files of its spool, and few others."""
-    found, others = _drain(served)
-    unexpected = {call: share for call, share in found.items() if share > SLACK + EXPECTED.get(call, (0, 0, ""))[0]}
-    assert unexpected == {}
+    found, others = _expected(served)
     missing = [call for call, (_, least, _) in EXPECTED.items() if found[call] < least - SLACK]
     assert missing == []
     assert sum(others.values()) <= OTHERS, others
@@ -83,14 +81,12 @@ def test_each_call_for_a_job_has_its_reason(served: Served) -> None:
 
 def test_a_job_costs_what_it_does_beside_few_however_many_run(served: Served) -> None:
     """Nothing is asked of the runs that go on: one call looks at all children."""
-    found, others = _drain(served, beside=150)
-    unexpected = {call: share for call, share in found.items() if share > SLACK + EXPECTED.get(call, (0, 0, ""))[0]}
-    assert unexpected == {}
+    _, others = _expected(served, beside=150)
     assert sum(others.values()) <= OTHERS + 2
 
 
-def _drain(served: Served, beside: int = 0) -> tuple[Counter[str], Counter[str]]:
-    """Drain jobs under strace; return the calls for each on files of the spool, and all others.
+def _expected(served: Served, beside: int = 0) -> tuple[Counter[str], Counter[str]]:
+    """Drain jobs under strace; return the calls for each on files of the spool, all expected, and all others.
 
     *beside*: how many others run on.
     """
@@ -111,7 +107,9 @@ def _drain(served: Served, beside: int = 0) -> tuple[Counter[str], Counter[str]]
     with _traced(served.process.pid, trace):
         (served.root / "paused").unlink()
         wait_for(lambda: len(list((served.root / "done").iterdir())) == JOBS, 120, what="all jobs")
-    return _counted(trace.read_text(errors="replace"), served.root)
+    found, others = _counted(trace.read_text(errors="replace"), served.root)
+    assert {call: each for call, each in found.items() if each > SLACK + EXPECTED.get(call, (0, 0, ""))[0]} == {}
+    return found, others
 
 
 @contextmanager

@@ -18,11 +18,9 @@ from typing import Any, Protocol
 import pytest
 from msgspec.structs import replace
 
-from spool.core.errors import InvalidRecord
 from spool.core.layout import SERVICE
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
-from spool.formats import run_records
 from spool.machine import identity, processes
 from spool.machine.processes import Children, Process, Sought, is_wrapper
 from support import PATIENCE_S, wait_for
@@ -537,22 +535,6 @@ def test_a_wrapper_without_marks_is_known_by_script_output_or_child(tmp_path: Pa
     pid = begun("sh", "-c", with_child, "sh", root)
     wait_for(lambda: not is_wrapper(pid, root, "a", 2), what="the child, which has the marks of another run than that")
     assert is_wrapper(pid, root, "a", 1)
-
-
-@pytest.mark.parametrize("pid", [0, 1 << 31, 10**18])
-def test_a_pid_that_no_process_can_have_is_none(pid: int) -> None:
-    """A `jid` with such a number cannot be understood."""
-    with pytest.raises(InvalidRecord):
-        run_records.parse_jid(f"{pid} 1 boot ns host\n".encode())
-
-
-@pytest.mark.parametrize("number", [-1, -(1 << 63)])
-def test_a_number_that_nothing_has_is_unknown(number: int) -> None:
-    """In a grant it counts as absent: it neither frees nor takes room."""
-    record = run_records.parse_grant(
-        f'job = "a"\nrun = 1\ncpus = {number}\ngranted_at_ns = {number}\ngpu_indices = [{number}, 2]\n'.encode()
-    )
-    assert (record.grant.cpus, record.granted_at_ns, record.grant.gpu_indices) == (0, None, (2,))
 
 
 WHO = Jid(50, 1000, "boot-1", "pid:[1]", "here")

@@ -19,12 +19,15 @@ from types import ModuleType
 import pytest
 
 from support import ROOT
-from wrapper_runs import FIRST_WRAPPERS, OTHER_WRAPPERS, installed_wrapper
+from wrapper_runs import FIRST_WRAPPERS, OTHER_WRAPPERS, Runs, installed_wrapper, runs_below, words_of
 
 TESTS = ROOT / "tests"
 VARIANTS, CUTS = TESTS / "long" / "variants", TESTS / "long" / "cuts"
 _FIXTURES = ("executor", "wrapper")
-_AGAIN = {VARIANTS: r"^EXECUTORS = |\bmark\.executors\(|\bwrapper: str\b", CUTS: r"\b(thin: int|alike: Alike)\b"}
+_AGAIN = {
+    VARIANTS: r"^EXECUTORS = |\bmark\.executors\(|\b(wrapper: str|runs: Runs)\b",
+    CUTS: r"\b(thin: int|alike: Alike)\b",
+}
 """Of each folder what the text of a module has in it that is collected there again."""
 
 
@@ -109,3 +112,10 @@ def wrapper(request: pytest.FixtureRequest) -> str:
     """Name what carries out the test's `run.sh`: a shell, or the compiled wrapper."""
     name: str = request.param
     return name
+
+
+@pytest.fixture
+def runs(wrapper: str, tmp_path: Path) -> Iterator[Runs]:
+    """Make runs under each shell that there is, and under the compiled wrapper, which may become one of them."""
+    with runs_below(tmp_path, words_of(wrapper)) as made:
+        yield made

@@ -114,8 +114,10 @@ def test_a_job_is_suspended_and_goes_on(served: Served) -> None:
     (row,) = client.jobs().rows
     assert row.suspended_at_ns is not None
     assert client.go_on("long").kind == "continued"
-    client.cancel("long")
+    job = client.job("long")
+    assert [change.kind for change in job.cancel("enough")] == ["is being stopped"]
     served.wait_done("long")
+    assert "enough" in job.row().reason
 
 
 def test_many_jobs_are_submitted_in_their_order(
@@ -261,9 +263,8 @@ def test_a_job_says_how_it_is(client: spool.Client, spool_root: Path) -> None:
     client.hold(job)
     assert repr(job) == "<spool.Job a: held>"
     assert f"{job}" == "a"
-    job.cancel("enough")
+    client.cancel(job)
     assert repr(job) == "<spool.Job a: cancelled>"
-    assert "enough" in job.row().reason
     assert repr(client).startswith("<spool.Client /")
     assert repr(client.jobs(everything=True)) == "<spool.JobList: 1 cancelled>"
     (spool_root / "done" / "a.toml").unlink()

@@ -124,14 +124,6 @@ def test_a_submission_at_any_moment_of_a_claim_loses_nothing(desk: Desk, moment:
     assert desk.texts() == ({RUNNING: OLD} if refused or desk.disk.deeds else {RUNNING: OLD, QUEUED: NEW})
 
 
-def test_a_claim_that_took_a_newer_version_gives_it_back(desk: Desk) -> None:
-    """The file that was saved between the look and the claim is not started unread."""
-    status = desk.queued.stat()
-    desk.save(NEW)
-    assert not desk.spool.claim("x", status.st_ino, status.st_mtime_ns, status.st_size)
-    assert desk.texts() == {QUEUED: NEW}
-
-
 def test_two_newer_files_at_once_are_both_kept(tmp_path: Path) -> None:
     """One is saved just before the claim and another put in its place during it: the first is held, none is lost."""
     desk = Desk(tmp_path / "spool", atomic=True)

@@ -8,8 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from faulty import FaultyDisk, PowerCut
+from filled import filled
 from spool.core import layout
-from spool.core.model import Event, EventName, Grant, Request, Result, State
+from spool.core.model import Event, EventName, Result, State
 from spool.formats.events import parse_event, render_event
 from spool.store import logs
 from spool.store.disk import Disk
@@ -57,15 +58,7 @@ def test_what_is_told_after_the_spool_was_moved_has_its_new_paths(spool_root: Pa
 
 def test_an_event_comes_back_as_it_was() -> None:
     """A line of the file has all of an event, the result, the grant and whom to notify too."""
-    whole = replace(
-        event(5, "r\n"),
-        name=EventName.RETRYING,
-        tags=("t",),
-        request=Request(cpus=2, gpus=1, gpu_types=("A",)),
-        grant=Grant(cpus=2, gpu_uuids=("u",), gpu_indices=(3,)),
-        result=Result("j", 1, 2, State.FAILED, "exit code 3", exit_code=3, again="retry", tags=("t",)),
-        wishes={"notify": {"to": ["json://x"], "on": ["ended"], "log_lines": 5}},
-    )
+    whole = filled(Event, name=EventName.RETRYING, result=filled(Result, outcome=State.FAILED, recorded_at_ns=None))
     line = render_event(whole)
     assert line.count(b"\n") == 1
     assert parse_event(line.rstrip()) == whole

@@ -172,12 +172,6 @@ def test_what_is_no_file_is_not_ours(file: Path, monkeypatch: pytest.MonkeyPatch
     assert read(file.parent / "gone.toml") is ReadFailure.GONE
 
 
-def test_a_hard_link_is_a_file(file: Path) -> None:
-    """`ln` into queued/ is as good as `cp`."""
-    os.link(file, file.parent / "again.toml")
-    assert read(file.parent / "again.toml") == TEXT
-
-
 def test_a_huge_file_is_refused_by_its_size_and_not_read(tmp_path: Path) -> None:
     """A terabyte of nothing is TOO_LARGE at once; exactly the limit is still read, and so is nothing at all."""
     path = tmp_path / "huge.toml"

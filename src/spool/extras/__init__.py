@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from spool.formats.capabilities import Capability, ContributedVerb, EngineOffer, GpuVendor
 
+_ENGINE, _CHECK = "spool.extras.engines.engine:executor", "spool.extras.engines.language:check"
+
 TABLE = (
     Capability(
         "amd",
@@ -37,17 +39,8 @@ TABLE = (
         config="spool.extras.engines:CONFIG",
         only_elsewhere="are for the command of an engine such as Slurm, and the job's executor is {}",
         engines={
-            "slurm": EngineOffer(
-                "Slurm",
-                "spool.extras.engines.engine:executor",
-                check="spool.extras.engines.language:check",
-                shortcut="Hand it to Slurm.",
-            ),
-            "sge": EngineOffer(
-                "Grid Engine",
-                "spool.extras.engines.engine:executor",
-                check="spool.extras.engines.language:check",
-            ),
+            "slurm": EngineOffer("Slurm", _ENGINE, check=_CHECK, shortcut="Hand it to Slurm."),
+            "sge": EngineOffer("Grid Engine", _ENGINE, check=_CHECK),
         },
     ),
     Capability(
@@ -81,8 +74,8 @@ TABLE = (
         "page",
         "Writes a web page that shows the spool.",
         config="spool.extras.page:CONFIG",
-        listener="spool.extras.page.writer:PageWriter",
-        checks="spool.extras.page.writer:CHECKS",
+        listener="spool.extras.page.document:PageWriter",
+        checks="spool.extras.page.document:CHECKS",
     ),
     Capability(
         "capture",
@@ -95,10 +88,7 @@ TABLE = (
                 "More", "spool.extras.capture.verbs:diff", "Show what differs between two runs.", after="seff"
             ),
             "rerun": ContributedVerb(
-                "More",
-                "spool.extras.capture.verbs:rerun",
-                "Submit an earlier run again, as a new job.",
-                after="diff",
+                "More", "spool.extras.capture.verbs:rerun", "Submit an earlier run again, as a new job.", after="diff"
             ),
         },
         told="spool.extras.capture.code:told",

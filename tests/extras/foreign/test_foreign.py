@@ -614,3 +614,14 @@ def test_the_index_of_lsf_and_hyperqueue_is_there(spool: Command, spool_root: Pa
     assert (env["LSB_JOBINDEX"], env["HQ_TASK_ID"]) == ("{index}", "{index}")
     Path("job.sh").write_text("#!/bin/bash\n# @ job_type = serial\n# @ queue\ntrue\n")
     assert "line 3: `# @ queue`" in spool("submit", "job.sh").err
+
+
+@pytest.mark.parametrize(("guard", "told"), [("case $- in *i*) ;; *) return;; esac\n", True), ("# return\n", False)])
+def test_a_bashrc_that_returns_in_scripts_sets_up_nothing(
+    spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guard: str, told: bool
+) -> None:
+    """`source ~/.bashrc` brings conda only where the file does not end before its lines, as it does on Ubuntu."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".bashrc").write_text(f"{guard}# >>> conda initialize >>>\nconda() {{ return 0; }}\n")
+    Path("job.sh").write_text("#!/bin/bash\nsource ~/.bashrc\nconda activate torch\n")
+    assert ("line 3: `conda activate` needs" in spool("submit", "--hold", "job.sh").err) == told

@@ -16,8 +16,8 @@ from calling import put_job
 from extras.page.pages import Page
 from served import Served
 from spool.doctor import examine, of_the_machine
-from spool.extras.page import writer
-from spool.extras.page.writer import PageWriter
+from spool.extras.page import document
+from spool.extras.page.document import PageWriter
 from spool.formats import config
 from spool.formats.config import Config
 from spool.listeners import find_subscriptions
@@ -31,8 +31,8 @@ IN_SPOOL = Config(parts=(("page", "status.html"),))
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every tick write that has something new."""
-    monkeypatch.setattr(writer, "EVERY_S", 0.0)
-    monkeypatch.setattr(writer, "_SHARE", 0)
+    monkeypatch.setattr(document, "EVERY_S", 0.0)
+    monkeypatch.setattr(document, "_SHARE", 0)
 
 
 def first_page(root: Path) -> PageWriter:
@@ -75,7 +75,7 @@ def test_it_is_written_again_and_again(spool_root: Path, monkeypatch: pytest.Mon
 
 def test_it_is_written_no_more_often_than_every_few_seconds(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast views follow each other, the next page waits; the listener asks to be called then."""
-    monkeypatch.setattr(writer, "_SHARE", 0)  # on a busy machine a page may take long
+    monkeypatch.setattr(document, "_SHARE", 0)  # on a busy machine a page may take long
     lay(spool_root, a_view(NOW_NS))
     page = first_page(spool_root)
     path = spool_root / "status.html"
@@ -84,13 +84,13 @@ def test_it_is_written_no_more_often_than_every_few_seconds(spool_root: Path, mo
         lay(spool_root, a_view(NOW_NS + n))
         due_s = page.tick()
         assert due_s is not None
-        assert 0 < due_s <= writer.EVERY_S
+        assert 0 < due_s <= document.EVERY_S
     assert identity(path) == first
 
 
 def test_a_page_that_takes_long_is_made_rarely(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a page costs sets how long the next one waits, and when a reader calls it old."""
-    monkeypatch.setattr(writer, "_SHARE", 1 << 40)
+    monkeypatch.setattr(document, "_SHARE", 1 << 40)
     lay(spool_root, a_view(NOW_NS))
     page = first_page(spool_root)
     lay(spool_root, a_view(NOW_NS + 1))

@@ -27,10 +27,6 @@ def _in_slurm(slurm: Cluster, name: str) -> dict[str, str]:
     return max((job for job in slurm.jobs() if job["name"] == name), key=lambda job: int(job["id"]), default={})
 
 
-def _state(slurm: Cluster, name: str) -> str:
-    return _in_slurm(slurm, name).get("state", "")
-
-
 def test_a_job_finishes_on_a_node(served: Served, slurm: Cluster) -> None:
     """Its records say where it ran and under which id, its output is in its log, and Slurm knows it by the comment."""
     served.drop("hello", "echo hello from $SLURMD_NODENAME as $SPOOL_JOB/$SPOOL_RUN; echo not so well >&2")
@@ -79,7 +75,7 @@ def test_a_job_that_ignores_the_request_is_ended_after_its_grace(served: Served,
     served.wait_done("deaf")
     assert served.outcome("deaf") == "cancelled"
     wait_for(lambda: not alive(pid), what="the end of the command")
-    assert _state(slurm, "deaf") not in ("RUNNING", "PENDING")
+    assert _in_slurm(slurm, "deaf").get("state", "") not in ("RUNNING", "PENDING")
 
 
 def test_what_slurm_refuses_is_held_with_its_words(served: Served) -> None:

@@ -386,20 +386,19 @@ def driver_version() -> str | None:
 def capture(order: dict[str, Any]) -> dict[str, bytes]:
     """Return the records that *order* asks for, by their names."""
     until = time.monotonic() + _WITHIN_S
-    workdir, files, problems = str(order["workdir"]), dict[str, bytes](), list[str]()
-    captured_at_ns = time.time_ns()
+    workdir, files, problem, captured_at_ns = str(order["workdir"]), dict[str, bytes](), "", time.time_ns()
     code = interpreter = None
     try:
         code, diff = code_at(workdir, until)
         if diff:
             files[DIFF] = diff
     except GitError as error:
-        problems.append(one_line(str(error)))
+        problem = one_line(str(error))
     if order["program"] is not None:
         interpreter = interpreter_of(order["program"], workdir, order["environment"])
     record = Capture(
         captured_at_ns=captured_at_ns,
-        problem="; ".join(problems),
+        problem=problem,
         host=identity.host(),
         kernel=os.uname().release,
         driver=driver_version(),

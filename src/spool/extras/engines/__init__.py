@@ -64,11 +64,9 @@ CONFIG = Part(
     after="preemption",
     reader="spool.extras.engines.language:CONFIG_READER",
     gone={
-        **{
-            f"{engine}.{key}": "spool asks, and hands jobs over, as often as is good; remove it"
-            for engine in ("slurm", "sge")
-            for key in ("poll", "submit_per_second")
-        },
+        f"{engine}.{key}": "spool asks, and hands jobs over, as often as is good; remove it"
+        for engine in ("slurm", "sge")
+        for key in ("poll", "submit_per_second")
     },
 )
 

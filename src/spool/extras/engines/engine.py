@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -180,49 +180,48 @@ class ClusterEngine(Engine, Executor):
 
     def due_ns(self) -> int | None:
         """Return when it has work of its own to do."""
-        times = [self._runner.due_ns()]
-        if self._news or (self._cancels and not self.silent):
-            times.append(self.now_ns())
-        if not self._looking and self._wants_to_look():
-            times.append(self._look_at_ns)
-        if self.runs:
-            times.append(self._notes_at_ns)
-        if self._queue and self._may_submit():
-            times.append(self._submit_at_ns)
+        times = [self._runner.due_ns(), self.now_ns() if self._news else None, *(at_ns for at_ns, _ in self._duties())]
         return min((each for each in times if each is not None), default=None)
 
     def work(self) -> Collection[ClusterRun]:
         """Process the answers of the commands, and start further commands."""
         self._runner.work()
-        self._read_notes()
-        while self._queue and self._may_submit() and self.now_ns() >= self._submit_at_ns:
-            self._submit()
-        self._send_cancels()
-        if not self._looking and self._wants_to_look() and self.now_ns() >= self._look_at_ns:
-            self._look()
+        for at_ns, do in self._duties():  # each may change what is left to do
+            if self.now_ns() >= at_ns:
+                do()
         news, self._news = self._news, {}
         return list(news.values())
 
+    def _duties(self) -> Iterator[tuple[int, Callable[[], None]]]:
+        """Yield the next steps, each with the time at which it is due."""
+        if self.runs:
+            yield self._notes_at_ns, self._read_notes
+        if self._queue and self.cluster is not None and not (self.silent or self._doubt or self._sending):
+            yield self._submit_at_ns, self._submit
+        if self._cancels and not self.silent:
+            yield self.now_ns(), self._send_cancels
+        if not self._looking and (self.runs or self.silent):
+            yield self._look_at_ns, self._look
+
     # Submitting.
 
-    def _may_submit(self) -> bool:
-        return self.cluster is not None and not (self.silent or self._doubt or self._sending)
-
     def _submit(self) -> None:
-        """Submit the first run of the highest priority."""
-        key = max(self._queue, key=lambda key: spec.priority if (spec := self._queue[key].spec) is not None else 0)
-        run, launch = self.runs[key], self._queue.pop(key)
-        try:
-            if launch.spec is not None and (options := launch.spec.part("engines")):
-                self.language.check_options(options)
-            command = self.language.from_here(self.language.submit(launch, run.mark))
-        except SpoolError as error:
-            run.submitted(error, 0)
-            self._news[key] = run
+        """Submit the first run of the highest priority of those that can be submitted at all."""
+        while self._queue:
+            key = max(self._queue, key=lambda key: spec.priority if (spec := self._queue[key].spec) is not None else 0)
+            run, launch = self.runs[key], self._queue.pop(key)
+            try:
+                if launch.spec is not None and (options := launch.spec.part("engines")):
+                    self.language.check_options(options)
+                command = self.language.from_here(self.language.submit(launch, run.mark))
+            except SpoolError as error:
+                run.submitted(error, 0)
+                self._news[key] = run
+                continue
+            run.phase, self._sending = Phase.SENT, True
+            self._submit_at_ns = self.now_ns() + self.language.submit_ns
+            self._runner.order(command, partial(self._submitted, run, launch))
             return
-        run.phase, self._sending = Phase.SENT, True
-        self._submit_at_ns = self.now_ns() + self.language.submit_ns
-        self._runner.order(command, partial(self._submitted, run, launch))
 
     def _submitted(self, run: ClusterRun, launch: Launch, done: CommandEnd) -> None:
         self._sending = False
@@ -259,10 +258,7 @@ class ClusterEngine(Engine, Executor):
 
     def _read_notes(self) -> None:
         """Read the notes of wrappers: which have begun, and which have ended."""
-        now_ns = self.now_ns()
-        if not self.runs or now_ns < self._notes_at_ns:
-            return
-        self._notes_at_ns = now_ns + _NOTES_NS
+        self._notes_at_ns = self.now_ns() + _NOTES_NS
         with suppress(OSError):  # the engine tells the same, later
             for job, number, record in self.home.notes():
                 if record in (layout.JID, layout.RC) and (noted := self.runs.get((job, number))) is not None:
@@ -281,9 +277,6 @@ class ClusterEngine(Engine, Executor):
         look_ns = self.language.look_ns
         at_ns = max(self.now_ns() + min(_SOON_NS, look_ns), self._looked_ns + min(_SPACING_NS, look_ns))
         self._look_at_ns = min(self._look_at_ns, at_ns)
-
-    def _wants_to_look(self) -> bool:
-        return bool(self.runs) or self.silent
 
     def _look(self) -> None:
         self._looking = True
@@ -396,8 +389,6 @@ class ClusterEngine(Engine, Executor):
             self.home.add_to_record(*run.key, layout.SIGNALS, f"{signal}\n".encode())
 
     def _send_cancels(self) -> None:
-        if self.silent:
-            return
         cancels, self._cancels = self._cancels, {}
         for signal, runs in cancels.items():
             self._runner.order(self.language.cancel(list(runs), signal), partial(self._cancelled, signal, runs))

@@ -57,9 +57,8 @@ def _read_config(reading: Reading) -> Mapping[str, Any]:
     read = {}
     for name in LANGUAGES:
         language, table = _built_in(name), reading.found[name]
-        for key, value in table.items():
-            if key == "options":
-                reading.problems.value((name, key), language.check_options, value, None)
+        if "options" in table:
+            reading.problems.value((name, "options"), language.check_options, table["options"], None)
         read[name] = language.settings(**table)
     return read
 

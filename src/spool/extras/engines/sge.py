@@ -19,7 +19,6 @@ from spool.core.model import SECOND_NS, Spec
 from spool.executors.base import Launch
 from spool.extras.commands import Command, CommandEnd
 from spool.extras.engines.language import BuiltInLanguage, EngineConfig, Sighting, table_of, urgent
-from spool.formats.config import Config
 from spool.formats.values import option_name
 from spool.formats.wire import one_line
 from spool.formats.wrapper import EngineSurroundings
@@ -85,10 +84,7 @@ class SgeLanguage(BuiltInLanguage):
     full = re.compile(r"jobs? (?:are|is) allowed per (?:user|cluster)|max_(?:u_)?jobs", re.IGNORECASE)
     noise = re.compile(r"^(?:Unable to run job|qsub|error|warning): *|^Exiting\.$")
 
-    def __init__(self, config: Callable[[], Config]) -> None:
-        """Use the settings of *config* as they are now."""
-        super().__init__(config)
-        self._waiting: frozenset[str] = frozenset()  # the jobs that the last answer had waiting
+    _waiting: frozenset[str] = frozenset()  # the jobs that the last answer had waiting
 
     def ours(self, option: str) -> Iterator[str]:
         """Yield the key for each option and request of qsub that spool sets itself. Raises InvalidValue."""

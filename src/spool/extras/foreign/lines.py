@@ -277,7 +277,6 @@ _SLOTS = _of_form(  # `smp 4-8`: the least of them, so that it starts soonest
 _OTHER_SCALE = "priorities use another scale; give --priority 0-255"
 _NICE = NoEquivalent("give --priority 0-255: higher is first, 10 is the default")
 
-# The options of each system with a value, then those without one.
 _SBATCH: Table = {
     "-J --job-name": _name,
     "-t --time": _time,

@@ -11,7 +11,9 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
+from shutil import which
 
 from spool.cli import joboptions
 from spool.cli.render import tell
@@ -22,7 +24,9 @@ from spool.core.errors import InvalidValue, UsageError, cannot
 from spool.core.reasons import count_of
 from spool.extras.foreign import lines
 from spool.extras.foreign.lines import Directive, NoEquivalent, dependencies
+from spool.formats.values import array
 from spool.machine.host import login_environment
+from spool.store.disk import read_file
 from spool.store.glance import config_if
 
 
@@ -32,9 +36,7 @@ class ForeignScripts:
     def __init__(self, root: str) -> None:
         self._root = root
 
-    def is_line(self, line: str) -> bool:
-        """Whether *line* of a script is for another scheduler that reads it."""
-        return lines.is_line(line)
+    is_line = staticmethod(lines.is_line)
 
     def shell(self, script: bytes, own: bytes, what: str, asked: Asked) -> str | None:
         """Return the shell that runs a script instead of what its *own* `#!` line says; None if that one does.
@@ -51,8 +53,6 @@ class ForeignScripts:
             if before == os.path.basename(shell) or not {before, os.path.basename(shell)} <= SHELLS:
                 return None
         if shell is not None and not os.access(shell, os.X_OK):
-            from shutil import which
-
             shell = which(os.path.basename(shell)) or shell
         if shell is None:
             login = login_environment()["SHELL"]
@@ -161,8 +161,7 @@ def _directives(script: bytes, what: str) -> Iterator[Directive]:
     """Yield the options for other schedulers: those in the head; for gflow, which reads the whole file, all."""
     head = dict(head_lines(script))
     text = script[:MAX_HEAD_BYTES].decode(errors="surrogateescape")
-    for number, line in enumerate(text.split("\n"), 1):
-        line = line.rstrip("\r")
+    for number, line in enumerate(re.split("\r?\n", text), 1):
         if number not in head and lines.is_line(line) and not lines.is_line(line, late=True):
             tell(f"{what}: line {number}: this line comes after the first command and is ignored: {line.strip()}")
             continue
@@ -186,19 +185,15 @@ def _check_unread(script: bytes, what: str, *, refused: bool) -> None:
     tell(f"{what}: {why}")
 
 
-# What a script looks for in its job.
-
 STANDINS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standins")
 """The directory of programs that stand for those of Slurm in a job."""
 
 
 def _values_of(name: str, tasks: tuple[int, int | None], keys: Mapping[str, object]) -> Mapping[str, str]:
     """Return the variables of other schedulers that a job has, with their values."""
-    from spool.formats import values
-
     many = frozenset(placeholders(keys))
     try:
-        indices = sorted(values.array(str(keys["array"])).indices) if "array" in keys else []
+        indices = sorted(array(str(keys["array"])).indices) if "array" in keys else []
     except InvalidValue:  # reported when the job is checked
         indices = []
     step = min((after - before for before, after in pairwise(indices)), default=1)
@@ -269,8 +264,6 @@ _AT = r"(?:^|[;&|(`]|=[\"']|\b(?:time|exec|if|while|then|do|else|env)\s|\btrap\s
 _PROGRAM = re.compile(
     rf"{_AT}(srun|sbatch|scontrol|squeue|scancel|sacct|sstat|seff|qsub|qstat|qdel|bsub|bjobs)(?=\s)([^;&|]*)"
 )
-_STANDS_IN = re.compile(r"srun\b|scontrol\s+(?:show\s+hostnames?|requeue)\b")
-_APPENDS = re.compile(r"^#SBATCH\b.*\s--open-mode[= ]a", re.MULTILINE)
 _SOURCES = r"(?:\bsource|(?:^|[;&\s])\.)\s+\S*"
 _FUNCTIONS = {  # how a script calls them, how it defines them, what has those of the caller, and what defines them
     "module": (
@@ -385,7 +378,7 @@ class ScriptNeeds:
                 if name == "srun" and self._tasks > 1 and re.search(r"\s(?:-n|--ntasks)", words) is None:
                     why = f"srun would start {self._tasks} tasks, but a job of spool is one task, so this will fail"
                     self.told.append(f"line {number}: {why}; `mpirun -n {self._tasks}` starts several on this machine")
-                its = _STANDS_IN.match(f"{name}{words}")
+                its = re.match(r"srun\b|scontrol\s+(?:show\s+hostnames?|requeue)\b", f"{name}{words}")
                 what = its[0] if its is not None else name
                 if what in seen:
                     continue
@@ -398,16 +391,13 @@ class ScriptNeeds:
     def _find_output(self) -> None:
         for number, line in _lines(self._text):
             for pattern, plain, of_array in _DEFAULT_OUTPUTS:
-                if (found := pattern.search(line)) is not None:
+                if pattern.search(line) is not None:
                     self.stdout = of_array if self._is_array else plain
-                    what = found[0].rstrip("\"')")
-                    self.told.append(f"line {number}: {what} is the job's output, so it goes to {self.stdout}")
+                    self.told.append(f"line {number}: this is the job's output, so it goes to {self.stdout}")
                     return
 
     def _stand_in(self, number: int, name: str, exported: Exports) -> None:
         """Let the job find the program that stands for *name* of Slurm, unless there is a real one."""
-        from shutil import which
-
         path = exported.taken.get("PATH")
         if path is None:
             self._miss(number, name, f", or let PATH go along: without it, no {name} is found")
@@ -421,7 +411,7 @@ class ScriptNeeds:
             return
         if name == "srun" and self._tasks > 1:
             self.env.setdefault("SLURM_NTASKS", str(self._tasks))
-        if name == "srun" and _APPENDS.search(self._text) is not None:
+        if name == "srun" and re.search(r"^#SBATCH\b.*\s--open-mode[= ]a", self._text, re.MULTILINE):
             self.env.setdefault("SLURM_OPEN_MODE", "a")
 
     def find_functions(self, exported: Exports, *, freely: bool) -> None:
@@ -433,9 +423,14 @@ class ScriptNeeds:
         is_bash = "bash" in first
         if re.match(r"#!\S*/t?csh\b", first) is not None:  # reads its startup file in scripts too
             return
+        text = self._text
+        with suppress(OSError):
+            begun = (read_file(os.path.expanduser("~/.bashrc")) or b"").partition(b"conda initialize")[0]
+            if re.search(rb"(?m)^[^#\n]*\breturn\b", begun):  # a script gets no further, as on Debian and Ubuntu
+                text = text.replace("bashrc", "")
         for calls, defines, of_functions, definition in _FUNCTIONS.values():
             named = {found[1]: number for number, line in _lines(self._text) for found in calls.finditer(line)}
-            if not named or defines.search(self._text) is not None:
+            if not named or defines.search(text) is not None:
                 continue
             if freely and is_bash:
                 exported.take(matching(of_functions, os.environ), os.environ)

@@ -344,11 +344,10 @@ class Watcher:
         if self._requests.withdraw(future.name):
             self._finish(future, None)
 
-    def withdraw_all(self, futures: Sequence[Future[Any]] | None = None) -> None:
+    def withdraw_all(self, futures: Sequence[Future[Any]]) -> None:
         """Cancel every job of *futures* that waits, also those of an array that a dispatcher is just expanding."""
         until = time.monotonic() + _EXPANDING_S
-        wanted = self.open if futures is None else futures
-        while waiting := [each for each in wanted if not each.running() and not each.done()]:
+        while waiting := [each for each in futures if not each.running() and not each.done()]:
             gone = {array for array in {each.array for each in waiting} - {""} if self._requests.withdraw(array)}
             for future in waiting:
                 if future.array in gone:
@@ -550,7 +549,7 @@ class Executor(concurrent.futures.Executor):
         with self._lock:
             self._closed = True
         if cancel_futures:
-            self._watcher.withdraw_all()
+            self._watcher.withdraw_all(self._watcher.open)
         if wait:
             concurrent.futures.wait(self._watcher.open)
         self._watcher.close()
@@ -584,21 +583,17 @@ class Executor(concurrent.futures.Executor):
             place = self._spool.layout.job_file(QUEUED, name)
             try:
                 self._disk.publish(place, draft.text())
-            except FileExistsError:
-                self._discard(call)
-                continue
-            except BaseException:
-                self._discard(call)
+            except BaseException as error:
+                for path in (call, call + layout.FUNCTION):
+                    self._disk.discard(path)
+                if isinstance(error, FileExistsError):
+                    continue
                 raise
             if function:
                 self._function = digest, call
             self._syncs.submit(self._sync, call, place)
             self._watcher.serve()
             return name
-
-    def _discard(self, call: str) -> None:
-        self._disk.discard(call)
-        self._disk.discard(call + layout.FUNCTION)
 
     def _next_name(self, fn: Callable[..., Any]) -> str:
         root = self._spool.root

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import signal
 import termios
 import time
@@ -79,7 +78,7 @@ def _with_shell(asked: Asked) -> Asked:
     if asked.shell_command is not None or asked.plain or asked.loose:
         return asked
     values = dict(asked.values)
-    shell = values.pop("shell", [""])[-1] or os.environ.get("SHELL") or pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
+    shell = values.pop("shell", [""])[-1] or os.environ.get("SHELL") or login_environment()["SHELL"]
     return replace(asked, values=values, plain=(shell,))
 
 

@@ -106,11 +106,9 @@ class Arbiter:
             log.warning(
                 "/proc hides processes (hidepid): leases end by their dispatchers alone, even if these are gone"
             )
-        now_ns = self._clock()
-        self._since_ns = now_ns
-        self._journal.open(self._ledger, now_ns)
-        for lease in self._ledger.leases.values():
-            self._away[lease.holder] = time.monotonic_ns()
+        self._since_ns = self._clock()
+        self._journal.open(self._ledger, self._since_ns)
+        self._away = dict.fromkeys((lease.holder for lease in self._ledger.leases.values()), time.monotonic_ns())
         path = os.path.join(self._directory, SOCKET)
         self._disk.discard(path)  # of an arbiter that was killed: there is no other
         self._listener.bind(path)
@@ -210,13 +208,11 @@ class Arbiter:
             pid, uid = protocol.peer_of(sock)
             account = self._accounts.of(uid)
             refusal = account.refusal or self._refusal(account, pid)
-            allowance = protocol.Allowance() if refusal else self._accounts.allowances[uid]
-            connection = Connection(sock, account, allowance)
             if refusal:
-                connection.send_away(refusal)
+                protocol.send_away(sock, refusal)
                 continue
             self._epoll.register(sock.fileno(), select.EPOLLIN)
-            self._connections[sock.fileno()] = connection
+            self._connections[sock.fileno()] = Connection(sock, account, self._accounts.allowances[uid])
 
     def _refusal(self, account: protocol.Account, pid: int) -> str:
         if pid <= 0:
@@ -228,19 +224,18 @@ class Arbiter:
 
     def _cut_off(self, connection: Connection, reason: str = "") -> None:
         """Close a connection, saying *reason*. Its leases in use stay, its asks go. A second call does nothing."""
-        fd = connection.fileno()
+        fd = connection.sock.fileno()
         if fd < 0:
             return
         holder, connection.holder = connection.holder, None
-        has_spool = holder is not None and self._by_holder.get(holder) is connection
-        heard = not has_spool or self._hear_last_words(connection, holder)
+        heard = holder is None or self._hear_last_words(connection, holder)
         self._connections.pop(fd, None)
         if self._resting.pop(fd, None) is None:
             self._epoll.unregister(fd)
         if reason:
-            connection.send_away(reason)
+            protocol.send_away(connection.sock, reason)
         connection.sock.close()
-        if holder is not None and has_spool:
+        if holder is not None:
             del self._by_holder[holder]
             for lease in self._ledger.of(holder):
                 if lease.begun or (lease.granted and not heard):
@@ -249,7 +244,7 @@ class Arbiter:
                 else:
                     self._end(lease)  # it can begin no more
 
-    def _hear_last_words(self, connection: Connection, holder: Holder | None) -> bool:
+    def _hear_last_words(self, connection: Connection, holder: Holder) -> bool:
         """Stop serving a connection, and record which leases were begun; return whether that is known of all."""
         with contextlib.suppress(OSError):
             connection.sock.shutdown(socket.SHUT_RD)
@@ -271,7 +266,7 @@ class Arbiter:
         for _ in range(_DATAGRAMS):
             pause_s = connection.allowance.pause_s()
             if pause_s:
-                self._rest(connection.fileno(), pause_s)
+                self._rest(connection.sock.fileno(), pause_s)
                 return
             try:
                 orders = connection.receive()
@@ -279,7 +274,7 @@ class Arbiter:
                     return
                 for order in orders:
                     self._hear(connection, order)
-                    if connection.fileno() < 0:
+                    if connection.sock.fileno() < 0:
                         return
             except (OSError, EOFError):
                 self._cut_off(connection)
@@ -350,7 +345,6 @@ class Arbiter:
         for lease in self._ledger.of(holder):
             if lease.number not in named:
                 self._end(lease)
-        self._answer(connection)
 
     def _use(self, connection: Connection, use: protocol.Use) -> None:
         lease = self._lease(connection.holder, use.lease)
@@ -493,14 +487,10 @@ class Arbiter:
 
     def _answer_all(self) -> None:
         for connection in list(self._connections.values()):
-            if connection.replies:
-                self._answer(connection)
-
-    def _answer(self, connection: Connection) -> None:
-        try:
-            connection.answer()
-        except OSError:  # it is gone, or does not read
-            self._cut_off(connection)
+            try:
+                protocol.send(connection.sock, connection.replies)
+            except OSError:  # it is gone, or does not read
+                self._cut_off(connection)
 
     # What everyone may see.
 

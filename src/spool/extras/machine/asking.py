@@ -277,8 +277,6 @@ class ArbiterLeases(Leases):
 
     def _end_over(self) -> None:
         """Give back the leases of the runs that have left their room."""
-        if not self._state.over:
-            return
         for lease in self._state.take_over():
             if self._sock is not None:  # else the next hello does not name it
                 self._out.append(protocol.EndLease(lease))
@@ -595,8 +593,7 @@ class ArbiterLeases(Leases):
             memory_bytes=welcome.memory_bytes,
             resources=resources,
         )
-        if self._untold:
-            self._tell_runs()
+        self._tell_runs()
         self._state.changed()
 
 

@@ -18,7 +18,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from msgspec import Struct, json
@@ -373,8 +373,7 @@ log = logging.getLogger(__name__)
 LEASES, USAGE, LOCK = "leases.jsonl", "usage.jsonl", ".lock"
 _MOST_BYTES = 256 << 20  # of a journal; a line has some 200, at most 2,000
 _COMPACT_AFTER = 20_000  # lines
-_COMPACT_AGAIN_S = 10.0  # after an error
-_SAVE_EVERY_S = 10.0  # what an arbiter that is killed forgets of the past
+_AGAIN_S = 10.0  # what a killed arbiter forgets of the past; and until leases are compacted again after an error
 
 
 # One JSON array a line, its word first.
@@ -420,10 +419,7 @@ class EndLine(Struct, array_like=True, frozen=True, tag="end"):
 
 Line = Boot | LeaseLine | BeganLine | EndLine | UserLine
 
-_decoder: json.Decoder[Line] = json.Decoder(Line)
-
-
-parse_line = partial(decoded, _decoder)
+parse_line = partial(decoded, json.Decoder[Line](Line))
 """Return what a line says; None if it cannot be one, as a line that a crash cut off."""
 
 
@@ -433,7 +429,7 @@ class LeaseJournal:
     def __init__(self, directory: str, state_directory: str, boot_id: str) -> None:
         self._leases = os.path.join(directory, LEASES)
         self._usage = os.path.join(state_directory, USAGE)
-        self._lock_path = os.path.join(directory, LOCK)
+        self._directory = directory
         self._boot_id = boot_id
         self._disk = Disk(directory, hidden=True)
         self._past_disk = Disk(state_directory, hidden=True)
@@ -441,7 +437,7 @@ class LeaseJournal:
         self._lines = 0
         self._not_before = 0.0  # monotonic: when the leases may be compacted again
         self._save_at = 0.0  # monotonic: when the past is saved again
-        self._saved = -1  # the version of the ledger then
+        self._saved = -1  # the version of the ledger whose past was saved last
         self._locked = -1
 
     def open(self, ledger: LeaseLedger, now_ns: int) -> None:
@@ -457,7 +453,6 @@ class LeaseJournal:
     def close(self, ledger: LeaseLedger, now_ns: int) -> None:
         """Save the past, if the files are open, and close them."""
         if self._fd >= 0:
-            self._save_at = 0.0
             self._try_to_save(ledger, now_ns)
         for fd in (self._fd, self._locked):
             if fd >= 0:
@@ -466,7 +461,7 @@ class LeaseJournal:
 
     def granted(self, leases: list[Lease]) -> None:
         """Record leases; they may be told once this returns."""
-        self._append([line for lease in leases for line in _lines(lease)])
+        self._append(list(_lines(leases)))
 
     def note(self, line: BeganLine | EndLine, lease: Lease) -> None:
         """Record what a lease has come to. Never raises: its dispatcher says it again to an arbiter that begins."""
@@ -477,23 +472,27 @@ class LeaseJournal:
 
     def tidy(self, ledger: LeaseLedger, now_ns: int) -> None:
         """Save the past now and then, and begin a new journal if the old one is long, or lost. Never raises."""
-        self._try_to_save(ledger, now_ns)
-        if time.monotonic() < self._not_before:
+        now = time.monotonic()
+        if now >= self._save_at:
+            self._save_at = now + _AGAIN_S
+            self._try_to_save(ledger, now_ns)
+        if now < self._not_before:
             return
         try:
             if self._fd < 0 or self._lines > _COMPACT_AFTER + 4 * len(ledger.leases):
                 self._compact(ledger)
         except OSError as error:
             log.error("cannot begin a new journal: %s", error)
-            self._not_before = time.monotonic() + _COMPACT_AGAIN_S
+            self._not_before = now + _AGAIN_S
 
     def _lock(self) -> None:
-        self._locked = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        lock = os.path.join(self._directory, LOCK)
+        self._locked = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            directory = os.path.dirname(self._lock_path)
-            raise LockHeld(cannot("serve in", "directory", "another arbiter serves there", where=directory)) from None
+            why = "another arbiter serves there"
+            raise LockHeld(cannot("serve in", "directory", why, where=self._directory)) from None
 
     def _append(self, lines: list[bytes]) -> None:
         self._disk.append(self._fd, b"".join(lines))
@@ -522,9 +521,8 @@ class LeaseJournal:
             ledger.put(lease)
 
     def _try_to_save(self, ledger: LeaseLedger, now_ns: int) -> None:
-        if time.monotonic() < self._save_at or (self._saved == ledger.version and not ledger.leases):
+        if self._saved == ledger.version and not ledger.leases:
             return
-        self._save_at = time.monotonic() + _SAVE_EVERY_S
         try:
             self._save(ledger, now_ns)
         except OSError as error:  # the past is worth less than the present
@@ -536,9 +534,7 @@ class LeaseJournal:
 
     def _compact(self, ledger: LeaseLedger) -> None:
         """Begin a new journal that has the leases of now alone."""
-        data = [json_line(Boot(self._boot_id, ledger.next_number))]
-        for lease in ledger.leases.values():
-            data += _lines(lease)
+        data = [json_line(Boot(self._boot_id, ledger.next_number)), *_lines(ledger.leases.values())]
         self._disk.put(self._leases, b"".join(data))
         if self._fd >= 0:
             os.close(self._fd)
@@ -546,13 +542,14 @@ class LeaseJournal:
         self._fd, self._lines = open_log(self._leases), len(data)
 
 
-def _lines(lease: Lease) -> list[bytes]:
-    units, times = Units.of(lease.grant), (lease.asked_at_ns, lease.at_ns, lease.since_boot_ns)
-    of_units = units.gpu_uuids, units.gpu_indices, units.pool_indices
-    holder = lease.holder.uid, lease.holder.user, lease.holder.spool
-    line = LeaseLine(lease.number, *holder, lease.demand, *of_units, *times, lease.claimed)
-    began = [json_line(BeganLine(lease.number, lease.pid, lease.ticks))] if lease.pid else []
-    return [json_line(line), *began]
+def _lines(leases: Iterable[Lease]) -> Iterator[bytes]:
+    for lease in leases:
+        units, times = Units.of(lease.grant), (lease.asked_at_ns, lease.at_ns, lease.since_boot_ns)
+        of_units = units.gpu_uuids, units.gpu_indices, units.pool_indices
+        holder = lease.holder.uid, lease.holder.user, lease.holder.spool
+        yield json_line(LeaseLine(lease.number, *holder, lease.demand, *of_units, *times, lease.claimed))
+        if lease.pid:
+            yield json_line(BeganLine(lease.number, lease.pid, lease.ticks))
 
 
 def _lease(line: LeaseLine) -> Lease:

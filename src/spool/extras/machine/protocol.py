@@ -14,6 +14,7 @@ import struct
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, TypeVar
 
@@ -353,20 +354,15 @@ class Holder(Struct, frozen=True):
     spool: str
 
 
-class Connection:
+class Connection(Struct, eq=False):
     """A connected dispatcher. It is disconnected if it sends invalid messages, or does not read the answers."""
 
-    def __init__(self, sock: socket.socket, account: Account, allowance: Allowance) -> None:
-        self.sock = sock
-        self.account = account
-        self.allowance = allowance
-        self.uses: list[Use] = []  # said before the hello
-        self.holder: Holder | None = None  # set by the hello
-        self.replies: list[Reply] = []
-
-    def fileno(self) -> int:
-        """Return the descriptor; -1 once it is closed."""
-        return self.sock.fileno()
+    sock: socket.socket
+    account: Account
+    allowance: Allowance
+    uses: list[Use] = []  # said before the hello
+    holder: Holder | None = None  # set by the hello
+    replies: list[Reply] = []
 
     def receive(self) -> list[Order] | None:
         """Return the messages of one datagram; None if there is none now.
@@ -387,25 +383,19 @@ class Connection:
         self.allowance.use(len(orders))
         return orders
 
-    def answer(self) -> None:
-        """Send the replies that are collected. Raises OSError if the peer is gone, or does not read."""
-        send(self.sock, self.replies)
 
-    def send_away(self, reason: str) -> None:
-        """Send the reason why it is not served, and close the connection. Its messages are ignored.
+def send_away(sock: socket.socket, reason: str) -> None:
+    """Tell a peer why it is not served, and close the connection. Its messages are ignored.
 
-        They must be read all the same: else the kernel reports a reset to the peer before it delivers the reason.
-        """
-        self.replies = [Refused(reason)]
-        try:
-            self.answer()
-            self.sock.shutdown(socket.SHUT_RD)
-            for _ in range(_UNREAD):
-                if not self.sock.recv(1):
-                    break
-        except OSError:
-            pass
-        self.sock.close()
+    They must be read all the same: else the kernel reports a reset to the peer before it delivers the reason.
+    """
+    replies: list[Reply] = [Refused(reason)]
+    with sock, suppress(OSError):
+        send(sock, replies)
+        sock.shutdown(socket.SHUT_RD)
+        for _ in range(_UNREAD):
+            if not sock.recv(1):
+                break
 
 
 _SILENT_NS = 5 * SECOND_NS  # an arbiter that has not renewed the file for longer does not answer
@@ -429,10 +419,7 @@ class MachineShares(Struct, frozen=True, kw_only=True):
     gpu_problem: str | None = None
 
 
-_SHARES = json.Decoder(MachineShares)
-
-
-parse_status = partial(decoded, _SHARES)
+parse_status = partial(decoded, json.Decoder(MachineShares))
 """Return the content of the file; None if it cannot be one."""
 
 

@@ -224,8 +224,7 @@ def configured() -> str:
     lines.append(f'max_running_memory = "{_part(memory)}M"')
     lines += [f"max_running_gpus = {_part(len(gpus))}"] if gpus else []
     text = service.shipped("machine.toml", _FOLDER) + "\n".join([*lines, ""]).encode()
-    path = MACHINE_FILE
-    return _written(path, text, unless=f"[ -e {shlex.quote(path)} ] || ")
+    return _written(MACHINE_FILE, text, unless=f"[ -e {shlex.quote(MACHINE_FILE)} ] || ")
 
 
 def _part(whole: int) -> int:

@@ -39,11 +39,6 @@ BOUNDS_NS = (
 )
 """Bounds for waits and run times: from a second to a week."""
 
-_JOBS = [
-    *(State.QUEUED, State.HELD, State.SUBMITTED),
-    *(State.STARTING, State.RUNNING, State.STOPPING, State.INVALID),
-]
-
 
 class Metrics(Listener):
     """Rewrites the file, at most every 15 seconds. *config* returns the configuration in force."""
@@ -226,7 +221,7 @@ def _of_dispatcher(view: StateView | None, heartbeat_ns: int | None, *, up: bool
     yield "gauge", "paused", "Whether nothing starts because the spool is paused.", view.paused
     yield "gauge", "problems", "Current problems, such as with the configuration.", len(view.problems)
     yield "counter", "errors", "Errors that this dispatcher has logged.", view.errors
-    states = {**dict.fromkeys((state.value for state in _JOBS), 0), **view.counts()}
+    states = {**dict.fromkeys((state.value for state in State if not state.ended), 0), **view.counts()}
     text = "Waiting, held and running jobs, by state. Array tasks count; arrays do not."
     yield "gauge", "jobs", text, [({"state": state}, count) for state, count in states.items()]
     queued = [job.submitted_at_ns for job in view.jobs.values() if job.state == State.QUEUED and not job.array]

@@ -22,6 +22,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
@@ -102,22 +103,21 @@ Send = Callable[[Message], None]
 """Delivers a message to one address, or raises UndeliveredError."""
 
 
-def why_unreachable(address: str, notifier: str | None) -> str | None:
-    """Return why nothing can be sent to *address*, None if nothing is known against it. Loads no Apprise."""
+def check_way(address: str, notifier: str | None) -> None:
+    """Raise UndeliveredError if something is known by which nothing can be sent to *address*. Loads no Apprise."""
     if "://" in address:
-        return NOT_INSTALLED if find_spec("apprise") is None else None
-    if notifier is not None:
-        return None
-    if _MAIL.fullmatch(address) is None:
-        return _NO_WAY
-    path = f"{os.environ.get('PATH', os.defpath)}:{_SENDMAIL_PLACES}"
-    return _NO_SENDMAIL if shutil.which("sendmail", path=path) is None else None
+        if find_spec("apprise") is None:
+            raise UndeliveredError(NOT_INSTALLED)
+    elif notifier is None:
+        if _MAIL.fullmatch(address) is None:
+            raise UndeliveredError(_NO_WAY)
+        if shutil.which("sendmail", path=f"{os.environ.get('PATH', os.defpath)}:{_SENDMAIL_PLACES}") is None:
+            raise UndeliveredError(_NO_SENDMAIL)
 
 
 def transport_for(address: str, notifier: str | None) -> Send:
     """Return what delivers messages to *address*. Raises UndeliveredError if there is none. Contacts nothing yet."""
-    if (why := why_unreachable(address, notifier)) is not None:
-        raise UndeliveredError(why)
+    check_way(address, notifier)
     return AppriseService(address).send if "://" in address else partial(by_command, address, notifier or _SENDMAIL)
 
 
@@ -128,10 +128,7 @@ def why_undelivered(named: str, settings: Notifications, *, thoroughly: bool = F
     """
     try:
         for address in expanded(named, settings.contacts):
-            if thoroughly:
-                transport_for(address, settings.notifier)
-            elif (why := why_unreachable(address, settings.notifier)) is not None:
-                return why
+            (transport_for if thoroughly else check_way)(address, settings.notifier)
     except (InvalidValue, UndeliveredError) as error:
         return str(error)
     return None
@@ -280,19 +277,13 @@ def _payload(message: Message) -> dict[str, Any]:
     return {"version": "", "attachments": "", "type": "", "spool_version": __version__} | document
 
 
-class _Complaints(threading.local):
-    """Collects what Apprise logs in a thread. It goes to no log, since it may contain the address."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Keep a complaint for the sender, and let nothing through."""
-        self.said.append(record.getMessage())
-        return False
+_said: ContextVar[list[str]] = ContextVar("said")
 
 
-_collector = _Complaints()
+def _collect(record: logging.LogRecord) -> bool:
+    """Keep a complaint of Apprise for the sender, and let nothing through to the log: it may contain the address."""
+    _said.get([]).append(record.getMessage())
+    return False
 
 
 @contextmanager
@@ -302,9 +293,9 @@ def _collected() -> Iterator[list[str]]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     logger = logging.getLogger("apprise")
     logger.setLevel(logging.WARNING)
-    logger.addFilter(_collector)  # once: it is the same one
-    _collector.said = []
-    yield _collector.said
+    logger.addFilter(_collect)  # once: it is the same one
+    _said.set(said := list[str]())
+    yield said
 
 
 class Patience(Struct, frozen=True):
@@ -463,17 +454,16 @@ class Notifier(Listener):
                     found[address] = max(found.get(address, 0), lines)
             except InvalidValue as error:
                 self._complain(f"cannot notify {masked(named)}: {error}")
-        queues = ((self._queue(address, settings.notifier), lines) for address, lines in found.items())
-        return [(queue, lines) for queue, lines in queues if queue is not None]
-
-    def _queue(self, address: str, notifier: str | None) -> SendQueue | None:
-        key = (address, notifier)
-        if key not in self._queues:
+        to = []
+        for address, lines in found.items():
+            key = address, settings.notifier
             try:
-                self._queues[key] = SendQueue(masked(address), transport_for(address, notifier), self._patience)
+                if key not in self._queues:
+                    self._queues[key] = SendQueue(masked(address), transport_for(*key), self._patience)
+                to.append((self._queues[key], lines))
             except UndeliveredError as error:
                 self._complain(f"cannot notify {masked(address)}: {error}")
-        return self._queues.get(key)
+        return to
 
     def _complain(self, words: str) -> None:
         if words not in self._complained:

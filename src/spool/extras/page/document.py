@@ -1,18 +1,22 @@
-"""The status page: what is on it, and its text as one self-contained HTML document.
+"""The status page: what is on it, its text as one self-contained HTML document, and the listener that writes it.
 
 The page is a template, `page.html`; this module makes the words and numbers for it. All of them are escaped, and their
 control characters and bidi controls made visible. No element has a style or a handler of its own: the policy in its
 head allows one style sheet and one script, by their hashes. The lists are limited, so that the page of a large spool is
 no larger than a screen can use.
+
+The listener ignores events and looks for itself. It costs the dispatcher's passes nothing, and its own process only a
+small part of a processor: a page that takes long to make is made less often.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -21,26 +25,40 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 from msgspec import Struct
+from msgspec.structs import replace
 
 from spool import __version__
 from spool.cli.render import charts
 from spool.client.output import last_words_of
 from spool.core.accounting import By, RunFilter, Statistics, Totals
-from spool.core.errors import shown
-from spool.core.layout import JOB_LOG
+from spool.core.errors import SpoolError, shown
+from spool.core.layout import JOB_LOG, STAGING
 from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, Machine, State
 from spool.core.reasons import count_of, ranges_of
 from spool.core.runtimes import Basis, part_done
 from spool.core.units import show_duration, show_size
+from spool.doctor import Check, Findings, Subject, good, warn
+from spool.extras.page import page_path
+from spool.formats.config import Config
+from spool.listeners import Listener
 from spool.query.details import FAILURES
 from spool.query.jobs import RECENT_NS
 from spool.query.listing import ListedJob, folded
-from spool.query.overview import Overview
+from spool.query.overview import Overview, OverviewReader
 from spool.query.rows import JobRow
 from spool.query.shared import elsewhere
 from spool.query.timeline import Frame, timeline
+from spool.store.disk import Disk
 from spool.store.history import History
 from spool.store.spool import Spool
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 5.0
+"""The page is written once in this time, or less often: run times go on, and readers see that the page is alive."""
+
+_SHARE = 50  # making it may use one part in N of a processor
+_EVERYBODYS = 0o644  # a path outside of the spool is given so that others can read the page there
 
 MOST_RUNS, MOST_WAITING, MOST_HELD, MOST_ENDED, MOST_USERS = 60, 100, 40, 15, 12
 _FRESH_S = 60.0  # after this time without another, or four times the usual one, the page says that it is old
@@ -250,3 +268,70 @@ _FILTERS = (
     count_of, _clock, _cut, _date, _duration, _facts, _middle_cut, _percent, _size, _some, _story, _unit,
 )
 # fmt: on
+
+
+class PageWriter(Listener):
+    """Replaces the page as a whole. *config* returns the configuration in force."""
+
+    name = "page"
+
+    def __init__(self, root: str, config: Callable[[], Config]) -> None:
+        self._root = root
+        self._config = config
+        self._disk = Disk(f"{root}/{STAGING}")
+        self._overviews = OverviewReader(root)
+        self._seen: Overview | None = None
+        self._complaint = ""
+        self._pause_s = EVERY_S
+        self._next = 0.0  # monotonic: the next write
+
+    def tick(self) -> float | None:
+        """Write the page if its time has come."""
+        path = page_path(self._config(), self._root)
+        if path is not None and time.monotonic() >= self._next:
+            self._write(path)
+        return max(0.0, self._next - time.monotonic()) if path is not None else EVERY_S
+
+    def close(self) -> None:
+        """Write a last time: the dispatcher has left."""
+        path = page_path(self._config(), self._root)
+        if path is not None:
+            self._write(path, served=False)
+
+    def _write(self, path: str, *, served: bool = True) -> None:
+        begun_ns = time.thread_time_ns()
+        try:
+            now_ns = time.time_ns()
+            seen = self._overviews.look(now_ns) or self._seen
+            assert seen is not None
+            view = seen.view or (self._seen.view if self._seen is not None else None)  # the machine is still the same
+            self._seen = replace(seen, view=view, at_ns=now_ns)
+            private = path.startswith(f"{self._root}/")
+            text = render(self._seen, self._root, self._pause_s, served=served, private=private)
+            if private:
+                self._disk.put(path, text)
+            else:
+                self._disk.put_beside(path, text, _EVERYBODYS)
+            complaint = ""
+        except (OSError, SpoolError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            complaint = f"cannot write the status page: {path}: {why}"
+            if complaint != self._complaint:
+                log.error("%s", complaint)
+        self._complaint = complaint
+        self._pause_s = max(EVERY_S, _SHARE * (time.thread_time_ns() - begun_ns) / SECOND_NS)
+        self._next = time.monotonic() + self._pause_s
+
+
+def _check(subject: Subject) -> Findings:
+    path = page_path(subject.config, subject.root)
+    if path is None:
+        return
+    if os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK | os.X_OK):
+        yield warn(f"{path} cannot be written", "fix `status_page` in config.toml")
+    else:
+        yield good(f"written to {path}")
+
+
+CHECKS = (Check("status page", _check),)
+"""The check, as a row of the doctor's table."""

@@ -207,11 +207,9 @@ def _in_words(machine: Machine) -> str:
 
 
 def _print(about: Mapping[str, Any], machine: Machine, done: Sequence[PolicyResult]) -> None:
-    left = [
-        f"{about['never_fit']} never fit" if about["never_fit"] else "",
-        f"{about['incomplete']} did not run" if about["incomplete"] else "",
-    ]
-    left_out = f" (left out: {', '.join(filter(None, left))})" if any(left) else ""
+    why = {"never_fit": "never fit", "incomplete": "did not run"}
+    left = [f"{about[key]} {words}" for key, words in why.items() if about[key]]
+    left_out = f" (left out: {', '.join(left)})" if left else ""
     render.say(f"{about['source']}: {count_of(about['jobs'], 'job')} on {_in_words(machine)}{left_out}")
     render.say(f"time limits: {about['limits_stated']} of {about['jobs']} jobs state one")
     render.say()

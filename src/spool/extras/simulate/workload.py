@@ -314,8 +314,7 @@ def imagined_machine(
         return Machine(cpus or host.cpus(), memory, gpus=gpus)
     found = cpus or workload.cpus
     if found is None:
-        why = "the trace does not say how many processors its machine has; specify --cpus"
-        raise UsageError(f"cannot simulate: {why}")
+        raise UsageError("cannot simulate: the trace does not say how many processors its machine has; specify --cpus")
     return Machine(found, memory_bytes if memory_bytes is not None else NO_LIMIT_BYTES, gpus=gpus)
 
 

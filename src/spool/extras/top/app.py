@@ -263,11 +263,7 @@ class Top(App[int]):
     def _later(self, act: Callable[..., None], *values: object) -> None:
         """Call *act* on the screen with the news of a thread, unless the screen is closed."""
         with suppress(RuntimeError):
-            self.call_later(self._if_open, act, values)
-
-    def _if_open(self, act: Callable[..., None], values: Sequence[object]) -> None:
-        if self._is_open:
-            act(*values)
+            self.call_later(lambda: act(*values) if self._is_open else None)
 
     def _broken(self, error: Exception) -> None:
         """Exit with the traceback of a bug in a thread."""
@@ -425,16 +421,12 @@ class Top(App[int]):
             self._list.marked.clear()
             self._list.refresh()
             return
-        pattern = self._filter
-        pattern.value = ""
-        pattern.remove_class("asked")
-        self._list.focus()
+        self._filter.clear()
+        self.filter_kept()
 
     def action_filter(self) -> None:
         """Ask for words to filter by."""
-        pattern = self._filter
-        pattern.add_class("asked")
-        pattern.focus()
+        self._filter.add_class("asked").focus()
 
     @on(Input.Changed, "#filter")
     def filter_changed(self) -> None:
