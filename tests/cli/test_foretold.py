@@ -16,7 +16,6 @@ import pytest
 from calling import Command, asked, put_job
 from cli.records import TRUE, begin, end, expand, serve, view
 from spool.core.model import SECOND_NS, Grant, Request, Result, State, Stop, StopKind, Suspension
-from spool.extras.page.document import render
 from spool.formats import run_records
 from spool.formats.run_records import render_history
 from spool.formats.state import JobView, MachineView
@@ -29,7 +28,7 @@ from spool.query.overview import OverviewReader
 from spool.store.lock import Lock
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
-from support import ROOT
+from support import ROOT, optional
 
 MINUTE = 60 * SECOND_NS
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
@@ -287,7 +286,8 @@ def test_every_view_tells_the_same(spool: Command, spool_root: Path, now: int, m
         seen = OverviewReader(str(spool_root)).look(now)
         assert seen is not None
         rows = {row.name: seen.outlook.of(row, now) for row in seen.active}
-        page = render(seen, str(spool_root), 5).decode()
+        document = optional("spool.extras.page.document")
+        page = document.render(seen, str(spool_root), 5).decode() if document is not None else None
         planned = {job["name"]: job for job in asked(spool, "plan")["waits"]}
         why = {name: asked(spool, "why", name) for name in listed}
         monkeypatch.setenv("COLUMNS", "200")
@@ -315,9 +315,7 @@ def test_every_view_tells_the_same(spool: Command, spool_root: Path, now: int, m
         assert rows[name].start_at_ns == foreseen[name].start_at_ns == at_ns
         assert plain[name].start is None
     assert rows["next"].outlook(now + MINUTE) == "in ~39m00s"
-    assert "Starts" in page
-    assert "30m00s left" in page
-    assert "in ~40m00s" in page
+    assert page is None or all(told in page for told in ("Starts", "30m00s left", "in ~40m00s"))
     assert [text.count("~10m00s") for text in texts[:2]] == [2, 1]
     assert "time left: 30m00s, by its progress\ntime limit: 8h00m" in texts[2 + list(listed).index("says")]
     assert "in about 40m00s, " in texts[2 + list(listed).index("next")]
