@@ -26,9 +26,9 @@ if (Path(__file__).parent / "plugins" / "fake_nvml.py").exists():
     pytest_plugins = [
         "plugins.commands",
         "plugins.fake_nvml",
-        "plugins.receiving",
         "plugins.serving",
         "plugins.variants",
+        "receivers",
     ]
 
 # No deadline, for that would be a timed assertion. New examples each time, whose blob finds them again anywhere; but in

@@ -12,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any, cast
 
+import pytest
+
 HOST = "127.0.0.1"
 
 
@@ -122,3 +124,24 @@ def serving(server: Any) -> Iterator[Any]:
         server.shutdown()
         server.server_close()
         thread.join(5)
+
+
+@pytest.fixture
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speak to the loopback itself, whatever proxy this machine has."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def web(no_proxy: None) -> Iterator[WebServer]:
+    """Serve HTTP."""
+    with serving(WebServer()) as server:
+        yield server
+
+
+@pytest.fixture
+def mail(no_proxy: None) -> Iterator[MailServer]:
+    """Serve SMTP."""
+    with serving(MailServer()) as server:
+        yield server

@@ -130,19 +130,15 @@ CAPABILITY = Capability(
 
 
 def test_a_package_hears_and_takes_part_in_starts_though_no_file_names_it(tmp_path: Path, spool_root: Path) -> None:
-    """A dispatcher looks for capabilities of packages as it begins, without a key or a verb that is missed."""
+    """A dispatcher looks for capabilities of packages as it begins, without a key or a verb that is missed.
+
+    A listener that misspells an event is told, with what was probably meant; it hears the others.
+    """
     install(tmp_path, "writing", "w = writing:CAPABILITY")
     (tmp_path / "writing.py").write_text(WRITING)
     (spool_root / "queued" / "a.toml").write_text('command = "true"\n')
-    assert with_packages(tmp_path, "dispatch", "--until-idle").returncode == 0
-    wait_for(lambda: (spool_root / "heard").exists() and "finished a" in (spool_root / "heard").read_text())
-
-
-def test_a_listener_that_misspells_an_event_is_told(tmp_path: Path, spool_root: Path) -> None:
-    """The problem says which listener of which class wants what, and what was probably meant; it hears the others."""
-    install(tmp_path, "writing", "w = writing:CAPABILITY")
-    (tmp_path / "writing.py").write_text(WRITING)
-    (spool_root / "queued" / "a.toml").write_text('command = "true"\n')
-    told = with_packages(tmp_path, "dispatch", "--until-idle").stderr
-    assert 'the listener writer (writing:Writer) wants "finishd": no such event, did you mean finished?' in told
+    said = with_packages(tmp_path, "dispatch", "--until-idle")
+    assert said.returncode == 0
+    assert 'the listener writer (writing:Writer) wants "finishd": no such event, did you mean finished?' in said.stderr
     assert (tmp_path / "put").read_text() == "a"
+    wait_for(lambda: (spool_root / "heard").exists() and "finished a" in (spool_root / "heard").read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,11 @@ def metadir_of(root: Path, name: str, run: int = 1) -> Path:
 def places(root: Path, *names: str) -> list[str]:
     """Return the directories in which these jobs have a file, job by job."""
     return [at for name in names for at in layout.PLACES if (root / at / f"{name}.toml").exists()]
+
+
+def queued(root: Path, name: str) -> dict[str, Any]:
+    """Return a waiting job's keys."""
+    return tomllib.loads((root / layout.QUEUED / f"{name}.toml").read_text())
 
 
 def end(root: Path, result: Result, *, told: bool = True) -> Path:

@@ -232,14 +232,6 @@ def test_a_file_that_is_open_in_an_editor_has_no_error(spool: Command, spool_roo
     assert "edit a" not in spool("why", "a").out
 
 
-def test_why_foretells_nothing_of_a_job_that_never_fits(spool: Command, spool_root: Path) -> None:
-    """It says what is too much and what to do; its place in the queue and its run time would only distract."""
-    put_job(spool_root, "first", 'command = "true"\ncpus = 0\n')
-    put_job(spool_root, "a", 'command = "true"\ncpus = 100000\n')
-    said = spool("why", "a").out
-    assert not [noise for noise in ("expected", "order:", "ahead", "could start", "cpus:") if noise in said]
-
-
 def test_what_never_fits_is_ahead_of_nobody(spool: Command, spool_root: Path) -> None:
     """It stands in no other job's way."""
     for at, (name, cpus) in enumerate((("huge", 100000), ("huger", 100000), ("a", 0), ("b", 0)), 1):
@@ -342,20 +334,11 @@ def test_a_name_whose_start_was_taken_back_is_not_proposed_for_itself(spool: Com
     assert " train?" in spool("show", "trains").err
 
 
-def test_check_names_file_line_and_key(spool: Command, tmp_path: Path) -> None:
-    """Each problem is one line that editors can jump to; a valid file is said to be valid."""
-    bad, good = tmp_path / "bad.toml", tmp_path / "good.toml"
-    bad.write_text('command = "true"\ncpu = 1\nmemory = 5\n')
-    good.write_text('command = "true"\n')
-    said = spool("check", bad, good)
-    assert said.code == 4
-    assert [line.split(": ")[0] for line in said.out.splitlines()] == [f"{bad}:2", f"{bad}:3"]
-    assert spool("check", good).code == 0
-    assert spool("check", tmp_path / "nosuch.toml").code == 4
-    (tmp_path / "config.toml").write_text("cpus = 2\n")
-    assert spool("check", tmp_path / "config.toml").code == 0
+def test_check_names_line_and_key_as_json(spool: Command, tmp_path: Path) -> None:
+    """Of each problem of each file."""
+    bad = put_job(tmp_path, "bad", 'command = "true"\ncpu = 1\nmemory = 5\n', ".")
     found = json.loads(spool("check", "--json", bad).out)["files"][0]
-    assert (found["valid"], found["problems"][0]["line"]) == (False, 2)
+    assert (found["valid"], [each["line"] for each in found["problems"]]) == (False, [2, 3])
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "nonsense"])

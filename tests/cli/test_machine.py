@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from calling import Command, asked, put_job, spawned
+from cli.records import begin
 from plugins.fake_nvml import GIB, FakeNvml
-from served import Served
-from spool.core.model import ForeignProcess, Gpu
+from spool.core.model import ForeignProcess, Gpu, Grant
 from spool.formats.state import GpuView, MachineView, StateView, render_state
 from spool.machine.host import unlisted_cards
 from spool.store.locked_spool import LockedSpool
+from support import wait_for
 
 UNKNOWN = 999
 
@@ -126,39 +127,31 @@ def test_gpus_that_cannot_be_asked_are_unknown_and_not_free(spool: Command, four
     assert asked(spool, "info")["gpu_problem"].startswith("NVML")
 
 
-def test_runs_that_hold_gpus_are_named(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+def test_runs_that_hold_gpus_are_named(spool: Command, spool_root: Path, four: FakeNvml) -> None:
     """From the files of runs alone: who has a GPU alone, who shares one and how much of it was granted."""
-    for index in range(3):
-        fake_nvml.gpu(f"GPU-{index}", bus=index + 1)
-    served = Served(tmp_path / "spool", dict(fake_nvml.variables))
-    (served.root / "config.toml").write_text('cpus = 8\nmemory_reserve = "0%"\n')
-    served.drop("exclusive", "sleep 300", gpus=1, time_limit="1h", memory="64M")
-    served.start()
-    try:
-        served.pid("exclusive")
-        served.drop("first", "sleep 300", gpus=1, gpu_memory="8G")
-        served.drop("second", "sleep 300", gpus=1, gpu_memory="8G")
-        served.pid("first")
-        served.pid("second")
-        found = by_index(json.loads(served.spool("gpus", "--json").stdout))
-        holders = {
-            index: {(one["job"], one["granted_bytes"]) for one in gpu["holders"]} for index, gpu in found.items()
-        }
-        assert holders == {0: {("exclusive", None)}, 1: {("first", 8 * GIB), ("second", 8 * GIB)}, 2: set()}
-        assert [found[index]["state"] for index in range(3)] == ["exclusive", "shared", "idle"]
-        info = json.loads(served.spool("info", "--json").stdout)
-        assert (info["cpus"], info["cpus_granted"], info["memory_granted_bytes"]) == (8, 3, 64 << 20)
-        assert [run["job"] for run in info["runs"]] == ["exclusive", "first", "second"]
-        assert info["states"] == {"running": 3}
-        assert info["dispatcher"]["pid"] == served.process.pid
-        assert info["dispatcher"]["since_at"] <= info["dispatcher"]["heartbeat_at"]
-        assert "exclusive 0; shared 1; idle 2" in served.spool("info").stdout
-    finally:
-        for name in served.root.glob("running/*"):
-            name.unlink()
-        served.until(lambda: not os.listdir(served.root / "running"), "the end of all")
-        served.until(lambda: len(os.listdir(served.root / "done")) == 3, "the records of all")
-        served.stop()
+    configure(spool_root, "cpus = 8\n")
+    for name, at, more in (
+        ("exclusive", 0, {"memory_bytes": 64 << 20}),
+        ("first", 1, {"gpu_memory_bytes": 8 * GIB}),
+        ("second", 1, {"gpu_memory_bytes": 8 * GIB}),
+    ):
+        begin(spool_root, name, grant=Grant(1, gpu_uuids=(f"GPU-{at}",), gpu_indices=(at,), **more))
+    found = by_index(asked(spool, "gpus"))
+    holders = {index: {(one["job"], one["granted_bytes"]) for one in gpu["holders"]} for index, gpu in found.items()}
+    assert holders == {0: {("exclusive", None)}, 1: {("first", 8 * GIB), ("second", 8 * GIB)}, 2: set(), 3: set()}
+    assert [found[index]["state"] for index in range(4)] == ["exclusive", "shared", "idle", "idle"]
+    info = asked(spool, "info")
+    assert (info["cpus"], info["cpus_granted"], info["memory_granted_bytes"]) == (8, 3, 64 << 20)
+    assert [run["job"] for run in info["runs"]] == ["exclusive", "first", "second"]
+    assert info["states"] == {"running": 3}
+    assert "exclusive 0; shared 1; idle 2, 3" in spool("info").out
+
+
+def test_info_tells_of_the_dispatcher(spool: Command, dispatcher: subprocess.Popen[str], spool_root: Path) -> None:
+    """Its process, since when it serves, and when it said something last."""
+    wait_for((spool_root / "state.json").exists)
+    told = asked(spool, "info")["dispatcher"]
+    assert (told["pid"], told["since_at"] <= told["heartbeat_at"]) == (dispatcher.pid, True)
 
 
 def test_info_of_a_quiet_spool(spool: Command, spool_root: Path) -> None:

@@ -180,7 +180,6 @@ def test_the_waiting_tasks_of_an_array_are_one_line_of_a_terminal(
     ]
     assert "12 tasks: " in next(line for line in found if "sweep_[" in line)
     assert sum(line.startswith("run_") for line in found) == 4
-    on_terminal(monkeypatch, 80)
     assert _COLOUR.sub("", spool("ls", "-a").out).count("\nsweep_") == 13
 
 

@@ -7,12 +7,11 @@ import subprocess
 import time
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from calling import Command, put_job, spawned
-from cli.records import end, expand, places
+from cli.records import end, expand, places, queued
 from spool.core.model import Grant, Request, Result, State
 from spool.store.ownership import this_user
 from support import printed_on
@@ -197,11 +196,6 @@ def test_a_command_given_as_a_list_is_one(spool: Command, spool_root: Path, text
     put_job(spool_root, "a", place="done")
     assert spool("requeue", "a", "--set", f"command={text}").code == 0
     assert tomllib.loads((spool_root / "queued" / "a.toml").read_text())["command"] == command
-
-
-def queued(root: Path, name: str) -> dict[str, Any]:
-    """Return a waiting job's keys."""
-    return tomllib.loads((root / "queued" / f"{name}.toml").read_text())
 
 
 @pytest.mark.parametrize(

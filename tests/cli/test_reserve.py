@@ -73,15 +73,6 @@ def test_times_may_be_relative_or_dates(spool: Command) -> None:
     assert [one["state"] for one in found.values()] == ["pending", "pending"]
 
 
-def test_a_name_is_used_once(spool: Command, spool_root: Path) -> None:
-    """A reservation is never overwritten by another."""
-    assert spool("reserve", "create", "a", "--gpus", "1", "--duration", "1h").code == 0
-    before = (spool_root / "reservations" / "a.toml").read_bytes()
-    said = spool("reserve", "create", "a", "--gpus", "1", "--start", "+3h", "--duration", "1h")
-    assert said.code == 1
-    assert (spool_root / "reservations" / "a.toml").read_bytes() == before
-
-
 def test_reservations_that_never_hold_at_once_may_keep_the_same(spool: Command) -> None:
     """All four for one after the other."""
     assert spool("reserve", "create", "a", "--gpus", "4", "--duration", "1h").code == 0

@@ -367,16 +367,6 @@ def test_a_draft_is_read_as_it_was_filled(keys: dict[str, object]) -> None:
 
 
 @QUICK_OR_FULL
-def test_a_job_can_be_submitted_held(spool: Command, spool_root: Path, way: list[str]) -> None:
-    """It lies in held/ alone, with the variables that were asked for, and nobody asks for a dispatcher."""
-    said = spool("submit", "--hold", *way, "-e", "A=1", "--name", "a", "--", "true")
-    assert (said.code, said.out) == (0, "a\n")
-    assert os.listdir(spool_root / "queued") == []
-    spec = jobfile.parse((spool_root / "held" / "a.toml").read_bytes(), name="a")
-    assert dict(spec.env)["A"] == "1"
-
-
-@QUICK_OR_FULL
 def test_a_dependency_that_is_there_is_taken_and_others_are_warned_of(
     spool: Command, spool_root: Path, way: list[str]
 ) -> None:

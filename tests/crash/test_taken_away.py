@@ -14,7 +14,7 @@ from spool.client import gc
 from spool.client.requests import Requests
 from spool.core.errors import SpoolError
 from spool.core.layout import DONE, HELD, PLACES, QUEUED, RUNNING
-from spool.core.model import Result, State
+from spool.core.model import State
 from spool.formats.config import RetentionPolicy
 from spool.store.spool import Spool
 
@@ -58,13 +58,8 @@ def _cancel(world: World, _: Session) -> bool:
 DEEDS: dict[str, Deed] = {"rm": _rm, "mv done": _to_done, "mv held": _to_held, "cancel": _cancel}
 
 
-def _ends(session: Session) -> None:
-    session.users.submit(JOB, "ok", *KEYS)
-    session.settle()
-
-
-def _runs(session: Session) -> None:
-    session.users.submit(JOB, "hang", *KEYS)
+def _runs(session: Session, command: str = "hang") -> None:
+    session.users.submit(JOB, command, *KEYS)
     session.settle()
 
 
@@ -85,7 +80,7 @@ def _waits(session: Session) -> None:
 
 
 LIVES: dict[str, Callable[[Session], None]] = {
-    "ends": _ends,
+    "ends": lambda session: _runs(session, "ok"),
     "runs": _runs,
     "is suspended": _is_suspended,
     "waits": _waits,
@@ -106,14 +101,10 @@ def _finish(session: Session) -> None:
     session.end()
 
 
-def _lines(world: World) -> list[Result]:
-    return [line for line in history(world.root) if line.job == JOB]
-
-
 def _assert_told_as_it_was(world: World, place: str | None, deed: str, *, over: bool) -> None:
     check(world)
     spool = Spool(str(world.root))
-    lines = _lines(world)
+    lines = [line for line in history(world.root) if line.job == JOB]
     withdrawn = deed == "rm" and place in (QUEUED, HELD)
     ends = [line for line in lines if line.again is None and (line.outcome is State.FINISHED or deed != "mv held")]
     again = deed == "mv held" and over  # a run had ended by itself: its file, held and released, is run again

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -69,23 +68,18 @@ def test_the_moves_of_a_run_cost_no_look(session: Session, monkeypatch: pytest.M
     assert len([path for path in looks if path == "running/x.toml"]) <= 2  # to file it
 
 
-def _replace(session: Session, name: str) -> None:
-    session.users.submit(name, "hang until 2", "priority = 77", place=RUNNING)
-
-
-def _write(session: Session, name: str) -> None:
-    session.users.path(RUNNING, name).write_text('command = "hang until 2"\npriority = 77\n')
-
-
-@pytest.mark.parametrize("change", [_replace, _write])
-def test_an_edit_right_after_the_claim_is_seen(session: Session, change: Callable[[Session, str], None]) -> None:
+@pytest.mark.parametrize("written", [False, True])
+def test_an_edit_right_after_the_claim_is_seen(session: Session, written: bool) -> None:
     """Whether an editor writes the file or puts another in its place, before or after the claim's event was read.
 
     The kernel makes one event of two that are alike, if nothing was read in between.
     """
     after, before = running(session, "after"), running(session, "before")
     for live in (before, after):
-        change(session, live.name)
+        if written:
+            session.users.path(RUNNING, live.name).write_text('command = "hang until 2"\npriority = 77\n')
+        else:
+            session.users.submit(live.name, "hang until 2", "priority = 77", place=RUNNING)
         session.turns(3)
         assert live.spec.priority == 77
 

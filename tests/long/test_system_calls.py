@@ -44,9 +44,7 @@ EXPECTED = {
     "newfstatat running/J.toml": (3, 2, "what was claimed was parsed, and is still there; what is filed is a file"),
     "write .journal": (2, 0.5, "the start, before its launch; the end; each for all runs of a pass"),
     # An end.
-    "openat jobs/J/1/rc": (1, 1, "the exit code"),
-    "read jobs/J/1/rc": (1, 1, "the exit code"),
-    "close jobs/J/1/rc": (1, 1, "the exit code"),
+    **{f"{call} jobs/J/1/rc": (1, 1, "the exit code") for call in ("openat", "read", "close")},
     "newfstatat jobs/J/1/rc": (1, 1, "when it was written, which is the end of the run; of the same descriptor"),
     "newfstatat jobs/J": (3, 2, "no link stands for its directory: for the exit code, the result, a second start"),
     "newfstatat jobs/J/1": (3, 2, "no link stands for the metadir: for the exit code, the result, and a late jid"),
@@ -56,10 +54,7 @@ EXPECTED = {
     },
     "newfstatat jobs/J/1/metrics": (1, 1, "the result has the figures that the job has reported: there are none"),
     "newfstatat jobs/J/1/stop": (1, 1, "somebody may have ordered a stop in the last moment"),
-    "openat .tmp/NEW": (1, 1, "the result appears whole"),
-    "write .tmp/NEW": (1, 1, "the result appears whole"),
-    "close .tmp/NEW": (1, 1, "the result appears whole"),
-    "rename .tmp/NEW": (1, 1, "the result appears whole"),
+    **{f"{call} .tmp/NEW": (1, 1, "the result appears whole") for call in ("openat", "write", "close", "rename")},
     "write history.jsonl": (1, 0.3, "a line for each run of a pass"),
     "renameat2 running/J.toml": (1, 1, "the file is filed"),
     # At times.

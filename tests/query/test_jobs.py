@@ -1,34 +1,46 @@
-"""Lists of jobs: a glance finds what a close look does, and each view has the same numbers and parameters of tasks."""
+"""Lists of jobs: a glance finds what a close look does, each view has the same numbers, and a move hides no job."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from calling import put_job
-from cli.records import TRUE, begin, end, expand, metadir_of, serve
+from cli.records import TRUE, begin, end, expand, metadir_of, serve, view
 from filled import filled
 from spool.client import autostart
 from spool.client.autostart import outlook
 from spool.client.submit import make_spool
+from spool.client.waiting import Waiter
 from spool.core import layout
 from spool.core.arrays import Tasks
+from spool.core.errors import SpoolUnusable
 from spool.core.gpuuse import GpuWatch
-from spool.core.model import SECOND_NS, GpuWork, Grant, Result, Spec, State, Stop, StopKind
+from spool.core.model import SECOND_NS, GpuWork, Grant, Request, Result, Spec, State, Stop, StopKind
 from spool.formats import jobfile, run_records
 from spool.formats.run_records import render_history, render_stop
-from spool.formats.state import GpuUseView, JobView, of_spec, parse_state
+from spool.formats.state import GpuUseView, JobView, MachineView, StateView, of_spec, parse_state, render_state
+from spool.machine import identity
 from spool.machine.processes import MachineProber
 from spool.query.details import RunEfficiency, compare, job_details
 from spool.query.explain import why
-from spool.query.jobs import counts, list_jobs
+from spool.query.jobs import JobLister, counts, list_jobs
 from spool.query.machine import machine_status
-from spool.query.rows import JobFilter, JobRow, Parameters, row_of_result, tasks_in, with_parameters
+from spool.query.overview import OverviewReader
+from spool.query.rows import JobFilter, JobList, JobRow, Parameters, row_of_result, tasks_in, with_parameters
+from spool.query.selection import picked
+from spool.query.shared import UserShare
+from spool.store.lock import Lock
 from spool.store.spool import Service, Spool
 from spool.store.tolerant import TolerantSpool
+from views import BOB, Arbiter
 
 
 @pytest.fixture
@@ -321,3 +333,222 @@ def test_each_array_s_file_is_read_once_for_a_list(spool_root: Path, monkeypatch
     rows = [JobRow(name=f"s_{index % 4}", state=State.QUEUED) for index in range(100)]
     assert all(row.parameters for row in with_parameters(spool, rows))
     assert read.count("job.toml") == 1
+
+
+# Lists that are made while files move: each job is in one once, as what it was before or after the move.
+
+
+_CALLS = ("listdir", "lstat", "stat", "open", "scandir")
+
+
+class Job:
+    """One job in a spool of its own, that can be moved on as a dispatcher does it."""
+
+    def __init__(self, root: Path, place: str, *, ended: bool) -> None:
+        make_spool(str(root))
+        self.root = root
+        self._path(place).write_text('command = "true"\n')
+        if place == layout.RUNNING:
+            self._starts(ended=ended)
+        if place == layout.DONE:
+            self._starts(ended=True)
+            self._recorded()
+
+    def _path(self, place: str) -> Path:
+        return self.root / place / "x.toml"
+
+    def _record(self, name: str) -> Path:
+        path = self.root / "jobs" / "x" / "1" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _starts(self, *, ended: bool) -> None:
+        file = [path for place in layout.PLACES if (path := self._path(place)).exists()]
+        inode = file[0].stat().st_ino
+        grant = run_records.GrantRecord("x", 1, grant=Grant(1), granted_at_ns=time.time_ns(), inode=inode, user="me")
+        self._record(layout.SPEC_COPY).write_text('command = "true"\n')
+        self._record(layout.GRANT).write_bytes(run_records.render_grant(grant))
+        jid = identity.of_process(os.getpid())
+        self._record(layout.JID).write_bytes(run_records.render_jid(replace(jid, start_ticks=1) if ended else jid))
+        if ended:
+            self._record(layout.RC).write_text("0\n")
+
+    def _recorded(self) -> None:
+        now = time.time_ns()
+        ended = Result("x", 1, 1, State.FINISHED, "exit code 0", now, now, now, 0, request=Request(), grant=Grant(1))
+        end(self.root, ended)
+
+    def move(self, old: str, new: str) -> None:
+        """Do what a dispatcher does, or a user, when the job goes from one directory to another."""
+        if new == layout.RUNNING:
+            self._starts(ended=False)
+        if new == layout.DONE:
+            self._recorded()
+        os.rename(self._path(old), self._path(new))
+
+    def serve(self, state: str | None) -> None:
+        """Have a dispatcher that said *state* of the job last."""
+        jobs = {} if state is None else {"x": JobView(state=state, run=1 if state != "queued" else None, user="me")}
+        view(self.root, jobs)
+
+
+def at_each_call(monkeypatch: pytest.MonkeyPatch, look: Callable[[], Any], make: Callable[[], Job]) -> Iterator[Any]:
+    """Yield what *look* returns if a job moves before the first call of the file system, the second, and so on."""
+    real = {name: getattr(os, name) for name in _CALLS}
+    for cut in itertools.count():
+        job = make()
+        left = [cut]
+
+        def called(name: str, left: list[int] = left, job: Any = job) -> Callable[..., Any]:
+            def call(*given: Any, **named: Any) -> Any:
+                left[0] -= 1
+                if left[0] == -1:
+                    for other in _CALLS:
+                        monkeypatch.setattr(os, other, real[other])
+                    job.then()
+                return real[name](*given, **named)
+
+            return call
+
+        for name in _CALLS:
+            monkeypatch.setattr(os, name, called(name))
+        try:
+            found = look(job.root)  # type: ignore[call-arg]
+        finally:
+            for name in _CALLS:
+                monkeypatch.setattr(os, name, real[name])
+        if left[0] >= 0:
+            assert cut > 3, "nothing was read"
+            return
+        yield found
+
+
+MOVES = [
+    (layout.QUEUED, layout.RUNNING, "queued", {"queued", "running"}),
+    (layout.HELD, layout.QUEUED, "held", {"held", "queued"}),
+    (layout.QUEUED, layout.HELD, "queued", {"held", "queued"}),
+    (layout.RUNNING, layout.DONE, "running", {"running", "stopping", "finished"}),
+    (layout.RUNNING, layout.DONE, "stopping", {"stopping", "finished"}),
+    (layout.DONE, layout.QUEUED, None, {"finished", "queued"}),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "said", "states"), MOVES)
+@pytest.mark.parametrize("served", [True, False], ids=["served", "alone"])
+@pytest.mark.parametrize("how", ["ls", "ls NAME"])
+def test_a_job_that_moves_is_listed_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    old: str,
+    new: str,
+    said: str | None,
+    states: set[str],
+    served: bool,
+    how: str,
+) -> None:
+    """Whatever call of the file system comes after the move, the job is in the list once, in a state that it had."""
+    numbers = itertools.count()
+    monkeypatch.setattr(MachineProber, "has_left_processes", lambda *_: False)  # a look at each process of the machine
+    monkeypatch.setattr(MachineProber, "is_wrapper", lambda *_: True)  # this process stands for it
+    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED if served else Service.NONE)
+
+    def make() -> Job:
+        job = Job(tmp_path / str(next(numbers)), old, ended=said == "stopping")
+        if served:
+            job.serve(said)
+        job.then = lambda: job.move(old, new)  # type: ignore[attr-defined]
+        return job
+
+    def look(root: Path) -> list[tuple[str, str]]:
+        spool, wanted = Spool(str(root)), JobFilter(names=("x",))
+        found: JobList = list_jobs(spool, wanted) if how == "ls NAME" else JobLister(spool).listing()
+        return [(row.name, row.state.value) for row in found.rows]
+
+    for rows in at_each_call(monkeypatch, look, make):  # type: ignore[arg-type]
+        if how == "ls" and (old, new) == (layout.DONE, layout.QUEUED):
+            assert len(rows) <= 1  # what has ended is read last, and a name that was asked for is looked for again
+            continue
+        assert [name for name, _ in rows] == ["x"], rows
+        assert rows[0][1] in states, rows
+
+
+def test_a_dispatcher_that_stands_still_has_nothing_listed_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that has ended, and that a stopped dispatcher has not recorded, is one row and one awaited job."""
+    monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
+    job = Job(tmp_path / "s", layout.RUNNING, ended=True)
+    for said in ("running", "stopping", None):
+        job.serve(said)
+        rows = JobLister(Spool(str(job.root))).listing().rows
+        assert [(row.name, row.state) for row in rows] == [("x", State.STOPPING)]
+        assert "a dispatcher will record it" not in rows[0].reason
+        assert picked(Spool(str(job.root)), JobFilter(states=frozenset({State.STOPPING})), layout.PLACES)[0] == ["x"]
+        assert Waiter(Spool(str(job.root)), ("x",)).poll() == []
+
+
+# What a screen that stays open reads: anew only where something has changed.
+
+
+def test_nothing_is_read_anew_while_nothing_changes(spool_root: Path) -> None:
+    """The second look is None; a file that comes, the pause and ten seconds are each a reason to look."""
+    reader = OverviewReader(str(spool_root))
+    now = time.time_ns()
+    first = reader.look(now)
+    assert first.active == ()
+    assert reader.look(now + SECOND_NS) is None
+    put_job(spool_root, "one")
+    second = reader.look(now + 2 * SECOND_NS)
+    assert [row.name for row in second.active] == ["one"]
+    assert second.found.unserved
+    (spool_root / "paused").touch()
+    third = reader.look(now + 3 * SECOND_NS)
+    assert third.found.paused
+    assert reader.look(now + 12 * SECOND_NS) is None
+    assert reader.look(now + 13 * SECOND_NS) is not None
+
+
+def test_a_dispatcher_that_went_is_noticed_though_no_file_changed(spool_root: Path) -> None:
+    """The lock is asked at every look: what state.json says of the machine counts only while its writer lives."""
+    lock = Lock(str(spool_root / ".lock"))
+    now = time.time_ns()
+    machine = MachineView(cpus=8, cpus_free=3, memory_bytes=1 << 30, memory_free_bytes=0, gpus_at_ns=now)
+    (spool_root / "state.json").write_bytes(render_state(StateView(version=1, at_ns=now, pid=1, machine=machine)))
+    reader = OverviewReader(str(spool_root))
+    seen = reader.look(now)
+    assert seen.machine is not None
+    assert seen.machine.cpus_free == 3
+    assert reader.look(now + 1) is None
+    lock.release()
+    seen = reader.look(now + 2)
+    assert seen.machine is None
+    assert not seen.found.dispatcher
+
+
+def test_a_spool_that_is_gone_is_an_error_and_may_come_back(spool_root: Path) -> None:
+    """A look at a spool that was moved away raises; once it is there again, it is read."""
+    put_job(spool_root, "one")
+    reader = OverviewReader(str(spool_root))
+    assert reader.look(time.time_ns()) is not None
+    spool_root.rename(spool_root.with_name("elsewhere"))
+    with pytest.raises(SpoolUnusable):
+        reader.look(time.time_ns())
+    spool_root.with_name("elsewhere").rename(spool_root)
+    put_job(spool_root, "two", place="held")
+    seen = reader.look(time.time_ns())
+    assert (seen.count(State.QUEUED), seen.count(State.HELD), seen.count(State.QUEUED, State.HELD)) == (1, 1, 2)
+
+
+def test_what_other_users_have_is_news_and_the_time_is_none(spool_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another lease is a reason to look; that the arbiter renews its file is none, until it no longer does."""
+    arbiter = Arbiter(spool_root, monkeypatch)
+    arbiter.says(BOB)
+    now = time.time_ns()
+    reader = OverviewReader(str(spool_root))
+    assert [share.user for share in reader.look(now).shared.use.others] == ["bob"]
+    arbiter.says(BOB, written_at_ns=2)
+    assert reader.look(now + SECOND_NS) is None
+    arbiter.says(BOB, UserShare(user="carol", asks=1))
+    assert reader.look(now + 2 * SECOND_NS).problems == ()
+    arbiter.says(problem="the arbiter has not answered for 6s")
+    assert " 6s;" in reader.look(now + 3 * SECOND_NS).problems[0]

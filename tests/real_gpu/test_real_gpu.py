@@ -22,11 +22,10 @@ import pytest
 
 from served import GPU_LOOKS, Served
 from spool.core.model import SECOND_NS, Gpu
-from spool.extras.capture.code import driver_version
 from spool.formats.state import GpuLook
 from spool.machine.gpus import LIMIT_NS, GpuWatcher, in_pid_namespace
 from spool.machine.nvml import Sample
-from support import ROOT, wait_for
+from support import ROOT, optional, wait_for
 
 pytestmark = pytest.mark.real_gpu
 
@@ -77,7 +76,8 @@ def card() -> Gpu:
     idle = [gpu for gpu in found.gpus if gpu.vendor == "NVIDIA" and not (gpu.mig or gpu.foreign or gpu.problem)]
     if not idle:
         pytest.skip(f"no idle NVIDIA card: {found.problem or [gpu.name for gpu in found.gpus]}")
-    FIGURES["card"], FIGURES["driver"] = idle[0].name, driver_version()
+    code = optional("spool.extras.capture.code")
+    FIGURES["card"], FIGURES["driver"] = idle[0].name, code and code.driver_version()
     return idle[0]
 
 
@@ -237,7 +237,6 @@ def test_use_and_energy_are_what_was_burnt(spool: Served, card: Gpu) -> None:
     assert 0.6 * (after - before) <= use["energy_mj"] <= after - before
     assert 20_000 <= use["energy_mj"] / (use["energy_watched_ms"] / 1000) <= 1_500_000  # milliwatts
     FIGURES["energy_mj"] = {"nvml": after - before, "recorded": use["energy_mj"]}
-    assert "EUR" in spool.spool("seff", "busy").stdout
 
 
 def test_a_job_that_leaves_the_card_idle_is_stopped(spool: Served) -> None:

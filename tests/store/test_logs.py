@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from faulty import FaultyDisk, cut_off, every_cut
+from faulty import FaultyDisk, PowerCut, cut_off, every_cut
 from spool.core import layout
 from spool.formats.journal import Left, Line, Over, Waits
 from spool.store.disk import SpoolTrouble
@@ -282,6 +282,14 @@ def test_a_line_that_a_full_disk_cut_short_does_not_spoil_the_next(tmp_path: Pat
             logs.remember([SECOND])
         logs.remember([Left("c")])
         assert logs.read_journal() == [FIRST, Left("c")]
+
+
+def test_a_cut_passes_through_the_logs(tmp_path: Path) -> None:
+    """A power cut is not taken for a problem of the disk that could be lived with."""
+    with Stand(tmp_path / "spool", cut_at=1) as stand:
+        logs = Logs(stand.spool)
+        with pytest.raises(PowerCut):
+            logs.remember([FIRST])
 
 
 @pytest.mark.parametrize("how", ["deleted", "rotated", "replaced"])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from extras.capture.test_code import git, pytestmark
+from extras.capture.test_code import tree as committed
 from served import HOUR_NS, LOOKS, Served
 from spool.formats import config
 from support import wait_for
@@ -19,7 +20,7 @@ from test_examples import configure as configure_example
 from test_examples import folder
 from test_examples import served as example_spool
 
-__all__ = ["pytestmark"]
+__all__ = ["committed", "pytestmark"]
 
 EXECUTORS = ("process", "sh", "tmux")
 
@@ -36,16 +37,10 @@ def test_nothing_is_captured_unless_the_configuration_asks_for_it() -> None:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(committed: Path) -> Path:
     """Give a work tree with one commit and a change."""
-    path = tmp_path / "tree"
-    path.mkdir()
-    git(path, "init", "-q")
-    (path / "a").write_text("one\n")
-    git(path, "add", ".")
-    git(path, "commit", "-qm", "one")
-    (path / "a").write_text("two\n")
-    return path
+    (committed / "a").write_text("two\n")
+    return committed
 
 
 def path_before(directory: Path, program: str, text: str) -> str:

@@ -228,7 +228,6 @@ def test_a_dispatcher_keeps_the_page_up_to_date(tmp_path: Path) -> None:
         assert "1 failed" in told(page)
         served.stop()
         wait_for(lambda: "No dispatcher is running, so nothing starts. Active jobs: 1." in told(page), what="the end")
-        assert page.stat().st_mode & 0o777 == 0o600
 
 
 def test_tasks_that_are_alike_stand_on_one_line(tmp_path: Path) -> None:
