@@ -143,6 +143,14 @@ def test_requeue_failed_of_a_named_array_takes_its_failed_tasks(
     assert places(spool_root, "sweep_0", "sweep") == ["done", place]
 
 
+def test_a_task_that_is_requeued_with_its_array_runs_once(spool: Command, spool_root: Path) -> None:
+    """It runs as a task of that; what only has a task's name is another job."""
+    sweep(spool_root)
+    ended(spool_root, "sweep_x", State.FAILED)
+    assert spool("requeue", "sweep_1", "sweep", "sweep_x").out == "sweep queued again\nsweep_x queued again\n"
+    assert places(spool_root, "sweep", "sweep_x", "sweep_1") == ["queued", "queued", "done"]
+
+
 def test_cascade_brings_back_what_was_cancelled_because_of_it(spool: Command, spool_root: Path) -> None:
     """Dependents come back, and theirs, after what they need; what a person cancelled, or another failure, does not."""
     because = {"reason": "dependency: a ended as failed", "ran": False}

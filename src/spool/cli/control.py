@@ -271,7 +271,7 @@ def requeue(
     spool = opened(root)
     requests = Requests(spool, this_user())
     change = _rewriter(sets, spool.root)
-    from spool.query.selection import UNSUCCESSFUL, cancelled_with, unknown_ends
+    from spool.query.selection import UNSUCCESSFUL, cancelled_with, once, unknown_ends
 
     picks["since_at_ns"] = moment_of("--since", since, time.time_ns())
     names, code = picked_names(spool, REQUEUE.places, picks, UNSUCCESSFUL if failed else None)
@@ -289,7 +289,7 @@ def requeue(
             tell(f"{name} has {array.tasks} tasks, and all run again; `spool requeue --failed {name}` takes the failed")
         return done
 
-    code = max(code, REQUEUE.carry_out(spool, names, act))
+    code = max(code, REQUEUE.carry_out(spool, once(spool, names), act))
     if cascade and again:
         code = max(code, REQUEUE.carry_out(spool, cancelled_with(spool, again), act))
     return code

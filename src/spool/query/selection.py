@@ -94,6 +94,13 @@ def _once(spool: Spool, rows: Iterable[JobRow], *, by_task: bool) -> list[JobRow
     return [row for row in rows if array_of(row.name) not in going_on]
 
 
+def once(spool: Spool, names: Sequence[str]) -> list[str]:
+    """Return *names* without the tasks of arrays that are among them: those run again with their array."""
+    arrays = {name: spool.newest_array(name) for name in {array_of(name) for name in names}.intersection(names)}
+    tasks = {task for name, record in arrays.items() if record for task in task_names(spool, name, record.run, record)}
+    return [name for name in names if name not in tasks]
+
+
 def priority_for(spool: Spool, place: str, name: str, *, first: bool = False, before: str | None = None) -> int:
     """Return the priority that puts the job in *place* ahead of job *before*, or of all waiting jobs of its user.
 
