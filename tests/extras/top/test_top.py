@@ -571,6 +571,14 @@ def test_tasks_that_are_alike_share_a_line_and_marked_jobs_a_change(spool: Comma
         await screen.sees("Cancel 2 jobs?")
         await screen.press("y")
         await screen.hears("one cancelled, two cancelled")
+        put_job(spool_root, "three")
+        put_job(spool_root, "live", place="running")
+        for name in ("three", "live"):
+            await screen.on(name)
+            await screen.press("space")
+        await screen.press("c")
+        await screen.sees("Cancel 2 jobs, 1 of them running?")
+        await screen.press("n")
 
     drive(spool_root, steps, (100, 30))
 

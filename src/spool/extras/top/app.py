@@ -459,7 +459,7 @@ class Top(App[int]):
         verb, act, question, yes = _CHANGES[which]
         running = [row for row in rows if row.state in ALIVE]
         if len(rows) > 1 and running:
-            question, yes = f"{which.capitalize()} {what}? {len(running)} of them are running.", which.capitalize()
+            question, yes = f"{which.capitalize()} {what}, {len(running)} of them running?", which.capitalize()
         elif not running:
             question = "Cancel {}?" if which == "cancel" else ""
 
