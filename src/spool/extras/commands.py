@@ -61,7 +61,7 @@ class CommandRunner(ChildProcess):
         self._orders: dict[int, tuple[Command, Callable[[CommandEnd], object]]] = {}  # all sent, if there is a helper
         self._number = 0
         self._heard_ns = 0  # when it last answered, or had nothing to do
-        self._ends: list[tuple[Callable[[CommandEnd], object], CommandEnd]] = []  # that nobody was told of yet
+        self._ends: list[tuple[Callable[[CommandEnd], object], CommandEnd]] = []  # ends not reported yet
         self._trouble = ""  # why the last start failed
 
     def due_ns(self) -> int | None:
