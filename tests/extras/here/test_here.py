@@ -207,6 +207,8 @@ def test_ctrl_z_stops_it_and_fg_continues_it(desk: Desk) -> None:
     shell.type(_CTRL_Z)
     shell.shows("Stopped")
     desk.served.until(lambda: shell.screen().rpartition("Stopped")[2].endswith("ready> "), "the prompt of the shell")
+    # The shell waits for its own child to stop; until the command has, it still may take a line that is typed.
+    desk.served.until(lambda: _commands(desk.served, "cat").get("cat") == "T", "the command to stop")
     shell.type("echo in the $((1 + 1))nd shell\r")
     shell.shows("in the 2nd shell")
     shell.type("fg\r")
@@ -444,13 +446,14 @@ def test_what_ran_in_a_terminal_is_not_run_without_it(desk: Desk) -> None:
     assert desk.served.wait_outcome("once", 2) == "finished"
 
 
-def _commands(served: Served, name: str) -> list[str]:
-    """Return the names of the processes of a job; another spool's may have its name."""
-    found, marks = [], {f"SPOOL_JOB={name}".encode(), f"SPOOL_DIR={served.root}".encode()}
+def _commands(served: Served, name: str) -> dict[str, str]:
+    """Return the processes of a job, by name, with the letter of their state; another spool's may have its name."""
+    found, marks = {}, {f"SPOOL_JOB={name}".encode(), f"SPOOL_DIR={served.root}".encode()}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdecimal() and marks <= {*(entry / "environ").read_bytes().split(b"\0")}:
-                found.append((entry / "comm").read_text().strip())
+                comm, _, after = (entry / "stat").read_text().partition(" (")[2].rpartition(") ")
+                found[comm] = after[0]
     return found
 
 
