@@ -406,6 +406,8 @@ def array(value: str) -> ArraySpec:
     for part in ranges.replace(", ", ",").split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
+            if re.search(r"[0-9]{10}", part):
+                raise InvalidValue(f"{show(value)}: no index is larger than {MAX_INDEX}")
             raise InvalidValue(f'{show(value)} is not an array; write "0-99", "0-99:2", "1,3,7-9" or "0-99%4"')
         if _PADDED.search(part):
             bare = _PADDED.sub("", part)
