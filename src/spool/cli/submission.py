@@ -150,7 +150,7 @@ def read(words: Sequence[str], asked: Asked) -> Script:
         if not {*first}.isdisjoint(" ;&|<>$*?()`"):
             remedy = f"for a text that a shell runs, write `spool submit -c {shlex.quote(first)}`"
         elif why == "no such file" and "/" not in first:
-            why += ", and no program of that name is on PATH"
+            why = "no such file or program"
         raise UsageError(cannot("submit", f"script {first}", why, remedy=remedy))
     try:
         with open(first, "rb") as script:
@@ -489,7 +489,9 @@ def _tell_habits(name: str, values: joboptions.Values) -> None:
 def _elsewhere(key: str, values: joboptions.Values) -> str:
     """Return what to write instead for a value of *key* that suits sbatch's option of the same letter, "" if none."""
     key = key.partition(".")[0]
-    given = [text for text in values.get(key, ()) if key in _LETTERS and "=" not in text and not text.isdecimal()]
+    given = [
+        text for text in values.get(key, ()) if key in _LETTERS and "=" not in text and not text.lstrip("-").isdecimal()
+    ]
     told = (answer(_LETTERS[key], text, ()) for text in given for _, answer in contributed("answers"))
     return next((f"; for {_LETTERS[key]} of sbatch, {each}" for each in told if each is not None), "")
 

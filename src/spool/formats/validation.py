@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
@@ -54,7 +54,7 @@ class Problems:
         if self._is_listed():
             self._found.append((path, f'"{dotted(path)}"', f": {why}"))
 
-    def add_unknown(self, path: Path, known: Mapping[str, object]) -> None:
+    def add_unknown(self, path: Path, known: Collection[str]) -> None:
         """Add a problem: the last key of *path* is not among *known*."""
         if not self._is_listed():
             return
@@ -348,7 +348,7 @@ class Reading:
         for name, stated in document.items():
             here, row = (*at, name), rows.get(name)
             if row is None:
-                self.problems.add_unknown(here, rows)
+                self.problems.add_unknown(here, [key for key, row in rows.items() if not row.key.internal])
                 continue
             if row.needs and document.get(row.needs) in (None, 0):
                 self.problems.add(here, row.why)
