@@ -37,7 +37,7 @@ from spool.core.arrays import array_of
 from spool.core.errors import ExitCode, SpoolError, SpoolUnusable, cannot
 from spool.core.layout import HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, natural, without_here
 from spool.core.lifecycle import Verdict
-from spool.core.model import ALIVE, SECOND_NS, State
+from spool.core.model import ALIVE, BAD, OUTCOMES, SECOND_NS, State
 from spool.core.units import parse_duration
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
@@ -46,26 +46,13 @@ _TURN_S = 0.25  # how often to look for holds and to refresh the bar
 _BAR_AFTER_NS = 500_000_000  # no bar for jobs that end at once
 _BAR_EVERY_NS = 1_000_000_000
 _PLAN_EVERY_NS = 30_000_000_000
-TIMED_OUT = 124  # as in coreutils' timeout
-
-
-_CODES = {
-    State.FINISHED: 0,
-    State.TIMEOUT: TIMED_OUT,
-    State.LOST: 125,
-    State.PREEMPTED: 143,
-    State.CANCELLED: int(ExitCode.INTERRUPTED),
-    State.OUT_OF_MEMORY: 137,
-    State.UNSCHEDULABLE: 75,
-    State.INVALID: int(ExitCode.INVALID_FILE),
-}
 
 
 def code_of(outcome: State, exit_code: int | None) -> int:
     """Return the exit code for a job that ended with *outcome*; a failed one's is its own."""
     if outcome is State.FAILED and exit_code:
         return exit_code
-    return _CODES.get(outcome, int(ExitCode.FAILED))
+    return OUTCOMES[outcome].exit_code if outcome in OUTCOMES else int(ExitCode.INVALID_FILE)
 
 
 def told(end: End) -> str:
@@ -124,7 +111,7 @@ class _Bar:
         self._line.clear()
 
     def _draw(self, now_ns: int) -> None:
-        from spool.query.listing import BAD, awaited  # imported here: it imports half of the program
+        from spool.query.listing import awaited  # imported here: it imports half of the program
 
         rows = awaited(self._spool, self._names)
         left = self._left([row.name for row in rows if not row.state.ended], now_ns)
@@ -177,7 +164,7 @@ def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout
             notices.see(waiter.held)
             if waiter and left_s == 0:
                 bar.tell(f"timed out waiting for {', '.join(sorted(waiter.names, key=names.index)[:5])}")
-                return TIMED_OUT
+                return OUTCOMES[State.TIMEOUT].exit_code
             if not warned and waiter.is_unserved:
                 warned = True
                 bar.tell("no dispatcher is running, so no job starts: run `spool dispatch`")
