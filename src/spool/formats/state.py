@@ -79,10 +79,7 @@ class JobView(Struct, kw_only=True, rename={"submitted_at_ns": "since_ns"}):
 
 
 def of_spec(spec: Spec, request: Request | None = None, grant: Grant | None = None) -> dict[str, Any]:
-    """Return what each view takes from the file of a job or an array that has not ended.
-
-    Its next run gets *request*, if that differs; its present run has *grant*.
-    """
+    """Return what each view takes from a job file whose next run gets *request*, or whose present run has *grant*."""
     request = spec.request if request is None else request
     return {
         "priority": spec.priority,
