@@ -18,7 +18,6 @@ import click
 
 from spool.cli import render
 from spool.cli.group import (
-    JobArgument,
     SpelledOption,
     Verb,
     name_argument,
@@ -35,7 +34,7 @@ from spool.client.requests import Requests
 from spool.client.waiting import POLL_S, End, Follower, Waiter
 from spool.core.arrays import array_of
 from spool.core.errors import ExitCode, SpoolError, SpoolUnusable, cannot
-from spool.core.layout import HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, natural, without_here
+from spool.core.layout import HELD, JOBS, LOCAL_EXECUTORS, QUEUED, RUNNING, natural, without_here
 from spool.core.lifecycle import Verdict
 from spool.core.model import ALIVE, BAD, OUTCOMES, SECOND_NS, State
 from spool.core.units import parse_duration
@@ -233,7 +232,7 @@ def _cancel(spool: Spool, job: str) -> None:
 
 
 @click.command(cls=Verb)
-@names_argument
+@names_argument(places=(QUEUED, HELD, RUNNING))
 @click.option(
     "--all",
     "wait_for_all",
@@ -277,7 +276,7 @@ _LONGEST = 1 << 16  # a longer line is cut: a progress bar is one line as long a
 
 
 @click.command(cls=Verb)
-@click.argument("names", cls=JobArgument, nargs=-1, required=True, metavar="NAME...")
+@names_argument(places=(JOBS,), required=True)
 @click.option("-f", "--follow", is_flag=True, help="Follow the output until the jobs have ended, retries included.")
 @click.option("--run", "run", type=int, metavar="N", help="The run to show. Default: the newest.")
 @click.option("--stderr", "errors", is_flag=True, help="Show the error output, if it has a separate file.")
@@ -469,7 +468,7 @@ def _follow(follower: Follower, names: Sequence[str], stream: Stream) -> None:
 
 
 @click.command("attach", cls=Verb)
-@name_argument
+@name_argument(places=(RUNNING,))
 @click.option("-r", "--read-only", is_flag=True, help="Read-only: the job does not receive what you type.")
 @click.option("--run", type=int, metavar="N", help="The run to show. Default: the newest.")
 @click.option("--dry-run", is_flag=True, help="Print the command instead of executing it.")

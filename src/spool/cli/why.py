@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 import click
 
 from spool.cli import render
-from spool.cli.group import JobArgument, Verb, for_each, json_option, one_job, viewed
+from spool.cli.group import Verb, for_each, json_option, names_argument, one_job, viewed
 from spool.cli.render import tell
 from spool.core.arrays import array_of
+from spool.core.layout import HELD, QUEUED
 from spool.core.model import Grant
 from spool.core.reasons import OF_ROOM, REASONS, Until, codes_until, count_of, some_of
 from spool.core.units import show_duration
@@ -28,7 +29,7 @@ _HELPLESS = codes_until(Until.CHANGE)  # no forecast: the job starts only after 
 
 
 @click.command(cls=Verb)
-@click.argument("names", cls=JobArgument, nargs=-1, required=True, metavar="NAME...")
+@names_argument(places=(QUEUED, HELD), required=True)
 @json_option
 @click.pass_obj
 def command(root: str, names: tuple[str, ...], as_json: bool) -> int:
