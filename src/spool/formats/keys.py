@@ -28,7 +28,7 @@ DEPENDS_ON = KeyTable(
 RETRY = KeyTable(
     "RetryTable",
     "When to retry a run that failed. Delay before retry n: min(delay * backoff^(n-1), max_delay).",
-    most := Key("max", "count", "Maximum number of retries.", option="--retry-max N", also="--retry"),
+    most := Key("max", "count", "Maximum number of retries.", option="--retry N", also="--retry-max"),
     Key("delay", "duration", "Delay before the first retry."),
     Key("backoff", "number", "Backoff factor: the delay is multiplied by it after each retry.", least=1,
         most=1000),
