@@ -70,8 +70,8 @@ def test_help_lists_every_verb_and_imports_none(spool: Command) -> None:
 
 def test_every_command_is_a_verb_or_a_part_of_one() -> None:
     """A command that the table of verbs does not name could not be called."""
-    modules = [import_module(each.name) for each in pkgutil.iter_modules(cli.__path__, "spool.cli.")]
-    made = {each for module in modules for each in vars(module).values() if isinstance(each, click.Command)}
+    modules = [vars(import_module(each.name)) for each in pkgutil.iter_modules(cli.__path__, "spool.cli.")]
+    made = {each for module in modules for each in module.values() if isinstance(each, click.Command)}
     verbs = {group.spool.get_command(click.Context(group.spool), verb) for verb in VERBS}
     parts = {part for each in verbs if isinstance(each, click.Group) for part in each.commands.values()}
     assert made - verbs - parts == {group.spool}

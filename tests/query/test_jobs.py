@@ -146,7 +146,6 @@ LEFT_OUT = {
     "file": _ADDED | _ON_GPUS | _OF_A_RUN | _OF_AN_END | {"array"},
     "run": _ADDED | _OF_AN_END | {"array", "node"},  # its handle knows the node
     "array": _ADDED | _ON_GPUS | _OF_AN_END | _OF_A_RUN - {"run", "started_at_ns"} | {"problem"},
-    # Neither a result nor its line has them.
     "result": _ADDED | _ON_GPUS | {"priority", "suspended_at_ns", "array", "time_limit_ns", "engine", "problem"},
 }
 

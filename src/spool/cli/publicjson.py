@@ -16,7 +16,13 @@ from msgspec import Struct
 
 from spool.formats.wire import render_instant
 
+_WHOLE = (
+    "Advice", "DispatcherStatus", "Efficiency", "Ending", "ExpiredRun", "Finding", "ForeignProcess", "GpuLease",
+    "GpuList", "GpuUse", "Grant", "OtherFile", "PendingReason", "PoolStatus", "Preview", "Problem", "Reservation",
+    "RunFilter", "Spread", "Stop", "Summary", "Suspension", "UserShare",
+)  # fmt: skip
 PUBLIC = {
+    **dict.fromkeys(_WHOLE, "*"),
     "Explanation": """
         name place beside reasons start_at_ns must_end start_is_guess expected_run_ns expected score=order.score
         standing=order.words behind=order.behind behind_score=order.behind_score ahead=order.ahead dispatcher
@@ -101,18 +107,10 @@ PUBLIC = {
 A class of a capability has its own names in `PUBLIC`.
 """
 
-WHOLE = frozenset({
-    "Advice", "DispatcherStatus", "Efficiency", "Ending", "ExpiredRun", "Finding", "ForeignProcess", "GpuLease",
-    "GpuList", "GpuUse", "Grant", "OtherFile", "PendingReason", "PoolStatus", "Preview", "Problem", "Reservation",
-    "RunFilter", "Spread", "Stop", "Summary", "Suspension", "UserShare",
-})  # fmt: skip
-"""The classes all of whose fields are public, by their own names in their order."""
-
 
 def row_of(kind: type[Struct]) -> list[str]:
     """Return the row of a struct: `name=path` for each public name."""
-    row = "*" if kind.__name__ in WHOLE else PUBLIC.get(kind.__name__) or vars(kind).get("PUBLIC") or ""
-    words = row.split()
+    words = (PUBLIC.get(kind.__name__) or vars(kind).get("PUBLIC") or "").split()
     named = {"*", *(word.lstrip("-") for word in words)}
     rest = (name for name in kind.__struct_fields__ if name not in named) if "*" in words else ()
     return [*(word for word in words if word[0] not in "*-"), *rest]

@@ -17,17 +17,7 @@ from contextlib import closing, suppress
 import click
 
 from spool.cli import render
-from spool.cli.group import (
-    SpelledOption,
-    Verb,
-    name_argument,
-    named,
-    names_argument,
-    one_job,
-    opened,
-    own,
-    value_of,
-)
+from spool.cli.group import SpelledOption, Verb, name_argument, named, names_argument, one_job, opened, own, value_of
 from spool.cli.render import tell
 from spool.client.output import Stream, output_paths, outputs, read_output, run_of
 from spool.client.requests import Requests

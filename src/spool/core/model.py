@@ -50,7 +50,7 @@ class OutcomeView(Struct, frozen=True):
     """What every view says of jobs that have ended in one way."""
 
     exit_code: int  # of a command that waits for such a job; a failed job has its own
-    tone: str  # "good"; "bad"; "warn" if a user or another job ended it
+    tone: Literal["good", "bad", "warn"]  # "warn": a user or another job ended it
     colour: str  # in charts
     words: str  # of the event
 
@@ -453,6 +453,7 @@ class Machine(Struct, frozen=True):
     memory_available_bytes: int | None = None  # memory that the kernel could really give now
     gpus: tuple[Gpu, ...] = ()
     gpu_problem: str | None = None  # NVML fails or hangs; None with no GPUs: the machine has none
+    gpus_unused: tuple[str, ...] = ()  # which others there are, and why they are not used
     disk_free_bytes: int | None = None
     refusal: str = ""  # why it refuses to start anything now; "" if it does not
     resources: tuple[Pool, ...] = ()

@@ -33,15 +33,7 @@ from spool.formats.capabilities import REQUIRED, Key, KeyTable, executors, with_
 from spool.formats.keys import DEFAULTS
 from spool.formats.toml import Path
 from spool.formats.validation import Format, Kind, Kinds, Problems, Reading
-from spool.formats.values import (
-    KINDS,
-    Text,
-    different,
-    resource_name,
-    resource_variable,
-    trimmed,
-    words,
-)
+from spool.formats.values import KINDS, Text, different, resource_name, resource_variable, trimmed, words
 
 WHAT = "the configuration"
 

@@ -27,15 +27,7 @@ from spool.core.errors import shown as printable
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, is_pattern, natural, why_not_name
 from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended_words
-from spool.core.model import (
-    NOT_SUSPENDED,
-    SECOND_NS,
-    Result,
-    State,
-    Stop,
-    StopKind,
-    Suspension,
-)
+from spool.core.model import NOT_SUSPENDED, SECOND_NS, Result, State, Stop, StopKind, Suspension
 from spool.core.reasons import instant
 from spool.formats.capabilities import engine_title
 from spool.formats.run_records import ArrayRecord, GrantRecord, RunFiles, job_of_line, parse_history_line

@@ -18,7 +18,7 @@ from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidRecord, NoSuchJob, SpoolUnusable, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import LOCAL_EXECUTORS, Layout
-from spool.core.lifecycle import Evidence, Exit, LastSigns, Liveness, Prober, RunEnd, end_of
+from spool.core.lifecycle import WITHOUT_JID, Evidence, Exit, LastSigns, Liveness, Prober, RunEnd, end_of
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
     SECOND_NS,
@@ -556,11 +556,9 @@ class Spool:
             refused = any(self.record(name, run, each) is not None for each in (layout.REFUSED, layout.ENGINE))
             if refused or not self.has_begun(name, run):  # otherwise it is damage
                 return Liveness.VOID
-        try:
-            jid = run_records.parse_jid(data) if data else None
-        except InvalidRecord:
-            jid = None
-        return Liveness.ABSENT if jid is None else jid
+        with suppress(InvalidRecord):
+            return (run_records.parse_jid(data) if data else None) or Liveness.ABSENT
+        return Liveness.ABSENT
 
     def spoke_at_ns(self, name: str, run: int, granted_at_ns: int | None = None) -> int | None:
         """Return when the wrapper of a run wrote its identity; None if it has not.
@@ -626,7 +624,9 @@ class Spool:
         liveness = self._liveness(name, run, jid, lambda: grant, prober)
         left, stop, result, refusal, evidence = self._signs(name, run, liveness)
         if leftovers and liveness is Liveness.GONE and result is None and not self.outlasted(name, run):
-            evidence = replace(evidence, leftovers=prober.has_left_processes(self.root, name, run))
+            some_left = prober.has_left_processes(self.root, name, run)
+            said = WITHOUT_JID if some_left and left is None and not isinstance(jid, Jid) else ""
+            evidence = replace(evidence, leftovers=some_left, said=said)
         suspension = self.suspension(name, run)
         if grant is not None:
             array, began_ns = None, self.ran_from_ns(grant)

@@ -62,6 +62,7 @@ SAME = [
     ("#SBATCH -o %u-%x.%N.%t.out", {"stdout": f"{this_user()}-%n.{socket.gethostname().partition('.')[0]}.0.out"}),
     ("#SBATCH --mail-type=NONE --open-mode=append", {}),
     ("#SBATCH -a 1-2 -o log/%A_%a.out", {"array": "1-2", "stdout": "log/%n.out"}),
+    ("#SBATCH -o log/%A_%4a.out", {"stdout": "log/%n.%r.out"}),
     ("#SBATCH --signal=B:USR1@120 -t 10", {"signal": "USR1@120s", "signal_to": "shell", "time_limit": "10m"}),
     ("#SBATCH -t 10 --signal=15@180", {"signal": "SIGTERM@180s", "signal_to": "main", "time_limit": "10m"}),
     ("#SBATCH --tasks-per-node 4 --cpus-per-task=2", {"cpus": 8}),
@@ -75,10 +76,7 @@ SAME = [
         "# GFLOW --gpus=2 --time=90 --memory=2048 --nice 20",
         {"gpus": 2, "time_limit": "1h30m", "memory": "2048M", "priority": 20},
     ),
-    (
-        "# GFLOW --array 1-4\n# GFLOW --max-concurrent 2 --max-retries 1",
-        {"array": "1-4", "max_running": 2, "retry": 1},
-    ),
+    ("# GFLOW --array 1-4\n# GFLOW --max-concurrent 2 --max-retries 1", {"array": "1-4", "max_running": 2, "retry": 1}),
     (
         "#PBS -l nodes=1:ppn=4:gpus=2,walltime=1:30:00,mem=8gb",
         {"cpus": 4, "gpus": 2, "time_limit": "1h30m", "memory": "8G"},
