@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from subprocess import Popen
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -47,6 +48,15 @@ class Screen:
 
     def __init__(self, app: Top, pilot: Pilot[int]) -> None:
         self.app, self.pilot = app, pilot
+        self._said: list[str] = []
+        self._heard = 0
+        notify = app.notify
+
+        def told(message: str, **how: Any) -> None:
+            self._said.append(message)
+            notify(message, **how)
+
+        app.notify = told  # type: ignore[method-assign]
 
     @property
     def lines(self) -> list[str]:
@@ -60,8 +70,8 @@ class Screen:
 
     @property
     def told(self) -> str:
-        """What the notifications say that are shown now."""
-        return "\n".join(each.message for each in self.app._notifications)
+        """What the notifications said since the last ones that were heard; on a busy machine they are gone too soon."""
+        return "\n".join(self._said[self._heard :])
 
     @property
     def current(self) -> str | None:
@@ -88,6 +98,7 @@ class Screen:
     async def hears(self, *words: str) -> None:
         """Wait until a notification says all of *words*."""
         await self.until(lambda: all(word in self.told for word in words), repr(words))
+        self._heard = len(self._said)
 
     async def on(self, name: str) -> None:
         """Move the cursor to a job."""
