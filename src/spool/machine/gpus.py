@@ -376,17 +376,18 @@ class NvmlHelper:
         self._child.close()
 
     def _ask(self) -> str | None:
-        child = self._child
+        child, question = self._child, WHERE if self._where else b"\n"
         if not child.is_alive:
             child.give_up()  # it left because it was idle
         if child.pid is None:
             if child.lingers(_MOMENT_SECONDS):
                 return "the process that queries NVML hangs in the driver and cannot be killed"
             try:
-                child.start()
+                child.start(question)
             except OSError as error:
                 return f"cannot start the process that queries NVML: {error.strerror}"
-        child.send(WHERE if self._where else b"\n")  # if it is just leaving, the end of its answers will show that
+        else:
+            child.send(question)  # if it is just leaving, the end of its answers will show that
         child.watch()
         self.asking = True
         return None

@@ -115,12 +115,16 @@ class ChildProcess:
             self._unregister()
         self._watched = watched
 
-    def start(self) -> None:
-        """Start a child; there must be none. Raises OSError if that fails, which counts as a death."""
+    def start(self, first: bytes = b"") -> None:
+        """Start a child; there must be none. Raises OSError if that fails, which counts as a death.
+
+        *first* is there before the child: it cannot find itself idle, however late this process continues.
+        """
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             with theirs:
                 try:
+                    ours.sendall(first)
                     self._process = self._spawn(theirs.fileno())
                 except OSError:
                     ours.close()
