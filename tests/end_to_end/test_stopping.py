@@ -419,6 +419,24 @@ def test_what_was_reached_is_overruled_by_nothing(shared: Served, order: str) ->
     shared.until(lambda: shared.path("done", name).exists(), "the end of the job")
 
 
+@pytest.mark.parametrize("order", ["time", "cancel", "shot"])
+def test_what_ends_an_epilog_changes_no_outcome(served: Served, order: str) -> None:
+    """Its command had ended in time, by itself: that is how the run ends, and the reason says what came after."""
+    served.changes |= dict.fromkeys((f"spool.dispatcher.{name}.EPILOG_NS" for name in ("monitor", "terminator")), 1)
+    served.start().drop("x", "exit 3", time_limit="1h", signal="USR1@0.1s", epilog="echo late; exec sleep 1000")
+    served.says("x", "late")
+    assert "running: its command has ended (exit code 3), and its epilog" in served.spool("why", "x").stdout
+    if order == "time":
+        served.shorten("x")
+    elif order == "cancel":
+        served.spool("cancel", "x")
+    else:
+        os.kill(served.pid("x"), signal.SIGKILL)
+    result = served.wait_done("x")
+    assert (result["outcome"], result["exit_code"], served.log("x")) == ("failed", 3, "late\n")
+    assert result["reason"].startswith("exit code 3; its epilog was cut short")
+
+
 def test_a_wrapper_that_is_killed_while_it_waits_leaves_its_exit_code_and_nothing_else(shared: Served) -> None:
     """The record of leftovers says that it had not outlasted them: they are searched for, and ended."""
     command, to = _leaving(shared, "shot", _STUBBORN)

@@ -19,7 +19,7 @@ from spool.store.tolerant import TolerantSpool
 HUGE = 5 << 30
 LINES = (
     *(layout.JID, layout.RC, layout.STOP, layout.STATUS, layout.ENGINE, layout.SUSPENDED, layout.FAILURE),
-    *(layout.REFUSED, layout.KEPT, layout.SIGNAL, layout.PROGRESS),
+    *(layout.REFUSED, layout.KEPT, layout.SIGNAL, layout.PROGRESS, layout.ENDED),
 )
 TABLES = (layout.GRANT, layout.RESULT, layout.ARRAY, layout.GPUS, layout.DEFAULTS, layout.SPEC_COPY)
 

@@ -146,6 +146,12 @@ class Proof(Struct, frozen=True):
 
 _LEFTOVERS = "its command has ended, but processes that it started are still running"
 
+EPILOG_NS = 300 * SECOND_NS
+"""How long an epilog may go on beyond the time limit, which is the command's."""
+
+EPILOG_CUT = "its epilog was cut short"
+"""Part of the reason of a run whose command had ended before that."""
+
 _STOPPED_AS = {
     StopKind.CANCEL: (State.CANCELLED, "cancelled"),
     StopKind.REQUEUE: (State.CANCELLED, "stopped for requeueing"),

@@ -204,8 +204,8 @@ def _begun(spool: Spool, name: str) -> Explanation:
     if last is None or spec is None or row.array:
         return replace(answer, doing=f"{answer.doing}: {row.reason}") if row.array and row.reason else answer
     ran_ns, limit_ns, left = last.ran_ns(answer.at_ns), row.time_limit_ns, row.left
-    if left is None and limit_ns is not None and ran_ns is not None:
-        left = TimeLeft(max(0, limit_ns - ran_ns), Basis.LIMIT)
+    if left is None and limit_ns is not None and ran_ns is not None and ran_ns < limit_ns:
+        left = TimeLeft(limit_ns - ran_ns, Basis.LIMIT)
     return replace(
         answer,
         run=last.record.run,
@@ -226,6 +226,7 @@ def _what_it_does(spool: Spool, row: JobRow) -> str:
         return f"it is {row.reason}{remedy}"
     kept = spool.cancel_denial(row.name, row.run) if row.run is not None else ""
     does = "it is starting" if row.state is State.STARTING else "it is running"
+    does += f": {row.reason}" if row.state is State.RUNNING and row.reason else ""
     return f"{does} and was not cancelled: {kept}" if kept else does
 
 

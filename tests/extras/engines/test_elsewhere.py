@@ -20,7 +20,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import ACTIVE, EngineWord, Liveness
 from spool.core.model import SECOND_NS, EventName, Machine, Result, State, StopKind
 from spool.core.units import show_size
-from spool.dispatcher import launcher, monitor, recovery
+from spool.dispatcher import launcher, monitor, recovery, terminator
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.loop import Dispatcher
 from spool.executors import EngineEnd, Usage
@@ -248,6 +248,35 @@ def test_the_time_limit_of_a_run_elsewhere_is_kept_here(session: Session, monkey
     assert run.asked == ["USR1", "TERM"]
     assert live.stop_kind is StopKind.TIMEOUT
     assert ends_of(session.world).outcomes["x"] == ("timeout 1.0",)
+
+
+@pytest.mark.parametrize("by", ["limit", "cancel", "engine"])
+def test_what_ends_an_epilog_elsewhere_changes_no_outcome(
+    session: Session, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """It is not warned, and has five minutes more; a user may cancel it, or the engine end all of the run."""
+    run, live = running(session, "x", 'time_limit = "10m"', 'signal = "USR1@1m"')
+    code, run.obeys = 0 if by == "engine" else 3, False
+    run.write(layout.ENDED, f"{code}\n".encode())
+    os.utime(os.path.join(run.metadir, layout.ENDED), ns=(1, 1))  # not in the same tick as an order
+    for minutes in (9, 10, 14, 15) if by == "limit" else ():
+        assert run.asked == []
+        at_ns = live.started_boot_ns + minutes * 60 * SECOND_NS
+        for module in (monitor, terminator):
+            monkeypatch.setattr(module, "boot_clock", lambda at_ns=at_ns: at_ns)
+        session.turns(2)
+    if by == "cancel":
+        session.end()
+        session.users.cancel("x")
+        session.turns(3)
+    assert run.asked == ([] if by == "engine" else ["TERM"])
+    run.said = EngineEnd(EngineWord.TIMEOUT if by == "engine" else EngineWord.CANCELLED, "Slurm says so")
+    run.end(None)
+    session.settle()
+    (result,) = history(session.world.root)
+    assert (result.outcome, result.exit_code) == (State.FAILED if code else State.FINISHED, code)
+    why = {"limit": ": 5m after the time limit", "cancel": ": cancel by somebody", "engine": ""}[by]
+    assert result.reason == f"exit code {code}; its epilog was cut short{why}"
 
 
 def test_a_run_that_is_stopped_while_no_dispatcher_lives_is_stopped_by_the_next(session: Session) -> None:
