@@ -226,8 +226,9 @@ def _what_it_does(spool: Spool, row: JobRow) -> str:
         return f"it is {row.reason}{remedy}"
     kept = spool.cancel_denial(row.name, row.run) if row.run is not None else ""
     does = "it is starting" if row.state is State.STARTING else "it is running"
-    does += f": {row.reason}" if row.state is State.RUNNING and row.reason else ""
-    return f"{does} and was not cancelled: {kept}" if kept else does
+    if kept:
+        return f"{does} and was not cancelled: {kept}"
+    return f"{does}: {row.reason}" if row.state is State.RUNNING and row.reason else does
 
 
 def _ended(spool: Spool, found: JobDetails, answer: Explanation) -> Explanation:
