@@ -7,7 +7,7 @@
 #     sh primes.sh                     for the shell the lines are comments
 #
 #SPOOL --name primes --cpus 1 --memory 200M
-#SPOOL --time-limit 5m --retry-max 1
+#SPOOL --time-limit 5m --retry 1
 #SPOOL --tag example
 set -eu
 limit=${1:-20000}

@@ -44,6 +44,10 @@ def read(text: str, *, past: bool = False) -> str:
         ("friday 16:00", "2026-11-20T16:00:00"),
         ("fri 8:00", "2026-11-27T08:00:00"),
         ("2h", "2h"),
+        ("9pm", "2026-11-20T21:00:00"),
+        ("tomorrow 9:30 AM", "2026-11-21T09:30:00"),
+        ("12am", "2026-11-21T00:00:00"),
+        ("now+2h", "2h"),
         ("+90m", "90m"),
         ("1h30m", "1h30m"),
         ("2026-01-31T09:00:00+01:00", "2026-01-31T09:00:00"),
@@ -66,6 +70,9 @@ def test_words_mean_the_next_such_moment(text: str, means: str) -> None:
         ("monday", "2026-11-16T00:00:00"),
         ("friday", "2026-11-20T00:00:00"),
         ("friday 16:00", "2026-11-13T16:00:00"),
+        ("today", "2026-11-20T00:00:00"),
+        ("yesterday", "2026-11-19T00:00:00"),
+        ("yesterday 4pm", "2026-11-19T16:00:00"),
         ("7d", "7d"),
         ("2023-11-14 12:30", "2023-11-14T12:30:00"),
         ("2023-11-14T12:30:00", "2023-11-14T12:30:00"),
@@ -78,8 +85,8 @@ def test_of_the_past_the_last_one_is_meant(text: str, means: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["16:00:00", "1600", "4pm", "now + 2 hours", "next friday", "today", "noon", "25:00", "24 dec", "someday 8:00", "",
-     "30", "tomorrow 8:00 9:00", "2 hours", "-2h"],
+    ["16:00:00", "1600", "13pm", "yesterday", "now + 2 hours", "next friday", "today", "noon", "25:00", "24 dec",
+     "someday 8:00", "", "30", "tomorrow 8:00 9:00", "2 hours", "-2h"],
 )  # fmt: skip
 def test_other_words_are_refused_with_the_forms_that_there_are(text: str) -> None:
     """A time with two meanings is not found out at the wrong hour."""

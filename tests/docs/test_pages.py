@@ -168,8 +168,8 @@ def test_rows_of_job_keys_name_the_defaults_of_the_configuration() -> None:
 
 
 @WHOLE
-def test_the_page_of_keys_is_that_of_the_program() -> None:
-    """`.ci/reference` has been run after the last change of a key."""
+def test_the_pages_that_are_generated_are_those_of_the_program() -> None:
+    """`.ci/reference` has been run after the last change of a key, or of what a layer imports."""
     words = [sys.executable, str(ROOT / ".ci" / "reference"), "--check"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)

@@ -228,8 +228,9 @@ matrix: {} | { index = [1] } | { a = [] } | { a = [[1]] } | { a = 1 } | { '0x' =
 rows: [] | [{}] | [{a = 1}, {b = 1}] | [{a = 1}, {a = 1, b = 1}] | [{a = 1}, {a = [1]}] | [{'0x' = 1}]
 matrix = { a = [1] } & rows: [{b = 1}]
 max_running: 3
-retry: 3 | { max = -1 } | { backoff = 0.5 } | { on = [0] } | { on = [true] } | { on = ["lost"] } | { on = ["time_out"] }
-retry: { delay = 10 } | { on = [] } | { on = [1, 1] } | { delay = ' 1s' } | { max = 1, memory_factor = 2 }
+retry: "3" | -1 | { max = -1 } | { backoff = 0.5 } | { on = [0] } | { on = [true] } | { on = ["lost"] }
+retry: { on = ["time_out"] } | { delay = 10 } | { on = [] } | { on = [1, 1] } | { delay = ' 1s' }
+retry: { max = 1, memory_factor = 2 }
 memory = "1G" & retry: { memory_factor = 2 } | { max = 1, memory_factor = 0.5 }
 requeue: 3
 stdout: "a%x" | "a%" | "logs/" | "a%a" | " \n"

@@ -440,6 +440,7 @@ def _number(text: str, names: tuple[str, ...]) -> signal.Signals:
     if found is None:
         last = names[-1].upper().removeprefix("SIG") if names else ""
         remedy = f"write `spool signal {last} {text}`" if last in _SIGNALS else "`kill -l` lists the signals"
+        remedy = remedy if names else "it comes first, as in `spool signal USR1 NAME`"
         raise UsageError(cannot("send", f"a signal {text!r}", "no such signal", remedy=remedy))
     if found is signal.SIGSTOP:
         why = "the time limit would keep counting"

@@ -1,15 +1,15 @@
 """The command line as a whole: the verbs, each imported on use, their help and errors, and what words on it mean.
 
-Files hold only RFC 3339 and durations; the command line converts other forms of times: "16:00", "tomorrow 8:00",
-"friday", "friday 8:00", "2h", "2026-01-31 16:00". A day without a time is its beginning, so that on a Friday "friday"
-is that of next week. A time without a day is the next such time, or the last one where the past is asked for.
+Files hold only RFC 3339 and durations; the command line converts other forms of times: "16:00", "9pm",
+"tomorrow 8:00", "friday", "friday 8:00", "2h", "2026-01-31 16:00". A day without a time is its beginning, so that on a
+Friday "friday" is that of next week. A time without a day is the next such time, or the last one where the past is
+asked for.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import gc
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -562,7 +562,10 @@ def one_job(spool: Spool, text: str) -> str:
 
 def job_name(text: str) -> str:
     """Return the job that *text* names: a job's name, or its file's name or path. Raises NoSuchJob."""
-    name = os.path.basename(text.rstrip("/")) if text.rstrip("/") else text
+    above, _, name = (text.rstrip("/") or text).rpartition("/")
+    if name.isdecimal() and layout.valid_name(above) and above not in layout.DIRECTORIES:
+        remedy = f"for run {name} of job {above} write `{above} --run {name}`"
+        raise NoSuchJob(cannot("find", f"job {text}", "a name has no `/`", remedy=remedy))
     name = name.removesuffix(layout.JOB_SUFFIX)
     if not layout.valid_name(name):
         raise NoSuchJob(cannot("find", f"job {text!r}", f"not a valid job name: {why_not_name(name)}"))
@@ -642,7 +645,8 @@ _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "su
 _CLOCK = r"([01]?\d|2[0-3]):([0-5]\d)"
 _WORDS = re.compile(rf"(?=.)([a-z]{{3,}})?(?:(?:^| ){_CLOCK})?", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
-_FORMS = 'write "16:00", "tomorrow 8:00", "friday", "friday 8:00", "2h" or "2026-01-31 16:00"'
+_TWELVE = re.compile(r"\b(0?[1-9]|1[0-2])(?::([0-5]\d))? ?([ap])m\b", re.ASCII)
+_FORMS = 'write "16:00", "{} 8:00", "friday", "friday 8:00", "2h" or "2026-01-31 16:00"'
 
 
 def understood(text: str, now_ns: int, *, past: bool = False) -> str:
@@ -652,22 +656,27 @@ def understood(text: str, now_ns: int, *, past: bool = False) -> str:
     """
     from spool.formats.values import with_offset  # most commands are given no time
 
-    words = " ".join(text.lower().split())
+    words = _TWELVE.sub(_of_24, " ".join(text.lower().split()))
     if _DATE.match(words):
         return str(with_offset(f"{words}T00:00" if _DATE.fullmatch(words) else text.strip()))
     match = _WORDS.fullmatch(words)
     found = _calendar(match, datetime.fromtimestamp(now_ns // 1_000_000_000), past=past) if match is not None else None
     if found is not None:
         return datetime.fromtimestamp(found.timestamp(), UTC).astimezone().isoformat(timespec="seconds")
-    length = words if past else words.removeprefix("+")
+    length = words if past else words.removeprefix("now").removeprefix("+")
     try:
         if ":" in length:  # "16:00:00" could be a time of day or a duration
             raise InvalidValue(f"{show(text)} is not a time")
         parse_duration(length)
     except InvalidValue as error:
         told = error if length[:1].isdigit() else f"{show(text)} is not a time"
-        raise InvalidValue(f"{told}; {_FORMS}") from None
+        raise InvalidValue(f"{told}; {_FORMS.format('yesterday' if past else 'tomorrow')}") from None
     return length
+
+
+def _of_24(match: re.Match[str]) -> str:
+    """Return a time such as "9pm" with the hours from 0 to 23."""
+    return f"{int(match[1]) % 12 + 12 * (match[3] == 'p'):02}:{match[2] or '00'}"
 
 
 def moment(text: str, now_ns: int) -> int:
@@ -682,8 +691,10 @@ def _calendar(match: re.Match[str], now: datetime, *, past: bool) -> datetime | 
     """Return the moment that a day, a time, or both name; None for another word."""
     day, clock = match[1], timedelta(hours=int(match[2] or 0), minutes=int(match[3] or 0))
     midnight = datetime(now.year, now.month, now.day)
-    if day == "tomorrow":
-        return midnight + timedelta(days=1) + clock
+    if day == ("yesterday" if past else "tomorrow"):
+        return midnight + timedelta(days=-1 if past else 1) + clock
+    if day == "today" and past:
+        return midnight + clock
     if day is None:
         return _nearest(midnight + clock, now, timedelta(days=1), past=past)
     number = next((number for number, name in enumerate(_DAYS) if name.startswith(day)), None)

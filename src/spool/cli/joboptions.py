@@ -93,7 +93,7 @@ def keys_of(values: Values) -> dict[str, object]:
         into[key] = _READERS.get(option.kind, lambda given: given[-1])(given)
     for table, short in _SHORT:
         stated = keys.get(table)
-        if isinstance(stated, dict) and list(stated) == [short]:
+        if isinstance(stated, dict) and list(stated) == [short] and not isinstance(stated[short], str):  # a mistake
             keys[table] = stated[short]
     return keys
 

@@ -18,6 +18,7 @@ from spool.cli.render import tell
 from spool.core.arrays import array_of
 from spool.core.errors import ExitCode, shown
 from spool.core.layout import is_pattern
+from spool.core.model import State
 from spool.core.reasons import pools_in_words, some_of
 from spool.core.units import show_duration
 from spool.formats.wire import render_instant
@@ -271,7 +272,8 @@ def _show(spool: Spool, asked: _Asked) -> int:
     if not rows and asked.form in ("table", "tree"):
         _tell_empty(spool, found, asked)
     for name in found.unknown:
-        tell(str(spool.no_such_job("list", f"job {name}", name)))
+        hint = f"; or did you mean --state {name}?" if name in set(State) else ""
+        tell(f"{spool.no_such_job('list', f'job {name}', name)}{hint}")
     return int(ExitCode.NO_SUCH_JOB) if found.unknown else 0
 
 

@@ -131,12 +131,14 @@ def read(words: Sequence[str], asked: Asked) -> Script:
     Raises UsageError.
     """
     first, *rest = words
+    if not first.strip():
+        raise UsageError("cannot submit a job: its command is empty; is a variable in it not set?")
     if first in (*STDIN, "/dev/stdin"):
         return _of_stdin(rest, asked, named=words is not STDIN)
     why = ""
     try:
         if not stat.S_ISREG(os.stat(first).st_mode):
-            why = "not a file"
+            why = "it is a directory" if os.path.isdir(first) else "it is not a regular file"
     except OSError as error:
         why = "no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
     if why:
@@ -144,9 +146,11 @@ def read(words: Sequence[str], asked: Asked) -> Script:
 
         if "/" not in first and which(first) is not None:
             return Script(list(words))
-        remedy = f"to run a command, write `spool submit -- {first} …`"
+        remedy = f"to run it as a command, write `spool submit -- {first} …`"
         if not {*first}.isdisjoint(" ;&|<>$*?()`"):
             remedy = f"for a text that a shell runs, write `spool submit -c {shlex.quote(first)}`"
+        elif why == "no such file" and "/" not in first:
+            why = "no such file or program"
         raise UsageError(cannot("submit", f"script {first}", why, remedy=remedy))
     try:
         with open(first, "rb") as script:
@@ -477,12 +481,17 @@ def _tell_habits(name: str, values: joboptions.Values) -> None:
         tell(f"warning: -n is the name, so this job is called {name}; for CPUs write --cpus {name}")
     for unset in (text for text in values.get("env", ()) if "=" not in text and text not in os.environ):
         tell(f"warning: {unset} is not set here, so it is empty in the job{_elsewhere('env', values)}")
+    for text in values.get("env", ()):
+        if several := re.fullmatch(r"(\w+=[^,]*),(\w+=[^,]*)", text):
+            tell(f"warning: {text} sets one variable; for two write --env {several[1]} --env {several[2]}")
 
 
 def _elsewhere(key: str, values: joboptions.Values) -> str:
     """Return what to write instead for a value of *key* that suits sbatch's option of the same letter, "" if none."""
     key = key.partition(".")[0]
-    given = [text for text in values.get(key, ()) if key in _LETTERS and "=" not in text and not text.isdecimal()]
+    given = [
+        text for text in values.get(key, ()) if key in _LETTERS and "=" not in text and not text.lstrip("-").isdecimal()
+    ]
     told = (answer(_LETTERS[key], text, ()) for text in given for _, answer in contributed("answers"))
     return next((f"; for {_LETTERS[key]} of sbatch, {each}" for each in told if each is not None), "")
 
@@ -517,7 +526,9 @@ def _what_to_run(asked: Asked, root: str, others: Sequence[OtherScripts]) -> Scr
     """Return the requested command or script."""
     if asked.lines is not None:
         if asked.shell_command is not None or asked.plain or asked.loose or {"matrix", "rows"} & asked.values.keys():
-            raise UsageError("cannot submit --lines with another command, --matrix or --param-file")
+            why = "each of its lines is a command"
+            remedy = "for one command with the values of each line use --param-file"
+            raise UsageError(cannot("combine", "--lines with another command or --matrix", why, remedy=remedy))
         return Script("{line}", stem="lines" if asked.lines in STDIN else stem_of([asked.lines]))
     if asked.shell_command is not None:
         return Script(asked.shell_command)

@@ -561,6 +561,9 @@ def _in_editor(name: str, text: bytes, root: str) -> bytes:
     import tempfile
 
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    if editor == "vi" and not sys.stdin.isatty():
+        remedy = f"`spool edit {name} --set KEY=VALUE` needs none"
+        raise UsageError(cannot("edit", f"job {name}", "there is no terminal for an editor", remedy=remedy))
     with tempfile.TemporaryDirectory(prefix="spool-edit-") as directory:
         path = os.path.join(directory, f"{name}.toml")
         with open(path, "wb") as file:

@@ -28,7 +28,7 @@ DEPENDS_ON = KeyTable(
 RETRY = KeyTable(
     "RetryTable",
     "When to retry a run that failed. Delay before retry n: min(delay * backoff^(n-1), max_delay).",
-    Key("max", "count", "Maximum number of retries.", option="--retry-max N"),
+    most := Key("max", "count", "Maximum number of retries.", option="--retry N", also="--retry-max"),
     Key("delay", "duration", "Delay before the first retry."),
     Key("backoff", "number", "Backoff factor: the delay is multiplied by it after each retry.", least=1,
         most=1000),
@@ -37,6 +37,7 @@ RETRY = KeyTable(
     Key("memory_factor", "number",
         "After `out_of_memory` the next run requests that many times the memory, never more than the machine has, and "
         "later runs of the name do too. Adds `out_of_memory` to `on`.", least=1, most=1000),
+    short=most,
 )
 
 TASK = KeyTable(
@@ -60,7 +61,7 @@ _COMMAND = with_parts("job", (
     Key("shell", "shell", "The shell that runs a `command` given as a string: an absolute path."),
     Key("workdir", "workdir",
         "The working directory: an absolute path, or one that begins with `~` or an environment variable. Default: "
-        "the home directory; `spool submit` writes the current one.", option="--workdir DIR", also="--chdir -D",
+        "the home directory; `spool submit` writes the current one.", option="--workdir DIR", also="--chdir -D --cwd",
         help="Working directory. Default: the current one."),
     Key("env", "variables", "Environment variables, added to those that every job starts with (FORMAT 7).", default={},
         option="-e --env KEY[=VALUE]",
@@ -130,7 +131,7 @@ _RESOURCES = with_parts("job", (
 
 _LIMITS = with_parts("job", (
     Key("time_limit", "duration", "Maximum run time; a job that exceeds it is stopped with the outcome `timeout`.",
-        least=1, option="-t --time-limit TIME", also="--time",
+        least=1, option="-t --time-limit TIME", also="--time --timeout",
         help="Maximum run time; then it is stopped.", in_defaults=True),
     Key("signal", "signal",
         'A warning signal before the time limit, and how long before: "USR1@60s". "USR1" alone means 60 seconds '

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
@@ -54,12 +54,14 @@ class Problems:
         if self._is_listed():
             self._found.append((path, f'"{dotted(path)}"', f": {why}"))
 
-    def add_unknown(self, path: Path, known: Mapping[str, object]) -> None:
-        """Add a problem: the last key of *path* is not among *known*."""
+    def add_unknown(self, path: Path, known: Collection[str], meant: str | None = None) -> None:
+        """Add a problem: the last key of *path* is not among *known*. *meant*: another word for it."""
         if not self._is_listed():
             return
-        meant = closest(str(path[-1]), known)
-        if meant is not None:
+        meant = meant or closest(str(path[-1]), known)
+        if path == ("name",):
+            hint = ": its name is that of the file"
+        elif meant is not None:
             hint = f', did you mean "{dotted((*path[:-1], meant))}"?'
         else:
             hint = f"; the keys here are {', '.join(known)}"
@@ -348,7 +350,10 @@ class Reading:
         for name, stated in document.items():
             here, row = (*at, name), rows.get(name)
             if row is None:
-                self.problems.add_unknown(here, rows)
+                flag = f"--{name.replace('_', '-')}"
+                meant = (key for key, row in rows.items() if flag in f"{row.key.option} {row.key.also}".split())
+                known = [key for key, row in rows.items() if not row.key.internal]
+                self.problems.add_unknown(here, known, next(meant, None))
                 continue
             if row.needs and document.get(row.needs) in (None, 0):
                 self.problems.add(here, row.why)

@@ -341,7 +341,10 @@ def moment_or_delay(value: object) -> tuple[int | None, int | None]:
                 raise InvalidValue(f"{show(value)} does not exist") from None
         if _DATE_LIKE.match(text):
             raise InvalidValue(f'{show(value)} is not a date and time such as "2026-01-31T09:00:00+01:00"')
-        return None, parse_duration(text)
+        try:
+            return None, parse_duration(text)
+        except InvalidValue as error:
+            raise InvalidValue(f'{error}, or a date and time such as "2026-01-31T16:00"') from None
     if isinstance(value, datetime):
         return instant_ns(value), None
     if isinstance(value, date):
@@ -406,6 +409,8 @@ def array(value: str) -> ArraySpec:
     for part in ranges.replace(", ", ",").split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
+            if re.search(r"[0-9]{10}", part):
+                raise InvalidValue(f"{show(value)}: no index is larger than {MAX_INDEX}")
             raise InvalidValue(f'{show(value)} is not an array; write "0-99", "0-99:2", "1,3,7-9" or "0-99%4"')
         if _PADDED.search(part):
             bare = _PADDED.sub("", part)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from html import escape
 from typing import Any
 
 from msgspec import Struct, field
@@ -202,6 +201,8 @@ def row_of_view(name: str, view: JobRow, now_ns: int, place: str | None = None) 
 
 def html(rows: Sequence[JobRow], now_ns: int) -> str:
     """Return a table in HTML, with everything escaped, of at most the last rows."""
+    from html import escape  # only a notebook asks for it
+
     shown = rows[-_MOST:]
     cells = [_cells(row, now_ns) for row in shown]
     kept = [at for at in range(len(_HEADS)) if at < 2 or any(line[at] for line in cells)]

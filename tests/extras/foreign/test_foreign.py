@@ -77,7 +77,7 @@ SAME = [
     ),
     (
         "# GFLOW --array 1-4\n# GFLOW --max-concurrent 2 --max-retries 1",
-        {"array": "1-4", "max_running": 2, "retry": {"max": 1}},
+        {"array": "1-4", "max_running": 2, "retry": 1},
     ),
     (
         "#PBS -l nodes=1:ppn=4:gpus=2,walltime=1:30:00,mem=8gb",

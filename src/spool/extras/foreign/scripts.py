@@ -180,7 +180,7 @@ def _check_unread(script: bytes, what: str, *, refused: bool) -> None:
     more = f" and {count_of(len(unread) - 1, 'more line')}" if len(unread) > 1 else ""
     why = f"line {unread[0][0]}: `{unread[0][1]}`{more} for a scheduler whose lines are not read"
     if refused:
-        remedy = "write `#SPOOL --cpus 8 --gpus 1 --time-limit 2h` for what they say, or give --ignore-directives"
+        remedy = "write what they say in lines such as `#SPOOL --cpus 8 --gpus 1`, or give --ignore-directives"
         raise UsageError(cannot("carry over", f"the options of {what}", why, remedy=remedy))
     tell(f"{what}: {why}")
 
