@@ -251,9 +251,7 @@ def test_the_time_limit_of_a_run_elsewhere_is_kept_here(session: Session, monkey
 
 
 @pytest.mark.parametrize("by", ["limit", "cancel", "engine"])
-def test_what_ends_an_epilog_elsewhere_changes_no_outcome(
-    session: Session, monkeypatch: pytest.MonkeyPatch, by: str
-) -> None:
+def test_ending_an_epilog_there_changes_no_outcome(session: Session, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     """It is not warned, and has five minutes more; a user may cancel it, or the engine end all of the run."""
     run, live = running(session, "x", 'time_limit = "10m"', 'signal = "USR1@1m"')
     code, run.obeys = 0 if by == "engine" else 3, False
@@ -274,8 +272,8 @@ def test_what_ends_an_epilog_elsewhere_changes_no_outcome(
     run.end(None)
     session.settle()
     (result,) = history(session.world.root)
-    assert (result.outcome, result.exit_code) == (State.FAILED if code else State.FINISHED, code)
     why = {"limit": ": 5m after the time limit", "cancel": ": cancel by somebody", "engine": ""}[by]
+    assert (result.outcome, result.exit_code) == (State.FAILED if code else State.FINISHED, code)
     assert result.reason == f"exit code {code}; its epilog was cut short{why}"
 
 
