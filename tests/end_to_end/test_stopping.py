@@ -426,11 +426,8 @@ def test_what_ends_an_epilog_changes_no_outcome(served: Served, order: str) -> N
     served.start().drop("x", "exit 3", time_limit="1h", signal="USR1@0.1s", epilog="echo late; exec sleep 1000")
     served.says("x", "late")
     assert "running: its command has ended (exit code 3), and its epilog" in served.spool("why", "x").stdout
-    {
-        "time": lambda: served.shorten("x"),
-        "cancel": lambda: served.spool("cancel", "x"),
-        "shot": lambda: os.kill(served.pid("x"), signal.SIGKILL),
-    }[order]()
+    ends = {"time": served.shorten, "shot": lambda name: os.kill(served.pid(name), signal.SIGKILL)}
+    ends.get(order, lambda name: served.spool("cancel", name))("x")
     result = served.wait_done("x")
     assert (result["outcome"], result["exit_code"], served.log("x")) == ("failed", 3, "late\n")
     assert result["reason"].startswith("exit code 3; its epilog was cut short")
