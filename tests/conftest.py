@@ -23,13 +23,7 @@ from spool.executors import compiled
 from support import end, left_behind, make_spool, processes
 
 if (Path(__file__).parent / "plugins" / "fake_nvml.py").exists():
-    pytest_plugins = [
-        "plugins.commands",
-        "plugins.fake_nvml",
-        "plugins.serving",
-        "plugins.variants",
-        "receivers",
-    ]
+    pytest_plugins = ["plugins.commands", "plugins.fake_nvml", "plugins.serving", "plugins.variants", "receivers"]
 
 # No deadline, for that would be a timed assertion. New examples each time, whose blob finds them again anywhere; but in
 # CI the same ones for the same test, so that a change is judged by what it changes.

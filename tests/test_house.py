@@ -96,10 +96,10 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7100,
+    "cli": 7150,
     "client": 2600,
     "core": 7750,
-    "dispatcher": 7700,
+    "dispatcher": 7750,
     "doctor": 550,
     "executors": 2100,
     "extras": 370,

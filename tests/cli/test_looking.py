@@ -95,12 +95,7 @@ def test_ls_prints_json_even_if_there_is_nothing(spool: Command, spool_root: Pat
     fields = {name.removesuffix("_ns") if name.endswith("_at_ns") else name for name in JobRow.__struct_fields__}
     inner = {"left", "start", "time_limit_ns", "problem", "gpu_uuids", "gpu_use", "gpu_idle_ns", "engine", "beside"}
     inner.add("progress_at")
-    assert set(row) == fields - inner | {
-        "left_ns",
-        "left_by",
-        "start_at",
-        "start_is_guess",
-    }
+    assert set(row) == fields - inner | {"left_ns", "left_by", "start_at", "start_is_guess"}
     assert (row["name"], row["state"], row["priority"], row["memory_bytes"]) == ("a", "queued", 10, None)
 
 

@@ -127,6 +127,13 @@ def test_gpus_that_cannot_be_asked_are_unknown_and_not_free(spool: Command, four
     assert asked(spool, "info")["gpu_problem"].startswith("NVML")
 
 
+@pytest.mark.parametrize("verb", ["gpus", "info", "doctor"])
+def test_a_gpu_without_a_uuid_is_told(spool: Command, four: FakeNvml, verb: str) -> None:
+    """It is not used, and says why."""
+    four.error("nvmlDeviceGetHandleByIndex_v2", 15, "GPU-3")
+    assert "GPU 3 is not used: GPU is lost" in spool(verb).out
+
+
 def test_runs_that_hold_gpus_are_named(spool: Command, spool_root: Path, four: FakeNvml) -> None:
     """From the files of runs alone: who has a GPU alone, who shares one and how much of it was granted."""
     configure(spool_root, "cpus = 8\n")

@@ -287,7 +287,7 @@ def test_show_of_an_array_says_which_tasks_failed(
         (b" 12%|#2   | 12/100\r 37%|###7 | 37/100 [00:01<00:02, 30it/s]\r", None, "37%"),
         (b"100%|####| 5/5\n  4%|    | 1/25", None, "4%"),
         (b"99.5%|####", None, "99%"),
-        (b"accuracy 93% | loss 3%, 250%| x", None, ""),
+        (b"accuracy 93% | loss 3%, 250%| x, -5%| 5%-10%|", None, ""),
         (b"  4%|", b"\n epoch  3/10\nmore", "epoch 3/10"),
         (b"  4%|", b" \n", "4%"),
         (b"", "漢".encode() * 99 + b"\x1b[2J", "漢" * 23 + "…"),

@@ -149,6 +149,8 @@ def test_a_task_that_is_requeued_with_its_array_runs_once(spool: Command, spool_
     ended(spool_root, "sweep_x", State.FAILED)
     assert spool("requeue", "sweep_1", "sweep", "sweep_x").out == "sweep queued again\nsweep_x queued again\n"
     assert places(spool_root, "sweep", "sweep_x", "sweep_1") == ["queued", "queued", "done"]
+    said = spool("requeue", "sweep_1", "sweep")
+    assert (said.code, said.out) == (1, "sweep_1 queued again\n")  # without it, since the array waits already
 
 
 def test_cascade_brings_back_what_was_cancelled_because_of_it(spool: Command, spool_root: Path) -> None:

@@ -526,6 +526,7 @@ def test_spool_lines_are_read_from_the_head_of_a_script() -> None:
         (b"#SPOOL gpus 1", "line 2: 'gpus' "),
         (b"#SPOOL --project a\0b", "line 2: it has a NUL"),
         (b"#SPOOL --gpus 1 x", "line 2: 'x' "),
+        (b"#SPOOL --GPUS 1", "line 2: unknown option --GPUS; did you mean --gpus?"),
         (b"#SPOOL --tiem-limit 2h", "line 2: unknown option --tiem-limit; did you mean --time-limit?"),
         (b"#SPOOL --gpus", "line 2: --gpus needs a value"),
     ],

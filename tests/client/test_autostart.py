@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from spool.client import autostart
@@ -69,14 +70,15 @@ def test_a_dispatcher_takes_no_module_of_the_directory_it_is_started_from(
 
 
 def test_a_dispatcher_in_the_background_inherits_nothing(spool_root: Path, tmp_path: Path) -> None:
-    """Not its starter's descriptors, directory, umask, limits and niceness, nor its ignored or blocked signals."""
+    """Not its starter's descriptors, directory, umask, limits, niceness, CPUs, and ignored or blocked signals."""
     lock = tmp_path / "lock"
     program = (
         "import os, signal, sys; from spool.client import autostart\n"
+        "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]); print(autostart.start(sys.argv[1]))"
     )
     shell = """exec 9> lock; flock -n 9; trap '' HUP QUIT; umask 077; ulimit -S -n 200; export OLDPWD=/tmp
-nice -n 5 "$@" < /dev/null"""
+nice -n 5 ionice -c 3 "$@" < /dev/null"""
     words = ["sh", "-c", shell, "sh", sys.executable, "-c", program, str(spool_root)]
     pid = int(subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, text=True).stdout)
     subprocess.run(["flock", "-n", lock, "true"], check=True)
@@ -90,6 +92,8 @@ nice -n 5 "$@" < /dev/null"""
     assert int(status["SigBlk"], 16) >> signal.SIGUSR2 - 1 & 1 == 0
     assert b"SPOOL_SERVICE=1" in environment
     assert not [entry for entry in environment if entry.startswith((b"OLDPWD=", b"PWD="))]
+    assert os.sched_getaffinity(pid) == os.sched_getaffinity(0)
+    assert psutil.Process(pid).ionice().ioclass != psutil.IOPRIO_CLASS_IDLE
     assert os.getpriority(os.PRIO_PROCESS, pid) == (0 if os.geteuid() == 0 else 5)
     stop(spool_root)
 

@@ -216,9 +216,7 @@ def test_a_run_over_midnight_is_used_on_both_days_and_ended_on_one() -> None:
 def test_a_shared_gpu_is_one_gpu() -> None:
     """Two runs on one GPU at once are a peak of one, and two GPU hours; a third on another host's makes two."""
     found = total(
-        ran("a", 0, 0, 3600, gpus=("G0",)),
-        ran("b", 0, 0, 3600, gpus=("G0",)),
-        ran("c", 0, 1800, 3600, gpus=("H0",)),
+        ran("a", 0, 0, 3600, gpus=("G0",)), ran("b", 0, 0, 3600, gpus=("G0",)), ran("c", 0, 1800, 3600, gpus=("H0",))
     )
     assert (found.peak_gpus, found.peak_gpus_at_ns, found.gpu_hours) == (2, T0 + 1800 * S, 2.5)
 

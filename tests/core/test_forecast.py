@@ -144,10 +144,7 @@ def test_nothing_is_promised_behind_a_suspended_run():
 
     One that is being stopped ends with its grace: then somebody has decided.
     """
-    running = [
-        run("ss", cpus=2, time_limit_ns=HOUR, suspended=(0, 5)),
-        run("r", cpus=1, ran=0, time_limit_ns=100 * S),
-    ]
+    running = [run("ss", cpus=2, time_limit_ns=HOUR, suspended=(0, 5)), run("r", cpus=1, ran=0, time_limit_ns=100 * S)]
     jobs = [limited("wide", 9, cpus=3, waited=9), limited("two", 9, cpus=2), job("after", depends_on="wide")]
     found = plan(*jobs, running=running)
     assert starts(found) == {"wide": None, "two": 100, "after": None}

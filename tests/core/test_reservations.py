@@ -156,10 +156,7 @@ def test_only_a_job_that_finds_room_is_told_of_reservations():
 def test_gpus_are_chosen_so_that_every_moment_is_kept():
     """Where the wanted order runs into two reservations, cheaper GPUs are taken instead."""
     cards = GpuSlots(machine(gpus=3), Policy()).cards
-    bound = [
-        Moment(1, {}, frozenset({"GPU-0", "GPU-1"}), 1, ()),
-        Moment(2, {}, frozenset({"GPU-0", "GPU-2"}), 1, ()),
-    ]
+    bound = [Moment(1, {}, frozenset({"GPU-0", "GPU-1"}), 1, ()), Moment(2, {}, frozenset({"GPU-0", "GPU-2"}), 1, ())]
     assert [card.gpu.index for card in choose(cards, 2, bound)] == [1, 2]
     assert [card.gpu.index for card in choose(cards, 1, bound)] == [0]
     assert choose(cards, 3, bound) is None

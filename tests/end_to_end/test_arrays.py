@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tomllib
 
 import pytest
@@ -151,6 +152,26 @@ def test_a_task_that_is_queued_again_together_with_its_array_runs_once(served: S
     served.stop()
     assert [served.runs(f"m_{index}") for index in range(3)] == [[1, 2], [1, 2, 3], [1, 2]]
     assert served.result("m", 2)["reason"] == "3 of 3 finished"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("order", [("m", "m_0"), ("m_0", "m")], ids=" ".join)
+def test_an_array_and_its_task_that_one_command_moves_run_once(served: Served, order: tuple[str, ...]) -> None:
+    """However slowly `mv done/m*.toml queued/` goes on, while the dispatcher starts what has come."""
+    go = served.root.parent / "go"
+    served.drop("m", f"until [ -e {go} ]; do sleep 0.01; done", array="0-1", cpus=0)
+    go.touch()
+    assert served.run("--until-idle") == 0
+    go.unlink()
+    served.start()
+    for name in order:
+        served.move(name, "done", "queued")
+        time.sleep(0.1)
+    served.until(served.path("running", "m_1").exists, "the start of the other task")
+    go.touch()
+    served.wait_done("m")
+    served.stop()
+    assert served.run("--until-idle") == 0
+    assert [served.runs(f"m_{index}") for index in range(2)] == [[1, 2]] * 2
 
 
 def test_the_commands_treat_an_array_as_a_whole(served: Served) -> None:

@@ -425,7 +425,7 @@ def test_what_ends_an_epilog_changes_no_outcome(served: Served, order: str) -> N
     served.changes |= dict.fromkeys((f"spool.dispatcher.{name}.EPILOG_NS" for name in ("monitor", "terminator")), 1)
     served.start().drop("x", "exit 3", time_limit="1h", signal="USR1@0.1s", epilog="echo late; exec sleep 1000")
     served.says("x", "late")
-    assert "running: its command has ended (exit code 3), and its epilog" in served.spool("why", "x").stdout
+    assert "running (its command has ended with exit code 3; its epilog" in served.spool("why", "x").stdout
     ends = {"time": served.shorten, "shot": lambda name: os.kill(served.pid(name), signal.SIGKILL)}
     ends.get(order, lambda name: served.spool("cancel", name))("x")
     result = served.wait_done("x")

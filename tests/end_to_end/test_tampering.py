@@ -117,6 +117,16 @@ def _damage(plain: Served, kind: str, end: str) -> None:
     assert "Traceback" not in plain.said()
 
 
+@pytest.mark.parametrize("damage", ["rm", "echo x >"])
+def test_a_run_whose_jid_is_no_longer_one_is_said_to_run(own: Served, damage: str) -> None:
+    """Nobody stops it, and its command has not ended; the list says what is wrong."""
+    own.drop("nameless", f'{damage} "$SPOOL_METADIR/jid"; echo done; sleep 1000')
+    own.says("nameless", "done")
+    [row] = json.loads(own.spool("ls", "nameless", "--json").stdout)["jobs"]
+    assert (row["state"], row["reason"].partition(",")[0]) == ("running", "its jid is missing or unreadable")
+    assert "it is running (its jid is missing or unreadable, but" in own.spool("why", "nameless").stdout
+
+
 def test_a_task_that_damages_its_array_harms_that_alone(plain: Served) -> None:
     """With a metadir that takes no record the array is told of, the next job runs, and mended it finishes."""
     plain.drop("swept", 'chmod 500 "$SPOOL_DIR/jobs/swept/1"', array="0-1")

@@ -39,9 +39,10 @@ def test_what_is_known_of_a_gpu_comes_back_whole() -> None:
     """A command that reads the file knows of each GPU what the dispatcher knows; not looked at is not "none"."""
     views = (GpuView.of(KNOWN, ["one", "two"]), GpuView.of(UNKNOWN, []))
     machine = MachineView(
-        cpus=1, cpus_free=1, memory_bytes=1, memory_free_bytes=1, gpu_problem="?", gpus=views, gpus_at_ns=7
-    )
-    assert told(machine) == GpuLook((KNOWN, UNKNOWN), "?", 7)
+        cpus=1, cpus_free=1, memory_bytes=1, memory_free_bytes=1, gpu_problem="?", gpus=views, gpus_at_ns=7,
+        gpus_unused=("GPU 7",),
+    )  # fmt: skip
+    assert told(machine) == GpuLook((KNOWN, UNKNOWN), "?", 7, ("GPU 7",))
     assert views[0].jobs == ("one", "two")
     assert told(MachineView(cpus=1, cpus_free=1, memory_bytes=1, memory_free_bytes=1)) is None
     seen = MachineView(cpus=1, cpus_free=1, memory_bytes=1, memory_free_bytes=1, gpus_at_ns=7)

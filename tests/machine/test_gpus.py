@@ -351,6 +351,7 @@ def test_an_error_of_one_gpu_is_that_gpus_problem_alone(
     watch = nvml.watch()
     look = watch()
     assert (problems(look), look.problem) == ({"GPU-a": None, **problem}, None)
+    assert look.unused == (("GPU 1 is not used: GPU is lost",) if code == GPU_IS_LOST else ())
     nvml.mend()
     assert problems(watch()) == {"GPU-a": None, "GPU-b": None}
 

@@ -75,7 +75,7 @@ def test_what_is_free_counts_where_it_decides(world: MachineMonitor, table: Sche
 OF_THE_MACHINE = {
     "cpus": True, "memory_bytes": True, "memory_available_bytes": False, "gpus": True, "gpu_problem": True,
     "disk_free_bytes": False, "refusal": True, "resources": True, "most_runs": True, "no_leases": True,
-    "most_pending": True, "title": True, "cores": True,
+    "most_pending": True, "title": True, "cores": True, "gpus_unused": True,
 }  # fmt: skip
 OF_A_GPU = {
     "uuid": True, "index": True, "name": True, "memory_total_bytes": True, "memory_free_bytes": True, "foreign": True,

@@ -289,7 +289,7 @@ def requeue(
             tell(f"{name} has {array.tasks} tasks, and all run again; `spool requeue --failed {name}` takes the failed")
         return done
 
-    code = max(code, REQUEUE.carry_out(spool, once(spool, names), act))
+    code = max(code, REQUEUE.carry_out(spool, once(spool, names, again), act))
     if cascade and again:
         code = max(code, REQUEUE.carry_out(spool, cancelled_with(spool, again), act))
     return code

@@ -17,7 +17,7 @@ from spool.cli.render import tell
 from spool.client import service
 from spool.client.submit import ensure_spool, root_at, was_spool
 from spool.core.errors import ExitCode, LockHeld, SpoolError, UsageError
-from spool.core.layout import GONE_RESERVATIONS, without_here
+from spool.core.layout import GONE_RESERVATIONS, SERVICE, without_here
 from spool.core.reasons import count_of
 from spool.core.units import parse_duration, parse_size, show_size
 from spool.store.ownership import check_owner, this_user
@@ -65,8 +65,11 @@ def command(root: str, once: bool, until_idle: bool, idle_exit: str | None) -> i
     from spool.dispatcher.service import serve
     from spool.listeners import set_up_logging
     from spool.machine import identity
+    from spool.machine.host import reset_io_priority
 
     kept = begin_as_after_login()
+    if SERVICE in os.environ:
+        reset_io_priority()
     os.environ.update(without_here(os.environ))  # for all programs that it starts; jobs have their own environment
     identity.keep()
     identity.take_all()

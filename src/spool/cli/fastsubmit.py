@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from spool.formats.capabilities import Key
 
+MAX_HEAD_BYTES = 64 * 1024
 _MAX_BYTES = 100_000
 _UNITS = "KMGT"
 
@@ -42,6 +43,7 @@ _SCARCE = ("cpus", "memory", "gpus", "gpu_memory", "gpu_min_memory")
 
 _OF_OTHERS: tuple[str, ...] = ("SLURM", "PBS_", "GFLOW_", "SGE_", "SBATCH_", "LSB_", "HQ_TASK", "NCPUS", "CUDA_VISIBLE")
 _OF_OTHERS += ("srun", "sbatch", "scontrol", "squeue", "sacct", "sstat", "seff", "scancel", "qsub", "qstat", "qdel")
+_OPTION_LINES = (b"\n#SPOOL", b"\n#SBATCH", b"\n#PBS", b"\n#$", b"\n# GFLOW")
 _OF_THE_SHELL = frozenset(" \t\n|&;<>()$`\"'*?[]#~{}")
 
 
@@ -89,10 +91,24 @@ def submit(arguments: Sequence[str]) -> int | None:
 
 
 def _needs_nothing(command: str | list[str]) -> bool:
-    """Whether neither a command's text names another scheduler, nor its words a variable that no shell expands."""
+    """Whether a command neither names another scheduler nor runs a script with options, and expects no shell."""
     words = _OF_OTHERS if isinstance(command, str) else (*_OF_OTHERS, "$SPOOL_", "${SPOOL_")
     text = command if isinstance(command, str) else " ".join(command)
-    return not any(word in text for word in words)
+    if any(word in text for word in words):
+        return False
+    try:
+        heads = [head_of(word) for word in command[:2]] if isinstance(command, list) else []
+    except OSError:
+        return False
+    return not any(head.startswith(b"#!") and any(each in head for each in _OPTION_LINES) for head in heads)
+
+
+def head_of(path: str) -> bytes:
+    """Return the begin of a file, b"" if there is none. Raises OSError."""
+    if not os.path.isfile(path) or not os.path.getsize(path):  # one without a size may be the kernel's, and wait
+        return b""
+    with open(path, "rb") as file:
+        return file.read(MAX_HEAD_BYTES)
 
 
 def _submitted(root: str, draft: Draft, text: str) -> int | None:

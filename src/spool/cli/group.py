@@ -424,6 +424,7 @@ def _of_an_unknown_option(name: str, near: Sequence[str], ctx: click.Context | N
     known = {word for each in options for word in (*each.opts, *each.secondary_opts, *getattr(each, "also", ()))}
     begun = sorted(word for word in known if name.startswith("--") and word.startswith(name))
     meant = [f"{name}s"] if f"{name}s" in known else begun[:_MOST_MEANT] or sorted(near)
+    meant = meant or [word for word in known if len(name) > 2 and word == name.lower()]
     if "--state" in known and name.startswith("--") and name[2:] in {*layout.PLACES, *State}:
         meant = [f"--state {name[2:]}"]
     elif name in ("--me", "--mine") and "--user" in known:

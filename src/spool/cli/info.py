@@ -180,7 +180,8 @@ def _gpus(found: GpuList) -> str:
     for each in found.gpus:
         is_kept = each.state is GpuState.IDLE and each.why_not is not None
         states.setdefault("reserved" if is_kept else each.state, []).append(str(each.gpu.index))
-    return f"{len(found.gpus)}: " + "; ".join(f"{state} {', '.join(each)}" for state, each in states.items())
+    parts = [*(f"{state} {', '.join(each)}" for state, each in states.items()), *found.unused]
+    return f"{len(found.gpus)}: {'; '.join(parts)}"
 
 
 def _disk(found: MachineStatus) -> str:
@@ -221,6 +222,8 @@ def gpus(root: str, as_json: bool) -> int:
         if each.why_not is not None and each.state not in _IN_USE:
             name = f"GPU {each.gpu.index}"
             render.prose(f"{name} is unavailable: {each.why_not.removeprefix(f'{name}: ')}")
+    for line in found.unused if found.gpus else ():
+        render.prose(line)
     for line in found.reserved:
         render.prose(f"reserved: {line}")
     if found.problem is not None:

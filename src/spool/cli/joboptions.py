@@ -288,19 +288,17 @@ def stated(pairs: Iterable[str]) -> Values:
         if option is None and name and (whole := _option_of(table)) is not None and whole.kind in _PAIRS:
             option, value = whole, f"{name}={value}"
         if option is None or not equals:
-            from difflib import get_close_matches
-
             from spool.core.errors import UsageError, cannot
+            from spool.formats.validation import closest
 
             known = sorted({each.key for each in OPTIONS})
-            near = [each.key for each in OPTIONS if each.key.startswith(f"{key}.")] or get_close_matches(
-                key, known, n=1
-            )
+            inner = (each.key for each in OPTIONS if each.key.startswith(f"{key.lower()}."))
+            near = next(inner, None) or closest(key, known)
             why, remedy = f"unknown key {key!r}", f"the keys are {', '.join(known)}"
             if not equals:
                 why, remedy = "it needs a key and a value", f"write, for example, {SET} priority=50"
-            elif near:
-                remedy = f"did you mean {near[0]!r}?"
+            elif near is not None:
+                remedy = f"did you mean {near!r}?"
             raise UsageError(cannot("use", f"{SET} {pair}", why, remedy=remedy))
         values.setdefault(option.key, []).append(value)
     return values
@@ -377,14 +375,24 @@ def values_of(parameters: Mapping[str, object]) -> Values:
 def with_stated(values: Values, pairs: Iterable[str]) -> Values:
     """Return the *values* of options with those that `--set KEY=VALUE` states. Raises UsageError."""
     for key, texts in stated(pairs).items():
-        option = _option_of(key)
-        if key in values and option is not None and not option.repeats:
+        option, given = _option_of(key), values.setdefault(key, [])
+        if given and option is not None and (twice := _stated_twice(option, given, texts)):
             from spool.core.errors import UsageError, cannot
 
-            remedy = f"give {key} once, by {SET} or by its option"
-            raise UsageError(cannot("use", f"{SET} {key}={texts[-1]}", "another option states that key", remedy=remedy))
-        values.setdefault(key, []).extend(texts)
+            remedy = f"give {twice.partition('=')[0]} once, by {SET} or by its option"
+            raise UsageError(cannot("use", f"{SET} {twice}", "another option states that key", remedy=remedy))
+        given.extend(texts)
     return values
+
+
+def _stated_twice(option: Option, given: list[str], texts: list[str]) -> str:
+    """Return the one of *texts* whose key *given* states, too, as KEY=VALUE; "" if none. Lists take values of both."""
+    if option.kind not in _PAIRS:
+        return "" if option.repeats else f"{option.key}={texts[-1]}"
+    before, now = map(_REPEATED[option.kind], (given, texts))
+    assert isinstance(before, dict)
+    assert isinstance(now, dict)
+    return next((f"{option.key}.{name}={value}" for name, value in now.items() if name in before), "")
 
 
 def checked(root: str, name: str, text: bytes, stated: Collection[str], spelled: str = "") -> bytes:

@@ -13,14 +13,14 @@ import shlex
 import stat
 import sys
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
+from contextlib import suppress
 from typing import Protocol
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from spool.cli import fastsubmit, joboptions
-from spool.cli.fastsubmit import command_of
+from spool.cli.fastsubmit import MAX_HEAD_BYTES, command_of
 from spool.cli.group import ensure_dispatcher
 from spool.cli.render import progress, tell
 from spool.client import submit as submitting
@@ -33,11 +33,11 @@ from spool.core.model import Spec
 from spool.formats import jobfile
 from spool.formats.capabilities import contributed
 from spool.formats.toml import MAX_BYTES
+from spool.formats.validation import closest
 from spool.store.glance import defaults_of
 from spool.store.reading import read_named
 
 _SPOOL_LINE = re.compile(r"#SPOOL(?:[ \t]+(.*))?")
-MAX_HEAD_BYTES = 64 * 1024
 _ASKS_WHERE_IT_LIES = re.compile(r"__file__|BASH_SOURCE|\$\{0%|(?:dirname|realpath|readlink)\b[^\n]*\$\{?0\b")
 _RUN_BY = {"py": "python3", "sh": "sh", "bash": "bash", "zsh": "zsh", "pl": "perl", "rb": "ruby", "js": "node",
            "R": "Rscript", "r": "Rscript", "jl": "julia", "lua": "lua", "m": "octave"}  # fmt: skip
@@ -299,18 +299,29 @@ def _check_runs(data: bytes, what: str, line: bytes, asked: Asked) -> None:
         other = f"remove what is before it, such as a byte order mark: `sed -i '1s/^[^#]*//' {shlex.quote(what)}`"
     else:
         why, other = "it has no `#!` line to name its interpreter", f"begin it with `{line_one}`"
-    if _has_options(data, asked):
+    if _first_option(data, asked.others):
         raise UsageError(cannot("submit", thing, why, remedy=other))
     remedy = f"`spool submit -- {program} {shlex.quote(what)}` runs it as is, or {other}"
     raise UsageError(cannot("submit", thing, why, remedy=remedy))
 
 
-def _has_options(data: bytes, asked: Asked) -> bool:
-    """Whether a script has options in its own lines, which only a script itself can have."""
-    lines = [line for _, line in head_lines(data)]
-    return any(map(_SPOOL_LINE.fullmatch, lines)) or any(
-        other.is_line(line) for other in asked.others for line in lines
-    )
+def _first_option(data: bytes, others: Sequence[OtherScripts]) -> int:
+    """Return the number of the first line of a script that has options, 0 if none has."""
+    for number, line in head_lines(data):
+        if _SPOOL_LINE.fullmatch(line) or any(other.is_line(line) for other in others):
+            return number
+    return 0
+
+
+def _tell_unread_options(words: Sequence[str], others: Sequence[OtherScripts]) -> None:
+    """Report that a command runs a script whose options are not read, since only a script that is submitted has any."""
+    runs = {*SHELLS, *_RUN_BY.values()}
+    script = words[1] if len(words) > 1 and os.path.basename(words[0]) in runs else words[0]
+    with suppress(OSError):
+        data = fastsubmit.head_of(script)
+        if data.startswith(b"#!") and (number := _first_option(data, others)):
+            remedy = f"`spool submit {shlex.quote(script)}` uses them"
+            tell(f"{script}: the options from line {number} on are ignored after `--`; {remedy}")
 
 
 def _module_path(text: str, path: str) -> str | None:
@@ -364,8 +375,8 @@ def own_options(script: bytes, what: str) -> joboptions.Values:
             raise _wrong_line(what, number, f"{str(error).lower()} in {line!r}") from None
         except fastsubmit.UnclearError as error:
             word = str(error).rpartition(" ")[2]
-            near = get_close_matches(word, OPTIONS, n=1)
-            meant = f"; did you mean {near[0]}?" if near and near[0] not in str(error) else ""
+            near = closest(word, OPTIONS)
+            meant = f"; did you mean {near}?" if near and near not in str(error).split() else ""
             raise _wrong_line(what, number, f"{error}{meant}") from None
         except UsageError as error:
             raise _wrong_line(what, number, str(error)) from None
@@ -533,6 +544,8 @@ def _what_to_run(asked: Asked, root: str, others: Sequence[OtherScripts]) -> Scr
     if asked.shell_command is not None:
         return Script(asked.shell_command)
     if asked.plain:
+        if not asked.ignore_directives:
+            _tell_unread_options(asked.plain, others)
         return Script(command_of(asked.plain))
     words = asked.loose or (STDIN if _has_script_on_stdin() else ())
     if words:

@@ -74,17 +74,6 @@ def start(root: str, idle_exit: str = IDLE_EXIT) -> int:
         from spool.store.ownership import check_owner
 
         check_owner(root)
-    if "SPOOL_CPU_LIST" in os.environ:  # a dispatcher that a pinned job starts serves others, too
-        before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))  # as far as its container lets it
-        try:
-            return _spawned(root, idle_exit)
-        finally:
-            os.sched_setaffinity(0, before)
-    return _spawned(root, idle_exit)
-
-
-def _spawned(root: str, idle_exit: str) -> int:
     import signal  # here, because most submissions start none
 
     log = f"{root}/{layout.LOG}"
@@ -167,11 +156,11 @@ def unit_for(root: str) -> str | None:
 
 
 def _systemctl(*words: str) -> str | None:
-    """Return what the user's service manager answers; None if it does not do what it is told."""
+    """Return what the user's service manager answers in a while; None if it does not do what it is told."""
     import subprocess  # imported here, because most submissions start none
 
-    command, null = ["systemctl", "--user", *words], subprocess.DEVNULL
+    command, null, own = ["systemctl", "--user", *words], subprocess.DEVNULL, without_here(os.environ)
     try:
-        return subprocess.check_output(command, env=without_here(os.environ), stdin=null, stderr=null, text=True)
-    except (OSError, subprocess.CalledProcessError):
+        return subprocess.check_output(command, env=own, stdin=null, stderr=null, text=True, timeout=_PATIENCE_S)
+    except (OSError, subprocess.SubprocessError):
         return None

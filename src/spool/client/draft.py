@@ -43,7 +43,7 @@ def keys_of_caller() -> dict[str, object]:
 def begin_as_after_login() -> list[str]:
     """Give this process, a dispatcher, what it would have after a login. Return what cannot be undone, in words.
 
-    One that a submission has started also leaves the caller's directory and niceness.
+    One that a submission has started also leaves the caller's directory, niceness and CPUs: it serves others, too.
     """
     os.umask(UMASK)
     kept = []
@@ -61,6 +61,10 @@ def begin_as_after_login() -> list[str]:
             os.setpriority(os.PRIO_PROCESS, 0, 0)
         except OSError:
             kept.append(f"nice = {os.getpriority(os.PRIO_PROCESS, 0)}")
+        from contextlib import suppress  # imports half of the library
+
+        with suppress(OSError):  # as far as its container lets it
+            os.sched_setaffinity(0, os.sched_getaffinity(1))
     return kept
 
 

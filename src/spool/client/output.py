@@ -250,7 +250,8 @@ class ArrayOutput:
 
 _TAIL = 8192  # bytes at the end of an output to search
 _MOST = 24  # characters of a text
-_BAR = re.compile(rb"(?<![\d.,])(100|\d{1,2})(?:[.,]\d+)? ?%\|")  # as tqdm draws it: " 37%|###7      | 37/100"
+# As tqdm draws it: " 37%|###7      | 37/100"; "-5%|" is none.
+_BAR = re.compile(rb"(?<![\d.,])(?<!(?<![A-Za-z])-)(100|\d{1,2})(?:[.,]\d+)? ?%\|")
 
 
 def progress_of(spool: Spool, name: str, run: int) -> Progress:

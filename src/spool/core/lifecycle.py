@@ -90,7 +90,7 @@ class Evidence(Struct, frozen=True):
     oom_killed: bool = False  # the kernel's out-of-memory killer took one of its processes
     refused: bool = False  # the wrapper reported that the machine did not let the command begin
     engine: EngineWord | None = None  # for a run elsewhere: how its engine reports the end
-    said: str = ""  # the engine's own words for that
+    said: str = ""  # the engine's own words for that; here, why its command may not have ended
     rc_at_ns: int | None = None  # when `rc` was written, by the clock of the file system
 
 
@@ -145,6 +145,7 @@ class Proof(Struct, frozen=True):
 
 
 _LEFTOVERS = "its command has ended, but processes that it started are still running"
+WITHOUT_JID = "its jid is missing or unreadable, but processes of it are still running"
 
 EPILOG_NS = 300 * SECOND_NS
 """How long an epilog may go on beyond the time limit, which is the command's."""
@@ -178,7 +179,7 @@ def prove(evidence: Evidence) -> Proof:
             return Proof(Verdict.STARTING if evidence.grace else Verdict.SILENT)
         case Liveness.ABSENT | Liveness.GONE | Liveness.REBOOTED:
             if evidence.leftovers and evidence.liveness is Liveness.GONE:  # row 5
-                return Proof(Verdict.STOPPING)
+                return Proof(Verdict.STOPPING, reason=evidence.said)
             return _ended(evidence)
         case _:  # pragma: no cover
             assert_never(evidence.liveness)
@@ -305,7 +306,7 @@ def shown(
         case Verdict.UNREACHABLE if elsewhere is None or stop is None:
             return State.RUNNING, "on another host, not visible from here" if elsewhere is None else elsewhere
         case Verdict.STOPPING if stop is None:
-            return State.STOPPING, _LEFTOVERS
+            return State.RUNNING if proof.reason else State.STOPPING, proof.reason or _LEFTOVERS
         case Verdict.UNREACHABLE | Verdict.STOPPING:
             return State.STOPPING, ordered
         case Verdict.STARTING | Verdict.SILENT | Verdict.RUNNING if submitted is not None:

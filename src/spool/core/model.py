@@ -441,6 +441,7 @@ class Machine(Struct, frozen=True):
     memory_available_bytes: int | None = None  # memory that the kernel could really give now
     gpus: tuple[Gpu, ...] = ()
     gpu_problem: str | None = None  # NVML fails or hangs; None with no GPUs: the machine has none
+    gpus_unused: tuple[str, ...] = ()  # which others there are, and why they are not used
     disk_free_bytes: int | None = None
     refusal: str = ""  # why it refuses to start anything now; "" if it does not
     resources: tuple[Pool, ...] = ()

@@ -205,8 +205,9 @@ class RunTimes:
         return expected_ns
 
 
-_PERCENT = re.compile(r"(?<![\d.,])(100|\d{1,2})(?:[.,](\d{1,3})\d*)? ?%")
-_OF_ALL = re.compile(r"(?<![\d.,/])(\d{1,12}) ?/ ?(\d{1,12})(?![\d.,/])")
+_NO_MINUS = r"(?<!(?<![A-Za-z])-)"  # "epoch-3/10" has a hyphen
+_PERCENT = re.compile(rf"(?<![\d.,]){_NO_MINUS}(100|\d{{1,2}})(?:[.,](\d{{1,3}})\d*)? ?%(?! ?- ?\d)")
+_OF_ALL = re.compile(rf"(?<![\d.,/]){_NO_MINUS}(\d{{1,12}}) ?/ ?(\d{{1,12}})(?![\d.,/])")
 _BASES = {
     "progress": ("", "by its progress"),
     "limit": ("≤", "by its time limit"),

@@ -26,7 +26,7 @@ from spool.dispatcher.confinement import Thing
 from spool.dispatcher.context import Component, Context
 from spool.dispatcher.finalizer import Finalizer, Submission, result_of
 from spool.dispatcher.observer import MISSING_NS
-from spool.dispatcher.scanner import Scanner
+from spool.dispatcher.scanner import TOGETHER_NS, Scanner
 from spool.dispatcher.terminator import StopOrders
 from spool.formats import jobfile, journal, run_records
 from spool.formats.jobfile import TaskFiles
@@ -589,17 +589,23 @@ class Expander(Component):
     def waits_already(self, array: Array, position: int, now_ns: int) -> bool:
         """Whether a task waits already, since a user has queued it again as well: that is its issue, and it runs once.
 
-        A job of its name with another text is another job.
+        It may even have begun. A job of its name with another text is another job.
         """
         task = array.tasks.task_name(position)
         job, path = self._state.jobs.get(task), self._spool.layout.task_file(array.name, array.run, task)
-        if job is None or job.live is not None or (text := read_record(path)) is None:
+        if job is None or (text := read_record(path)) is None or is_too_long(text):
             return False
-        if is_too_long(text) or text not in (self._spool.job_text(place, task) for place in (QUEUED, HELD)):
+        texts = [self._spool.job_text(place, task) for place in (QUEUED, HELD)]
+        if (live := job.live) is not None:
+            has_come_with_it = live.stop is None and live.wait.arrived_at_ns > array.arrived_at_ns - TOGETHER_NS
+            texts = [self._spool.record(task, live.run, layout.SPEC_COPY)] if has_come_with_it else []
+        if text not in texts:
             return False
         self._spool.disk.discard(path)
         array.unissued.discard(task)
-        self._journal.note_place(self._state.issue(task, array, position, now_ns))
+        if live is None:
+            self._journal.note_place(self._state.issue(task, array, position, now_ns))
+        array.open.add(task)
         self._state.settle(job)
         return True
 

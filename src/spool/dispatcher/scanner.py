@@ -42,6 +42,7 @@ _IN_TURN = 256  # files of live runs, in each look at everything
 _COARSE_NS = 2_000_000_000  # no file system has a coarser clock: two changes within that time may leave the same mtime
 _LARGE = 1 << 16  # bytes: reading a larger file may take as long as a hundred starts
 _PATIENCE_NS = 1_000_000_000  # how long such a file waits while there are others to look at
+TOGETHER_NS = 2_000_000_000  # one command that moves an array and its tasks takes less
 FORGET_NS = 2_000_000_000  # a file that comes back within this time was never gone (how editors save)
 _SAY = "report what is wrong with"
 _IN_EDITOR = "open in an editor"
@@ -222,9 +223,27 @@ class Scanner(Component):
                     if may_wait and status.st_size > _LARGE:
                         self._large.setdefault((place, name), time.monotonic_ns())
                         return
-                    self._take(place, name, self._understood(place, name, read_stable(path), edited))
+                    file = self._understood(place, name, read_stable(path), edited)
+                    is_twice = place == QUEUED and isinstance(file, JobFileVersion) and self._is_twice(name, file)
+                    self._take(place, name, ReadFailure.GONE if is_twice else file)
         if piece.failed:  # the look is due when the pause of its trouble is over
             self._recheck[place, name] = (0, 0)
+
+    def _is_twice(self, name: str, file: JobFileVersion) -> bool:
+        """Whether a task came together with its array and has begun as a task of that; its file is put away then.
+
+        `mv done/m*.toml queued/` moves both, and each is to run once.
+        """
+        live, task = self._state.live_of(name), file.spec.task if file.spec is not None else None
+        array = self._state.arrays.get(task.array) if task is not None else None
+        if live is None or array is None or live.stop is not None or live.inode == file.inode:
+            return False
+        came_ns = (live.wait.arrived_at_ns, file.changed_at_ns)
+        if any(abs(at_ns - array.arrived_at_ns) > TOGETHER_NS for at_ns in came_ns):
+            return False
+        is_there = status_of(self._layout.job_file(RUNNING, name)) is not None  # else this is what was there
+        is_same = self._spool.job_text(QUEUED, name) == self._spool.record(name, live.run, layout.SPEC_COPY)
+        return is_there and is_same and self._spool.archive_file(name, QUEUED)
 
     def _is_arrays(self, name: str) -> bool:
         """Whether the name is that of an array in progress, or a file of it waits for its end."""

@@ -231,6 +231,7 @@ class StatusWriter(Component):
             memory_bytes=machine.memory_bytes,
             memory_free_bytes=machine.memory_bytes - runs.counts.memory_bytes,
             gpu_problem=machine.gpu_problem,
+            gpus_unused=machine.gpus_unused,
             refusal=self._confinement.held_up() or machine.refusal,
             gpus_at_ns=self._world.gpus_at_ns,
             resources={

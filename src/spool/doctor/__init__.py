@@ -473,6 +473,8 @@ def _gpus(subject: Subject) -> Findings:
         yield good(f"{len(machine.gpus)}: {', '.join(names)}")
         if why := unlisted_cards(listed={gpu.vendor for gpu in machine.gpus}):
             yield warn(why, "install or repair the driver")
+    elif machine.gpus_unused:
+        yield good("none that can be used")
     elif why := unlisted_cards():
         yield warn(f"none: {why}", "install or repair the driver; nvidia-smi says more")
     else:
@@ -480,6 +482,8 @@ def _gpus(subject: Subject) -> Findings:
     for gpu in machine.gpus:
         if gpu.problem is not None:
             yield warn(f"GPU {gpu.index} ({gpu.uuid}): {gpu.problem}", "no job starts on it")
+    for text in machine.gpus_unused:
+        yield warn(text, "a job gets a GPU by its UUID")
 
 
 def _hooks(subject: Subject) -> Findings:

@@ -144,6 +144,7 @@ class GpuLook(Struct, frozen=True):
     gpus: tuple[Gpu, ...] = ()
     problem: str | None = None
     seen_at_ns: int | None = None  # time of the NVML query; None: no answer yet
+    unused: tuple[str, ...] = ()  # which others there are, without a UUID, and why
 
 
 class RefusalView(Struct, frozen=True, kw_only=True):
@@ -187,6 +188,7 @@ class MachineView(Struct, frozen=True, kw_only=True):
     gpu_problem: str | None = None
     gpus_at_ns: int | None = None  # time of the NVML query; None: nothing is known of the GPUs
     gpus: tuple[GpuView, ...] = ()
+    gpus_unused: tuple[str, ...] = ()  # which others there are, and why they are not used
     refusal: str = ""  # why it starts nothing now
     resources: dict[str, PoolView] = field(default_factory=dict)
     shared: SharedView | None = None  # None: the machine is this spool's alone
@@ -195,7 +197,8 @@ class MachineView(Struct, frozen=True, kw_only=True):
         """Return the GPUs of this view, None if there is nothing about them."""
         if self.gpus_at_ns is None:
             return None
-        return GpuLook(tuple(each.gpu() for each in self.gpus), self.gpu_problem, self.gpus_at_ns)
+        gpus = tuple(each.gpu() for each in self.gpus)
+        return GpuLook(gpus, self.gpu_problem, self.gpus_at_ns, self.gpus_unused)
 
 
 class StateView(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,6 @@ reads them. Finding the listeners of a spool loads and runs none of them: hooks 
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import stat
@@ -22,6 +21,7 @@ from spool.core.errors import shown
 from spool.core.model import Event, EventName
 from spool.formats.capabilities import capabilities, loaded
 from spool.formats.config import Config
+from spool.formats.validation import closest
 from spool.store.ownership import others_write, why_not_obeyed
 
 
@@ -91,8 +91,8 @@ class NullSink(Listener):
 
 def no_such_event(word: str) -> str:
     """Return the complaint about a word that is no event, with the one that was probably meant."""
-    close = difflib.get_close_matches(word, _HOOK_NAMES, 1)
-    return "no such event" + (f", did you mean {close[0]}?" if close else "")
+    meant = closest(word, _HOOK_NAMES)
+    return "no such event" + (f", did you mean {meant}?" if meant else "")
 
 
 REVIEWED = frozenset({EventName.QUEUEING, EventName.SUBMITTING, EventName.CANCELLING})

@@ -32,7 +32,7 @@ from spool.formats.state import GpuLook
 from spool.machine import identity
 from spool.machine.helpers import ChildProcess, import_path
 from spool.machine.host import vendors_here
-from spool.machine.nvml import IDLE_SECONDS, WHERE, Device, Sample
+from spool.machine.nvml import IDLE_SECONDS, MIG_INDEX_STEP, WHERE, Device, Sample
 
 QUIET_BYTES = 256 << 20
 """Unaccounted memory above this counts as in use: drivers and displays always hold a little."""
@@ -254,6 +254,8 @@ class Roster:
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
+        self.unused: tuple[str, ...] = ()
+        """Which other GPUs there are, without a UUID, and why."""
 
     def gpus(self) -> tuple[Gpu, ...]:
         """Return all GPUs, in PCI bus order."""
@@ -279,6 +281,9 @@ class Roster:
             before = self._known.get(device.uuid)
             gpu = self._gpu(device, use_of(device), before.gpu if before else None)
             self._known[device.uuid] = _Known(gpu, device.bus, device.parent)
+        indices = {known.gpu.index for known in self._known.values()}
+        told = {index // MIG_INDEX_STEP - 1 if index >= MIG_INDEX_STEP else index for index in indices}
+        self.unused = tuple(f"GPU {index} is not used: {why}" for index, why in errors.items() if index not in told)
         return self._known.keys() <= listed
 
     def _gpu(self, device: Device, use: DeviceUse, before: Gpu | None) -> Gpu:
@@ -514,7 +519,7 @@ class GpuWatcher:
             self._fail(sample.failure)
         elif not sample.missing:
             is_whole = self._roster.update(sample, lambda device: self._uses.read(device, ours, self._asked_for))
-            self._look = GpuLook(self._roster.gpus(), None, self._asked_at_ns)
+            self._look = GpuLook(self._roster.gpus(), None, self._asked_at_ns, self._roster.unused)
             if not is_whole:
                 self._helper.stop()  # only an NVML that starts afterwards lists a GPU that comes back
         elif self._roster.gpus():

@@ -75,6 +75,14 @@ def file_system_of(path: str) -> str:
     return kind
 
 
+def reset_io_priority() -> None:
+    """Give this process the I/O priority that its niceness implies, as after a login."""
+    import psutil
+
+    with suppress(OSError, psutil.Error):
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_NONE)
+
+
 def is_shared_between_hosts(file_system: str) -> bool:
     """Whether files on such a file system may be changed by another host, without a file event here."""
     return file_system.startswith(_SHARED)

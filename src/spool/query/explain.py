@@ -228,7 +228,7 @@ def _what_it_does(spool: Spool, row: JobRow) -> str:
     does = "it is starting" if row.state is State.STARTING else "it is running"
     if kept:
         return f"{does} and was not cancelled: {kept}"
-    return f"{does}: {row.reason}" if row.state is State.RUNNING and row.reason else does
+    return f"{does} ({row.reason})" if row.reason else does
 
 
 def _ended(spool: Spool, found: JobDetails, answer: Explanation) -> Explanation:

@@ -489,7 +489,7 @@ class JobLister:
         elif suspension.since_ns is not None:
             reason = reason or suspended_words(suspension, self._spool.suspend_order(files.name) or "")
         elif state is State.RUNNING and not reason and (ended := self._spool.command_exit(files.name, files.run)):
-            reason = f"its command has ended ({exit_words(ended.code)}), and its epilog is running"
+            reason = f"its command has ended with {exit_words(ended.code)}; its epilog is running"
         return ShownRun(state, reason, end, suspension)
 
     def gpu_watch(self, name: str, run: int) -> GpuWatch | None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from spool.client.autostart import outlook
 from spool.core.gpus import HORIZON_NS, GpuSlot, is_active, unknown_gpus, why_closed
 from spool.core.layout import DONE
-from spool.core.model import Gpu, Request, Reservation, Running
+from spool.core.model import Gpu, Machine, Request, Reservation, Running
 from spool.core.reasons import instant, some_of
 from spool.core.resources import FreeResources
 from spool.machine.host import NO_CARD, unlisted_cards
@@ -64,6 +64,7 @@ class GpuList(Struct, frozen=True):
     reserved: tuple[str, ...]
     at_ns: int
     none_because: str = ""  # why there are none; "" if there are some, or if that is unknown
+    unused: tuple[str, ...] = ()  # which others there are, and why they are not used
 
 
 class RunHere(Struct, frozen=True):
@@ -141,8 +142,13 @@ def _gpus(seen: Snapshot) -> GpuList:
         problem=machine.gpu_problem,
         reserved=tuple(f"{each.gpu_count} {_kept(each, seen)}" for each in near if each.gpu_count),
         at_ns=now_ns,
-        none_because="" if machine.gpus or machine.gpu_problem else unlisted_cards() or NO_CARD,
+        none_because="" if machine.gpus or machine.gpu_problem else _why_none(machine),
+        unused=machine.gpus_unused,
     )
+
+
+def _why_none(machine: Machine) -> str:
+    return "; ".join(machine.gpus_unused) or unlisted_cards() or NO_CARD
 
 
 def _leases(seen: Snapshot) -> dict[str, tuple[GpuLease, ...]]:

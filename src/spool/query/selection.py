@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 
@@ -94,11 +94,12 @@ def _once(spool: Spool, rows: Iterable[JobRow], *, by_task: bool) -> list[JobRow
     return [row for row in rows if array_of(row.name) not in going_on]
 
 
-def once(spool: Spool, names: Sequence[str]) -> list[str]:
-    """Return *names* without the tasks of arrays that are among them: those run again with their array."""
+def once(spool: Spool, names: Sequence[str], again: Collection[str]) -> Iterator[str]:
+    """Yield *names*, last the tasks of arrays among them; one whose array is *again* queued by then runs with it."""
     arrays = {name: spool.newest_array(name) for name in {array_of(name) for name in names}.intersection(names)}
     tasks = {task for name, record in arrays.items() if record for task in task_names(spool, name, record.run, record)}
-    return [name for name in names if name not in tasks]
+    yield from (name for name in names if name not in tasks)
+    yield from (name for name in names if name in tasks and array_of(name) not in again)
 
 
 def priority_for(spool: Spool, place: str, name: str, *, first: bool = False, before: str | None = None) -> int:

@@ -116,6 +116,7 @@ class MachineMonitor:
             self._available[0],
             look.gpus,
             look.problem,
+            look.unused,
             self._disk[0],
             resources=self._settings.config.resources,
             cores=self._cores,

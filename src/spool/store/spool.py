@@ -18,7 +18,7 @@ from spool.core import layout
 from spool.core.errors import InvalidJob, InvalidRecord, NoSuchJob, SpoolUnusable, cannot
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import LOCAL_EXECUTORS, Layout
-from spool.core.lifecycle import Evidence, Exit, LastSigns, Liveness, Prober, RunEnd, end_of
+from spool.core.lifecycle import WITHOUT_JID, Evidence, Exit, LastSigns, Liveness, Prober, RunEnd, end_of
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
     SECOND_NS,
@@ -627,7 +627,9 @@ class Spool:
         liveness = self._liveness(name, run, jid, lambda: grant, prober)
         left, stop, result, refusal, evidence = self._signs(name, run, liveness)
         if leftovers and liveness is Liveness.GONE and result is None and not self.outlasted(name, run):
-            evidence = replace(evidence, leftovers=prober.has_left_processes(self.root, name, run))
+            some_left = prober.has_left_processes(self.root, name, run)
+            said = WITHOUT_JID if some_left and left is None and not isinstance(jid, Jid) else ""
+            evidence = replace(evidence, leftovers=some_left, said=said)
         suspension = self.suspension(name, run)
         if grant is not None:
             array, began_ns = None, self.ran_from_ns(grant)

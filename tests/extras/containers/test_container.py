@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -78,14 +79,27 @@ def test_the_runtime_is_the_first_that_is_there_and_knows_the_image(
         assert contained(stated, ("true",)).command[0] == str(place / used)
 
 
+def test_a_daemon_that_hangs_is_waited_for_once(place: Path) -> None:
+    """The question stays open, and its answer counts when it comes."""
+    install(place, "docker")
+    os.mkfifo(place / "go")
+    (place / "docker").write_text(f"#!/bin/sh\n: < {place}/go\n")
+    spec = Spec(command="x", parts=(("containers", Container("x", "docker")),))
+    assert "has not answered" in container.problem(spec)
+    begun = time.monotonic()
+    assert all("has not answered" in container.problem(spec) for _ in range(9))
+    assert time.monotonic() - begun < 1
+    (place / "go").write_text("")
+    ((_, asked),) = container._ASKED.values()
+    asked.wait()
+    assert container.problem(spec) is None
+
+
 @pytest.mark.parametrize("name", ["podman", "docker"])
 def test_a_container_gets_what_was_granted(place: Path, name: str) -> None:
     """CPUs, memory and exactly these GPUs; the user; the variables of the job that are not the host's."""
     install(place, name)
-    words = contained(
-        Container("docker://x:1", options=("-v /a b:/c", "--cpus=9")),
-        ("a", "-b", "c d"),
-    ).command
+    words = contained(Container("docker://x:1", options=("-v /a b:/c", "--cpus=9")), ("a", "-b", "c d")).command
     assert words[1] == "run"
     assert words[-4:] == ("--entrypoint=a", "x:1", "-b", "c d")
     assert words[-7:-4] == ("-v", "/a b:/c", "--cpus=9")  # the last one counts

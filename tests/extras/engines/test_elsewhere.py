@@ -95,10 +95,7 @@ def test_what_runs_elsewhere_takes_nothing_of_this_machine(session: Session) -> 
     assert set(state.runs) == {"far-1", "far-2", "near-1", "near-2"}
     assert (state.runs.counts.cpus, state.runs.engines["slurm"].runs) == (2, 2)
     reasons = {name: str(plan.reason(name)) for name in ("far-3", "near-3")}
-    assert reasons == {
-        "far-3": "max_in_flight: 2 of 2 are in Slurm",
-        "near-3": "cpus: needs 1, 0 free (2 runs hold 2)",
-    }
+    assert reasons == {"far-3": "max_in_flight: 2 of 2 are in Slurm", "near-3": "cpus: needs 1, 0 free (2 runs hold 2)"}
     assert why(Spool(str(session.world.root)), "far-3").reasons[0].text == reasons["far-3"]
 
 

@@ -62,6 +62,7 @@ SAME = [
     ("#SBATCH -o %u-%x.%N.%t.out", {"stdout": f"{this_user()}-%n.{socket.gethostname().partition('.')[0]}.0.out"}),
     ("#SBATCH --mail-type=NONE --open-mode=append", {}),
     ("#SBATCH -a 1-2 -o log/%A_%a.out", {"array": "1-2", "stdout": "log/%n.out"}),
+    ("#SBATCH -o log/%A_%4a.out", {"stdout": "log/%n.%r.out"}),
     ("#SBATCH --signal=B:USR1@120 -t 10", {"signal": "USR1@120s", "signal_to": "shell", "time_limit": "10m"}),
     ("#SBATCH -t 10 --signal=15@180", {"signal": "SIGTERM@180s", "signal_to": "main", "time_limit": "10m"}),
     ("#SBATCH --tasks-per-node 4 --cpus-per-task=2", {"cpus": 8}),

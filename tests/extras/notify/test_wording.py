@@ -162,10 +162,7 @@ def test_the_keys_of_the_configuration() -> None:
     ops = NotifyRule(("ops@example.org",), on, 20, ("bob",), projects, ("train-*",))
     assert settings_of(config.parse(CONFIG.encode())) == Notifications(
         'mail -s "$2" "$1"',
-        {
-            "alice": ("mailto://alice:secret@mail.example.org",),
-            "team": ("https://hooks.example.org/team", "alice"),
-        },
+        {"alice": ("mailto://alice:secret@mail.example.org",), "team": ("https://hooks.example.org/team", "alice")},
         (NotifyRule(("team",)), ops),
     )
     assert settings_of(config.parse(b"")) == Notifications()

@@ -40,9 +40,12 @@ _REGISTRY = "docker://"
 _SHELL = "/bin/sh"  # of the texts around a container
 _OURS = frozenset({"--name", "--detach", "--rm", "--entrypoint"})
 _NO_DAEMON = re.compile("daemon|connect", re.IGNORECASE)  # in what docker says when it cannot reach one
-_PATIENCE_S = 5  # a busy machine takes seconds to start a program
+_MOMENT_S = 1  # to answer
+_MOST_READ = 16_384  # of what a command says
 _LONGEST_PAUSE_S = 60
-_ANSWERS: dict[tuple[str, tuple[tuple[str, str], ...]], tuple[float, str | None]] = {}  # until when, on this process
+_Question = tuple[str, tuple[tuple[str, str], ...]]
+_ANSWERS: dict[_Question, tuple[float, str | None]] = {}  # until when
+_ASKED: dict[_Question, tuple[float, subprocess.Popen[bytes]]] = {}  # since when
 # The containers of runs that are over are removed by a later one: where a run was killed, nothing of it could do that.
 _BEFORE = """\
 : >> "$SPOOL_ENV"
@@ -100,31 +103,41 @@ def problem(spec: Spec) -> str | None:
 def _unserved(program: str, environment: tuple[tuple[str, str], ...]) -> str | None:
     """Return why docker cannot reach its daemon; None if it can, or fails for a reason that a run may say better.
 
-    The answer holds for twenty times as long as it took, at most a minute, so that a daemon that hangs does not keep a
-    dispatcher from its work.
+    A question that is not answered in a moment stays open, and the next call looks at it: a daemon that hangs does not
+    keep a dispatcher from its work. An answer holds for twenty times as long as it took, at most a minute.
     """
-    until, said = _ANSWERS.get((program, environment), (0.0, None))
-    begun = time.monotonic()
-    if begun < until:
+    key = program, environment
+    until, said = _ANSWERS.get(key, (0.0, None))
+    if time.monotonic() < until:
         return said
-    words = [program, "ps", "--all", "--quiet", "--filter", "label=spool.dir"]
-    variables = {key: value for key, value in os.environ.items() if not key.startswith("DOCKER_")}
-    variables.update(environment)
     try:
-        ended = subprocess.run(
-            words, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        said = f"its container needs the daemon of docker, which does not answer within {_PATIENCE_S}s; restart it"
+        begun, asked = _ASKED.pop(key) if key in _ASKED else (time.monotonic(), _asked(program, environment))
     except OSError as error:  # a shortage, or no program: the start will tell
         return f"its container needs docker, and {program} cannot be run: {error.strerror}"
-    else:
-        lines = ended.stderr.decode(errors="replace").splitlines() if ended.returncode else []
-        line = next((line for line in lines if _NO_DAEMON.search(line)), None)
-        said = line and f"its container needs the daemon of docker: {one_line(line)}; start it"
+    try:
+        code = asked.wait(max(0.0, begun + _MOMENT_S - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        _ASKED[key] = begun, asked
+        return "its container needs the daemon of docker, which has not answered; if it hangs, restart it"
+    text = b""
+    assert asked.stderr is not None
+    with asked.stderr as stderr, suppress(BlockingIOError):  # a program of its own may hold that open
+        os.set_blocking(stderr.fileno(), False)
+        text = os.read(stderr.fileno(), _MOST_READ) if code else b""
+    line = next((line for line in text.decode(errors="replace").splitlines() if _NO_DAEMON.search(line)), None)
+    said = line and f"its container needs the daemon of docker: {one_line(line)}; start it"
     now = time.monotonic()
-    _ANSWERS[program, environment] = now + min(20 * (now - begun), _LONGEST_PAUSE_S), said
+    _ANSWERS[key] = now + min(20 * (now - begun), _LONGEST_PAUSE_S), said
     return said
+
+
+def _asked(program: str, environment: tuple[tuple[str, str], ...]) -> subprocess.Popen[bytes]:
+    """Ask docker for something that only its daemon knows."""
+    words = [program, "ps", "--all", "--quiet", "--filter", "label=spool.dir"]
+    null = subprocess.DEVNULL
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("DOCKER_")}
+    variables.update(environment)
+    return subprocess.Popen(words, env=variables, stdin=null, stdout=null, stderr=subprocess.PIPE)
 
 
 def launched(spec: Spec, written: Assignments, live: ActiveRun) -> Assignments:

@@ -16,8 +16,9 @@ from itertools import pairwise
 from shutil import which
 
 from spool.cli import joboptions
+from spool.cli.fastsubmit import MAX_HEAD_BYTES
 from spool.cli.render import tell
-from spool.cli.submission import MAX_HEAD_BYTES, SHELLS, Asked, ScriptText, head_lines, read_options
+from spool.cli.submission import SHELLS, Asked, ScriptText, head_lines, read_options
 from spool.client import submit as submitting
 from spool.client.draft import Exports, escaped, matching, placeholders
 from spool.core.errors import InvalidValue, UsageError, cannot
@@ -313,6 +314,8 @@ def output_path(pattern: str, name: str, keys: Mapping[str, object]) -> str:
     env, is_array = keys.get("env", {}), bool(placeholders(keys))
     if not isinstance(env, dict) or letters.isdisjoint("xjJAa"):
         return pattern
+    if not is_array:  # the usual name of a task's file, also where a script is submitted without `--array`
+        pattern = re.sub("%[0-9]*A([-_.]?)%[0-9]*a", "%A", pattern)
     number, of_array = (
         next((f"${{{each}}}" for each in names if each in env), None) for names in (_NUMBERS, _NUMBERS_OF_ARRAYS)
     )
