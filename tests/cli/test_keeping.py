@@ -414,9 +414,7 @@ def test_doctor_of_nothing_says_so(spool: Command, tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_the_demonstration_does_what_it_promises(
-    spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_does_what_it_promises(spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every job ends as it should, and nothing is left behind."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("sys.argv", ["/opt/.venv/bin/spool", "demo"])

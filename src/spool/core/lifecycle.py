@@ -151,7 +151,6 @@ EPILOG_NS = 300 * SECOND_NS
 """How long an epilog may go on beyond the time limit, which is the command's."""
 
 EPILOG_CUT = "its epilog was cut short"
-"""Part of the reason of a run whose command had ended before that."""
 
 _STOPPED_AS = {
     StopKind.CANCEL: (State.CANCELLED, "cancelled"),

@@ -267,10 +267,9 @@ class Spool:
 
     def jobs_with_runs(self) -> list[str]:
         """Return every name that was ever started here, except those that `spool gc` removed."""
-        try:
+        with suppress(FileNotFoundError):
             return [name for name in os.listdir(self.layout.at(layout.JOBS)) if not name.startswith(".")]
-        except FileNotFoundError:
-            return []
+        return []
 
     def latest_run(self, name: str) -> int | None:
         """Return the newest run of job *name* that was not withdrawn before it began."""
@@ -531,10 +530,9 @@ class Spool:
     def _parsed(self, name: str, run: int, record: str, parse: Callable[[bytes], T | None]) -> T | None:
         """Return a record's value. A record that a power cut left empty or damaged counts as missing."""
         data = self.record(name, run, record)
-        try:
+        with suppress(InvalidRecord):
             return parse(data) if data else None
-        except InvalidRecord:
-            return None
+        return None
 
     def _own(self, name: str, run: int, record: str, parse: Callable[[bytes], _Named | None]) -> _Named | None:
         """Return the value of a record that names its run. One of another run is damaged and counts as missing."""
