@@ -16,10 +16,7 @@ from typing import Protocol, TypeAlias, assert_never
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.core.model import SECOND_NS, Jid, Result, Retry, Spec, State, Stop, StopKind, Suspension
-
-MAX_REQUEUES = 3
-"""How many times a submission is repeated after a lost run. Counted separately from its retries."""
+from spool.core.model import MAX_REQUEUES, SECOND_NS, Jid, Result, Retry, Spec, State, Stop, StopKind, Suspension
 
 _START_AGAIN_NS = SECOND_NS
 """The delay before a failed start is tried again; it doubles each time."""

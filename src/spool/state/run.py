@@ -552,8 +552,6 @@ class ActiveRun(Struct, eq=False):
             "problem": problem,
             "run": self.run,
             "attempt": self.attempts.attempt,
-            "gpu_uuids": self.grant.gpu_uuids,
-            "cpu_list": self.grant.cpu_list,
             "gpu_use": GpuUseView.of(watch) if watch is not None else (),
             "gpu_idle_ns": watch.idle_ns if watch is not None else 0,
             "user": self.user,
@@ -563,8 +561,7 @@ class ActiveRun(Struct, eq=False):
             "node": self.node,
             "suspended_ns": self.suspension.before_ns,
             "suspended_at_ns": self.suspension.since_ns,
-            **of_spec(spec),
-            "cpus": self.grant.cpus,
+            **of_spec(spec, grant=self.grant),
         }
 
     @classmethod
