@@ -63,9 +63,7 @@ def test_gc_removes_what_is_old_and_its_record(spool: Command, spool_root: Path)
     assert "2 runs" in said.out
 
 
-def test_dependencies_are_judged_by_the_history_once_gc_has_removed_the_records(
-    spool: Command, spool_root: Path
-) -> None:
+def test_dependencies_are_judged_by_the_history_once_gc_has_removed_records(spool: Command, spool_root: Path) -> None:
     """Jobs, an array and its tasks still count as they ended, for the commands and for the next dispatcher."""
     for name, command in (("good", "true"), ("bad", "false")):
         assert spool("submit", "--name", name, "--", command).code == 0
