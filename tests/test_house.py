@@ -96,9 +96,9 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7150,
+    "cli": 7050,
     "client": 2600,
-    "core": 7750,
+    "core": 7800,
     "dispatcher": 7750,
     "doctor": 550,
     "executors": 2100,
@@ -563,7 +563,7 @@ SPOKEN_OF: dict[str, tuple[str, str]] = {
     "foreign": ("variables that a script expects", "query/foresight"),
     "machine": (
         "whether a machine is shared decides every start, so the gate and its view stay",
-        "core/model core/scheduler formats/config formats/run_records formats/state dispatcher/leases"
+        "core/model core/reasons core/scheduler formats/config formats/run_records formats/state dispatcher/leases"
         " dispatcher/loop dispatcher/planner state/run state/world query/explain query/foresight query/shared"
         " query/snapshot",
     ),

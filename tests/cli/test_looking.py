@@ -16,15 +16,12 @@ import pytest
 
 from calling import Command, asked, put_job
 from cli.records import begin, end, serve, view
-from spool.cli.why import MEANINGS
 from spool.core import layout
 from spool.core.model import SECOND_NS as S
 from spool.core.model import Grant, Result, State
-from spool.core.reasons import CODES
 from spool.formats import journal
 from spool.formats.state import JobView
 from spool.query.jobs import JobLister
-from spool.query.rows import JobRow
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
 from support import ROOT, printed_on
@@ -85,17 +82,13 @@ def test_ls_filters_and_sorts(spool: Command, spool_root: Path) -> None:
 
 
 def test_ls_prints_json_even_if_there_is_nothing(spool: Command, spool_root: Path) -> None:
-    """The JSON of an empty spool is JSON, and that of a full one has every field."""
+    """The JSON of an empty spool is JSON, and that of a full one has its jobs."""
     assert asked(spool, "ls")["jobs"] == []
     put_job(spool_root, "a")
     found = asked(spool, "ls")
     assert found["version"] == 1
     assert found["dispatcher"] is False
     [row] = found["jobs"]
-    fields = {name.removesuffix("_ns") if name.endswith("_at_ns") else name for name in JobRow.__struct_fields__}
-    inner = {"left", "start", "time_limit_ns", "problem", "gpu_uuids", "gpu_use", "gpu_idle_ns", "engine", "beside"}
-    inner.add("progress_at")
-    assert set(row) == fields - inner | {"left_ns", "left_by", "start_at", "start_is_guess"}
     assert (row["name"], row["state"], row["priority"], row["memory_bytes"]) == ("a", "queued", 10, None)
 
 
@@ -209,12 +202,6 @@ def test_why_of_a_failed_array_has_the_last_lines_of_a_failed_task(spool: Comman
     (spool_root / "jobs" / "s_1" / "1" / "log").write_text("KeyError: lr\n")
     assert spool("why", "s").out.splitlines()[-1] == "  KeyError: lr"
     assert asked(spool, "why", "s")["last_lines_of"] == "s_1"
-
-
-def test_what_a_reason_means_is_short() -> None:
-    """Each code of a reason has at most two sentences for a newcomer."""
-    assert set(MEANINGS) == {*CODES, "hook", "submitted", "invalid", "unread", "tasks"}
-    assert all(text.count(". ") <= 1 for text in MEANINGS.values())
 
 
 def test_a_file_that_is_open_in_an_editor_has_no_error(spool: Command, spool_root: Path) -> None:

@@ -12,8 +12,14 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
-from spool.cli.publicjson import PUBLIC, WHOLE, names_of, plain
+from filled import filled
+from spool.cli.ls import FIELDS
+from spool.cli.publicjson import PUBLIC, names_of, plain, row_of
+from spool.core.model import State
+from spool.query.listing import ListedJob
+from spool.query.rows import JobRow
 
 ROOMS = ("cli", "client", "core", "doctor", "formats", "query")
 
@@ -58,23 +64,31 @@ NAMES = Path(__file__).with_name("public_names.txt")
 
 def test_programs_read_the_same_names_as_before() -> None:
     """A field that is named anew has its old name by a row; a new one is new in the list too."""
-    assert not PUBLIC.keys() & WHOLE
-    names = {name: " ".join(word for word, _ in names_of(_classes()[name])) for name in sorted(PUBLIC.keys() | WHOLE)}
+    names = {name: " ".join(word for word, _ in names_of(_classes()[name])) for name in sorted(PUBLIC)}
     today = "".join(f"{name}: {words}\n" for name, words in names.items())
     if "SPOOL_RECORD" in os.environ:
         NAMES.write_text(today)
     assert today == NAMES.read_text()
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC.keys() | WHOLE))
+@pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_each_name_leads_to_a_field_or_property(name: str) -> None:
     """Each path of a row leads somewhere, the structs at its end have a row too, and no name is there twice."""
     kind = _classes()[name]
-    row = PUBLIC[name].split() if name in PUBLIC else kind.__struct_fields__
-    words = [word.partition("=") for word in row]
+    words = [word.partition("=") for word in row_of(kind)]
     for word, _, path in words:
-        assert set(_structs(_type_of(kind, path or word))) <= PUBLIC.keys() | WHOLE
+        assert set(_structs(_type_of(kind, path or word))) <= PUBLIC.keys()
     assert len({word for word, _, _ in words}) == len(words) == len(names_of(kind))
+
+
+def test_each_value_of_a_job_has_a_column() -> None:
+    """Each field that `--json` prints of a job is seen in a column of `ls` too, but for those listed here."""
+    row, empty = filled(JobRow), JobRow(state=State.QUEUED)
+    fields = set(JobRow.__struct_fields__).intersection(name for name, _ in names_of(JobRow))
+    rows = {name: replace(row, **{name: getattr(empty, name)}) for name in fields} | {"": row}
+    cells = {name: [each.text(ListedJob(one, "x"), 0) for each in FIELDS.values()] for name, one in rows.items()}
+    unseen = {name for name in fields if cells[name] == cells[""]}
+    assert unseen == {"place", "suspended_ns", "suspended_at_ns", "array", "name"}
 
 
 def test_a_field_without_a_public_name_is_not_printed() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import pkgutil
 import re
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -13,6 +15,7 @@ import pytest
 
 from calling import Command, put_job, spawned
 from shell import Home, home_of_test
+from spool import cli
 from spool.cli import group, info, render, wait
 from spool.cli.joboptions import COMMON_TITLE, OPTIONS
 from spool.core.model import OUTCOMES, State
@@ -63,6 +66,15 @@ def test_help_lists_every_verb_and_imports_none(spool: Command) -> None:
     code = "import sys; from spool.cli import group; group.run(['--help']); print('spool.cli.ls' in sys.modules)"
     done = spawned(program=("-c", code), check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_every_command_is_a_verb_or_a_part_of_one() -> None:
+    """A command that the table of verbs does not name could not be called."""
+    modules = [vars(import_module(each.name)) for each in pkgutil.iter_modules(cli.__path__, "spool.cli.")]
+    made = {each for module in modules for each in module.values() if isinstance(each, click.Command)}
+    verbs = {group.spool.get_command(click.Context(group.spool), verb) for verb in VERBS}
+    parts = {part for each in verbs if isinstance(each, click.Group) for part in each.commands.values()}
+    assert made - verbs - parts == {group.spool}
 
 
 def test_what_runs_a_spool_is_below_admin_too(spool: Command, spool_root: Path) -> None:
@@ -136,7 +148,7 @@ def test_the_page_names_the_ends_that_are_requeued_as_failed() -> None:
     """`spool requeue --failed` takes each outcome but success and a user's wish, and the page lists them."""
     text = (ROOT / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
     sentence = text.partition("`spool requeue --failed` runs again")[2].partition(";")[0]
-    assert set(re.findall(r"`(\w+)`", sentence)) == UNSUCCESSFUL == OUTCOMES - {State.FINISHED, State.CANCELLED}
+    assert set(re.findall(r"`(\w+)`", sentence)) == UNSUCCESSFUL == set(OUTCOMES) - {State.FINISHED, State.CANCELLED}
 
 
 MOST = {"ls": 57, "stats": 31, "show a": 68, "why a": 85}

@@ -37,7 +37,7 @@ from spool.core.model import (
     Suspension,
     Waiting,
 )
-from spool.core.reasons import CODES
+from spool.core.reasons import REASONS
 from spool.core.resources import FreeResources, Runs
 from spool.core.scheduler import Plan, decide
 
@@ -253,7 +253,7 @@ def test_whatever_keeps_a_job_waiting_keeps_it_from_being_promised_a_start_now(c
 
 
 def test_no_reason_is_forgotten():
-    """Every code that the planner gives, wherever it is in the source, has its situation above."""
+    """Every code that the planner gives, wherever it is in the source, has its row, and its situation above."""
     given = set()
     for module in pkgutil.iter_modules(spool.core.__path__, "spool.core."):
         tree = ast.parse(inspect.getsource(import_module(module.name)))
@@ -261,7 +261,8 @@ def test_no_reason_is_forgotten():
         reasons = [call.args[0] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Reason"]
         assert all(isinstance(code, ast.Constant) for code in reasons), module.name
         given |= {code.value for code in reasons}
-    assert given == set(CODES) == set(SITUATIONS)
+    assert given == REASONS.keys() - {"hook", "submitted", "tasks", "unread", "invalid"} == set(SITUATIONS)
+    assert all(meaning.count(". ") <= 1 for _, meaning in REASONS.values())
 
 
 # Over random worlds.

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from core.planning import NOW, S, at, code, job, later, machine, numbers, plan, run, started, view, why
 from spool.core.model import Dependencies, Policy, State
-from spool.core.reasons import CODES
+from spool.core.reasons import REASONS
 from spool.core.scheduler import decide
 
 HOUR = 3600 * S
@@ -279,7 +279,7 @@ def test_every_no_is_told_in_the_order_of_the_rules():
         "paused", "begins", "retry", "running", "dependency", "group", "never_fits", "memory", "cpus", "gpus", "disk",
         "executor",
     ]  # fmt: skip
-    assert codes == sorted(codes, key=CODES.index)
+    assert codes == sorted(codes, key=list(REASONS).index)
     assert str(found.reason("j")) == "spool paused"
 
 

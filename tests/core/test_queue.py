@@ -217,6 +217,17 @@ def decisions(seen, *changes):
     return found
 
 
+def test_a_held_job_that_is_released_without_what_it_waited_for_is_one_job():
+    """Its file is edited in held/: it starts once, and once it has started its place is empty."""
+    queue, waits = WaitingQueue(), job("a", depends_on="r")
+    decide(View(machine(), queue, {"a": waits}, running=Runs([run("r")])), NOW, Policy())
+    queue.put(job("a"))
+    assert started(decide(View(machine(), queue, running=Runs([run("r")])), NOW, Policy())) == ["a"]
+    queue.remove("a")
+    queue.put(job("b"))
+    assert started(decide(View(machine(), queue, running=Runs([run("r")])), NOW, Policy())) == ["b"]
+
+
 def test_the_end_of_a_run_is_noticed():
     """Whoever depends on a run starts when it is seen no more and has finished; if it finishes later, at a look.
 

@@ -155,8 +155,7 @@ def test_gpu_memory_is_that_of_whole_gpus_until_a_run_has_shown_its_use() -> Non
 
 
 @given(
-    runs=st.lists(st.tuples(st.integers(1, 100 * GIB), st.booleans()), max_size=60),
-    most=st.integers(GIB, 200 * GIB),
+    runs=st.lists(st.tuples(st.integers(1, 100 * GIB), st.booleans()), max_size=60), most=st.integers(GIB, 200 * GIB)
 )
 def test_whatever_ran_a_size_is_between_the_least_and_the_most(runs: list[tuple[int, bool]], most: int) -> None:
     """… and it depends on the runs alone, so that a new dispatcher requests the same."""

@@ -17,8 +17,7 @@ from core.test_forecast import SITUATIONS
 from shell import Home, home_of_test
 from spool.cli import main, submit
 from spool.core.errors import InvalidFile
-from spool.core.lifecycle import MAX_REQUEUES
-from spool.core.reasons import CODES
+from spool.core.reasons import REASONS
 from spool.core.units import format_duration, parse_duration, parse_size
 from spool.formats import config, jobfile, keys, reservation, schema
 from spool.formats.capabilities import contributed
@@ -159,7 +158,7 @@ def test_rows_of_job_keys_name_the_defaults_of_the_configuration() -> None:
     rows = {key.name: key for key in keys.JOB.keys}
     known = config.Config()
     assert f"Default: {format_duration(known.kill_grace_ns)}." in rows["kill_grace"].about
-    assert f"at most {MAX_REQUEUES} times" in rows["requeue"].about
+    assert f"at most {known.max_requeues} times" in rows["requeue"].about
     reserve = config.reserve("5%").bytes_of(1 << 40), config.reserve("512M").bytes_of(1 << 30)
     assert (known.memory_reserve.bytes_of(1 << 40), known.memory_reserve.bytes_of(1 << 30)) == reserve
     assert "Default: 5%, at least 512 MiB." in next(
@@ -190,7 +189,7 @@ def reasons_quoted() -> list[list[str]]:
 
 def test_the_reasons_of_the_page_are_those_of_the_program_in_its_order() -> None:
     """Each reason begins with the words of a row, each of these words begins a reason, and the rows are in order."""
-    made = {code: str(SITUATIONS[code][0]().reason("j")) for code in CODES}
+    made = {code: str(SITUATIONS[code][0]().reason("j")) for code in REASONS if code in SITUATIONS}
     texts = [str(plan(held=[job("j")]).reason("j")), *made.values()]
     rows = reasons_quoted()
     found = [next((at for at, row in enumerate(rows) if any(re.match(w, text) for w in row)), -1) for text in texts]

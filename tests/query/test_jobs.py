@@ -23,10 +23,10 @@ from spool.core import layout
 from spool.core.arrays import Tasks
 from spool.core.errors import SpoolUnusable
 from spool.core.gpuuse import GpuWatch
-from spool.core.model import SECOND_NS, GpuWork, Grant, Request, Result, Spec, State, Stop, StopKind
+from spool.core.model import SECOND_NS, GpuWork, Grant, Request, Result, Spec, State, Stop, StopKind, Suspension
 from spool.formats import jobfile, run_records
-from spool.formats.run_records import render_history, render_stop
-from spool.formats.state import GpuUseView, JobView, MachineView, StateView, of_spec, parse_state, render_state
+from spool.formats.run_records import ArrayRecord, GrantRecord, render_history, render_stop
+from spool.formats.state import GpuUseView, JobView, MachineView, StateView, parse_state, render_state
 from spool.machine import identity
 from spool.machine.processes import MachineProber
 from spool.query.details import RunEfficiency, compare, job_details
@@ -37,6 +37,8 @@ from spool.query.overview import OverviewReader
 from spool.query.rows import JobFilter, JobList, JobRow, Parameters, row_of_result, tasks_in, with_parameters
 from spool.query.selection import picked
 from spool.query.shared import UserShare
+from spool.state.run import ActiveRun, Attempts, JobEntry, JobFileVersion, QueueTime
+from spool.state.table import new_array
 from spool.store.lock import Lock
 from spool.store.spool import Service, Spool
 from spool.store.tolerant import TolerantSpool
@@ -135,38 +137,38 @@ def test_an_array_that_is_held_has_no_run_time(root: Path) -> None:
     assert (why(spool, "a").expected_run_ns, job_details(spool, "a").expected_run_ns) == (None, None)
 
 
-_OF_A_RUN = ("run", "attempt", "started_at_ns", "suspended_ns", "suspended_at_ns", "gpu_percent", "node", "cpu_list")
-_OF_A_VIEW = ("gpu_uuids", "gpu_use", "gpu_idle_ns")
-_ADDED = (
-    "place",
-    "progress",
-    "progress_at_ns",
-    "parameters",
-    "metrics",
-    "left",
-    "start",
-    "problem",
-    "engine",
-    "beside",
-)
-_OF_AN_END = ("ended_at_ns", "exit_code")
+_OF_A_RUN = {"run", "started_at_ns", "suspended_ns", "suspended_at_ns", "engine", "node", "cpu_list"}
+_ON_GPUS = {"gpu_uuids", "gpu_use", "gpu_idle_ns"}
+_OF_AN_END = {"ended_at_ns", "exit_code", "gpu_percent"}
+_ADDED = {"place", "progress", "progress_at_ns", "parameters", "metrics", "left", "start", "beside"}
 # For each source of rows, the fields that it does not know, or that its caller adds.
 LEFT_OUT = {
-    # Neither a result nor its line has them.
-    "result": {*_ADDED, *_OF_A_VIEW, "priority", "suspended_at_ns", "array", "time_limit_ns"},
-    "file": {*_ADDED, *_OF_A_VIEW, *_OF_A_RUN, *_OF_AN_END, "user", "submitted_at_ns", "reason", "array"},
+    "file": _ADDED | _ON_GPUS | _OF_A_RUN | _OF_AN_END | {"array"},
+    "run": _ADDED | _OF_AN_END | {"array", "node"},  # its handle knows the node
+    "array": _ADDED | _ON_GPUS | _OF_AN_END | _OF_A_RUN - {"run", "started_at_ns"} | {"problem"},
+    "result": _ADDED | _ON_GPUS | {"priority", "suspended_at_ns", "array", "time_limit_ns", "engine", "problem"},
 }
+
+
+def _row_of(source: str) -> JobRow:
+    """Return the row of a job of which that source knows everything."""
+    if source == "result":
+        return row_of_result(filled(Result))
+    if source == "array":
+        return JobRow(**new_array(filled(Spec), filled(ArrayRecord)).row(State.HELD, "why"))
+    if source == "file":
+        file = JobFileVersion(1, 1, 1, 1, 0, filled(Spec))
+        job = JobEntry("x", queued=file, wait=filled(QueueTime), attempts=filled(Attempts))
+        return JobRow(**job.row(file, "why", problem="unreadable"))
+    run = ActiveRun.of_records(filled(GrantRecord), filled(Spec), granted_at_ns=2, stop=None, inode=1)
+    run = replace(run, begun_at_ns=3, gpu_watch=filled(GpuWatch), suspension=filled(Suspension))
+    return JobRow(**run.row(State.RUNNING, "why", problem="unreadable"))
 
 
 @pytest.mark.parametrize("source", LEFT_OUT)
 def test_each_source_of_rows_fills_each_field(source: str) -> None:
-    """What a row has of a job that waits or runs, it has of one that has ended or that no dispatcher looks at."""
-    state = State.FAILED
-    row = {
-        "result": lambda: row_of_result(filled(Result)),
-        "file": lambda: JobRow(name="x", state=state, **of_spec(filled(Spec))),
-    }[source]()
-    empty = JobRow(name="", state=State.INVALID)
+    """What a list has of a job that waits, it has of a run, an array, and one that has ended, if that knows it."""
+    row, empty = _row_of(source), JobRow(state=State.INVALID)
     same = {name for name in JobRow.__struct_fields__ if getattr(row, name) == getattr(empty, name)}
     assert same - {"name", "state"} == LEFT_OUT[source]
 
@@ -472,9 +474,7 @@ def test_a_job_that_moves_is_listed_once(
         assert rows[0][1] in states, rows
 
 
-def test_a_dispatcher_that_stands_still_has_nothing_listed_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dispatcher_that_stands_still_lists_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that has ended, and that a stopped dispatcher has not recorded, is one row and one awaited job."""
     monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
     job = Job(tmp_path / "s", layout.RUNNING, ended=True)

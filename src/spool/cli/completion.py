@@ -13,12 +13,12 @@ from functools import partial
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from spool.cli.group import Verb
+from spool.cli.group import JobArgument, Verb
 from spool.cli.joboptions import OPTIONS
 from spool.client.submit import default_root
 from spool.core import layout
 from spool.core.errors import SpoolError
-from spool.core.layout import DONE, HELD, QUEUED, RUNNING, natural
+from spool.core.layout import natural
 from spool.core.model import State
 from spool.formats.capabilities import loaded
 from spool.store.tolerant import TolerantSpool
@@ -84,35 +84,15 @@ def _listed(find: _Words) -> _Words:
     return words
 
 
-_PLACES = {
-    "attach": (RUNNING,),
-    "cancel": (QUEUED, HELD, RUNNING),
-    "continue": (RUNNING,),
-    "edit": (QUEUED, HELD, RUNNING),
-    "hold": (QUEUED, RUNNING),
-    "release": (HELD,),
-    "requeue": (DONE, RUNNING),
-    "signal": (RUNNING,),
-    "suspend": (RUNNING,),
-    "wait": (QUEUED, HELD, RUNNING),
-    "why": (QUEUED, HELD),
-}
-"""The folders of the jobs that a verb applies to; all, if a verb is not listed."""
-
-_OF_RUNS = ("log", "seff")
-"""The verbs for jobs that have run."""
-
-
 def _jobs(ctx: click.Context, spool: TolerantSpool, typed: str) -> list[str]:
     """Return the names that the verb of *ctx* can use."""
     verb = ctx.command_path.split()[1:]
     if verb[:1] == ["reserve"]:
         return [] if verb[1:] == ["create"] else sorted(spool.names(layout.RESERVATIONS), key=natural)
-    if verb and verb[0] in _OF_RUNS:
-        return sorted(spool.jobs_with_runs(), key=natural)
-    places = _PLACES.get(verb[0] if verb else "", layout.PLACES)
+    places = next((each.places for each in ctx.command.params if isinstance(each, JobArgument)), layout.PLACES)
     given = ctx.params.get("names") or ()
-    names = {name for place in places for name in spool.names(place) if name.startswith(typed)}
+    named = (spool.jobs_with_runs() if place == layout.JOBS else spool.names(place) for place in places)
+    names = {name for each in named for name in each if name.startswith(typed)}
     return sorted(names.difference(given), key=natural)
 
 

@@ -76,7 +76,7 @@ class JobVerb(Struct, frozen=True):
             function: Command = click.pass_obj(changed)
             for option in reversed(options):
                 function = option(function)
-            return click.command(cls=Verb)(picking(function))
+            return click.command(cls=Verb)(picking(*self.places)(function))
 
         return made
 
@@ -125,18 +125,22 @@ CONTINUE = JobVerb((RUNNING,), suspended=True)
 _PICKS = ("names", "states", "user", "project", "tag", "everything")
 
 
-def picking(function: Command) -> Command:
-    """Give a verb the job names and the options that select jobs."""
-    for option in (
-        click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing."),
-        click.option("--tag", metavar="TAG", help="Only jobs with this tag."),
-        click.option("--project", metavar="NAME", help="Only jobs in this project."),
-        click.option("-u", "--user", metavar="USER", help="Only this user's jobs."),
-        states_option,
-        names_argument,
-    ):
-        function = option(function)
-    return function
+def picking(*places: str) -> Callable[[Command], Command]:
+    """Give a verb the names of jobs in *places*, and the options that select jobs."""
+
+    def made(function: Command) -> Command:
+        for option in (
+            click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing."),
+            click.option("--tag", metavar="TAG", help="Only jobs with this tag."),
+            click.option("--project", metavar="NAME", help="Only jobs in this project."),
+            click.option("-u", "--user", metavar="USER", help="Only this user's jobs."),
+            states_option,
+            names_argument(places=places),
+        ):
+            function = option(function)
+        return function
+
+    return made
 
 
 def picked_names(
@@ -222,7 +226,7 @@ def release(requests: Requests, name: str, *, dry_run: bool) -> Change:
 
 
 @click.command(cls=Verb)
-@picking
+@picking(*REQUEUE.places)
 @click.option("--failed", is_flag=True, help="Only jobs that failed, were lost, or exceeded a limit.")
 @click.option("--since", metavar="TIME", help='With --failed: only since "2h" (ago), 0:00, friday, a date.')
 @click.option("--yes", is_flag=True, help="With --failed: do not ask before running several jobs again.")
@@ -402,7 +406,7 @@ class _SignalVerb(Verb):
 
 @click.command("signal", cls=_SignalVerb)
 @click.argument("signal_name", metavar="SIGNAL")
-@picking
+@picking(RUNNING)
 @click.option("--to", type=click.Choice(("main", "all", "shell")), help="Which processes. Default: as the job says.")
 @click.option("--shell", is_flag=True, help="The same as --to shell.")
 @click.pass_obj

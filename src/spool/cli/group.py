@@ -203,7 +203,11 @@ def by_section(ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
 
 
 class JobArgument(click.Argument):
-    """The names of jobs on the command line. `@` is the last job."""
+    """The names of jobs on the command line. `@` is the last job; a shell completes those in *places*."""
+
+    def __init__(self, *args: Any, places: tuple[str, ...] = layout.PLACES, **attrs: Any) -> None:
+        super().__init__(*args, **attrs)
+        self.places = places
 
 
 class WordsVerb(Verb):
@@ -631,8 +635,8 @@ def for_each(names: Iterable[str], act: Callable[[str], str]) -> int:
     return worst
 
 
-name_argument = click.argument("name", cls=JobArgument)
-names_argument = click.argument("names", cls=JobArgument, nargs=-1, metavar="NAME...")
+name_argument = partial(click.argument, "name", cls=JobArgument)
+names_argument = partial(click.argument, "names", cls=JobArgument, nargs=-1, metavar="NAME...")
 states_option = option_in("")(
     "-s", "--state", "states", also=("-t",), multiple=True, metavar="STATE,...", help="Only jobs in this state."
 )

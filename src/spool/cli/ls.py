@@ -18,12 +18,12 @@ from spool.cli.render import tell
 from spool.core.arrays import array_of
 from spool.core.errors import ExitCode, shown
 from spool.core.layout import is_pattern
-from spool.core.model import State
+from spool.core.model import BAD, State
 from spool.core.reasons import pools_in_words, some_of
 from spool.core.units import show_duration
 from spool.formats.wire import render_instant
 from spool.query.jobs import list_jobs
-from spool.query.listing import BAD, ListedJob, folded, tasks_of, tree, with_outlook
+from spool.query.listing import ListedJob, folded, tasks_of, tree, with_outlook
 from spool.query.rows import ORDERS, JobFilter, JobList, JobRow, by_value, with_metrics, with_progress
 from spool.store.disk import is_yet_to_be_made
 from spool.store.spool import Spool
@@ -98,8 +98,6 @@ _FULLY = ("parameters", "metrics", "left")  # these need a closer look at each j
 _BY_FORM = {"json": COLUMNS, "csv": COLUMNS, "table": ("progress",)}
 _USUAL = ("name", "state", "priority", "cpus", "memory", "gpus", "user", "time", "reason")
 _ALIASES = {"params": "parameters"}
-
-
 _VALUES = {"param": "parameters", "metric": "metrics"}
 """Before the colon of a column for one value, "param:lr" or "metric:loss" -> the field that has it."""
 

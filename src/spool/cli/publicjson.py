@@ -16,7 +16,13 @@ from msgspec import Struct
 
 from spool.formats.wire import render_instant
 
+_WHOLE = (
+    "Advice", "DispatcherStatus", "Efficiency", "Ending", "ExpiredRun", "Finding", "ForeignProcess", "GpuLease",
+    "GpuList", "GpuUse", "Grant", "OtherFile", "PendingReason", "PoolStatus", "Preview", "Problem", "Reservation",
+    "RunFilter", "Spread", "Stop", "Summary", "Suspension", "UserShare",
+)  # fmt: skip
 PUBLIC = {
+    **dict.fromkeys(_WHOLE, "*"),
     "Explanation": """
         name place beside reasons start_at_ns must_end start_is_guess expected_run_ns expected score=order.score
         standing=order.words behind=order.behind behind_score=order.behind_score ahead=order.ahead dispatcher
@@ -38,7 +44,8 @@ PUBLIC = {
     "JobRow": """
         name state run attempt priority cpus memory_bytes gpus resources user project tags submitted_at_ns
         started_at_ns ended_at_ns exit_code reason place progress suspended_ns suspended_at_ns array gpu_percent
-        parameters metrics node left_ns left_by start_at_ns start_is_guess cpu_list
+        parameters metrics node left_ns left_by start_at_ns start_is_guess cpu_list *
+        -beside -engine -gpu_idle_ns -gpu_use -gpu_uuids -left -problem -progress_at_ns -start -time_limit_ns
     """,
     "MachineStatus": """
         spool paused=seen.view.paused dispatcher cpus=seen.machine.cpus cpus_granted
@@ -95,22 +102,24 @@ PUBLIC = {
 }
 """By class: `name=path` in their order; a bare name is its own path. An instant loses its `_ns`, as everywhere.
 
+"*" is all other fields but those with a "-": a new field of a job is in `--json` at once.
+
 A class of a capability has its own names in `PUBLIC`.
 """
 
-WHOLE = frozenset({
-    "Advice", "DispatcherStatus", "Efficiency", "Ending", "ExpiredRun", "Finding", "ForeignProcess", "GpuLease",
-    "GpuList", "GpuUse", "Grant", "OtherFile", "PendingReason", "PoolStatus", "Preview", "Problem", "Reservation",
-    "RunFilter", "Spread", "Stop", "Summary", "Suspension", "UserShare",
-})  # fmt: skip
-"""The classes all of whose fields are public, by their own names in their order."""
+
+def row_of(kind: type[Struct]) -> list[str]:
+    """Return the row of a struct: `name=path` for each public name."""
+    words = (PUBLIC.get(kind.__name__) or vars(kind).get("PUBLIC") or "").split()
+    named = {"*", *(word.lstrip("-") for word in words)}
+    rest = (name for name in kind.__struct_fields__ if name not in named) if "*" in words else ()
+    return [*(word for word in words if word[0] not in "*-"), *rest]
 
 
 @cache
 def names_of(kind: type[Struct]) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
     """Return the public names of a struct, each with what gets its value."""
-    row = PUBLIC.get(kind.__name__) or vars(kind).get("PUBLIC")
-    words = kind.__struct_fields__ if kind.__name__ in WHOLE else (row or "").split()
+    words = row_of(kind)
     if not words:
         raise TypeError(f"{kind.__name__} has no public names")
     pairs = (word.partition("=") for word in words)

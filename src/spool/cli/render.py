@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 from msgspec import Struct
 
 from spool.core.errors import ExitCode, InvalidFile, SpoolError, cannot, shown
-from spool.core.model import GpuUse, Grant, Result, State
+from spool.core.model import OUTCOMES, GpuUse, Grant, Result, State
 from spool.core.reasons import count_of, pools_in_words
 from spool.core.units import show_duration, show_percent, show_size
 from spool.formats.capabilities import contributed
@@ -87,10 +87,8 @@ _BAR = 20  # cells of a bar
 _REDRAWN_NS = 100_000_000  # the shortest time between two redraws
 _NARROW = 5  # cells: no column becomes narrower than this
 
-
 GREY = "#888888"
-
-
+_TONES = {"good": "dim", "bad": "red", "warn": "dim yellow"}
 _LOOKS = {
     State.SUBMITTED: ("blue", GREY),
     State.QUEUED: ("", GREY),
@@ -99,14 +97,7 @@ _LOOKS = {
     State.STARTING: ("green", "#56b4e9"),
     State.RUNNING: ("green", "#56b4e9"),
     State.STOPPING: ("yellow", "#0072b2"),
-    State.FINISHED: ("dim", "#009e73"),
-    State.FAILED: ("red", "#d55e00"),
-    State.TIMEOUT: ("red", "#e69f00"),
-    State.OUT_OF_MEMORY: ("red", "#cc79a7"),
-    State.LOST: ("red", "#f0e442"),
-    State.UNSCHEDULABLE: ("red", "#999933"),
-    State.PREEMPTED: ("dim yellow", "#56b4e9"),
-    State.CANCELLED: ("dim yellow", GREY),
+    **{state: (_TONES[each.tone], each.colour) for state, each in OUTCOMES.items()},
 }
 """By state, the style of a line about a job, and its colour in charts; those of the page are in `page/page.css`."""
 

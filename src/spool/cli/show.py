@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from spool.cli import render
 from spool.cli.group import Verb, json_option, name_argument, one_job, opened
+from spool.core.layout import JOBS
 from spool.core.lifecycle import exit_words
 from spool.core.model import Grant, State
 from spool.core.reasons import count_of, pools_in_words, ranges_of
@@ -33,7 +34,7 @@ _FEW = 8  # this many tasks that failed are named each
 
 
 @click.command(cls=Verb)
-@name_argument
+@name_argument()
 @click.option(
     "--run", type=int, metavar="N", help="Only this run. Default: the newest in full, the others in one line each."
 )
@@ -220,7 +221,7 @@ _UNKNOWN = "unknown"
 
 
 @click.command(cls=Verb)
-@name_argument
+@name_argument(places=(JOBS,))
 @click.option("--run", type=click.IntRange(1), metavar="N", help="The run to show. Default: the newest.")
 @json_option
 @click.pass_obj

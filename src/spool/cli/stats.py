@@ -176,8 +176,7 @@ _COLUMNS: tuple[tuple[render.Column, Callable[[Totals], str]], ...] = (
     (render.Column("RUNS", right=True, drop=0), lambda each: str(each.runs)),
     *(
         (render.Column(_SHORT.get(state, state.upper()), right=True, drop=_DROPPED.get(state, 65)), _outcome(state))
-        for state in State
-        if state in OUTCOMES
+        for state in OUTCOMES
     ),
     (render.Column("SUCCESS", right=True, drop=20), lambda each: render.percent(each.success_rate)),
     (render.Column("RETRIES", right=True, drop=75), lambda each: render.count(each.retries or None)),

@@ -399,7 +399,7 @@ def _read(path: str, defaults: JobDefaults) -> tuple[list[Problem], tuple[str, S
 
 
 @click.command(cls=Verb)
-@names_argument
+@names_argument(places=(QUEUED, HELD, RUNNING))
 @option_in(COMMON_TITLE)("-c", "--shell-command", metavar="TEXT", help="A new command, as a string for the shell.")
 @option_in(COMMON_TITLE)(
     "--unset", multiple=True, metavar="KEY", help="Remove a key: memory, env.DEBUG. May be repeated."

@@ -17,27 +17,16 @@ from contextlib import closing, suppress
 import click
 
 from spool.cli import render
-from spool.cli.group import (
-    JobArgument,
-    SpelledOption,
-    Verb,
-    name_argument,
-    named,
-    names_argument,
-    one_job,
-    opened,
-    own,
-    value_of,
-)
+from spool.cli.group import SpelledOption, Verb, name_argument, named, names_argument, one_job, opened, own, value_of
 from spool.cli.render import tell
 from spool.client.output import Stream, output_paths, outputs, read_output, run_of
 from spool.client.requests import Requests
 from spool.client.waiting import POLL_S, End, Follower, Waiter
 from spool.core.arrays import array_of
 from spool.core.errors import ExitCode, SpoolError, SpoolUnusable, cannot
-from spool.core.layout import HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, natural, without_here
+from spool.core.layout import HELD, JOBS, LOCAL_EXECUTORS, QUEUED, RUNNING, natural, without_here
 from spool.core.lifecycle import Verdict
-from spool.core.model import ALIVE, SECOND_NS, State
+from spool.core.model import ALIVE, BAD, OUTCOMES, SECOND_NS, State
 from spool.core.units import parse_duration
 from spool.store.ownership import this_user
 from spool.store.spool import Spool
@@ -46,26 +35,13 @@ _TURN_S = 0.25  # how often to look for holds and to refresh the bar
 _BAR_AFTER_NS = 500_000_000  # no bar for jobs that end at once
 _BAR_EVERY_NS = 1_000_000_000
 _PLAN_EVERY_NS = 30_000_000_000
-TIMED_OUT = 124  # as in coreutils' timeout
-
-
-_CODES = {
-    State.FINISHED: 0,
-    State.TIMEOUT: TIMED_OUT,
-    State.LOST: 125,
-    State.PREEMPTED: 143,
-    State.CANCELLED: int(ExitCode.INTERRUPTED),
-    State.OUT_OF_MEMORY: 137,
-    State.UNSCHEDULABLE: 75,
-    State.INVALID: int(ExitCode.INVALID_FILE),
-}
 
 
 def code_of(outcome: State, exit_code: int | None) -> int:
     """Return the exit code for a job that ended with *outcome*; a failed one's is its own."""
     if outcome is State.FAILED and exit_code:
         return exit_code
-    return _CODES.get(outcome, int(ExitCode.FAILED))
+    return OUTCOMES[outcome].exit_code if outcome in OUTCOMES else int(ExitCode.INVALID_FILE)
 
 
 def told(end: End) -> str:
@@ -124,7 +100,7 @@ class _Bar:
         self._line.clear()
 
     def _draw(self, now_ns: int) -> None:
-        from spool.query.listing import BAD, awaited  # imported here: it imports half of the program
+        from spool.query.listing import awaited  # imported here: it imports half of the program
 
         rows = awaited(self._spool, self._names)
         left = self._left([row.name for row in rows if not row.state.ended], now_ns)
@@ -177,7 +153,7 @@ def until_ended(root: str, names: Sequence[str], *, first: bool = False, timeout
             notices.see(waiter.held)
             if waiter and left_s == 0:
                 bar.tell(f"timed out waiting for {', '.join(sorted(waiter.names, key=names.index)[:5])}")
-                return TIMED_OUT
+                return OUTCOMES[State.TIMEOUT].exit_code
             if not warned and waiter.is_unserved:
                 warned = True
                 bar.tell("no dispatcher is running, so no job starts: run `spool dispatch`")
@@ -246,7 +222,7 @@ def _cancel(spool: Spool, job: str) -> None:
 
 
 @click.command(cls=Verb)
-@names_argument
+@names_argument(places=(QUEUED, HELD, RUNNING))
 @click.option(
     "--all",
     "wait_for_all",
@@ -290,7 +266,7 @@ _LONGEST = 1 << 16  # a longer line is cut: a progress bar is one line as long a
 
 
 @click.command(cls=Verb)
-@click.argument("names", cls=JobArgument, nargs=-1, required=True, metavar="NAME...")
+@names_argument(places=(JOBS,), required=True)
 @click.option("-f", "--follow", is_flag=True, help="Follow the output until the jobs have ended, retries included.")
 @click.option("--run", "run", type=int, metavar="N", help="The run to show. Default: the newest.")
 @click.option("--stderr", "errors", is_flag=True, help="Show the error output, if it has a separate file.")
@@ -482,7 +458,7 @@ def _follow(follower: Follower, names: Sequence[str], stream: Stream) -> None:
 
 
 @click.command("attach", cls=Verb)
-@name_argument
+@name_argument(places=(RUNNING,))
 @click.option("-r", "--read-only", is_flag=True, help="Read-only: the job does not receive what you type.")
 @click.option("--run", type=int, metavar="N", help="The run to show. Default: the newest.")
 @click.option("--dry-run", is_flag=True, help="Print the command instead of executing it.")

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 import click
 
 from spool.cli import render
-from spool.cli.group import JobArgument, Verb, for_each, json_option, one_job, viewed
+from spool.cli.group import Verb, for_each, json_option, names_argument, one_job, viewed
 from spool.cli.render import tell
 from spool.core.arrays import array_of
+from spool.core.layout import HELD, QUEUED
 from spool.core.model import Grant
-from spool.core.reasons import count_of, some_of
+from spool.core.reasons import OF_ROOM, REASONS, Until, codes_until, count_of, some_of
 from spool.core.units import show_duration
 from spool.formats.capabilities import engine_title
 from spool.query.explain import Explanation, PlannedJob, Preview, WaitingJob, preview, why
@@ -23,50 +24,12 @@ _NEXT = {
 }
 """The answer for a job that nothing keeps from starting, by whether a dispatcher is running."""
 _ON_SHARED = "nothing in this spool blocks it; it starts when the arbiter of the shared machine grants it a lease"
-_BEFORE_START = "It starts by itself once that is done."
-_HELPLESS = frozenset({"never_fits", "invalid", "unread"})  # no forecast: the job starts only after a change
-
-_OF_ROOM = frozenset({"memory", "cpus", "resources", "gpus", "left"})  # of no interest for what never fits
-_ROOM = "Jobs that run hold what it asks for. It starts by itself once enough of them have ended."
-_ITS_TURN = "It starts by itself once one of them has ended."
-_FREE = "It starts by itself once these are free."
-MEANINGS = {
-    "held": "A held job does not start. `spool release {name}` starts it.",
-    "paused": "The whole spool is paused, and no job starts. `spool resume` lets them start again.",
-    "scheduling_timeout": "It has waited for longer than it was ready to wait. The dispatcher ends it.",
-    "refused": "Its last start was refused. The dispatcher tries again by itself.",
-    "machine": "Spools of several users share this machine. The job starts when the arbiter grants it its share.",
-    "begins": "It was submitted for a later time. It starts by itself then, if there is room.",
-    "retry": "Its last run failed, and the next waits for a while. It starts by itself.",
-    "running": "Jobs of one name run one after the other. It starts by itself after that run.",
-    "dependency": "It depends on other jobs. It can start once they have ended as it asks.",
-    "group": "Its group runs a limited number of jobs at once. " + _ITS_TURN,
-    "array": "Its array runs a limited number of tasks at once. " + _ITS_TURN,
-    "quota": "Its user or project has all that the configuration allows at once. " + _ITS_TURN,
-    "max_running": "The spool runs a limited number of jobs at once. " + _ITS_TURN,
-    "max_in_flight": "The spool hands a limited number of jobs over at once. " + _ITS_TURN,
-    "max_pending": "The spool lets a limited number of jobs wait there at once. It is handed over by itself.",
-    "never_fits": "It asks for more than the machine has, or than it may use, so it never starts. `spool edit {name}` "
-    "changes its request.",
-    "memory": _ROOM,
-    "cpus": _ROOM,
-    "resources": _ROOM,
-    "gpus": "No GPU that it may have is free. " + _FREE,
-    "reserved": "There is room, but it is reserved for others. The job starts by itself after that.",
-    "left": "There is room, but it is kept for a job that goes first. " + _ITS_TURN,
-    "disk": "The disk is nearly full, so no job starts. Free some space; the jobs start by themselves.",
-    "executor": "Its executor cannot be used now. It starts by itself once that is fixed.",
-    "hook": "A hook decides when it starts. It is asked again by itself.",
-    "submitted": "",
-    "tasks": "The dispatcher makes a job of each of its tasks.",
-    "unread": "The dispatcher looks at it again by itself.",
-    "invalid": "Its file has an error. Fix it with `spool edit {name}`.",
-}
-"""What each code of a reason means, in at most two sentences; "" where the reason itself says it."""
+_BEFORE_START = Until.OTHER, "It starts by itself once that is done."  # for a code of a capability
+_HELPLESS = codes_until(Until.CHANGE)  # no forecast: the job starts only after a change
 
 
 @click.command(cls=Verb)
-@click.argument("names", cls=JobArgument, nargs=-1, required=True, metavar="NAME...")
+@names_argument(places=(QUEUED, HELD), required=True)
 @json_option
 @click.pass_obj
 def command(root: str, names: tuple[str, ...], as_json: bool) -> int:
@@ -139,11 +102,11 @@ def _reasons(answer: Explanation, codes: Sequence[str]) -> Iterator[str]:
         return
     head = f"{answer.name}:"
     for reason in answer.reasons:
-        if "never_fits" not in codes or reason.code not in _OF_ROOM:
+        if "never_fits" not in codes or reason.code not in OF_ROOM:  # these do not matter then
             yield f"{head} {reason.text}"
             head = " " * len(head)
     code = next((code for code in codes if code in _HELPLESS), codes[0])
-    if meaning := MEANINGS.get(code, _BEFORE_START):
+    if meaning := REASONS.get(code, _BEFORE_START)[1]:
         is_its_array = code == "held" and answer.place == "queued"
         yield meaning.format(name=array_of(answer.name) if is_its_array else answer.name)
 
@@ -192,7 +155,7 @@ def _doing(answer: Explanation) -> Iterator[str]:
         yield f"command: {' '.join(answer.command.split())}"
     if answer.started_at_ns is not None:
         yield f"started: {render.moment(answer.started_at_ns, answer.at_ns)}, run {answer.run}"
-        yield f"time left: {answer.left or 'it has no time limit'}"
+        yield f"time left: {answer.left or ('none' if answer.time_limit_ns else 'it has no time limit')}"
         if answer.time_limit_ns is not None:
             yield f"time limit: {show_duration(answer.time_limit_ns)}"
 

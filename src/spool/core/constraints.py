@@ -22,14 +22,10 @@ from spool.core.dependencies import DependencyResolver, DependencyStatus, circle
 from spool.core.gpus import NEW_RUN
 from spool.core.model import SECOND_NS, Grant, Policy, Running, Waiting
 from spool.core.queue import WaitingQueue
-from spool.core.reasons import Reason, count_of, instant
+from spool.core.reasons import FULL, Reason, count_of, instant
 from spool.core.resources import FreeResources
 from spool.core.runtimes import RunTimes
 from spool.core.units import show_duration, show_size
-
-FULL = frozenset({"memory", "cpus", "resources", "gpus", "reserved"})
-"""Reasons that mean a lack of room: only holding other jobs back helps."""
-
 
 _MOMENT = ""  # among the names of ending runs: an instant at which something else than a run changes
 

@@ -18,7 +18,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from spool.core.model import Dependencies, State, Waiting
+from spool.core.model import BAD, Dependencies, State, Waiting
 
 _TASK = re.compile(r"(.+)_[0-9]+", re.DOTALL)
 
@@ -228,17 +228,14 @@ class ArrayProgress:
             self._states[member] = doing(member)
         self.changed.clear()
         states, counts = self._states.items(), Counter(self._states.values())
-        bad = sum(counts[state] for state in _BAD)
+        bad = sum(counts[state] for state in BAD)
         total, finished = len(self.members), counts[State.FINISHED]
         pending = worst = None
         if finished + bad < total:
-            pending = next((name, state) for name, state in states if state is not State.FINISHED and state not in _BAD)
+            pending = next((name, state) for name, state in states if state is not State.FINISHED and state not in BAD)
         if bad:
-            worst = next((name, state) for name, state in states if state in _BAD)
+            worst = next((name, state) for name, state in states if state in BAD)
         return NameProgress(self._name, total, finished, bad, pending, worst, counts[None] > 0)
-
-
-_BAD = frozenset(state for state in State if state.ended and state is not State.FINISHED)
 
 
 class DependencyIndex:

@@ -30,10 +30,12 @@ from spool.core.gpus import NEW_RUN, left_by
 from spool.core.model import SECOND_NS, Machine, Policy, Running, State, Waiting
 from spool.core.priority import Past
 from spool.core.queue import ShapeKey, WaitingQueue, shape_key
-from spool.core.reasons import some_of
+from spool.core.reasons import Until, codes_until, some_of
 from spool.core.resources import FreeResources, Runs
 from spool.core.runtimes import TimeLeft
 from spool.core.scheduler import Plan, View, decide, room_in
+
+_BY_RUNS = codes_until(Until.ROOM, Until.RUNS)
 
 
 def machine_left_by(machine: Machine, run: Running) -> Machine:
@@ -335,7 +337,7 @@ class _Forecast:
         if endless and reason.code in ("dependency", "running"):
             first = self._first_names(job)
             said = _without_end([run for run in endless if run.name in first], self._plan.view.elsewhere)
-        elif endless and reason.code not in _NOT_FOR_ROOM:
+        elif endless and reason.code in _BY_RUNS:
             key = shape_key(job)
             if key not in self._known:
                 self._known[key] = _without_end(self._blocking(job, endless, plan.now_ns), self._plan.view.elsewhere)
@@ -365,12 +367,6 @@ class _Forecast:
 
 def _title(engine: str, elsewhere: Mapping[str, Machine]) -> str:
     return (elsewhere[engine].title if engine in elsewhere else "") or engine
-
-
-_NOT_FOR_ROOM = frozenset(
-    {"held", "paused", "scheduling_timeout", "refused", "machine", "begins", "retry", "never_fits", "disk", "executor"}
-)
-"""Reasons that the end of a run does not change."""
 
 
 def _without_end(runs: list[Running], titles: Mapping[str, Machine]) -> str:

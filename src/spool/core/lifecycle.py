@@ -16,10 +16,7 @@ from typing import Protocol, TypeAlias, assert_never
 from msgspec import Struct
 from msgspec.structs import replace
 
-from spool.core.model import SECOND_NS, Jid, Result, Retry, Spec, State, Stop, StopKind, Suspension
-
-MAX_REQUEUES = 3
-"""How many times a submission is repeated after a lost run. Counted separately from its retries."""
+from spool.core.model import MAX_REQUEUES, SECOND_NS, Jid, Result, Retry, Spec, State, Stop, StopKind, Suspension
 
 _START_AGAIN_NS = SECOND_NS
 """The delay before a failed start is tried again; it doubles each time."""
@@ -146,6 +143,11 @@ class Proof(Struct, frozen=True):
 
 _LEFTOVERS = "its command has ended, but processes that it started are still running"
 WITHOUT_JID = "its jid is missing or unreadable, but processes of it are still running"
+
+EPILOG_NS = 300 * SECOND_NS
+"""How long an epilog may go on beyond the time limit, which is the command's."""
+
+EPILOG_CUT = "its epilog was cut short"
 
 _STOPPED_AS = {
     StopKind.CANCEL: (State.CANCELLED, "cancelled"),

@@ -46,18 +46,29 @@ class State(StrEnum):
         return self in OUTCOMES
 
 
-OUTCOMES = frozenset(
-    {
-        State.FINISHED,
-        State.FAILED,
-        State.CANCELLED,
-        State.TIMEOUT,
-        State.OUT_OF_MEMORY,
-        State.UNSCHEDULABLE,
-        State.PREEMPTED,
-        State.LOST,
-    }
-)
+class OutcomeView(Struct, frozen=True):
+    """What every view says of jobs that have ended in one way."""
+
+    exit_code: int  # of a command that waits for such a job; a failed job has its own
+    tone: Literal["good", "bad", "warn"]  # "warn": a user or another job ended it
+    colour: str  # in charts
+    words: str  # of the event
+
+
+OUTCOMES = {
+    State.FINISHED: OutcomeView(0, "good", "#009e73", "has finished"),
+    State.FAILED: OutcomeView(1, "bad", "#d55e00", "has failed"),
+    State.CANCELLED: OutcomeView(130, "warn", "#888888", "was cancelled"),  # as after Ctrl-C
+    State.TIMEOUT: OutcomeView(124, "bad", "#e69f00", "was stopped at its time limit"),  # as in coreutils' timeout
+    State.OUT_OF_MEMORY: OutcomeView(137, "bad", "#cc79a7", "ran out of memory"),
+    State.UNSCHEDULABLE: OutcomeView(75, "bad", "#999933", "could not be scheduled"),
+    State.PREEMPTED: OutcomeView(143, "warn", "#56b4e9", "was preempted"),
+    State.LOST: OutcomeView(125, "bad", "#f0e442", "was lost"),
+}
+"""The states that are outcomes of a run."""
+
+BAD = frozenset(OUTCOMES) - {State.FINISHED}
+"""The outcomes of a job that did not finish."""
 
 ALIVE = frozenset({State.STARTING, State.RUNNING, State.STOPPING})
 """The states of a job whose run is alive on this machine."""
@@ -165,6 +176,7 @@ class ArrayTask(Struct, frozen=True):
 
 DEFAULT_KILL_GRACE_NS = 10 * SECOND_NS
 DEFAULT_PRIORITY = 10
+MAX_REQUEUES = 3  # how many times a submission is repeated after a lost run, apart from its retries
 
 
 class Spec(Struct, frozen=True):

@@ -173,6 +173,7 @@ class WaitingQueue(Mapping[str, Waiting]):
         """Remove *name*; return whether it was there."""
         job = self._jobs.pop(name, None)
         if job is None:
+            self._closed.discard(name)  # a held job, too, may have waited for another
             return False
         shape = self._shape_of.pop(name)
         key = shape.key

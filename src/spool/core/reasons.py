@@ -1,7 +1,7 @@
 """Why a job waits: a code for programs, a sentence with numbers for users.
 
-The codes stand in the order of the rules. `invalid` comes before all of them: such a file never becomes a waiting job.
-A sentence may be read later and elsewhere, so it has instants and no times from now; who prints it makes words of them.
+One table has the codes, in the order of the rules, and what follows from each. A sentence may be read later and
+elsewhere, so it has instants and no times from now; who prints it makes words of them.
 """
 
 from __future__ import annotations
@@ -9,36 +9,77 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta, tzinfo
+from enum import Enum, auto
 
 from spool.core.model import SECOND_NS
 from spool.core.units import show_duration
 
-CODES = (
-    "held",
-    "paused",
-    "scheduling_timeout",
-    "refused",
-    "machine",
-    "begins",
-    "retry",
-    "running",
-    "dependency",
-    "group",
-    "array",
-    "quota",
-    "max_running",
-    "max_in_flight",
-    "max_pending",
-    "never_fits",
-    "memory",
-    "cpus",
-    "resources",
-    "gpus",
-    "reserved",
-    "left",
-    "disk",
-    "executor",
-)
+
+class Until(Enum):
+    """What ends a reason to wait."""
+
+    ROOM = auto()  # the end of runs, whichever they are: it is a lack of room
+    RUNS = auto()  # the end of certain runs, or of a reservation
+    OTHER = auto()  # something else than a run
+    CHANGE = auto()  # a change of the job
+
+
+_ROOM = "Jobs that run hold what it asks for. It starts by itself once enough of them have ended."
+_ITS_TURN = "It starts by itself once one of them has ended."
+
+# A row stays a row of a table.
+# fmt: off
+REASONS = {
+    "held": (Until.OTHER, "A held job does not start. `spool release {name}` starts it."),
+    "paused": (Until.OTHER, "The whole spool is paused, and no job starts. `spool resume` lets them start again."),
+    "scheduling_timeout": (Until.OTHER,
+        "It has waited for longer than it was ready to wait. The dispatcher ends it."),
+    "refused": (Until.OTHER, "Its last start was refused. The dispatcher tries again by itself."),
+    "machine": (Until.OTHER,
+        "Spools of several users share this machine. The job starts when the arbiter grants it its share."),
+    "begins": (Until.OTHER, "It was submitted for a later time. It starts by itself then, if there is room."),
+    "retry": (Until.OTHER, "Its last run failed, and the next waits for a while. It starts by itself."),
+    "running": (Until.RUNS, "Jobs of one name run one after the other. It starts by itself after that run."),
+    "dependency": (Until.RUNS, "It depends on other jobs. It can start once they have ended as it asks."),
+    "group": (Until.RUNS, f"Its group runs a limited number of jobs at once. {_ITS_TURN}"),
+    "array": (Until.RUNS, f"Its array runs a limited number of tasks at once. {_ITS_TURN}"),
+    "quota": (Until.RUNS, f"Its user or project has all that the configuration allows at once. {_ITS_TURN}"),
+    "max_running": (Until.RUNS, f"The spool runs a limited number of jobs at once. {_ITS_TURN}"),
+    "max_in_flight": (Until.RUNS, f"The spool hands a limited number of jobs over at once. {_ITS_TURN}"),
+    "max_pending": (Until.RUNS,
+        "The spool lets a limited number of jobs wait there at once. It is handed over by itself."),
+    "never_fits": (Until.CHANGE,
+        "It asks for more than the machine has, or than it may use, so it never starts. `spool edit {name}` changes "
+        "its request."),
+    "memory": (Until.ROOM, _ROOM),
+    "cpus": (Until.ROOM, _ROOM),
+    "resources": (Until.ROOM, _ROOM),
+    "gpus": (Until.ROOM, "No GPU that it may have is free. It starts by itself once these are free."),
+    "reserved": (Until.RUNS, "There is room, but it is reserved for others. The job starts by itself after that."),
+    "left": (Until.RUNS, f"There is room, but it is kept for a job that goes first. {_ITS_TURN}"),
+    "disk": (Until.OTHER, "The disk is nearly full, so no job starts. Free some space; the jobs start by themselves."),
+    "executor": (Until.OTHER, "Its executor cannot be used now. It starts by itself once that is fixed."),
+    # Reasons that the scheduler does not give.
+    "hook": (Until.OTHER, "A hook decides when it starts. It is asked again by itself."),
+    "submitted": (Until.OTHER, ""),
+    "tasks": (Until.OTHER, "The dispatcher makes a job of each of its tasks."),
+    "unread": (Until.CHANGE, "The dispatcher looks at it again by itself."),
+    "invalid": (Until.CHANGE, "Its file has an error. Fix it with `spool edit {name}`."),
+}
+# fmt: on
+"""By code: what ends such a wait, and its meaning in at most two sentences, "" where the reason itself says it."""
+
+
+def codes_until(*ends: Until) -> frozenset[str]:
+    """Return the codes of the reasons that end so."""
+    return frozenset(code for code, (end, _) in REASONS.items() if end in ends)
+
+
+OF_ROOM = codes_until(Until.ROOM) | {"left"}
+"""Reasons that a plan can end which gives the room of runs to others."""
+
+FULL = codes_until(Until.ROOM) | {"reserved"}
+"""Reasons that mean a lack of room: only holding other jobs back helps."""
 
 INSTANT = re.compile(r"(due )?\b(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)", re.ASCII)
 """An instant in a sentence; one that is "due" reads as the time until then."""
@@ -47,7 +88,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Reason:
-    """One "no": `code` is one of CODES, `text` the sentence. The sentence is built on demand."""
+    """One "no": `code` is one of REASONS, `text` the sentence. The sentence is built on demand."""
 
     __slots__ = ("_text", "code")
 

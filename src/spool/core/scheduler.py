@@ -19,22 +19,14 @@ from math import ceil
 
 from msgspec import Struct, field
 
-from spool.core.constraints import (
-    FULL,
-    BackfillReservation,
-    Constraints,
-    StrictOrder,
-    as_run,
-    budget_s,
-    earliest_start,
-)
+from spool.core.constraints import BackfillReservation, Constraints, StrictOrder, as_run, budget_s, earliest_start
 from spool.core.dependencies import CANCELLED_BY, DependencyIndex, DependencyResolver, DependencyStatus, resolve
 from spool.core.gpus import HORIZON_NS
 from spool.core.model import SECOND_NS, Grant, Holding, Machine, Policy, Request, Reservation, Running, State, Waiting
 from spool.core.priority import SLOWDOWN, Order, OrderFactors, Past
 from spool.core.queue import Shape, ShapeKey, WaitingQueue, shape_key
 from spool.core.quotas import SharedLimits
-from spool.core.reasons import Reason
+from spool.core.reasons import FULL, OF_ROOM, Reason, Until, codes_until
 from spool.core.resources import FreeResources, Runs
 
 _Entry = tuple[int, int, float, int, str, int]  # an order key, and the number of the shape
@@ -67,8 +59,7 @@ class View(Struct, frozen=True):
     elsewhere: Mapping[str, Machine] = field(default_factory=dict)
 
 
-_BEYOND_HELP = frozenset({"never_fits", "dependency"})
-_ROOM = frozenset({"memory", "cpus", "resources", "gpus", "left"})
+_BEYOND_HELP = codes_until(Until.CHANGE) | {"dependency"}
 _LOOKS = 4  # jobs that are looked at for each one in line
 
 
@@ -199,7 +190,7 @@ class Plan(Struct, frozen=True, eq=False):
         found = self._room_lacks.get(key)
         if found is None:
             codes = [reason.code for reason in constraints.class_reasons(job)]
-            found = self._room_lacks[key] = bool(codes) and _ROOM.issuperset(codes)
+            found = self._room_lacks[key] = bool(codes) and OF_ROOM.issuperset(codes)
         return found
 
     def short_in_line(self, limit_ns: int, most: int, but: Set[str]) -> list[Waiting]:

@@ -27,14 +27,7 @@ from spool.formats import jobfile, journal, reservation
 from spool.machine.host import why_not_expanded
 from spool.state.run import UNREVIEWED, ActiveRun, JobEntry, JobFileVersion
 from spool.store.disk import status_of
-from spool.store.edited import (
-    QUIET_NS,
-    FileText,
-    ReadFailure,
-    in_order_of_making,
-    is_open_in_editor,
-    read_stable,
-)
+from spool.store.edited import QUIET_NS, FileText, ReadFailure, in_order_of_making, is_open_in_editor, read_stable
 from spool.store.ownership import mover
 
 RECHECK_NS, RECHECK_MAX_NS = 50_000_000, 2_000_000_000  # how soon to try a file again that is being written

@@ -18,6 +18,7 @@ from spool.core.errors import InvalidConfig, InvalidValue
 from spool.core.layout import EXPORTED
 from spool.core.model import (
     DEFAULT_KILL_GRACE_NS,
+    MAX_REQUEUES,
     SECOND_NS,
     ForeignProcess,
     JobDefaults,
@@ -32,15 +33,7 @@ from spool.formats.capabilities import REQUIRED, Key, KeyTable, executors, with_
 from spool.formats.keys import DEFAULTS
 from spool.formats.toml import Path
 from spool.formats.validation import Format, Kind, Kinds, Problems, Reading
-from spool.formats.values import (
-    KINDS,
-    Text,
-    different,
-    resource_name,
-    resource_variable,
-    trimmed,
-    words,
-)
+from spool.formats.values import KINDS, Text, different, resource_name, resource_variable, trimmed, words
 
 WHAT = "the configuration"
 
@@ -284,7 +277,7 @@ class Config(Capacity, frozen=True):
     export: tuple[str, ...] = EXPORTED
     idle_exit_ns: int | None = 600 * SECOND_NS  # None: never
     kill_grace_ns: int = DEFAULT_KILL_GRACE_NS
-    max_requeues: int = 3
+    max_requeues: int = MAX_REQUEUES
     prolog: str | None = None
     epilog: str | None = None
     other_hosts_gone: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from msgspec import Struct, convert, field, json
 from msgspec.structs import asdict, replace
 
 from spool.core.gpuuse import GpuWatch, RecentUse
-from spool.core.model import NVIDIA, ForeignProcess, Gpu, GpuUse, Holding, Pool, Request, Spec, State
+from spool.core.model import NVIDIA, ForeignProcess, Gpu, GpuUse, Grant, Holding, Pool, Request, Result, Spec, State
 from spool.formats.capabilities import used_by
 from spool.formats.wire import as_json, decoded
 
@@ -78,18 +78,42 @@ class JobView(Struct, kw_only=True, rename={"submitted_at_ns": "since_ns"}):
         return GpuWatch(at_ns, uses, self.gpu_idle_ns) if uses else None
 
 
-def of_spec(spec: Spec, request: Request | None = None) -> dict[str, Any]:
-    """Return what each view takes from a job file whose next run, or present one, gets *request*, if it differs."""
+def of_spec(spec: Spec, request: Request | None = None, grant: Grant | None = None) -> dict[str, Any]:
+    """Return what each view takes from a job file whose next run gets *request*, or whose present run has *grant*."""
     request = spec.request if request is None else request
     return {
         "priority": spec.priority,
-        "cpus": request.cpus,
+        "cpus": request.cpus if grant is None else grant.cpus,
         "memory_bytes": request.memory_bytes,
         "gpus": request.gpus,
+        "gpu_uuids": () if grant is None else grant.gpu_uuids,
+        "cpu_list": "" if grant is None else grant.cpu_list,
         "resources": dict(request.resources),
         "project": spec.project,
         "tags": spec.tags,
         "time_limit_ns": spec.time_limit_ns,
+    }
+
+
+def of_result(result: Result) -> dict[str, Any]:
+    """Return what each view takes from the end of a run, or of an array."""
+    return {
+        "state": result.outcome,
+        "reason": result.reason,
+        "run": result.run,
+        "attempt": result.attempt,
+        "cpus": result.request.cpus,
+        "memory_bytes": result.grant.memory_bytes if result.request.memory_auto else result.request.memory_bytes,
+        "gpus": result.request.gpus,
+        "cpu_list": result.grant.cpu_list,
+        "resources": dict(result.request.resources),
+        "user": result.user,
+        "project": result.project,
+        "tags": result.tags,
+        "submitted_at_ns": result.submitted_at_ns,
+        "started_at_ns": result.started_at_ns,
+        "suspended_ns": result.suspended_ns,
+        "node": result.node,
     }
 
 

@@ -24,18 +24,7 @@ from operator import attrgetter, itemgetter
 from types import GenericAlias
 from typing import Annotated, Any, Generic, TypeVar, Union
 
-from msgspec import (
-    UNSET,
-    DecodeError,
-    Meta,
-    Struct,
-    UnsetType,
-    ValidationError,
-    convert,
-    defstruct,
-    json,
-    to_builtins,
-)
+from msgspec import UNSET, DecodeError, Meta, Struct, UnsetType, ValidationError, convert, defstruct, json, to_builtins
 from msgspec.structs import astuple
 
 from spool.core.errors import InvalidFile, InvalidRecord, cannot, shown

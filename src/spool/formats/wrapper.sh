@@ -437,6 +437,7 @@ spool_phases() {
         spool_run command "$@"
     fi
     spool_done=yes
+    if [ -n "$spool_end$spool_epilog" ]; then spool_record ended "$spool_code"; fi # nothing that follows changes it
     if [ -n "$spool_end" ]; then spool_after end "$spool_end"; fi
     if [ -n "$spool_epilog" ]; then spool_after epilog "$spool_epilog"; fi
 }

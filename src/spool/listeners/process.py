@@ -32,27 +32,8 @@ from spool.core.layout import Layout
 from spool.core.model import SECOND_NS, Answer, Event, EventName
 from spool.formats import capabilities
 from spool.formats.config import Config
-from spool.formats.events import (
-    AT_ONCE,
-    Available,
-    Ready,
-    Reply,
-    Review,
-    StepBegun,
-    Subscribe,
-    read,
-    render,
-)
-from spool.listeners import (
-    Begin,
-    Listener,
-    NullSink,
-    by_kind,
-    hooks,
-    kinds,
-    mistakes,
-    set_up_logging,
-)
+from spool.formats.events import AT_ONCE, Available, Ready, Reply, Review, StepBegun, Subscribe, read, render
+from spool.listeners import Begin, Listener, NullSink, by_kind, hooks, kinds, mistakes, set_up_logging
 from spool.listeners.hooks import OrphanReaper
 from spool.machine.helpers import Workers
 from spool.machine.processes import become_subreaper

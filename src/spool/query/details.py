@@ -19,6 +19,7 @@ from spool.core.lifecycle import Verdict
 from spool.core.model import (
     FIRST_BYTES,
     NOT_SUSPENDED,
+    OUTCOMES,
     Grant,
     Jid,
     JobDefaults,
@@ -46,7 +47,7 @@ from spool.store.edited import Settings
 from spool.store.reading import is_too_long
 from spool.store.spool import Spool
 
-FAILURES = frozenset({State.FAILED, State.TIMEOUT, State.OUT_OF_MEMORY, State.LOST})
+FAILURES = frozenset(state for state, each in OUTCOMES.items() if each.tone == "bad") - {State.UNSCHEDULABLE}
 """The outcomes that the output of a run may explain."""
 
 

@@ -26,16 +26,8 @@ from spool.core.errors import InvalidRecord
 from spool.core.errors import shown as printable
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, is_pattern, natural, why_not_name
-from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended_words
-from spool.core.model import (
-    NOT_SUSPENDED,
-    SECOND_NS,
-    Result,
-    State,
-    Stop,
-    StopKind,
-    Suspension,
-)
+from spool.core.lifecycle import LastSigns, Verdict, exit_words, handed_to, shown, suspended_words
+from spool.core.model import NOT_SUSPENDED, SECOND_NS, Result, State, Stop, StopKind, Suspension
 from spool.core.reasons import instant
 from spool.formats.capabilities import engine_title
 from spool.formats.run_records import ArrayRecord, GrantRecord, RunFiles, job_of_line, parse_history_line
@@ -47,7 +39,6 @@ from spool.query.rows import (
     JobList,
     JobRow,
     ListedState,
-    array_row,
     in_words,
     last_view,
     row_of_result,
@@ -393,7 +384,7 @@ class JobLister:
         files = self.files(name, run)
         result, array = files.result, files.array
         if result is not None and result.again is None:  # its file will be moved at once, or by a dispatcher
-            row = row_of_result(result) if array is None else array_row(array_outcome(spool, result))
+            row = row_of_result(result if array is None else array_outcome(spool, result), array=array is not None)
             return replace(row, place=RUNNING)
         if array is not None:
             return self._array_row(array, RUNNING)
@@ -488,6 +479,8 @@ class JobLister:
             suspension = Suspension(suspension.total_ns(end.ended_at_ns or 0))
         elif suspension.since_ns is not None:
             reason = reason or suspended_words(suspension, self._spool.suspend_order(files.name) or "")
+        elif state is State.RUNNING and not reason and (ended := self._spool.command_exit(files.name, files.run)):
+            reason = f"its command has ended with {exit_words(ended.code)}; its epilog is running"
         return ShownRun(state, reason, end, suspension)
 
     def gpu_watch(self, name: str, run: int) -> GpuWatch | None:
@@ -543,7 +536,7 @@ class JobLister:
                 left.discard(result.job)  # its array represents it
                 if array.job in left:
                     left.discard(array.job)
-                    rows.append(array_row(self._present_end(array, newest)))
+                    rows.append(row_of_result(self._present_end(array, newest), array=True))
             elif result.job in left:
                 left.discard(result.job)
                 rows.append(row_of_result(result))
@@ -574,7 +567,7 @@ class JobLister:
         if isinstance(result, InvalidRecord):
             return JobRow(name=name, state=State.INVALID, run=run, reason=str(result))
         if result is not None and self._spool.array(name, result.run) is not None:
-            return array_row(self._present_end(result, newest))
+            return row_of_result(self._present_end(result, newest), array=True)
         if result is not None:
             return row_of_result(result)
         return self._cancelled(name) or JobRow(name=name, state=State.CANCELLED, run=run)

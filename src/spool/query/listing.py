@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 
 from msgspec import Struct, field
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from spool.core.arrays import array_of
 from spool.core.errors import SpoolError
 from spool.core.layout import QUEUED
-from spool.core.model import SECOND_NS, State
+from spool.core.model import BAD, SECOND_NS, State
 from spool.core.reasons import ranges_of
 from spool.core.runtimes import ExpectedStart, Progress, Source, time_left
 from spool.query.jobs import JobLister, list_jobs, to_come
@@ -27,8 +27,6 @@ from spool.store.arrays import task_names
 from spool.store.spool import Spool
 
 _FOLDED = frozenset({State.QUEUED, State.HELD, State.FINISHED})
-BAD = frozenset(state for state in State if state.ended and state is not State.FINISHED)
-"""The outcomes of a job that did not finish."""
 
 _DEEP = 12  # levels of a tree; deeper ones are not indented further
 _FEW = 2  # this many similar rows are not folded
@@ -85,7 +83,7 @@ def tasks_of(spool: Spool, name: str) -> ArrayTasks | None:
     return ArrayTasks(with_parameters(spool, map(row_of, names)))
 
 
-def folded(spool: Spool, rows: Iterable[JobRow], states: Set[State] = _FOLDED) -> list[ListedJob]:
+def folded(spool: Spool, rows: Iterable[JobRow], states: Container[State] = _FOLDED) -> list[ListedJob]:
     """Return the lines of a list in which similar tasks of an array in one of *states* share one line."""
     alike: dict[tuple[object, ...], list[JobRow]] = {}
     for at, row in enumerate(rows):

@@ -20,7 +20,7 @@ from spool.core.model import SECOND_NS, Result, State
 from spool.core.reasons import INSTANT
 from spool.core.runtimes import ExpectedStart, TimeLeft
 from spool.core.units import show_duration, show_size
-from spool.formats.state import JobView, MachineView, StateView, parse_parts, parse_state_as
+from spool.formats.state import JobView, MachineView, StateView, of_result, parse_parts, parse_state_as
 from spool.store.spool import Spool
 
 STALE_NS = 35 * SECOND_NS  # three heartbeats and a little
@@ -144,35 +144,19 @@ def usual_order(row: JobRow) -> tuple[int, int, int, object]:
     return rank, row.ended_at_ns or 0, 0, NaturalOrder(row.name)
 
 
-def row_of_result(result: Result) -> JobRow:
-    """Return an ended run as a row."""
-    return JobRow(
+def row_of_result(result: Result, *, array: bool = False) -> JobRow:
+    """Return an ended run as a row, or an ended *array*, which has a reason also if it has finished."""
+    row = JobRow(
         name=result.job,
-        state=result.outcome,
-        run=result.run,
-        attempt=result.attempt,
-        cpus=result.request.cpus,
-        memory_bytes=result.grant.memory_bytes if result.request.memory_auto else result.request.memory_bytes,
-        gpus=result.request.gpus,
-        cpu_list=result.grant.cpu_list,
-        resources=dict(result.request.resources),
-        user=result.user,
-        project=result.project,
-        tags=result.tags,
-        submitted_at_ns=result.submitted_at_ns,
-        started_at_ns=result.started_at_ns,
         ended_at_ns=result.ended_at_ns,
         exit_code=result.exit_code,
-        reason=result.reason if result.outcome is not State.FINISHED else "",
-        suspended_ns=result.suspended_ns,
         gpu_percent=_average(each.mean_percent for each in result.gpu_use),
-        node=result.node,
+        array=array,
+        **of_result(result),
     )
-
-
-def array_row(result: Result) -> JobRow:
-    """Return an ended array as a row; it has a reason also if it has finished."""
-    return replace(row_of_result(result), reason=result.reason, array=True)
+    if result.outcome is State.FINISHED and not array:
+        row.reason = ""
+    return row
 
 
 def _average(percents: Iterable[float | None]) -> int | None:

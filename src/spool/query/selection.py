@@ -20,7 +20,7 @@ from spool.query.rows import JobFilter, JobRow
 from spool.store.arrays import task_names
 from spool.store.spool import Spool
 
-UNSUCCESSFUL = OUTCOMES - {State.FINISHED, State.CANCELLED}
+UNSUCCESSFUL = frozenset(OUTCOMES) - {State.FINISHED, State.CANCELLED}
 """Outcomes of jobs that were not cancelled and did not finish."""
 
 _MANY = 1000  # ended jobs to search for the last one submitted

@@ -16,17 +16,7 @@ from msgspec.structs import replace
 
 from spool.core.arrays import Tasks, array_of, cancelled_by, in_words, outcome_of, progress
 from spool.core.gpuuse import RecentRecorder
-from spool.core.model import (
-    Holding,
-    Machine,
-    Policy,
-    Reservation,
-    Result,
-    Spec,
-    State,
-    Stop,
-    Waiting,
-)
+from spool.core.model import Holding, Machine, Policy, Reservation, Result, Spec, State, Stop, Waiting
 from spool.core.priority import Past
 from spool.core.queue import WaitingQueue
 from spool.core.resources import Runs

@@ -76,10 +76,7 @@ SAME = [
         "# GFLOW --gpus=2 --time=90 --memory=2048 --nice 20",
         {"gpus": 2, "time_limit": "1h30m", "memory": "2048M", "priority": 20},
     ),
-    (
-        "# GFLOW --array 1-4\n# GFLOW --max-concurrent 2 --max-retries 1",
-        {"array": "1-4", "max_running": 2, "retry": 1},
-    ),
+    ("# GFLOW --array 1-4\n# GFLOW --max-concurrent 2 --max-retries 1", {"array": "1-4", "max_running": 2, "retry": 1}),
     (
         "#PBS -l nodes=1:ppn=4:gpus=2,walltime=1:30:00,mem=8gb",
         {"cpus": 4, "gpus": 2, "time_limit": "1h30m", "memory": "8G"},

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from cli.records import expand, metadir_of
 from extras.page.pages import EVIL, Page, page_of
-from spool.core.model import OUTCOMES, SECOND_NS, ForeignProcess, State
+from spool.core.model import SECOND_NS, ForeignProcess, State
 from spool.extras.page import document
 from spool.formats.state import JobView, PoolView, SharedView
 from spool.query.shared import UserShare
@@ -231,12 +231,6 @@ def test_what_others_have_of_a_shared_machine_is_counted(spool_root: Path, monke
     assert "pid 4711" not in text
     arbiter.says(problem="the arbiter is not running")
     assert "shared machine: " in the_page(spool_root).text
-
-
-def test_the_page_has_a_colour_for_every_end() -> None:
-    """The style sheet of the page names each outcome where it is said."""
-    css = (files("spool.extras.page") / "page.css").read_text()
-    assert set(re.findall(r"[.]say[.](\w+)", css)) >= OUTCOMES | {State.HELD, State.INVALID}
 
 
 def test_what_failed_unfolds_its_last_lines_where_nobody_else_reads(spool_root: Path) -> None:

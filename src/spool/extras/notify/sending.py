@@ -36,7 +36,7 @@ from spool.core import layout
 from spool.core.errors import InvalidValue
 from spool.core.gpuuse import mean_part
 from spool.core.layout import Layout, engine_of
-from spool.core.model import ENDS, SECOND_NS, Event, EventName, Grant, Result, Spec
+from spool.core.model import ENDS, OUTCOMES, SECOND_NS, Event, EventName, Grant, Result, Spec
 from spool.core.reasons import count_of, pools_in_words
 from spool.core.units import show_duration, show_percent, show_size
 from spool.extras.notify.settings import NAME, Notifications, addressees, expanded, settings_of
@@ -480,16 +480,8 @@ _SAYS = {
     EventName.STARTED: "has started",
     EventName.POLLING: "runs",
     EventName.GPU_IDLE: "leaves its GPUs idle",
-    EventName.FINISHED: "has finished",
-    EventName.FAILED: "has failed",
     EventName.RETRYING: "continues with another run",
     EventName.CANCELLING: "is about to be cancelled",
-    EventName.CANCELLED: "was cancelled",
-    EventName.TIMEOUT: "was stopped at its time limit",
-    EventName.OUT_OF_MEMORY: "ran out of memory",
-    EventName.PREEMPTED: "was preempted",
-    EventName.LOST: "was lost",
-    EventName.UNSCHEDULABLE: "could not be scheduled",
     EventName.HELD: "is held",
     EventName.RELEASED: "is released",
     EventName.RESERVATION_CREATED: "was made",
@@ -500,6 +492,7 @@ _SAYS = {
     EventName.GPU_FREE: "is free",
     EventName.DISPATCHER_STARTED: "has started",
     EventName.DISPATCHER_STOPPED: "has stopped",
+    **{EventName(outcome): each.words for outcome, each in OUTCOMES.items()},
 }
 
 

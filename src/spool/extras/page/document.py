@@ -230,6 +230,11 @@ def _date(at_ns: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at_ns // SECOND_NS))
 
 
+def _tone(state: State) -> str:
+    """Return the class of a state in the style sheet."""
+    return OUTCOMES[state].tone if state in OUTCOMES else state
+
+
 def _percent(row: JobRow) -> int | None:
     """Return the progress that a run reports as a number, in percent."""
     done = part_done(row.progress)
@@ -265,7 +270,7 @@ def _facts(day: Statistics) -> Iterator[tuple[str, str]]:
 
 # fmt: off
 _FILTERS = (
-    count_of, _clock, _cut, _date, _duration, _facts, _middle_cut, _percent, _size, _some, _story, _unit,
+    count_of, _clock, _cut, _date, _duration, _facts, _middle_cut, _percent, _size, _some, _story, _tone, _unit,
 )
 # fmt: on
 

@@ -31,14 +31,7 @@ from spool.extras.simulate.simulation import (
     grouped,
     simulate,
 )
-from spool.extras.simulate.workload import (
-    NO_LIMIT_BYTES,
-    fitting,
-    imagined_gpus,
-    imagined_machine,
-    of_file,
-    of_history,
-)
+from spool.extras.simulate.workload import NO_LIMIT_BYTES, fitting, imagined_gpus, imagined_machine, of_file, of_history
 from spool.formats.config import Config
 from spool.store.edited import Settings
 from spool.store.spool import Spool

@@ -81,7 +81,7 @@ class SpoolInfoWatcher(core.InfoWatcher):
         except spool.NoSuchJob:
             return "CANCELLED"  # withdrawn: its file was removed before it ran
         if outcome is not None:
-            return _WORDS[outcome]
+            return _WORDS.get(outcome, "FAILED")  # a later spool may have other outcomes
         try:
             return _WORDS[job.row().state]
         except spool.NoSuchJob:
