@@ -99,7 +99,7 @@ BUDGET = {
     "cli": 7050,
     "client": 2600,
     "core": 7800,
-    "dispatcher": 7700,
+    "dispatcher": 7750,
     "doctor": 550,
     "executors": 2100,
     "extras": 370,

@@ -63,9 +63,7 @@ def test_gc_removes_what_is_old_and_its_record(spool: Command, spool_root: Path)
     assert "2 runs" in said.out
 
 
-def test_dependencies_are_judged_by_the_history_once_gc_has_removed_the_records(
-    spool: Command, spool_root: Path
-) -> None:
+def test_dependencies_are_judged_by_the_history_once_gc_has_removed_records(spool: Command, spool_root: Path) -> None:
     """Jobs, an array and its tasks still count as they ended, for the commands and for the next dispatcher."""
     for name, command in (("good", "true"), ("bad", "false")):
         assert spool("submit", "--name", name, "--", command).code == 0
@@ -414,9 +412,7 @@ def test_doctor_of_nothing_says_so(spool: Command, tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_the_demonstration_does_what_it_promises(
-    spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_does_what_it_promises(spool: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every job ends as it should, and nothing is left behind."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("sys.argv", ["/opt/.venv/bin/spool", "demo"])

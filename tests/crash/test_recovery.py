@@ -545,9 +545,7 @@ def test_what_a_killed_wrapper_left_behind_is_ended_by_the_next_dispatcher(sessi
 
 
 @pytest.mark.parametrize("kind", ["gone", "a file for a while"])
-def test_an_array_whose_metadir_somebody_removed_runs_no_task_again(
-    session: Session, tmp_path: Path, kind: str
-) -> None:
+def test_an_array_whose_metadir_was_removed_runs_no_task_again(session: Session, tmp_path: Path, kind: str) -> None:
     """What its tasks have come to is on record: the array ends by that, and is not expanded anew."""
     session.survives_errors = True
     session.users.submit("sweep", "fail # {index}", 'array = "0-1"')

@@ -246,9 +246,7 @@ def test_a_job_that_was_claimed_and_then_moved_back_waits(
     check(session.world)
 
 
-def test_recovery_reads_no_record_of_jobs_that_ended_long_ago(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recovery_reads_no_record_of_jobs_ended_long_ago(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """What has no run since the journal was written last is not looked at."""
     for number in range(5):
         session.users.submit(f"old{number}", "ok")

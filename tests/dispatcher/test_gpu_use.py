@@ -120,9 +120,7 @@ def test_a_disk_that_refuses_the_record_costs_nothing_but_the_record(
     assert run.live.gpu_watch.gpus[0].watched_ns == 10 * SECOND_NS
 
 
-def test_a_clock_that_is_set_back_leaves_no_idle_gpu_unwatched(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_set_back_leaves_no_idle_gpu_unwatched(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks go on to count though their times are before the start of the run."""
     run = Looks(session, "warn")
     run.look(0)

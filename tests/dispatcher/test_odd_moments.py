@@ -285,9 +285,7 @@ def test_a_dispatcher_learns_from_the_ends_that_it_sees(session: Session) -> Non
     assert guess(live.user, "first", live.spec.request).source is Source.USER
 
 
-def test_a_run_that_does_not_stand_still_yet_is_looked_at_again(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_does_not_stand_still_is_looked_at_again(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it forks during a look escapes that, and no event tells of it."""
     session.users.submit("x", "hang")
     session.settle()
@@ -310,9 +308,7 @@ def test_who_waits_beside_a_run_that_is_killed_for_its_memory_asks_for_more(sess
     assert now.state.queue["x"].sized.request.memory_bytes == 200 << 20
 
 
-def test_an_array_that_goes_while_it_is_expanded_leaves_nothing(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_array_that_goes_while_expanded_leaves_nothing(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a pass has no time for all of it, and no other array comes."""
     monkeypatch.setattr(arrays, "BUDGET_NS", 8)
     monkeypatch.setattr(arrays, "time", SimpleNamespace(monotonic_ns=count().__next__))

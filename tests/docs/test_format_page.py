@@ -59,7 +59,7 @@ def test_every_file_of_a_spool_has_a_paragraph() -> None:
     records |= {layout.STATUS, layout.RESULT, layout.FAILURE, layout.ARRAY, layout.KEPT, layout.LAUNCH, layout.REFUSED}
     records |= {layout.DEFAULTS, layout.ENVIRONMENT, layout.PROGRESS, layout.METRICS, layout.SCRIPT, layout.SUSPENDED}
     records |= {layout.GPUS, "capture.toml", layout.USAGE, layout.ENGINE, layout.ENGINE_LOG}
-    records |= {layout.SIGNALS, layout.LEFTOVERS, f"{layout.TASKS}/"}
+    records |= {layout.SIGNALS, layout.ENDED, layout.LEFTOVERS, f"{layout.TASKS}/"}
     assert records | {"signal"} == set(re.findall(r"^\*\*4\.\d+ `(.*?)`", PAGE, re.MULTILINE))
 
 

@@ -419,6 +419,21 @@ def test_what_was_reached_is_overruled_by_nothing(shared: Served, order: str) ->
     shared.until(lambda: shared.path("done", name).exists(), "the end of the job")
 
 
+@pytest.mark.parametrize("order", ["cancel", "shot"])
+def test_what_ends_an_epilog_changes_no_outcome(shared: Served, order: str) -> None:
+    """Its command had ended by itself: that is how the run ends, and the reason says what came after."""
+    shared.drop(f"epilog-{order}", "true", epilog="echo late; exec sleep 1000")
+    shared.says(f"epilog-{order}", "late")
+    assert "(its command has ended with exit code 0; its epilog is" in shared.spool("why", f"epilog-{order}").stdout
+    if order == "shot":
+        os.kill(shared.pid("epilog-shot"), signal.SIGKILL)
+    shared.spool("cancel", "epilog-cancel")
+    result = shared.wait_done(f"epilog-{order}")
+    assert (result["outcome"], result["exit_code"]) == ("finished", 0)
+    assert result["reason"].startswith("exit code 0; its epilog was cut short")
+    assert "its epilog was cut short" in shared.spool("why", f"epilog-{order}").stdout
+
+
 def test_a_wrapper_that_is_killed_while_it_waits_leaves_its_exit_code_and_nothing_else(shared: Served) -> None:
     """The record of leftovers says that it had not outlasted them: they are searched for, and ended."""
     command, to = _leaving(shared, "shot", _STUBBORN)

@@ -95,9 +95,7 @@ def test_the_socket_lies_in_the_spool_or_elsewhere(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("trap", ["open", "link", "file"])
-def test_a_place_that_others_may_have_made_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trap: str
-) -> None:
+def test_a_place_that_others_may_make_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trap: str) -> None:
     """A directory in /tmp that others may write to, a link, a file: none of them is used for a socket."""
     monkeypatch.setattr(tmux, "_ELSEWHERE", str(tmp_path))
     place = tmp_path / f"spool-{os.getuid()}"

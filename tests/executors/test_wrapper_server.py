@@ -114,9 +114,7 @@ def test_a_run_whose_cpus_are_gone_is_refused_and_not_started(either: Shop) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-def test_a_server_that_was_killed_is_replaced(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
+def test_a_killed_server_is_replaced(shop: Shop, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     """The next run has another, also where the first one only stands still; it runs once, pinned if it is to be."""
     if number is signal.SIGSTOP:
         monkeypatch.setattr(process, "_ANSWERS_WITHIN_S", 1)

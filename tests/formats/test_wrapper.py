@@ -90,7 +90,7 @@ def test_the_script_names_its_records_as_the_layout_does() -> None:
     named = told | set(re.findall(r"spool_record ([a-z]+)", script))
     assert named - {f"{layout.RC}.aside"} == {
         layout.WRAPPER, layout.JID, layout.STATUS, layout.RC, layout.STOP, layout.FAILURE, layout.REFUSED, "signal",
-        layout.SIGNALS, layout.USAGE, layout.ENVIRONMENT, layout.LEFTOVERS,
+        layout.SIGNALS, layout.USAGE, layout.ENVIRONMENT, layout.LEFTOVERS, layout.ENDED,
     }  # fmt: skip
 
 
@@ -570,11 +570,11 @@ def test_a_signal_during_the_prolog_is_the_end_of_the_run(runs: Runs) -> None:
 
 
 def test_the_epilog_is_over_before_the_exit_code_is_there(runs: Runs) -> None:
-    """The exit code is the last thing: while the epilog runs there is none."""
-    run = runs.make("exit 3", workdir=str(runs.root), epilog="cd run*; ls; cat status")
+    """The exit code is the last thing: while the epilog runs there is only that of the command."""
+    run = runs.make("exit 3", workdir=str(runs.root), epilog="cd run*; ls; cat status ended")
     assert run.run() == run.rc == 3
     assert "rc" not in (run.log or "").splitlines()
-    assert (run.log or "").endswith("\nrunning\n")
+    assert (run.log or "").endswith("\nrunning\n3\n")
 
 
 # --- the environment, and hostile values ----------------------------------------------------------------------

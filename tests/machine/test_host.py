@@ -75,9 +75,7 @@ def test_without_control_groups_the_machine_is_all_ours(root: Root) -> None:
           for quota, cpus in (("-1", 16), ("400000", 4))),
     ],
 )  # fmt: skip
-def test_a_quota_is_rounded_down_to_whole_processors(
-    root: Root, version: str, files: dict[str, str], cpus: int
-) -> None:
+def test_a_quota_is_rounded_down_to_whole_cpus(root: Root, version: str, files: dict[str, str], cpus: int) -> None:
     """2.5 gives 2, half a processor gives 1, "max", -1 of version 1 and what cannot be read give no limit."""
     getattr(root, version)("/box")
     for name, text in files.items():

@@ -474,9 +474,7 @@ def test_a_job_that_moves_is_listed_once(
         assert rows[0][1] in states, rows
 
 
-def test_a_dispatcher_that_stands_still_has_nothing_listed_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dispatcher_that_stands_still_lists_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that has ended, and that a stopped dispatcher has not recorded, is one row and one awaited job."""
     monkeypatch.setattr(Spool, "service", lambda self: Service.SERVED)
     job = Job(tmp_path / "s", layout.RUNNING, ended=True)

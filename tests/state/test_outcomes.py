@@ -84,9 +84,7 @@ def test_the_newest_line_of_the_history_answers_for_a_name_without_records(spool
     }
 
 
-def test_the_history_is_read_once_for_all_names_that_jobs_depend_on(
-    spool: Spool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_history_is_read_once_for_all_that_jobs_depend_on(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many names were never seen; and a job that ends later is known by its end."""
     table = SchedulerState()
     for number in range(20):

@@ -161,9 +161,7 @@ def test_an_answer_that_comes_at_once_is_seen_at_once(answered: MachineMonitor) 
     assert answered.answer_due_ns() is None
 
 
-def test_a_question_is_asked_once_however_many_passes_wait_for_it(
-    answered: MachineMonitor, fake_nvml: FakeNvml
-) -> None:
+def test_a_question_is_asked_once_however_many_passes_wait(answered: MachineMonitor, fake_nvml: FakeNvml) -> None:
     """Passes that come while the answer is awaited ask nothing more: no start makes a busy loop."""
     fake_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
     for _ in range(20):

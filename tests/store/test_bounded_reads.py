@@ -19,7 +19,7 @@ from spool.store.tolerant import TolerantSpool
 HUGE = 5 << 30
 LINES = (
     *(layout.JID, layout.RC, layout.STOP, layout.STATUS, layout.ENGINE, layout.SUSPENDED, layout.FAILURE),
-    *(layout.REFUSED, layout.KEPT, layout.SIGNAL, layout.PROGRESS),
+    *(layout.REFUSED, layout.KEPT, layout.SIGNAL, layout.PROGRESS, layout.ENDED),
 )
 TABLES = (layout.GRANT, layout.RESULT, layout.ARRAY, layout.GPUS, layout.DEFAULTS, layout.SPEC_COPY)
 
@@ -71,9 +71,7 @@ def test_a_read_ends_exactly_at_its_limit(tmp_path: Path, taken: list[int], limi
         assert sum(taken) == min(size, limit)
 
 
-def test_a_file_that_grows_while_it_is_read_is_read_to_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_grows_while_read_is_read_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that is faster than the reader does not keep the reader."""
     file = tmp_path / "file"
     file.write_bytes(b"x" * (1 << 16))

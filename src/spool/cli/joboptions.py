@@ -155,7 +155,7 @@ def _directory(given: list[str]) -> str:
 
 def _dependencies(given: list[str]) -> object:
     """Return `a,b` as a list, `any:a,b` as a table."""
-    table: dict[str, object] = {}
+    table: dict[str, list[str]] = {}
     for text in [ours for words in given for ours in _as_ours(words)]:
         kind, colon, names = text.partition(":")
         found = _names([names if colon else text])
@@ -165,13 +165,14 @@ def _dependencies(given: list[str]) -> object:
 
             why = f'"{kind}" is unknown; it is one of {", ".join(_DEPENDENCIES)}'
             raise InvalidValue(f"cannot use --depends-on {text}: {why}")
-        if kind == "each" and len(found) == 1:
-            table["each"] = found[0]
-        else:
-            before = table.get(kind, [])
-            assert isinstance(before, list)
-            table[kind] = [*before, *found]
-    return table["all"] if list(table) == ["all"] else table
+        table.setdefault(kind, []).extend(found)
+    if list(table) == ["all"]:
+        return table["all"]
+    if len(pair := table.get("each", [])) > 1:
+        from spool.core.errors import InvalidValue
+
+        raise InvalidValue(f"cannot use --depends-on each:{','.join(pair)}: it takes the name of one array")
+    return {kind: found[0] if kind == "each" and found else found for kind, found in table.items()}
 
 
 def _as_ours(text: str) -> Sequence[str]:

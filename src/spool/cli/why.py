@@ -155,7 +155,7 @@ def _doing(answer: Explanation) -> Iterator[str]:
         yield f"command: {' '.join(answer.command.split())}"
     if answer.started_at_ns is not None:
         yield f"started: {render.moment(answer.started_at_ns, answer.at_ns)}, run {answer.run}"
-        yield f"time left: {answer.left or 'it has no time limit'}"
+        yield f"time left: {answer.left or ('none' if answer.time_limit_ns else 'it has no time limit')}"
         if answer.time_limit_ns is not None:
             yield f"time limit: {show_duration(answer.time_limit_ns)}"
 

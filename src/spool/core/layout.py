@@ -65,6 +65,7 @@ ENVIRONMENT = "env"  # what texts before the command add to its environment
 JID = "jid"
 USAGE = "usage"
 LEFTOVERS = "leftovers"  # while the wrapper waits for what its command has left behind
+ENDED = "ended"  # the exit code of the command, while its epilog runs
 RC = "rc"
 JOB_LOG = "log"
 JOB_STDERR = "stderr"  # of a job that `spool run` has submitted

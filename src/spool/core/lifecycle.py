@@ -144,6 +144,11 @@ class Proof(Struct, frozen=True):
 _LEFTOVERS = "its command has ended, but processes that it started are still running"
 WITHOUT_JID = "its jid is missing or unreadable, but processes of it are still running"
 
+EPILOG_NS = 300 * SECOND_NS
+"""How long an epilog may go on beyond the time limit, which is the command's."""
+
+EPILOG_CUT = "its epilog was cut short"
+
 _STOPPED_AS = {
     StopKind.CANCEL: (State.CANCELLED, "cancelled"),
     StopKind.REQUEUE: (State.CANCELLED, "stopped for requeueing"),

@@ -280,7 +280,9 @@ def time_left(
     is as late. Else it lasts *guess_ns*, as similar runs did, and else up to its limit, which also bounds the others.
     """
     ran_ns, done = now_ns - began_ns, part_done(progress.text)
-    until_limit_ns = None if limit_ns is None else max(0, limit_ns - ran_ns)
+    until_limit_ns = None if limit_ns is None else limit_ns - ran_ns
+    if until_limit_ns is not None and until_limit_ns <= 0:
+        return None  # only its epilog goes on
     left = None if guess_ns is None else TimeLeft(max(0, guess_ns - ran_ns), Basis.GUESS)
     if done and ran_ns > 0:
         said_ns = progress.at_ns - began_ns

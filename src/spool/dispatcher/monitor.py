@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from spool.core import layout
 from spool.core.gpus import is_active, stranger
 from spool.core.gpuuse import GpuWatch
-from spool.core.lifecycle import Liveness
+from spool.core.lifecycle import EPILOG_NS, Liveness
 from spool.core.model import SECOND_NS, EventName, GpuWork, Jid, Machine, Reservation, Stop, StopKind
 from spool.core.units import format_duration, show_duration, show_size
 from spool.dispatcher.confinement import Thing
@@ -325,6 +325,8 @@ class LimitEnforcer(Component):
                 self._enforce(live, warning=moment.warning)
             if piece.failed:
                 heapq.heappush(self.moments, replace(moment, at_ns=now + _AGAIN_NS))
+            elif live.stop is None and not moment.warning and limit.at_ns + EPILOG_NS > now:  # its epilog has more time
+                heapq.heappush(self.moments, replace(moment, at_ns=limit.at_ns + EPILOG_NS))
         self._timer.set(self.moments[0].at_ns if self.moments else None)
         if self.with_memory and time.monotonic_ns() >= self._memory_at_ns:
             with self._confinement.service("watch", "the memory of runs"), self._pace:
@@ -355,7 +357,7 @@ class LimitEnforcer(Component):
             allowed = show_duration(live.spec.scheduling_timeout_ns or 0)
             words = f"it has waited longer than {allowed} ({live.submitted})"
             self._order(live, Stop(StopKind.UNSCHEDULABLE, "spool", time.time_ns(), words))
-        elif warning and signal is not None:
+        elif warning and signal is not None and self._spool.command_exit(*live.key) is None:
             log.info("job %s: %s before its time limit", live.name, signal.name)
             if live.handle is not None:
                 live.handle.signal(signal.name, live.spec.signal_to)

@@ -125,7 +125,7 @@ class FileMoves(Component):
                 if self._spool.holds(live.inode, live.name, QUEUED, mtime_ns=live.mtime_ns):
                     live.file_missing(None)
                 return
-            stop = self._spool.stop(live.name, live.run)
+            stop = self._spool.stop(live.name, live.run, late=True)
         except OSError:
             if not live.holds_room:  # only its records can say how it ended
                 raise

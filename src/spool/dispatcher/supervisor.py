@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from spool.core import layout
 from spool.core.lifecycle import (
+    EPILOG_CUT,
     GONE,
     Active,
     Ended,
@@ -92,8 +93,11 @@ class Concluder(Component):
     def _ended(self, live: ActiveRun, proof: Proof, code: int | None = None, at_ns: int | None = None) -> Ended:
         """Return the end of a run with *proof*; its wrapper has recorded the exit code *code* at *at_ns*."""
         assert proof.outcome is not None
-        doubt = "; processes of it may be left" if live.handle is not None and live.handle.doubtful else ""
-        return Ended(proof.outcome, f"{self._reason(live, proof, code)}{doubt}", self._end_of(live, at_ns), code)
+        has_no_rc = code is not None and at_ns is None and not self.lacks_metadir(live)
+        cut = live.cut_short or (EPILOG_CUT if has_no_rc else "")
+        doubt = "processes of it may be left" if live.handle is not None and live.handle.doubtful else ""
+        reason = "; ".join(filter(None, (self._reason(live, proof, code), cut, doubt)))
+        return Ended(proof.outcome, reason, self._end_of(live, at_ns), code)
 
     def _unstarted(self, live: ActiveRun, why: str) -> Ended:
         return Ended(State.FAILED, f"{COULD_NOT_START}{why}", self._end_of(live), unstarted=True)
@@ -170,7 +174,7 @@ class Concluder(Component):
         if handle.liveness() in (Liveness.ALIVE, Liveness.ELSEWHERE):  # elsewhere: its engine is not there to be asked
             return None
         end, evidence = handle.ending, self._spool.evidence(live.name, live.run, self._prober)
-        word, said = (end.word, end.said) if end is not None else (None, "")
+        word, said = (end.word, end.said) if end is not None and not live.cut_short else (None, "")
         stop = live.stopped_by(evidence.stop)
         spoke = evidence.liveness not in (Liveness.ABSENT, Liveness.VOID)
         if evidence.liveness is Liveness.ABSENT and evidence.recorded is None:
@@ -186,6 +190,8 @@ class Concluder(Component):
         elif evidence.recorded is None and stop is None and (word is None or handle.refusal is not None):
             edit = f"{handle.refusal}; `spool edit {live.name}`, then `spool release {live.name}`"
             return Void(self._end_of(live), held_because=edit if handle.refusal else "")
+        if evidence.rc is None and (left := self._spool.command_exit(*live.key)) is not None:
+            evidence = replace(evidence, rc=left.code)
         liveness = Liveness.GONE if spoke or word is None else Liveness.ABSENT
         proof = prove(
             replace(evidence, liveness=liveness, stop=stop, oom_killed=live.usage.oom_killed, engine=word, said=said)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from spool.core import layout
 from spool.core.forecast import preempt
 from spool.core.layout import QUEUED
-from spool.core.lifecycle import Outlived, Unread
+from spool.core.lifecycle import EPILOG_NS, Outlived, Unread
 from spool.core.model import SECOND_NS, State, Stop, StopKind, Suspension
 from spool.core.scheduler import Plan
 from spool.dispatcher.admission import Admission
@@ -124,16 +124,13 @@ class StopOrders(Component):
     def order(self, live: ActiveRun, stop: Stop) -> None:
         """Record the order to stop *live*, and begin to stop it, unless a review is open that may refuse it.
 
-        It is stopped even if that cannot be recorded: recording is tried again. After its exit code an order changes
-        nothing any more: only what its command has left behind is ended.
+        It is stopped even if that cannot be recorded: recording is tried again. After the end of its command an order
+        changes nothing any more: only its epilog, or what its command has left behind, is ended.
         """
-        has_ended = False
         with suppress(OSError):  # where the exit code of its command cannot be read, it is stopped
-            has_ended = self._spool.exit(*live.key) is not None
-        if has_ended:
-            if live.elsewhere is None:
-                self._terminator.add(live)
-            return
+            if self._spool.command_exit(*live.key) is not None:
+                self._end_rest(live, stop, in_epilog=self._spool.exit(*live.key) is None)
+                return
         if not self._admission.may_stop(live, stop):
             return
         live.stop_ordered(stop)
@@ -145,6 +142,18 @@ class StopOrders(Component):
                 self._journal.commit()  # the next dispatcher must not ask again about a run that ends already
         self._record(live)
         log.info("job %s run %d: stopping (%s by %s)", live.name, live.run, stop.kind, stop.by)
+
+    def _end_rest(self, live: ActiveRun, stop: Stop, *, in_epilog: bool) -> None:
+        """End what goes on after the command. An epilog is not preempted: its work would not be done again."""
+        until_ns = live.counts_from_boot_ns + (live.spec.time_limit_ns or 0) + EPILOG_NS
+        spared = stop.kind is StopKind.PREEMPT or (stop.kind is StopKind.TIMEOUT and boot_clock() < until_ns)
+        if not in_epilog and live.elsewhere is None:
+            self._terminator.add(live)
+        elif in_epilog and not spared and not live.is_outlived:
+            live.epilog_stopped(stop, self._clock())
+            self._state.recount(live)
+            self._terminator.hurry(live)
+            log.info("job %s run %d: %s", live.name, live.run, live.cut_short)
 
     def resume(self, live: ActiveRun) -> None:
         """Continue stopping a run that an earlier dispatcher was about to stop, unless that needs a review first."""

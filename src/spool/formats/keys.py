@@ -219,7 +219,7 @@ _OUTPUT = with_parts("job", (
 
 _RUNNING = with_parts("job", (
     Key("prolog", "script", "Shell code to run before the command."),
-    Key("epilog", "script", "Shell code to run after the command."),
+    Key("epilog", "script", "Shell code to run after the command, at most until 5 minutes beyond the time limit."),
     Key("executor", "executor",
         "What runs the job: one of these, or an engine that an installed package offers. Default: from the "
         "configuration.", words=executors(),

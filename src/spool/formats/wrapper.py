@@ -15,6 +15,7 @@ The steps of the script, in order, and its records (docs/FORMAT.md has their gra
   tried, finds `SPOOL_EXIT_CODE`, and changes nothing about the run's exit code. Texts of capabilities stand around and
   between these three, in the same way: init, prolog, prep, command, end, epilog. Texts before the command find
   `SPOOL_ENV`, the path of the record `env`: what they append to it is in the environment of all that comes later.
+* `ended`, the command's exit code, before the epilog.
 * HUP, INT, QUIT, TERM, USR1 and USR2 go on to the child that runs at that moment. After one of the first four,
   or once the record `stop` is there, no prolog or command is started any more. `signal` names the last of
   those four that the wrapper was sent.

@@ -437,8 +437,11 @@ spool_phases() {
         spool_run command "$@"
     fi
     spool_done=yes
-    if [ -n "$spool_end" ]; then spool_after end "$spool_end"; fi
-    if [ -n "$spool_epilog" ]; then spool_after epilog "$spool_epilog"; fi
+    if [ -n "$spool_end" ]; then spool_after end "$spool_end"; fi # it may say why the command ended, by `stop`
+    if [ -n "$spool_epilog" ]; then
+        spool_record ended "$spool_code" # nothing that follows changes it
+        spool_after epilog "$spool_epilog"
+    fi
 }
 
 # spool_parent FILE: make the directory that it lies in.

@@ -204,8 +204,8 @@ def _begun(spool: Spool, name: str) -> Explanation:
     if last is None or spec is None or row.array:
         return replace(answer, doing=f"{answer.doing}: {row.reason}") if row.array and row.reason else answer
     ran_ns, limit_ns, left = last.ran_ns(answer.at_ns), row.time_limit_ns, row.left
-    if left is None and limit_ns is not None and ran_ns is not None:
-        left = TimeLeft(max(0, limit_ns - ran_ns), Basis.LIMIT)
+    if left is None and limit_ns is not None and ran_ns is not None and ran_ns < limit_ns:
+        left = TimeLeft(limit_ns - ran_ns, Basis.LIMIT)
     return replace(
         answer,
         run=last.record.run,

@@ -26,7 +26,7 @@ from spool.core.errors import InvalidRecord
 from spool.core.errors import shown as printable
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import DONE, HELD, LOCAL_EXECUTORS, QUEUED, RUNNING, is_pattern, natural, why_not_name
-from spool.core.lifecycle import LastSigns, Verdict, handed_to, shown, suspended_words
+from spool.core.lifecycle import LastSigns, Verdict, exit_words, handed_to, shown, suspended_words
 from spool.core.model import NOT_SUSPENDED, SECOND_NS, Result, State, Stop, StopKind, Suspension
 from spool.core.reasons import instant
 from spool.formats.capabilities import engine_title
@@ -479,6 +479,8 @@ class JobLister:
             suspension = Suspension(suspension.total_ns(end.ended_at_ns or 0))
         elif suspension.since_ns is not None:
             reason = reason or suspended_words(suspension, self._spool.suspend_order(files.name) or "")
+        elif state is State.RUNNING and not reason and (ended := self._spool.command_exit(files.name, files.run)):
+            reason = f"its command has ended with {exit_words(ended.code)}; its epilog is running"
         return ShownRun(state, reason, end, suspension)
 
     def gpu_watch(self, name: str, run: int) -> GpuWatch | None:

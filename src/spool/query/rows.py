@@ -155,7 +155,7 @@ def row_of_result(result: Result, *, array: bool = False) -> JobRow:
         **of_result(result),
     )
     if result.outcome is State.FINISHED and not array:
-        row.reason = ""
+        row.reason = result.reason.partition("; ")[2]  # what came after the exit code
     return row
 
 

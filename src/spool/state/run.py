@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from spool.core import lifecycle
 from spool.core.gpuuse import GpuWatch
 from spool.core.layout import LOCAL_EXECUTORS, QUEUED
-from spool.core.lifecycle import Liveness, RunEnd, handed_to, suspended_words
+from spool.core.lifecycle import EPILOG_CUT, EPILOG_NS, Liveness, RunEnd, handed_to, suspended_words
 from spool.core.model import (
     NOT_SUSPENDED,
     SECOND_NS,
@@ -32,6 +32,7 @@ from spool.core.model import (
     granted_request,
     in_force,
 )
+from spool.core.units import format_duration
 from spool.formats import journal
 from spool.formats.capabilities import capabilities, engine_title
 from spool.formats.run_records import GrantRecord, Usage
@@ -222,6 +223,7 @@ class ActiveRun(Struct, eq=False):
     begun_at_ns: int | None = None  # when its wrapper registered, on another machine; here, when its command began
     engine_id: str | None = None  # of its job there, once its engine has accepted it
     told: str = ""  # the reason for its wait there, as last heard
+    cut_short: str = ""  # why its epilog was stopped
     kept: str = ""  # why it was not cancelled, or not suspended
     suspension: Suspension = NOT_SUSPENDED
     suspended_by: str = ""  # the user who suspends it, and the reason, if known
@@ -454,6 +456,14 @@ class ActiveRun(Struct, eq=False):
         """Set the order to stop it."""
         self.order = StopOrdered(stop)
 
+    def epilog_stopped(self, stop: Stop, at_ns: int) -> None:
+        """Let *stop* end its epilog, from *at_ns* on: its command had ended before."""
+        why = stop.reason if stop.by == "spool" else f"{stop.kind} {stop.by_whom}"
+        if stop.kind is StopKind.TIMEOUT:
+            why = f"{format_duration(EPILOG_NS)} after the time limit"
+        self.cut_short = f"{EPILOG_CUT}: {why}"
+        self.see(lifecycle.Outlived(at_ns))
+
     def stop_on_record(self, stop: Stop | None) -> None:
         """Mark the order as recorded; *stop* is the content of the record `stop` if another was written there first."""
         if (stands := stop or self.stop) is not None:
@@ -535,7 +545,7 @@ class ActiveRun(Struct, eq=False):
     def row(self, state: State, reason: str, *, problem: str = "") -> dict[str, Any]:
         """Return its row in every view, in that *state*."""
         watch, spec = self.gpu_watch, self.requested
-        reason = reason or suspended_words(self.suspension, self.suspended_by) or self.kept
+        reason = self.cut_short or reason or suspended_words(self.suspension, self.suspended_by) or self.kept
         return {
             "state": state,
             "reason": reason or running_words(spec, watch, state),

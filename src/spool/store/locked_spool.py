@@ -455,10 +455,9 @@ class LockedSpool(Spool):
     def halt(self) -> Stop | None:
         """Return the order to cancel everything, with reason and time; None without one."""
         data = read_record(self.layout.at(layout.HALT))
-        try:
+        with contextlib.suppress(InvalidRecord):
             return run_records.parse_stop(data) if data else None
-        except InvalidRecord:
-            return None
+        return None
 
     # Engines.
 

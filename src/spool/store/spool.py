@@ -61,7 +61,7 @@ _Named = TypeVar("_Named", Result, GrantRecord, ArrayRecord)
 
 _LINES = frozenset(
     {
-        *(layout.JID, layout.RC, layout.STOP, layout.STATUS, layout.ENGINE, layout.SUSPENDED),
+        *(layout.JID, layout.ENDED, layout.RC, layout.STOP, layout.STATUS, layout.ENGINE, layout.SUSPENDED),
         *(layout.FAILURE, layout.REFUSED, layout.KEPT, layout.SIGNAL, layout.PROGRESS, layout.USAGE),
     }
 )
@@ -69,7 +69,7 @@ _SELDOM = frozenset({layout.STOP, layout.REFUSED, layout.KEPT, layout.SUSPENDED,
 _OUTLASTS = b"spool_outlast"  # in the text of a wrapper that waits for what its command has left behind
 _SIGNS = (  # signs of life: files that a run and its wrapper write
     layout.JID, layout.STATUS, layout.JOB_LOG, layout.JOB_STDERR, layout.PROGRESS, layout.SIGNAL, layout.FAILURE,
-    layout.USAGE,
+    layout.USAGE, layout.ENDED,
 )  # fmt: skip
 _MOST_LINES = 1_000  # newest lines of the history to search in place of a damaged record
 _UNTOLD = "the system did not let its command start"  # used if the disk had no room for the reason
@@ -267,10 +267,9 @@ class Spool:
 
     def jobs_with_runs(self) -> list[str]:
         """Return every name that was ever started here, except those that `spool gc` removed."""
-        try:
+        with suppress(FileNotFoundError):
             return [name for name in os.listdir(self.layout.at(layout.JOBS)) if not name.startswith(".")]
-        except FileNotFoundError:
-            return []
+        return []
 
     def latest_run(self, name: str) -> int | None:
         """Return the newest run of job *name* that was not withdrawn before it began."""
@@ -294,11 +293,11 @@ class Spool:
         run = self.latest_run(name)
         if run is None or self.result(name, run) is not None:
             return False
-        return self.stop(name, run) is not None or self.exit(name, run) is not None
+        return self.record(name, run, layout.STOP) is not None or self.exit(name, run) is not None
 
     def merely_goes_on(self, name: str, run: int) -> bool:
-        """Whether *run* is the newest of job *name*, without an order to stop it or any sign of its end."""
-        traces = (layout.STOP, layout.RC, layout.RESULT)
+        """Whether *run* is the newest of job *name*, without an order to stop it or any sign of its command's end."""
+        traces = (layout.STOP, layout.ENDED, layout.RC, layout.RESULT)
         return self.latest_run(name) == run and all(self.record(name, run, each) is None for each in traces)
 
     def record(self, name: str, run: int, record: str) -> bytes | None:
@@ -373,10 +372,10 @@ class Spool:
             return files.result
         return self.known_end(files.name, files.run)
 
-    def stop(self, name: str, run: int) -> Stop | None:
-        """Return the order to stop a run; None too if it came after the run's exit code: what was reached stands."""
+    def stop(self, name: str, run: int, *, late: bool = False) -> Stop | None:
+        """Return the order to stop a run; one after its command's end changes nothing, and counts only if *late*."""
         found = self._parsed(name, run, layout.STOP, run_records.parse_stop)
-        if found is not None and (left := self.exit(name, run)) is not None:
+        if found is not None and not late and (left := self.command_exit(name, run)) is not None:
             ordered = status_of(self.layout.record(name, run, layout.STOP))
             if ordered is not None and ordered.st_mtime_ns > left.at_ns:
                 return None
@@ -395,14 +394,17 @@ class Spool:
         found = self._own(name, run, layout.ARRAY, parse_array)
         return None if found is None or self.record(name, run, layout.GRANT) is not None else found
 
-    def exit(self, name: str, run: int) -> Exit | None:
+    def command_exit(self, name: str, run: int) -> Exit | None:
+        """Return the exit code of the command of a run, whose epilog may go on, and the time of its end likewise."""
+        return self.exit(name, run, layout.ENDED) or self.exit(name, run)
+
+    def exit(self, name: str, run: int, record: str = layout.RC) -> Exit | None:
         """Return the exit code that the wrapper left, and its time by the clock of the file system."""
-        found = self.dated_record(name, run, layout.RC)
-        try:
-            code = run_records.parse_rc(found[0]) if found is not None and found[0] else None
-        except InvalidRecord:
-            code = None
-        return Exit(code, found[1]) if found is not None and code is not None else None
+        found = self.dated_record(name, run, record)
+        with suppress(InvalidRecord):
+            if found is not None and found[0] and (code := run_records.parse_rc(found[0])) is not None:
+                return Exit(code, found[1])
+        return None
 
     def has_leftovers(self, name: str, run: int) -> bool:
         """Whether the wrapper of a run waits, or waited when it was killed, for what its command has left behind."""
@@ -528,10 +530,9 @@ class Spool:
     def _parsed(self, name: str, run: int, record: str, parse: Callable[[bytes], T | None]) -> T | None:
         """Return a record's value. A record that a power cut left empty or damaged counts as missing."""
         data = self.record(name, run, record)
-        try:
+        with suppress(InvalidRecord):
             return parse(data) if data else None
-        except InvalidRecord:
-            return None
+        return None
 
     def _own(self, name: str, run: int, record: str, parse: Callable[[bytes], _Named | None]) -> _Named | None:
         """Return the value of a record that names its run. One of another run is damaged and counts as missing."""
@@ -544,7 +545,7 @@ class Spool:
             layout.ARRAY: self.array,
             layout.GRANT: self.grant,
             layout.RESULT: self.result,
-            layout.STOP: self.stop,
+            layout.STOP: lambda *key: self.stop(*key, late=True),
             layout.RC: self.exit,
         }
         return sorted(each for each in read if self.record(name, run, each) is not None and not read[each](name, run))
@@ -673,12 +674,13 @@ class Spool:
     ) -> tuple[Exit | None, Stop | None, Result | None, str | None, Evidence]:
         """Return what a run left, the order to stop it, its result, its refusal, and all of it as evidence."""
         left, stop = self.exit(name, run), self.stop(name, run)
+        known = left or (self.command_exit(name, run) if liveness is not Liveness.ELSEWHERE else None)
         # A result is written after the last process ended: beside a living wrapper it is not the dispatcher's.
         result = self.result(name, run) if liveness is not Liveness.ALIVE else None
-        refusal = self.refusal(name, run) if left is None else None
+        refusal = self.refusal(name, run) if known is None else None
         evidence = Evidence(
             liveness=liveness,
-            rc=left.code if left is not None else None,
+            rc=known.code if known is not None else None,
             rc_at_ns=left.at_ns if left is not None else None,
             stop=stop.kind if stop else None,
             recorded=result.outcome if result else None,
@@ -751,7 +753,6 @@ def spec_of(text: bytes | None, name: str, defaults: JobDefaults | None = None) 
     """Return the spec in the text of a job file, completed by *defaults*; None if it is missing or invalid."""
     from spool.formats import jobfile  # imported here, because most commands do not need it
 
-    try:
+    with suppress(InvalidJob):
         return jobfile.parse(text, name=name, defaults=defaults or JobDefaults()) if text else None
-    except InvalidJob:
-        return None
+    return None

@@ -20,7 +20,7 @@ from spool.core.layout import DONE, HELD, QUEUED, RUNNING
 from spool.core.lifecycle import ACTIVE, EngineWord, Liveness
 from spool.core.model import SECOND_NS, EventName, Machine, Result, State, StopKind
 from spool.core.units import show_size
-from spool.dispatcher import launcher, monitor, recovery
+from spool.dispatcher import launcher, monitor, recovery, terminator
 from spool.dispatcher.confinement import Thing
 from spool.dispatcher.loop import Dispatcher
 from spool.executors import EngineEnd, Usage
@@ -166,12 +166,15 @@ def test_the_memory_for_which_its_engine_ended_a_run_is_its_peak(
     assert f"needs more than {show_size(recorded)}" in found.compared.advice.notes[0]
 
 
-def test_a_run_that_is_gone_without_an_exit_code_is_lost(session: Session) -> None:
-    """The engine's word is proof enough, though its wrapper was on another host."""
+@pytest.mark.parametrize(("ended", "outcome"), [("", "lost 1.0"), ("0\n", "finished 1.0")])
+def test_a_run_that_is_gone_without_an_exit_code_is_lost(session: Session, ended: str, outcome: str) -> None:
+    """The engine's word is proof enough, though its wrapper was on another host; but not if only its epilog was cut."""
     run, _ = running(session, "x", "requeue = false")
+    run.write(layout.ENDED, ended.encode())
+    run.said = EngineEnd(EngineWord.TIMEOUT, "says so") if ended else None
     run.end(None)
     session.settle()
-    assert ends_of(session.world).outcomes["x"] == ("lost 1.0",)
+    assert ends_of(session.world).outcomes["x"] == (outcome,)
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -233,18 +236,21 @@ def test_a_cancel_asks_the_engine_and_forces_it_after_the_grace(session: Session
     assert ends_of(session.world).outcomes["x"] == ("cancelled 1.0",)
 
 
-def test_the_time_limit_of_a_run_elsewhere_is_kept_here(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its warning and its stop go to the engine like a cancel."""
+@pytest.mark.parametrize("ended", ["", "3\n"])
+def test_the_limit_of_a_run_there_is_kept_here(session: Session, monkeypatch: pytest.MonkeyPatch, ended: str) -> None:
+    """Its warning and its stop go to the engine like a cancel. An epilog gets no warning, and five minutes more."""
     run, live = running(session, "x", 'time_limit = "10m"', 'signal = "USR1@1m"')
-    for minutes in (9, 10):
-        assert run.asked == ["USR1"] * (minutes - 9)
+    run.write(layout.ENDED, ended.encode())
+    for minutes in (9, 10, 14, 15) if ended else (9, 10):
+        assert run.asked == ["USR1"] * (0 if ended else minutes - 9)
         at_ns = live.started_boot_ns + minutes * 60 * SECOND_NS
-        monkeypatch.setattr(monitor, "boot_clock", lambda at_ns=at_ns: at_ns)
+        for module in (monitor, terminator):
+            monkeypatch.setattr(module, "boot_clock", lambda at_ns=at_ns: at_ns)
         session.turns(1)
     session.settle()
-    assert run.asked == ["USR1", "TERM"]
-    assert live.stop_kind is StopKind.TIMEOUT
-    assert ends_of(session.world).outcomes["x"] == ("timeout 1.0",)
+    assert run.asked == (["TERM"] if ended else ["USR1", "TERM"])
+    assert live.stop_kind is (None if ended else StopKind.TIMEOUT)
+    assert ends_of(session.world).outcomes["x"] == ("failed 1.0" if ended else "timeout 1.0",)
 
 
 def test_a_run_that_is_stopped_while_no_dispatcher_lives_is_stopped_by_the_next(session: Session) -> None:
@@ -698,9 +704,7 @@ def test_that_its_engine_has_accepted_a_run_is_told_once(
     assert variables(event)["SPOOL_ENGINE_ID"] == "4711"
 
 
-def test_a_run_whose_engine_is_not_there_any_more_is_left_alone(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_engine_is_gone_is_left_alone(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may go on there, so it is neither lost nor run again; once the engine is back, its end is found."""
     run, _ = handed_over(session)
     run.begin()

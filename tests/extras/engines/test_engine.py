@@ -365,9 +365,7 @@ def test_a_refusal_is_told_from_silence_whatever_it_is_about(bench: Bench, err: 
         ({"gpu_types": ("A100", "H100")}, "it takes any of several GPU types (A100, H100)"),
     ],
 )
-def test_what_slurm_cannot_be_asked_for_is_refused_without_asking(
-    bench: Bench, asked: dict[str, Any], words: str
-) -> None:
+def test_what_slurm_cannot_be_asked_is_refused_without_asking(bench: Bench, asked: dict[str, Any], words: str) -> None:
     """The words say what to write instead; one type is handed over, and a share where the configuration says how."""
     run = bench.start(spec=Spec("true", request=Request(gpus=1, **asked)))
     assert bench.work() == {"a"}
@@ -685,9 +683,7 @@ def test_without_news_the_engine_is_asked_twice_a_minute(bench: Bench) -> None:
     assert bench.engine.due_ns() is None
 
 
-def test_inherited_variables_do_not_change_what_slurm_is_asked_for(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inherited_variables_do_not_change_what_slurm_is_asked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dispatcher that was started from within a Slurm job hands nothing of that on."""
     for variable in ("SBATCH_PARTITION", "SLURM_JOB_ID", "SLURM_CONF"):
         monkeypatch.setenv(variable, "x")
