@@ -168,7 +168,7 @@ def test_one_vendors_trouble_is_its_own(fake_rocm: FakeRocm, fake_nvml: FakeNvml
     assert list(said.values()) == [None]
     fake_rocm.forget("error")
     fake_nvml.mend()
-    wait_for(lambda: {gpu.problem for gpu in look(both, again=True).gpus} == {None}, what="both")  # one helper at a time
+    wait_for(lambda: {gpu.problem for gpu in look(both, again=True).gpus} == {None}, what="both")
 
 
 def _rocm_of_this_machine() -> bool:
