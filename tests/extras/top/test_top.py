@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from subprocess import Popen
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.cells import cell_len
@@ -48,15 +48,8 @@ class Screen:
 
     def __init__(self, app: Top, pilot: Pilot[int]) -> None:
         self.app, self.pilot = app, pilot
-        self._said: list[str] = []
         self._heard = 0
-        notify = app.notify
-
-        def told(message: str, **how: Any) -> None:
-            self._said.append(message)
-            notify(message, **how)
-
-        app.notify = told  # type: ignore[method-assign]
+        self._notify = app.notify = Mock(wraps=app.notify)  # type: ignore[method-assign]
 
     @property
     def lines(self) -> list[str]:
@@ -71,7 +64,7 @@ class Screen:
     @property
     def told(self) -> str:
         """What the notifications said since the last ones that were heard; on a busy machine they are gone too soon."""
-        return "\n".join(self._said[self._heard :])
+        return "\n".join(call.args[0] for call in self._notify.call_args_list[self._heard :])
 
     @property
     def current(self) -> str | None:
@@ -98,7 +91,7 @@ class Screen:
     async def hears(self, *words: str) -> None:
         """Wait until a notification says all of *words*."""
         await self.until(lambda: all(word in self.told for word in words), repr(words))
-        self._heard = len(self._said)
+        self._heard = self._notify.call_count
 
     async def on(self, name: str) -> None:
         """Move the cursor to a job."""

@@ -40,10 +40,7 @@ class EngineConfig(Struct, frozen=True):
     options: tuple[str, ...] = ()
 
 
-LANGUAGES = {
-    "slurm": "spool.extras.engines.slurm:SlurmLanguage",
-    "sge": "spool.extras.engines.sge:SgeLanguage",
-}
+LANGUAGES = {"slurm": "spool.extras.engines.slurm:SlurmLanguage", "sge": "spool.extras.engines.sge:SgeLanguage"}
 """The engines that come with spool."""
 
 

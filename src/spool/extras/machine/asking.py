@@ -588,10 +588,7 @@ class ArbiterLeases(Leases):
         self._pause_ns = _FIRST_PAUSE_NS
         resources = tuple(Pool(*pool) for pool in welcome.pools)
         self.view = SharedView(
-            directory=self.view.directory,
-            cpus=welcome.cpus,
-            memory_bytes=welcome.memory_bytes,
-            resources=resources,
+            directory=self.view.directory, cpus=welcome.cpus, memory_bytes=welcome.memory_bytes, resources=resources
         )
         self._tell_runs()
         self._state.changed()
