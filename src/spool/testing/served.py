@@ -173,8 +173,10 @@ class ServedSpool:
 
     def runs(self, name: str) -> list[int]:
         """Return the numbers of the job's metadirs."""
-        directory = self.root / "jobs" / name
-        return sorted(int(entry) for entry in os.listdir(directory)) if directory.is_dir() else []
+        try:
+            return sorted(map(int, os.listdir(self.root / "jobs" / name)))
+        except FileNotFoundError:  # it may be removed at any moment
+            return []
 
     def record(self, name: str, record: str, run: int = 1) -> str | None:
         """Return a record of a run, or None."""
