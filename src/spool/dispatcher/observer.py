@@ -6,7 +6,6 @@ A user deletes or moves the file of a job that runs or waited, or puts one into 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from contextlib import nullcontext, suppress
 
@@ -235,9 +234,9 @@ class FileMoves(Component):
         """Settle a job that waited when the last dispatcher left, unless it waits still."""
         if job.wait is None or job.queued is not None or job.held is not None or job.name in self._state.unsettled:
             return
-        waiting = (self._spool.layout.job_file(place, job.name) for place in (QUEUED, HELD))
-        if not any(map(os.path.lexists, waiting)):  # else it is unread
-            with self._confinement.of(Thing.of_job(job.name), "end"):
+        with self._confinement.of(Thing.of_job(job.name), "end"):
+            waiting = (self._spool.layout.job_file(place, job.name) for place in (QUEUED, HELD))
+            if all(status_of(path) is None for path in waiting):  # else it is unread
                 self._no_longer_waits(job)
 
     def _was_filed_away(self, job: JobEntry) -> bool:
