@@ -422,7 +422,7 @@ def in_options(error: InvalidFile, what: str, stated: Collection[str], spelled: 
 
     from msgspec.structs import replace
 
-    flags = {option.key: option.name for option in OPTIONS if not option.value}
+    flags = {option.key: option.name for option in OPTIONS if not option.value and option.key != "command"}
     flags |= {name: flags[f"{table}.{short}"] for table, short in _SHORT for name in (table, short)}
     problems = []
     for problem in error.problems:

@@ -493,8 +493,8 @@ def _tell_habits(name: str, values: joboptions.Values) -> None:
     for unset in (text for text in values.get("env", ()) if "=" not in text and text not in os.environ):
         tell(f"warning: {unset} is not set here, so it is empty in the job{_elsewhere('env', values)}")
     for text in values.get("env", ()):
-        if several := re.fullmatch(r"(\w+=[^,]*),(\w+=[^,]*)", text):
-            tell(f"warning: {text} sets one variable; for two write --env {several[1]} --env {several[2]}")
+        if len(each := text.split(",")) > 1 and all(re.fullmatch(r"[A-Za-z_]\w*=[^=]*", pair) for pair in each):
+            tell(f"warning: {text} sets one variable; for more write --env {' --env '.join(each)}")
 
 
 def _elsewhere(key: str, values: joboptions.Values) -> str:

@@ -59,9 +59,7 @@ class Problems:
         if not self._is_listed():
             return
         meant = meant or closest(str(path[-1]), known)
-        if path == ("name",):
-            hint = ": its name is that of the file"
-        elif meant is not None:
+        if meant is not None:
             hint = f', did you mean "{dotted((*path[:-1], meant))}"?'
         else:
             hint = f"; the keys here are {', '.join(known)}"
@@ -349,6 +347,9 @@ class Reading:
                 self.problems.add((*at, name), "is required")
         for name, stated in document.items():
             here, row = (*at, name), rows.get(name)
+            if row is None and here == ("name",) and self.name:
+                self.problems.add(here, "is not a key; a job has the name of its file")
+                continue
             if row is None:
                 flag = f"--{name.replace('_', '-')}"
                 meant = (key for key, row in rows.items() if flag in f"{row.key.option} {row.key.also}".split())
