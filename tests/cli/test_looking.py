@@ -86,8 +86,7 @@ def test_ls_prints_json_even_if_there_is_nothing(spool: Command, spool_root: Pat
     assert asked(spool, "ls")["jobs"] == []
     put_job(spool_root, "a")
     found = asked(spool, "ls")
-    assert found["version"] == 1
-    assert found["dispatcher"] is False
+    assert (found["version"], found["dispatcher"]) == (1, False)
     [row] = found["jobs"]
     assert (row["name"], row["state"], row["priority"], row["memory_bytes"]) == ("a", "queued", 10, None)
 
@@ -120,8 +119,8 @@ def test_many_jobs_are_listed_without_reading_their_files(spool_root: Path, monk
     count = 300
     for at in range(count):
         (spool_root / "queued" / f"j{at}.toml").touch()
-    jobs = {f"j{at}": JobView(state="queued", reason="cpus", cpus=1) for at in range(count)}
-    serve(monkeypatch, spool_root, jobs, at_ns=1)
+    job = JobView(state="queued", reason="cpus", cpus=1)
+    serve(monkeypatch, spool_root, {f"j{at}": job for at in range(count)}, at_ns=1)
 
     def refuse(*words: object) -> bytes:
         raise AssertionError("a job file was read")
@@ -314,6 +313,16 @@ def test_a_name_whose_start_was_taken_back_is_not_proposed_for_itself(spool: Com
     (spool_root / "jobs" / "train").mkdir(parents=True)
     assert "did you mean" not in spool("show", "train").err
     assert " train?" in spool("show", "trains").err
+
+
+def test_why_and_plan_know_who_was_cancelled_without_a_dispatcher(spool: Command, spool_root: Path) -> None:
+    """A job that depends on it ends, or starts, as it does with the next dispatcher."""
+    put_job(spool_root, "gone", place="done")
+    put_job(spool_root, "ends", 'command = "true"\ndepends_on = ["gone"]\n')
+    put_job(spool_root, "starts", 'command = "true"\ncpus = 0\ndepends_on = { ended = ["gone"] }\n')
+    planned = asked(spool, "plan")
+    assert [planned[key][0]["name"] for key in ("ends", "starts")] == ["ends", "starts"]
+    assert "records it as cancelled" in spool("why", "ends").out
 
 
 def test_check_names_line_and_key_as_json(spool: Command, tmp_path: Path) -> None:

@@ -162,8 +162,7 @@ def test_each_view_names_the_mistake_in_a_file(session: Session) -> None:
     spool, mistake = Spool(str(session.world.root)), '"command" on line 1: must be a text in quotes or a list, not 3'
     assert [(row.state, row.reason) for row in JobLister(spool).listing().rows] == [(State.INVALID, mistake)]
     session.turns(1)
-    now = session.now
-    told = now.status.view(now.planner.plan, None, paused=False).jobs["wrong"]
+    told = session.now.status.view(session.now.planner.plan, None, paused=False).jobs["wrong"]
     assert (told.state, told.reason) == (State.INVALID, mistake)
     session.end()
     assert [(row.state, row.reason) for row in JobLister(spool).listing().rows] == [(State.INVALID, mistake)]
@@ -181,11 +180,7 @@ def test_an_array_has_the_configured_defaults_in_each_view(session: Session) -> 
         session.end()
         row = JobLister(Spool(str(session.world.root))).row("many")
         assert row is not None
-        assert (
-            (told.memory_bytes, told.time_limit_ns)
-            == (row.memory_bytes, row.time_limit_ns)
-            == (1 << 20, 9 * 3600 * 10**9)
-        )
+        assert [(each.memory_bytes, each.time_limit_ns) for each in (told, row)] == [(1 << 20, 9 * 3600 * 10**9)] * 2
 
 
 def test_an_adopted_run_has_the_configured_grace(session: Session) -> None:
@@ -236,13 +231,12 @@ def test_who_waits_for_a_job_waits_for_what_its_command_left(session: Session, m
     monkeypatch.setattr(waiting, "GRACE_NS", -1)
     session.users.submit("r", "leave")
     session.turns(2)
-    now = session.now
-    now.terminator.tick = list  # type: ignore[method-assign]
+    session.now.terminator.tick = list  # type: ignore[method-assign]
     session.users.move("r", RUNNING, DONE)
     session.turns(1)
     waiter = Waiter(Spool(str(session.world.root)), ("r",))
     assert waiter.poll() == []
-    del now.terminator.tick
+    del session.now.terminator.tick
     session.settle()
     [end] = waiter.poll()
     assert (end.outcome, end.exit_code) == ("finished", 0)
@@ -258,9 +252,8 @@ def test_the_planner_knows_that_a_run_is_being_stopped(session: Session, how: st
     if how == "cancelled":
         session.users.cancel("r")
     session.turns(1)
-    own = now.planner.view(
-        Machine(cpus=2, memory_bytes=1 << 30), now.clock(), paused=now.pause.paused, holding=Holding()
-    )
+    machine = Machine(cpus=2, memory_bytes=1 << 30)
+    own = now.planner.view(machine, now.clock(), paused=now.pause.paused, holding=Holding())
     assert [run.stopping for run in own.running.values()] == [True]
     spool = Spool(str(session.world.root))
     (seen,) = snapshot.snapshot(spool).view.running.values()
@@ -346,8 +339,7 @@ def test_whoever_asks_is_told_the_same_of_a_disk(kind: str, tmp_path: Path, monk
     made = DirectoryWatcher()
     made.start({QUEUED: str(tmp_path)})
     made.close()
-    found = list(
-        doctor.examine(str(tmp_path), checks=[each for each in doctor.OF_THE_MACHINE if each.name == "disk type"])
-    )
+    checks = [each for each in doctor.OF_THE_MACHINE if each.name == "disk type"]
+    found = list(doctor.examine(str(tmp_path), checks=checks))
     assert is_shared_between_hosts(kind) == (kind != "ext4")
     assert (made.problem is not None) == (found[0].level is Level.WARN) == is_shared_between_hosts(kind)

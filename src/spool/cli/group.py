@@ -307,11 +307,9 @@ class Verbs(click.Group):
             args = [*_RENAMED[verb], *args[1:]]
             verb = args[0]
         if not verb.startswith("-") and not _is_verb(verb):
-            import difflib
+            from spool.formats.validation import closest  # only a mistake needs it
 
-            low = verb.lower()
-            near = [low] if low in VERBS else difflib.get_close_matches(low, VERBS, n=1)
-            meant = _ELSEWHERE.get(low) or (near[0] if near else None)
+            meant = _ELSEWHERE.get(verb.lower()) or closest(verb, VERBS)
             hint = f"did you mean `spool {meant}`?" if meant else "`spool --help` lists the commands"
             raise UsageError(f"unknown command {verb!r}; {hint}")
         return super().resolve_command(ctx, args)

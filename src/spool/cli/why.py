@@ -106,7 +106,9 @@ def _reasons(answer: Explanation, codes: Sequence[str]) -> Iterator[str]:
             yield f"{head} {reason.text}"
             head = " " * len(head)
     code = next((code for code in codes if code in _HELPLESS), codes[0])
-    if meaning := REASONS.get(code, _BEFORE_START)[1]:
+    if answer.ends_as:
+        yield f"It ends without a start. The dispatcher records it as {answer.ends_as}."
+    elif meaning := REASONS.get(code, _BEFORE_START)[1]:
         is_its_array = code == "held" and answer.place == "queued"
         yield meaning.format(name=array_of(answer.name) if is_its_array else answer.name)
 
@@ -130,6 +132,8 @@ def _others(answer: Explanation) -> Iterator[str]:
 
 def _prospect(answer: Explanation, codes: Sequence[str]) -> Iterator[str]:
     """Yield when the job could start, with what request, for how long, and its place in the queue."""
+    if answer.ends_as:
+        return
     can_start = _HELPLESS.isdisjoint(codes)
     if answer.place == "held":
         yield f"could start: not before `spool release {answer.name}`"

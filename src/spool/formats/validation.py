@@ -111,8 +111,8 @@ def dotted(path: Path) -> str:
     return text
 
 
-def closest(word: str, known: Iterable[str]) -> str | None:
-    """Return the one of *known* that *word* probably means: a similar one, else one that begins with it.
+def closest(word: str, known: Iterable[str], *, like: float = 0.6) -> str | None:
+    """Return the one of *known* that *word* probably means: one at least so much *like* it, else one it begins.
 
     Case does not matter, and a hyphen equals an underscore.
     """
@@ -122,7 +122,7 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
     names = {_plain(name): name for name in known}
     plain = _plain(word)
-    near = [plain] if plain in names else difflib.get_close_matches(plain, names, n=1)
+    near = [plain] if plain in names else difflib.get_close_matches(plain, names, n=1, cutoff=like)
     near = near or [name for name in names if name.startswith(f"{plain}_")]
     return names[near[0]] if near else None
 

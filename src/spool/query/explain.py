@@ -73,6 +73,7 @@ class Explanation(Struct, frozen=True):
     if_finished: tuple[str, ...] = ()  # jobs that must finish first, because it depends on them
     later_than_at_ns: int | None = None  # it starts after this; nothing is planned beyond
     start_unknown: str = ""  # why its start is unknown
+    ends_as: str = ""  # the outcome that a dispatcher gives it now, without a start
     start_is_earliest: bool | None = None  # other users may come before it; None: the machine is not shared
     room_of: str | None = None  # the preemptible job whose run is stopped for it
     room_is_made: bool = False  # that run is being stopped; else the dispatcher is about to stop it
@@ -129,6 +130,7 @@ def _foretold(answer: Explanation, seen: Snapshot, job: Waiting) -> Explanation:
         if_finished=found.if_finished,
         later_than_at_ns=found.later_than_ns,
         start_unknown=in_words(found.unknown, seen.now_ns),
+        ends_as=next((each.outcome for each in seen.plan.endings if each.name == job.name), ""),
         expected_run_ns=run_time.ns if run_time is not None else None,
         expected=run_time.words(job.name, job.user) if run_time is not None else "",
         order=_standing(seen.plan, job),

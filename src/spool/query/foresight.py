@@ -227,12 +227,12 @@ def _not_varied(spec: Spec) -> Iterator[str]:
         varied += [key for key, _ in spec.rows[0]]
     unused = [key for key in varied if key not in written]
     if unused and not any(PARAMETER in _head_of(path) for path in _files_in(text, spec)):
-        from difflib import get_close_matches
+        from spool.formats.validation import closest  # only a mistake needs it
 
         for key in unused:
-            near = get_close_matches(key, written.difference(tasks.keys), 1, cutoff=0.5)
+            near = closest(key, written.difference(tasks.keys), like=0.5)
             also = "" if key in alike else f", and in ${variable_of(key)}"
-            instead = f", not {{{near[0]}}}" if near else also
+            instead = f", not {{{near}}}" if near else also
             yield f"does not use {key}: its value is where the command has {{{key}}}{instead}"
     for key, choices in spec.matrix:
         if choices[0].startswith("[") and choices[-1].endswith("]") and len(choices) > 1:

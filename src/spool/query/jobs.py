@@ -11,7 +11,7 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ from spool.query.rows import (
     JobList,
     JobRow,
     ListedState,
+    cancelled_unseen,
     in_words,
     last_view,
     row_of_result,
@@ -48,7 +49,7 @@ from spool.query.rows import (
 )
 from spool.store.arrays import array_outcome, still_to_issue
 from spool.store.disk import status_of
-from spool.store.spool import MISSED_NS, Service, Spool
+from spool.store.spool import Service, Spool
 from spool.store.tolerant import unreadable
 
 if TYPE_CHECKING:
@@ -184,7 +185,8 @@ class JobLister:
         most = None if everything or only is not None else RECENT if recent is None else recent
         ended = list(self._ended(done, most, since_ns)) if most != 0 else []
         if most is not None and most and not self.dispatcher:
-            ended += self._cancelled_unseen(done - {row.name for row in ended}, since_ns)
+            unseen = map(self._cancelled, cancelled_unseen(self._spool, done - {row.name for row in ended}))
+            ended += [row for row in unseen if row is not None and (row.ended_at_ns or 0) >= since_ns]
             ended = sorted(ended, key=lambda row: row.ended_at_ns or 0)[-most:]
         rows += [replace(row, place=DONE) for row in ended]
         goes_on = any(not row.state.ended and row.state is not State.HELD for row in rows)
@@ -571,16 +573,6 @@ class JobLister:
         if result is not None:
             return row_of_result(result)
         return self._cancelled(name) or JobRow(name=name, state=State.CANCELLED, run=run)
-
-    def _cancelled_unseen(self, names: Set[str], since_ns: int) -> Iterable[JobRow]:
-        """Return those of *names* that were cancelled while no dispatcher ran: the next one records that."""
-        served_ns = (self._spool.served_until_ns() or 0) - MISSED_NS
-        for name in names - {*self._spool.jobs_with_runs()}:
-            row = self._cancelled(name)
-            if row is None or (row.ended_at_ns or 0) < max(since_ns, served_ns):
-                continue
-            if self._spool.account_of(name, 1, since_ns) is None:
-                yield row
 
     def _cancelled(self, name: str) -> JobRow | None:
         """Return a job that was cancelled before any dispatcher saw it, as its record will have it; None if gone."""

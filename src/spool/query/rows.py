@@ -15,13 +15,14 @@ from msgspec.structs import asdict, replace
 from spool.core import layout, reasons
 from spool.core.arrays import Tasks
 from spool.core.errors import SpoolError, cannot
-from spool.core.layout import HELD, QUEUED, RUNNING, NaturalOrder, natural
+from spool.core.layout import DONE, HELD, QUEUED, RUNNING, NaturalOrder, natural
 from spool.core.model import SECOND_NS, Result, State
 from spool.core.reasons import INSTANT
 from spool.core.runtimes import ExpectedStart, TimeLeft
 from spool.core.units import show_duration, show_size
 from spool.formats.state import JobView, MachineView, StateView, of_result, parse_parts, parse_state_as
-from spool.store.spool import Spool
+from spool.store.disk import status_of
+from spool.store.spool import MISSED_NS, Spool
 
 STALE_NS = 35 * SECOND_NS  # three heartbeats and a little
 _MAX_STATE = 1 << 30
@@ -52,6 +53,17 @@ def _last_words(spool: Spool) -> tuple[bytes | None, int | None]:
     except OSError:
         return None, None
     return spool.file(layout.STATE, _MAX_STATE), beat_ns
+
+
+def cancelled_unseen(spool: Spool, names: Iterable[str]) -> set[str]:
+    """Return those of *names* that were cancelled while no dispatcher ran: the next one records that."""
+    since_ns, found = (spool.served_until_ns() or 0) - MISSED_NS, set[str]()
+    for name in names:
+        with suppress(OSError):
+            status = status_of(spool.layout.job_file(DONE, name))
+            if status is not None and status.st_ctime_ns >= since_ns and not spool.runs(name):
+                found.add(name)
+    return found.difference(known.job for known in spool.accounts_since(None)) if found else found
 
 
 class JobRow(JobView, kw_only=True, repr_omit_defaults=True):

@@ -21,7 +21,7 @@ from spool.core.arrays import array_of
 from spool.core.errors import InvalidReservation, SpoolError, cannot
 from spool.core.gpus import NOBODY, as_if_alone, conflict, is_active, known_gpus, settle
 from spool.core.layout import engine_of
-from spool.core.model import SECOND_NS, Holding, Machine, Policy, Reservation, Sized, Spec, Waiting
+from spool.core.model import SECOND_NS, Holding, Machine, Policy, Reservation, Sized, Spec, State, Waiting
 from spool.core.runtimes import Progress, TimeLeft
 from spool.core.scheduler import Plan, View, decide
 from spool.executors import Executors
@@ -31,7 +31,7 @@ from spool.formats.state import MachineView, StateView
 from spool.machine.gpus import LIMIT_NS
 from spool.machine.processes import MachineProber
 from spool.query.look import Look
-from spool.query.rows import in_words, last_view, machine_told
+from spool.query.rows import cancelled_unseen, in_words, last_view, machine_told
 from spool.query.shared import MachineSharing, MachineUse, arbiter_view, shared_machine
 from spool.state.load import ArrayNames, OutcomeIndex
 from spool.state.past import Sizing, past_of
@@ -256,9 +256,12 @@ def snapshot(
         table.remember(past_of(spool, now_ns, policy, sizes=table.sizing is not None))
         if table.sizing is not None and with_tasks:
             _expand(table, now_ns)  # they have their sizes now
+    ended = OutcomeIndex(spool, table)
+    for name in () if dispatcher else cancelled_unseen(spool, table.queue.watch.names() - table.jobs.keys()):
+        ended.record(name, State.CANCELLED)
     view = table.view(
         alone,
-        ended=OutcomeIndex(spool, table),
+        ended=ended,
         arrays=arrays,
         reservations=read_reservations(spool, world.gpu_indices, now_ns).standing,
         paused=spool.paused,

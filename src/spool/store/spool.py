@@ -148,11 +148,11 @@ class Spool:
         if self.is_to_come(name):
             why = f"{name.rpartition('_')[0]} has not issued that task yet"
             return NoSuchJob(cannot(verb, thing, why, remedy=f"`spool why {name}` says when it may start"))
-        from difflib import get_close_matches
+        from spool.formats.validation import closest  # only a mistake needs it
 
         known = {*self.jobs_with_runs(), *(each for place in layout.PLACES for each in self.names(place))}
-        near = get_close_matches(name, known - {name}, n=1, cutoff=0.75)  # a run of it may have been taken back
-        remedy = f"did you mean {near[0]}?" if near else "`spool ls --all` lists the jobs"
+        near = closest(name, known - {name}, like=0.75)  # a run of it may have been taken back
+        remedy = f"did you mean {near}?" if near else "`spool ls --all` lists the jobs"
         return NoSuchJob(cannot(verb, thing, "the spool has no job of that name", remedy=remedy))
 
     def is_to_come(self, name: str) -> bool:
