@@ -31,6 +31,7 @@ _PATIENCE_NS = SECOND_NS  # limits the wait for a driver that hangs
 _OF_THE_JOB = re.compile(r"\$\{?((?:SPOOL|SLURM|PBS|SGE_TASK)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES)\}?")
 _TEXT_FOLLOWS = re.compile("-[a-zA-Z]*[ce]")  # as `sh -c TEXT`, which may expand it
 _MOST_READ = 1 << 20  # of a program that an array runs
+_MOST_PROPOSED = 5  # values of a key
 _MOST_DOUBTS = 20  # a thousand missing dependencies are one mistake
 
 
@@ -236,7 +237,8 @@ def _not_varied(spec: Spec) -> Iterator[str]:
             yield f"does not use {key}: its value is where the command has {{{key}}}{instead}"
     for key, choices in spec.matrix:
         if choices[0].startswith("[") and choices[-1].endswith("]") and len(choices) > 1:
-            yield f"has {choices[0]} as a value of {key}; a list has no brackets: --matrix {key}=1,2"
+            values = ",".join(choices[:_MOST_PROPOSED]).strip("[]")
+            yield f"has {choices[0]} as a value of {key}; a list has no brackets: --matrix {key}={values}"
         elif len(choices) == 1 and re.fullmatch(r"-?\d+(\.\.|-|:)\d+", choices[0]):
             yield f"has only one value of {key}, {choices[0]}; a list names each: --matrix {key}=1,2"
 
