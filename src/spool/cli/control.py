@@ -282,8 +282,8 @@ def requeue(
     if runs := [name for name in picks["names"] if run_named(name)[1] is not None]:
         if failed or cascade or len(runs) < len(picks["names"]) or any(picks[key] for key in _PICKS[1:-1]):
             raise click.UsageError(f"{runs[0]} is a run, which becomes a new job; requeue it by itself")
-        again = {"new_name": None, "workdir": None, "hold": False, "sets": sets, "dry_run": dry_run}
-        return max(carried_out("rerun", name=name, **again) for name in runs)
+        given = {"new_name": None, "workdir": None, "hold": False, "sets": sets, "dry_run": dry_run}
+        return max(carried_out("rerun", name=name, **given) for name in runs)
     spool = opened(root)
     requests = Requests(spool, this_user())
     change = rewriter(sets, spool.root)
