@@ -279,14 +279,10 @@ def requeue(
         raise click.UsageError("--failed and --state cannot be combined")
     if since is not None and not failed:
         raise click.UsageError("--since needs --failed")
-    if runs := [name for name in picks["names"] if run_named(name)[1] is not None]:
-        if failed or cascade or len(runs) < len(picks["names"]) or any(picks[key] for key in _PICKS[1:-1]):
-            raise click.UsageError(f"{runs[0]} is a run, which becomes a new job; requeue it by itself")
-        given = {"new_name": None, "workdir": None, "hold": False, "sets": sets, "dry_run": dry_run}
-        return max(carried_out("rerun", name=name, **given) for name in runs)
-    spool = opened(root)
+    if any(run_named(name)[1] is not None for name in picks["names"]):
+        return _as_new_jobs(picks, sets, dry_run=dry_run, alone=not (failed or cascade))
+    spool, change = opened(root), rewriter(sets, root)
     requests = Requests(spool, this_user())
-    change = rewriter(sets, spool.root)
     from spool.query.selection import UNSUCCESSFUL, cancelled_with, once, unknown_ends
 
     picks["since_at_ns"] = moment_of("--since", since, time.time_ns())
@@ -309,6 +305,15 @@ def requeue(
     if cascade and again:
         code = max(code, REQUEUE.carry_out(spool, cancelled_with(spool, again), act))
     return code
+
+
+def _as_new_jobs(picks: Mapping[str, Any], sets: tuple[str, ...], *, dry_run: bool, alone: bool) -> int:
+    """Submit the runs that the names of *picks* name; *alone*: nothing else is selected. Raises UsageError."""
+    *jobs, run = sorted(picks["names"], key=lambda name: run_named(name)[1] is not None)
+    if not alone or any(run_named(job)[1] is None for job in jobs) or any(picks[key] for key in _PICKS[1:-1]):
+        raise click.UsageError(f"{run} is a run, which becomes a new job; requeue it by itself")
+    given = {"new_name": None, "workdir": None, "hold": False, "sets": sets, "dry_run": dry_run}
+    return max(carried_out("rerun", name=name, **given) for name in picks["names"])
 
 
 def _ask_about(spool: Spool, names: Sequence[str]) -> None:

@@ -585,7 +585,7 @@ def run_named(text: str) -> tuple[str, int | None]:
 
 
 def carried_out(verb: str, **given: object) -> int:
-    """Carry out another verb, with all that it takes, in the place of this one; return the exit code."""
+    """Carry out another verb, with all that it takes, instead of this one; return the exit code."""
     ctx = click.get_current_context()
     command = spool.get_command(ctx, verb)
     if command is None:
