@@ -21,12 +21,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from spool.core import layout
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
 from spool.executors import Launch, compiled
 from spool.executors.local import LocalRun
 from spool.executors.process import ProcessExecutor
-from spool.formats.wrapper import Assignments, Surroundings, render
+from spool.formats.wrapper import Assignments, Surroundings, load, render
 from spool.machine import identity
 from support import PATIENCE_S, wait_for
 
@@ -114,6 +115,15 @@ def poor_directory() -> Iterator[Path]:
 def surroundings() -> Surroundings:
     """Return those of this machine."""
     return ProcessExecutor().surroundings()
+
+
+def rendered(root: Path, assignments: Assignments) -> bytes:
+    """Return the script of a run in the spool *root*, which has the constant then."""
+    path = root / layout.WRAPPERS / load().name
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(load().constant)
+    return render(assignments, str(path))
 
 
 @dataclass
@@ -218,7 +228,7 @@ class Runs:
         metadir.mkdir()
         run = Run(metadir, self.shell)
         written = Assignments(str(metadir), command, around or surroundings(), **values)
-        (metadir / "run.sh").write_bytes(render(written))
+        (metadir / "run.sh").write_bytes(rendered(self.root, written))
         self.made.append(run)
         return run
 
@@ -276,7 +286,7 @@ class Shop:
         self.made += 1
         metadir = self.root / f"{name} {self.made}"
         metadir.mkdir()
-        text = render(Assignments(str(metadir), command, self.executor.surroundings(), **values))
+        text = rendered(self.root, Assignments(str(metadir), command, self.executor.surroundings(), **values))
         (metadir / "run.sh").write_bytes(text)
         return Launch("job", self.made, str(self.root), str(metadir), str(metadir / "run.sh"))
 

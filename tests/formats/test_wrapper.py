@@ -29,9 +29,10 @@ from spool.formats.values import OWN_VARIABLES
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, Assignments, job_environment, render, with_references
 from spool.machine import identity
 from support import PATIENCE_S, wait_for
-from wrapper_runs import SHELL, Runs, surroundings
+from wrapper_runs import OTHER_WRAPPERS, SHELL, Runs, surroundings
 
 SCRIPT = Path(wrapper.__file__).with_name("wrapper.sh")
+HOLE = "# --- assignments ---\n"
 LOOPS = "trap 'echo got TERM; exit 7' TERM; trap 'echo got USR1' USR1; trap 'echo got INT; exit 9' INT; echo ready; "
 LOOPS += "while :; do sleep 0.01; done"
 
@@ -47,13 +48,15 @@ def test_the_constant_is_clean_for_shellcheck() -> None:
     assert checked.returncode == 0, checked.stdout
 
 
-def test_a_rendered_wrapper_is_the_constant_with_one_more_block() -> None:
-    """What is rendered differs from the constant by the assignments alone."""
-    lines = SCRIPT.read_bytes().splitlines()
-    rendered = render(Assignments("/m", ("x",), surroundings())).splitlines()
-    hole = lines.index(b"# --- assignments ---") + 1
-    assert rendered[:hole] == lines[:hole]
-    assert rendered[-(len(lines) - hole) :] == lines[hole:]
+def test_a_script_that_contains_the_constant_differs_from_it_by_the_assignments_alone(runs: Runs) -> None:
+    """It does the same as one that reads the constant, and only that is short, and carried out without a shell."""
+    run, other = runs.make("echo ran"), runs.make("echo ran")
+    (other.metadir / "run.sh").write_bytes(render(Assignments(str(other.metadir), "echo ran", surroundings())))
+    (_, short), (before, whole) = ((each.text("run.sh") or "").split(HOLE) for each in (run, other))
+    assert (before, len(short.splitlines())) == (SCRIPT.read_text().partition(HOLE)[0], len(whole.splitlines()))
+    assert (run.run(), run.log, other.run(), other.log) == (0, "ran\n", 0, "ran\n")
+    assert len(short) < 1500
+    assert ["peak_process" in (each.text("usage") or "") for each in (run, other)] == [run.is_compiled, False]
 
 
 @pytest.mark.parametrize("command", [(), ("",), "", ("a\0b",), "a\0b", "é" * (64 << 10), ("x", "y" * (128 << 10))])
@@ -228,28 +231,30 @@ def test_a_signal_at_any_moment_of_the_start_ends_the_run(runs: Runs) -> None:
 @pytest.mark.parametrize("wrapper", [SHELL], indirect=True)  # it costs time
 def test_a_signal_between_any_two_steps_before_the_command_ends_the_run(runs: Runs) -> None:
     """TERM that comes while the command is about to be started is the end of the run, never a success."""
-    run = runs.make("echo ran")
-    text = (run.metadir / "run.sh").read_text()
+    runs.make("echo ran")
+    constant = runs.root / layout.WRAPPERS / wrapper.load().name
+    text = constant.read_text()
     begin = text.index("spool_run() {\n") + len("spool_run() {\n")
     steps = text[begin : text.index("    spool_enter", begin)].splitlines(keepends=True)
     places = [number for number, step in enumerate(steps) if re.match(r"    (?!fi|esac|\*|#| )", step)]
     assert len(places) > 3
     for place in places:
         again = runs.make("echo ran")
-        changed = text.replace(str(run.metadir).replace("'", "'\\''"), str(again.metadir).replace("'", "'\\''"))
-        at = changed.index("spool_run() {\n") + len("spool_run() {\n") + sum(map(len, steps[:place]))
-        (again.metadir / "run.sh").write_text(f"{changed[:at]}    kill -s TERM $$\n{changed[at:]}")
+        at = begin + sum(map(len, steps[:place]))
+        constant.write_text(f"{text[:at]}    kill -s TERM $$\n{text[at:]}")
         assert again.run() == 143, steps[place]
         assert (again.rc, again.text("signal")) == (143, "TERM\n")
 
 
+@pytest.mark.parametrize("wrapper", [SHELL, *OTHER_WRAPPERS], indirect=True)  # the compiled one has no such moment
 def test_a_signal_between_the_start_of_the_command_and_the_note_of_its_number_reaches_it(runs: Runs) -> None:
     """A command that was quicker than its wrapper hears what it waits for; nothing is sent twice."""
     run = runs.make("trap 'echo heard; exit 3' USR1; echo up; while :; do sleep 0.01; done")
-    text = (run.metadir / "run.sh").read_text()
+    constant = runs.root / layout.WRAPPERS / wrapper.load().name
+    text = constant.read_text()
     slow = 'until [ -s "$spool_records/log" ]; do :; done; kill -s USR1 $$\n'
     assert text.count("    spool_child=$! ") == 1
-    (run.metadir / "run.sh").write_text(text.replace("    spool_child=$! ", f"    {slow}    spool_child=$! "))
+    constant.write_text(text.replace("    spool_child=$! ", f"    {slow}    spool_child=$! "))
     assert (run.run(), run.log) == (3, "up\nheard\n")
 
 

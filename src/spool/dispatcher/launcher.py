@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -411,7 +412,21 @@ class WrapperWriter:
         for capability in used_by(spec):
             if capability.launch:
                 written = loaded(capability.launch)(spec, written, live)
-        return wrapper.render(written)
+        return wrapper.render(written, self._constant())
+
+    def _constant(self) -> str | None:
+        """Return the file that has the wrapper's constant, written if it is missing; None if it cannot be."""
+        script, disk = wrapper.load(), self._spool.disk
+        path = self._spool.layout.at(f"{layout.WRAPPERS}/{script.name}")
+        try:
+            found = status_of(path)
+            if found is None or not stat.S_ISREG(found.st_mode) or found.st_size != len(script.constant):
+                disk.ensure_directory(os.path.dirname(path))
+                disk.put(path, script.constant, durable=True)
+        except OSError as error:
+            log.warning("cannot write %s, so each run.sh contains it: %s", path, error.strerror)
+            return None
+        return path
 
     def _environment(self, live: ActiveRun, metadir: str) -> dict[str, str]:
         spec = live.spec

@@ -20,7 +20,7 @@ NAME = "spool-wrapper"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRAM = f"{_HERE}/{NAME}"
 SOURCE = f"{_HERE}/wrapper.c"
-SCRIPT = os.path.normpath(f"{_HERE}/../formats/wrapper.sh")  # the source has its constant part
+SCRIPT = os.path.normpath(f"{_HERE}/../formats/wrapper.sh")  # the program does what this says
 
 _COMMON = ("-std=gnu11", "-O2", "-g0", "-s", "-Wl,--build-id=none")
 # The start of a C library takes longer than all the work of the wrapper. The source has the system calls of x86-64 and
@@ -89,9 +89,18 @@ def _problem(program: str) -> tuple[str, str]:
     return "", ""
 
 
+def constant() -> str:
+    """Return the name of the file of a spool that has the constant of its runs' scripts."""
+    import hashlib  # here, like all imports for building: most commands only look the program up
+
+    with open(SCRIPT, "rb") as file:
+        text = file.read().partition(b"# --- assignments ---\n")[0]
+    return f"{hashlib.sha256(text).hexdigest()[:16]}.sh"
+
+
 def digest() -> str:
     """Return an identity that differs from that of every other source. The program prints it as its version."""
-    import hashlib  # here, like all imports for building: most commands only look the program up
+    import hashlib
 
     found = hashlib.sha256()
     for path in (SOURCE, SCRIPT):
@@ -129,8 +138,8 @@ def build(folder: str = _HERE, *, alone: bool | None = None) -> Built:
             made, path = f"{scratch}/{NAME}", f"{folder}/{NAME}"
             for without in (True, False) if alone is None else (alone,):
                 way = _ALONE if without else _WITH_LIBRARY
-                stated = f'-DSPOOL_SOURCE="{digest()}"'
-                said = _compile([*compiler, *_COMMON, *way, stated, "-o", made, os.path.basename(SOURCE)])
+                stated = (f'-DSPOOL_SOURCE="{digest()}"', f'-DSPOOL_CONSTANT="{constant()}"')
+                said = _compile([*compiler, *_COMMON, *way, *stated, "-o", made, os.path.basename(SOURCE)])
                 if not said:
                     os.chmod(made, 0o755)  # noqa: S103  # whatever the umask: other users run it, too
                     os.replace(made, path)
