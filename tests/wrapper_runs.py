@@ -119,11 +119,16 @@ def surroundings() -> Surroundings:
 
 def rendered(root: Path, assignments: Assignments) -> bytes:
     """Return the script of a run in the spool *root*, which has the constant then."""
-    path = root / layout.WRAPPERS / load().name
+    path = constant_of(root)
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(load().constant)
     return render(assignments, str(path))
+
+
+def constant_of(root: Path) -> Path:
+    """Return the file with the constant of the spool *root*."""
+    return root / layout.WRAPPERS / load().name
 
 
 @dataclass
@@ -132,7 +137,7 @@ class Run:
 
     metadir: Path
     shell: list[str]
-    process: subprocess.Popen[bytes] | None = None
+    process: Any = None
 
     def text(self, name: str) -> str | None:
         """Return a record, or None if it is not there."""
@@ -176,7 +181,6 @@ class Run:
         return self.finish()
 
     def _hurried(self) -> bool:
-        assert self.process is not None
         if self.process.poll() is not None:
             return True
         with suppress(OSError):
@@ -193,7 +197,6 @@ class Run:
 
     def finish(self) -> int:
         """Wait for the wrapper's end and return how it ended."""
-        assert self.process is not None
         return self.process.wait(PATIENCE_S)
 
     def run(self, *prefix: str, **options: Any) -> int:
@@ -202,7 +205,6 @@ class Run:
 
     def kill(self, number: int) -> None:
         """Send a signal to the wrapper alone."""
-        assert self.process is not None
         self.process.send_signal(number)
 
     def says(self, text: str) -> None:
@@ -292,7 +294,6 @@ class Shop:
 
     def finish(self, started: LocalRun) -> int:
         """Wait for the wrapper's end; return its exit code."""
-        assert started.pid is not None
         return os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1])
 
 

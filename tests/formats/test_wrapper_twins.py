@@ -19,19 +19,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from spool.executors import compiled
-from spool.formats.wrapper import Assignments, load
+from spool.executors.process import ProcessExecutor
+from spool.formats.wrapper import Assignments
 from support import PATIENCE_S
-from wrapper_runs import (
-    COMPILED,
-    NOBODY,
-    SHELL,
-    compiled_wrapper,
-    kill_session,
-    poor_directory,
-    rendered,
-    surroundings,
-    words_of,
-)
+from wrapper_runs import COMPILED, NOBODY, SHELL, compiled_wrapper, kill_session, poor_directory, rendered, words_of
 
 HOME = {"HOME": "/tmp", "USER": "me", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"}
 # Of the programs that it names none is looked for: the PATH is one of the cases.
@@ -182,7 +173,7 @@ def furnished(root: Path, case: dict[str, Any]) -> bytes:
     metadir = str(root / "run")
     environment = {name: here(value) or "" for name, value in case["environment"].items()}
     environment = {"PATH": f"{root}:{HOME['PATH']}", **environment, "SPOOL_METADIR": metadir}
-    around = replace(surroundings(), become=compiled_wrapper() or "", open_files=case["open_files"])
+    around = replace(ProcessExecutor().surroundings(), become=compiled_wrapper() or "", open_files=case["open_files"])
     return rendered(
         root,
         Assignments(
@@ -266,11 +257,6 @@ def script_of(root: Path) -> bytes:
     return furnished(root, PLAIN | {"environment": {"A": "it's", "B": "2"}, "command": ("printf", "%s|", "x'y", "")})
 
 
-def hole_of(text: bytes) -> range:
-    """Return where the assignments stand, with the line before them and those after them."""
-    return range(text.index(b"command . "), len(text))
-
-
 def test_a_script_that_was_cut_off_anywhere_does_what_a_shell_makes_of_it(place: Path) -> None:
     """The program never takes a part for the whole."""
     # All places would take minutes. Each run tries others.
@@ -291,8 +277,8 @@ def test_a_script_that_was_edited_does_what_a_shell_makes_of_it(
 
     def edited(root: Path) -> bytes:
         text = script_of(root)
-        place = hole_of(text)
-        where = place[int(at * len(place))]
+        hole = text.index(b"command . ")  # which begins with the line before the assignments
+        where = hole + int(at * (len(text) - hole))
         return text[:where] + added + text[where + removed :]
 
     same_if_it_ends(place, edited)
@@ -347,12 +333,7 @@ def test_an_edit_of_the_assignments_means_what_it_means_to_a_shell(place: Path, 
 
 
 def test_a_line_of_somebody_s_own_in_the_constant_counts(place: Path) -> None:
-    """Whose script contains the constant, and is edited there, is obeyed too."""
-
-    def edited(root: Path) -> bytes:
-        rest = script_of(root).partition(b"|| exit 73\n")[2]
-        return load().constant.replace(b"    spool_finish\n", b"    spool_code=9\n    spool_finish\n") + rest
-
-    left = same_by_both(place, edited)
+    """Who edits the script below the assignments is obeyed too."""
+    left = same_by_both(place, _replaced(b"\nspool_start ", b"\nspool_code=9\nspool_start "))
     assert left.code == 9
     assert left.files["run/rc"][1] == b"9\n"

@@ -33,9 +33,8 @@ from spool.machine.host import expanded, vendors_here
 from spool.state.run import ActiveRun, JobEntry, JobFileVersion
 from spool.store.disk import SpoolTrouble, status_of
 from spool.store.edited import Settings
-from spool.store.locked_spool import Staged
+from spool.store.locked_spool import LockedSpool, Staged
 from spool.store.ownership import name_of
-from spool.store.spool import Spool
 
 log = logging.getLogger(__name__)
 
@@ -373,7 +372,7 @@ def _texts(live: ActiveRun, spec_copy: bytes, wrapper_text: bytes) -> dict[str, 
 class WrapperWriter:
     """Writes the wrappers of one spool."""
 
-    def __init__(self, spool: Spool, settings: Settings) -> None:
+    def __init__(self, spool: LockedSpool, settings: Settings) -> None:
         self._spool = spool
         self._settings = settings
         self._visible = [loaded(vendor.visible) for vendor in vendors_here()]

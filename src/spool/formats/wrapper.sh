@@ -673,7 +673,7 @@ spool_finish() {
     exit "$spool_code"
 }
 
-# spool_start ARGUMENT...: the run, whose command they are. What comes before this changes nothing but this shell.
+# spool_start ARGUMENT...: the run, whose command they are. All that comes before only changes this shell.
 spool_start() {
     spool_records=$spool_metadir # where the records are, which no move of the spool changes: spool_open_records
 
