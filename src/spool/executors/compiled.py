@@ -89,23 +89,15 @@ def _problem(program: str) -> tuple[str, str]:
     return "", ""
 
 
-def constant() -> str:
-    """Return the name of the file of a spool that has the constant of its runs' scripts."""
+def digest(*, of_constant: bool = False) -> str:
+    """Return an identity of the source, which the program prints as its version, or only of the scripts' constant."""
     import hashlib  # here, like all imports for building: most commands only look the program up
 
-    with open(SCRIPT, "rb") as file:
-        text = file.read().partition(b"# --- assignments ---\n")[0]
-    return f"{hashlib.sha256(text).hexdigest()[:16]}.sh"
-
-
-def digest() -> str:
-    """Return an identity that differs from that of every other source. The program prints it as its version."""
-    import hashlib
-
     found = hashlib.sha256()
-    for path in (SOURCE, SCRIPT):
+    for path in (SCRIPT,) if of_constant else (SOURCE, SCRIPT):
         with open(path, "rb") as file:
-            found.update(file.read())
+            text = file.read()
+        found.update(text.partition(b"# --- assignments ---\n")[0] if of_constant else text)
     return found.hexdigest()[:16]
 
 
@@ -138,7 +130,7 @@ def build(folder: str = _HERE, *, alone: bool | None = None) -> Built:
             made, path = f"{scratch}/{NAME}", f"{folder}/{NAME}"
             for without in (True, False) if alone is None else (alone,):
                 way = _ALONE if without else _WITH_LIBRARY
-                stated = (f'-DSPOOL_SOURCE="{digest()}"', f'-DSPOOL_CONSTANT="{constant()}"')
+                stated = (f'-DSPOOL_SOURCE="{digest()}"', f'-DSPOOL_CONSTANT="{digest(of_constant=True)}.sh"')
                 said = _compile([*compiler, *_COMMON, *way, *stated, "-o", made, os.path.basename(SOURCE)])
                 if not said:
                     os.chmod(made, 0o755)  # noqa: S103  # whatever the umask: other users run it, too
