@@ -269,7 +269,7 @@ def render(assignments: Assignments, constant: str | None = None) -> bytes:
     return before + _HOLE + hole + script.end
 
 
-class Script(Struct, frozen=True):
+class WrapperText(Struct, frozen=True):
     """The constant, which is what stands before its hole, the name of its file in a spool, and the end of `run.sh`."""
 
     constant: bytes
@@ -278,14 +278,14 @@ class Script(Struct, frozen=True):
 
 
 @cache
-def load() -> Script:
+def load() -> WrapperText:
     """Read the constant, once: later, a shortage of descriptors or memory cannot prevent a start."""
     from hashlib import sha256  # imported here, because most commands start nothing
     from importlib import resources
 
     text = resources.files(__package__).joinpath("wrapper.sh").read_bytes()
     constant, _, end = text.partition(_HOLE)
-    return Script(constant, f"{sha256(constant).hexdigest()[:16]}.sh", end)
+    return WrapperText(constant, f"{sha256(constant).hexdigest()[:16]}.sh", end)
 
 
 def _hole(a: Assignments) -> str:
