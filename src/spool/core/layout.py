@@ -277,7 +277,7 @@ def why_not_name(name: str) -> str | None:
         return f"a name has at most {MAX_NAME_LENGTH} characters, this one has {len(name)}"
     foreign = next((char for char in name if not valid_name(f"a{char}")), None)
     if foreign is not None:
-        return f"a name is made of A-Z a-z 0-9 . _ and -, and {foreign!a} is not allowed"
+        return f"a name is made of A-Z a-z 0-9 . _ and -, and {foreign!r} is not allowed"
     return f"a name begins with a letter or a digit, not with {name[0]!r}"
 
 

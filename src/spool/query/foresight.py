@@ -152,7 +152,9 @@ class _Seer:
                     yield f"cannot run: {key}: {why}"
         place = os.path.expanduser(path or "~")
         for key, text in (("stdout", spec.stdout), ("stderr", spec.stderr)):
-            if text and not {*text} & {*"{$%~"} and os.path.isdir(os.path.join(place, text)):
+            if text and re.match("/dev/(stdout|stderr|fd/)|/proc/self/fd/", text):
+                yield f"may lose its output: {key}: {text} leads nowhere; leave {key} out, and `spool log` shows it"
+            elif text and not {*text} & {*"{$%~"} and os.path.isdir(os.path.join(place, text)):
                 yield f"cannot run: {key}: {text} is a directory; name a file in it, as in {text}/%n.%r.log"
 
     def _not_executed(self, spec: Spec) -> Iterator[str]:
@@ -202,9 +204,13 @@ class _Seer:
 
     def _exists(self, name: str) -> bool:
         """Whether a job, or the array it would be a task of, exists, existed, or is submitted at the same time."""
-        return any(
-            valid_name(each) and (each in self._together or self._was_seen(each)) for each in (name, array_of(name))
-        )
+        array = array_of(name)
+        if name in self._together or array in self._together or self._was_seen(name):
+            return True
+        if not valid_name(array) or not self._was_seen(array):
+            return False
+        specs = [spec for place in self._spool.places(array) if (spec := self._spool.job_spec(place, array))]
+        return not specs or any(name in Tasks(array, spec).names() for spec in specs)
 
     def _was_seen(self, name: str) -> bool:
         if self._spool.places(name) or self._spool.runs(name):
