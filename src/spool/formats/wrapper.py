@@ -264,9 +264,8 @@ def render(assignments: Assignments, constant: str | None = None) -> bytes:
     in one argument or variable, or more of them than the kernel takes.
     """
     script = load()
-    hole = _hole(assignments).encode("utf-8", "surrogateescape")
     before = script.constant if constant is None else _READING % os.fsencode(_quote(constant))
-    return before + _HOLE + hole + script.end
+    return before + _HOLE + _hole(assignments).encode("utf-8", "surrogateescape") + script.end
 
 
 class WrapperText(Struct, frozen=True):
