@@ -46,6 +46,7 @@ IDENTITY = ".id"
 MACHINE = ".machine"
 LAST_RUNS = "jobs/.last-runs.json"
 NOTES = "jobs/.notes"  # of wrappers, where no event tells of a record: `NAME.RUN.RECORD`
+WRAPPERS = ".wrapper"  # the constant text of each version, `HASH.sh`
 HOOKS = "hooks"
 EVENTS = "events.jsonl"
 CURSORS = ".listeners"
