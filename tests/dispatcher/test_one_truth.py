@@ -175,8 +175,7 @@ def test_an_array_has_the_configured_defaults_in_each_view(session: Session) -> 
     session.users.submit("many", "hang", 'array = "0-9%1"')
     for _ in range(2):
         session.turns(2)
-        now = session.now
-        told = now.status.view(now.planner.plan, None, paused=False).jobs["many"]
+        told = session.now.status.view(session.now.planner.plan, None, paused=False).jobs["many"]
         session.end()
         row = JobLister(Spool(str(session.world.root))).row("many")
         assert row is not None
