@@ -135,6 +135,8 @@ class GpuView(Struct, frozen=True, kw_only=True):
     mig: bool = False
     utilisation_percent: int | None = None
     memory_utilisation_percent: int | None = None
+    temperature_c: int | None = None
+    power_w: int | None = None
     problem: str | None = None
     jobs: tuple[str, ...] = ()  # jobs that it is granted to
     taken_bytes: dict[str, int] = field(default_factory=dict)  # its memory used by jobs, where known
