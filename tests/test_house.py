@@ -96,7 +96,7 @@ DOORS = {
 # Folder -> how many lines of Python it may have. Who raises a number says in the same commit what shrank instead.
 BUDGET = {
     "": 100,
-    "cli": 7050,
+    "cli": 7125,
     "client": 2600,
     "core": 7800,
     "dispatcher": 7750,

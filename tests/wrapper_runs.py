@@ -21,12 +21,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from spool.core import layout
 from spool.core.lifecycle import Liveness
 from spool.core.model import Jid
 from spool.executors import Launch, compiled
 from spool.executors.local import LocalRun
 from spool.executors.process import ProcessExecutor
-from spool.formats.wrapper import Assignments, Surroundings, render
+from spool.formats.wrapper import Assignments, Surroundings, load, render
 from spool.machine import identity
 from support import PATIENCE_S, wait_for
 
@@ -116,13 +117,27 @@ def surroundings() -> Surroundings:
     return ProcessExecutor().surroundings()
 
 
+def rendered(root: Path, assignments: Assignments) -> bytes:
+    """Return the script of a run in the spool *root*, which has the constant then."""
+    path = constant_of(root)
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(load().constant)
+    return render(assignments, str(path))
+
+
+def constant_of(root: Path) -> Path:
+    """Return the file with the constant of the spool *root*."""
+    return root / layout.WRAPPERS / load().name
+
+
 @dataclass
 class Run:
     """One metadir with its script."""
 
     metadir: Path
     shell: list[str]
-    process: subprocess.Popen[bytes] | None = None
+    process: Any = None
 
     def text(self, name: str) -> str | None:
         """Return a record, or None if it is not there."""
@@ -166,7 +181,6 @@ class Run:
         return self.finish()
 
     def _hurried(self) -> bool:
-        assert self.process is not None
         if self.process.poll() is not None:
             return True
         with suppress(OSError):
@@ -183,7 +197,6 @@ class Run:
 
     def finish(self) -> int:
         """Wait for the wrapper's end and return how it ended."""
-        assert self.process is not None
         return self.process.wait(PATIENCE_S)
 
     def run(self, *prefix: str, **options: Any) -> int:
@@ -192,7 +205,6 @@ class Run:
 
     def kill(self, number: int) -> None:
         """Send a signal to the wrapper alone."""
-        assert self.process is not None
         self.process.send_signal(number)
 
     def says(self, text: str) -> None:
@@ -218,7 +230,7 @@ class Runs:
         metadir.mkdir()
         run = Run(metadir, self.shell)
         written = Assignments(str(metadir), command, around or surroundings(), **values)
-        (metadir / "run.sh").write_bytes(render(written))
+        (metadir / "run.sh").write_bytes(rendered(self.root, written))
         self.made.append(run)
         return run
 
@@ -276,13 +288,12 @@ class Shop:
         self.made += 1
         metadir = self.root / f"{name} {self.made}"
         metadir.mkdir()
-        text = render(Assignments(str(metadir), command, self.executor.surroundings(), **values))
+        text = rendered(self.root, Assignments(str(metadir), command, self.executor.surroundings(), **values))
         (metadir / "run.sh").write_bytes(text)
         return Launch("job", self.made, str(self.root), str(metadir), str(metadir / "run.sh"))
 
     def finish(self, started: LocalRun) -> int:
         """Wait for the wrapper's end; return its exit code."""
-        assert started.pid is not None
         return os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1])
 
 

@@ -11,7 +11,7 @@ git -c user.name=me -c user.email=me@example.org commit -qm 'Train'
 spool submit --name first --wait -- sh train.sh
 sed -i s/0.5/0.4/g train.sh                    # not committed
 spool submit --name second --wait -- sh train.sh
-spool diff first second
+spool show first second
 runs="${SPOOL_DIR:-$HOME/.spool}/jobs"
 git checkout -q train.sh                       # gone, but for the patch that was captured
 git worktree add -q --detach "$tree.again" "$(sed -n 's/^commit = "\(.*\)"/\1/p' "$runs/second/1/capture.toml")"

@@ -249,17 +249,17 @@ def test_a_spool_that_was_moved_has_its_logs_with_it(spool: Command, spool_root:
 
 
 def test_the_last_lines_have_the_last_state_of_a_progress_bar(spool: Command, spool_root: Path) -> None:
-    """Where no terminal draws it; other line ends stay, and the whole log is as it was written."""
-    text = (
-        b"begin\n  0%|   |\r"
-        + b"".join(b" %d%%|## |\r" % at for at in range(1, 50_000))
-        + b"100%|###|\nend\r\n 1%\r 2%"
-    )
+    """Where no terminal draws it; other line ends stay, the whole log is as it was written, and never its own end."""
+    bars = b"".join(b" %d%%|## |\r" % at for at in range(50_000))
+    text = b"begin\n" + bars + b"100%|###|\nend\r\n 1%\r 2%"
     log = wrapped(spool_root, "a", str(spool_root / "jobs" / "a" / "1")) / "log"
     log.write_bytes(text)
     done = spawned("log", "a", "-n", "3", "--run", "1", text=False)
     assert bytes(done.stdout) == b"100%|###|\nend\r\n 2%"  # type: ignore[call-overload]
     assert bytes(spawned("log", "a", text=False).stdout) == text  # type: ignore[call-overload]
+    with log.open("a") as itself:
+        assert {spawned("log", *words, stdout=itself).returncode for words in (["a"], ["-f", "a"])} == {1}
+    assert log.read_bytes() == text
 
 
 def test_run_keeps_the_two_outputs_apart(dispatcher: object, spool_root: Path) -> None:

@@ -301,10 +301,16 @@ def test_a_wrapper_without_a_trace_is_refused_only_if_it_says_so(session: Sessio
 
 
 def test_what_every_start_needs_is_read_before_anything_can_run_short(session: Session) -> None:
-    """A dispatcher that has opened its spool needs neither a file nor a module more to write a wrapper."""
-    wrapper._script.cache_clear()
+    """A dispatcher that has opened its spool needs neither a file nor a module more to write a wrapper's constant."""
+    wrapper.load.cache_clear()
     session.turns(1)
-    assert wrapper._script.cache_info().currsize == 1
+    assert wrapper.load.cache_info().currsize == 1
+    path = session.world.root / ".wrapper" / wrapper.load().name
+    for number, damage in enumerate((os.path.dirname, os.unlink, lambda path: os.truncate(path, 9))):
+        session.users.submit(f"job{number}", "ok")
+        session.turns(3)
+        assert path.read_bytes() == wrapper.load().constant
+        damage(path)
 
 
 def test_a_start_that_is_refused_leaves_no_control_group(session: Session) -> None:

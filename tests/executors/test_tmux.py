@@ -247,7 +247,6 @@ def test_a_tmux_that_is_slow_is_not_asked_for_ever(tmp_path: Path, monkeypatch: 
     started = [executor.start(_launch(tmp_path)) for _ in range(20)]
     assert (tmp_path / "asked").read_text().count("x") <= 2
     assert started[2:] == [None] * 18
-    assert "does not answer" in (executor.unavailable() or "")
     wait_for(lambda: executor.unavailable() is None)
 
 

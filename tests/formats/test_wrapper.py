@@ -29,9 +29,10 @@ from spool.formats.values import OWN_VARIABLES
 from spool.formats.wrapper import ALREADY_STARTED, NO_JID, Assignments, job_environment, render, with_references
 from spool.machine import identity
 from support import PATIENCE_S, wait_for
-from wrapper_runs import SHELL, Runs, surroundings
+from wrapper_runs import OTHER_WRAPPERS, SHELL, Runs, constant_of, surroundings
 
 SCRIPT = Path(wrapper.__file__).with_name("wrapper.sh")
+HOLE = "# --- assignments ---\n"
 LOOPS = "trap 'echo got TERM; exit 7' TERM; trap 'echo got USR1' USR1; trap 'echo got INT; exit 9' INT; echo ready; "
 LOOPS += "while :; do sleep 0.01; done"
 
@@ -47,13 +48,15 @@ def test_the_constant_is_clean_for_shellcheck() -> None:
     assert checked.returncode == 0, checked.stdout
 
 
-def test_a_rendered_wrapper_is_the_constant_with_one_more_block() -> None:
-    """What is rendered differs from the constant by the assignments alone."""
-    lines = SCRIPT.read_bytes().splitlines()
-    rendered = render(Assignments("/m", ("x",), surroundings())).splitlines()
-    hole = lines.index(b"# --- assignments ---") + 1
-    assert rendered[:hole] == lines[:hole]
-    assert rendered[-(len(lines) - hole) :] == lines[hole:]
+def test_a_script_that_contains_the_constant_differs_from_it_by_the_assignments_alone(runs: Runs) -> None:
+    """It does the same as one that reads the constant, and only that is short, and carried out without a shell."""
+    run, other = runs.make("echo ran"), runs.make("echo ran")
+    (other.metadir / "run.sh").write_bytes(render(Assignments(str(other.metadir), "echo ran", surroundings())))
+    (_, short), (before, whole) = ((each.text("run.sh") or "").split(HOLE) for each in (run, other))
+    assert (before, len(short.splitlines())) == (SCRIPT.read_text().partition(HOLE)[0], len(whole.splitlines()))
+    assert (run.run(), run.log, other.run(), other.log) == (0, "ran\n", 0, "ran\n")
+    assert len(short) < 1500
+    assert ["peak_process" in (each.text("usage") or "") for each in (run, other)] == [run.is_compiled, False]
 
 
 @pytest.mark.parametrize("command", [(), ("",), "", ("a\0b",), "a\0b", "é" * (64 << 10), ("x", "y" * (128 << 10))])
@@ -123,10 +126,8 @@ def test_a_wrapper_that_is_told_who_it_is_believes_what_is_of_its_pid(runs: Runs
         starter = f"printf %s \"{said.format(pid='$$')}\" > '{line}'; exec \"$@\" told < '{line}'".replace("\n", "\\n")
         starter = starter.replace("printf %s", "printf")
         run.start("/bin/sh", "-c", starter, "sh", stdin=file)
-    assert run.process is not None
     run.says("ready")
     found = identity.of_process(run.process.pid)
-    assert found is not None
     assert run.jid == (replace(found, start_ticks=77) if said == "{pid} 77\n" else found)
 
 
@@ -134,7 +135,6 @@ def test_the_jid_proves_the_wrapper(runs: Runs) -> None:
     """While the wrapper lives its jid is alive, and once it has ended the jid is gone."""
     os.mkfifo(runs.root / "fifo")
     run = runs.make("echo ready; read line < fifo", workdir=str(runs.root)).start()
-    assert run.process is not None
     wait_for(lambda: (run.text("jid") or "").endswith("\n"))
     assert run.jid == identity.of_process(run.process.pid)
     run.says("ready")
@@ -208,7 +208,6 @@ def test_term_to_the_whole_session_never_reads_as_finished(runs: Runs) -> None:
     for _ in range(4):
         run = runs.make("echo ready; exec sleep 60").start()
         run.says("ready")
-        assert run.process is not None
         os.killpg(run.process.pid, signal.SIGTERM)
         run.finish()
         assert run.rc == 143
@@ -228,28 +227,28 @@ def test_a_signal_at_any_moment_of_the_start_ends_the_run(runs: Runs) -> None:
 @pytest.mark.parametrize("wrapper", [SHELL], indirect=True)  # it costs time
 def test_a_signal_between_any_two_steps_before_the_command_ends_the_run(runs: Runs) -> None:
     """TERM that comes while the command is about to be started is the end of the run, never a success."""
-    run = runs.make("echo ran")
-    text = (run.metadir / "run.sh").read_text()
+    runs.make("echo ran")
+    text = (constant := constant_of(runs.root)).read_text()
     begin = text.index("spool_run() {\n") + len("spool_run() {\n")
     steps = text[begin : text.index("    spool_enter", begin)].splitlines(keepends=True)
     places = [number for number, step in enumerate(steps) if re.match(r"    (?!fi|esac|\*|#| )", step)]
     assert len(places) > 3
     for place in places:
         again = runs.make("echo ran")
-        changed = text.replace(str(run.metadir).replace("'", "'\\''"), str(again.metadir).replace("'", "'\\''"))
-        at = changed.index("spool_run() {\n") + len("spool_run() {\n") + sum(map(len, steps[:place]))
-        (again.metadir / "run.sh").write_text(f"{changed[:at]}    kill -s TERM $$\n{changed[at:]}")
+        at = begin + sum(map(len, steps[:place]))
+        constant.write_text(f"{text[:at]}    kill -s TERM $$\n{text[at:]}")
         assert again.run() == 143, steps[place]
         assert (again.rc, again.text("signal")) == (143, "TERM\n")
 
 
+@pytest.mark.parametrize("wrapper", [SHELL, *OTHER_WRAPPERS], indirect=True)  # the compiled one has no such moment
 def test_a_signal_between_the_start_of_the_command_and_the_note_of_its_number_reaches_it(runs: Runs) -> None:
     """A command that was quicker than its wrapper hears what it waits for; nothing is sent twice."""
     run = runs.make("trap 'echo heard; exit 3' USR1; echo up; while :; do sleep 0.01; done")
-    text = (run.metadir / "run.sh").read_text()
+    text = (constant := constant_of(runs.root)).read_text()
     slow = 'until [ -s "$spool_records/log" ]; do :; done; kill -s USR1 $$\n'
     assert text.count("    spool_child=$! ") == 1
-    (run.metadir / "run.sh").write_text(text.replace("    spool_child=$! ", f"    {slow}    spool_child=$! "))
+    constant.write_text(text.replace("    spool_child=$! ", f"    {slow}    spool_child=$! "))
     assert (run.run(), run.log) == (3, "up\nheard\n")
 
 
@@ -291,9 +290,12 @@ def test_of_many_wrappers_one_runs(runs: Runs) -> None:
     assert run.log == "ran\n"
 
 
-def test_without_a_metadir_nothing_runs(runs: Runs) -> None:
-    """A wrapper that cannot create its jid leaves with another code."""
+def test_without_a_constant_or_a_metadir_nothing_runs(runs: Runs) -> None:
+    """A wrapper that cannot read the constant, or create its jid, leaves with another code."""
     run = runs.make("echo ran > proof", workdir=str(runs.root))
+    if not run.is_compiled:  # which has the constant in itself
+        constant_of(runs.root).unlink()
+        assert run.run() == NO_JID
     script = runs.root / "elsewhere.sh"
     (run.metadir / "run.sh").rename(script)
     run.metadir.rmdir()
@@ -315,7 +317,6 @@ def test_an_exit_code_that_cannot_be_written_is_tried_again(runs: Runs) -> None:
     """While the disk is full the wrapper stays and tries; once there is room, the exit code is on record."""
     run = runs.make("while [ ! -e go ]; do sleep 0.01; done; exit 4", workdir=str(runs.root))
     run.start(*ignoring("XFSZ"))
-    assert run.process is not None
     wait_for(lambda: run.text("status") == "running\n")
     resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     (runs.root / "go").touch()
@@ -405,7 +406,6 @@ def test_both_outputs_go_to_one_log(runs: Runs) -> None:
     run = runs.make("echo a; echo b >&2; cat; echo c")
     (run.metadir / "log").write_text("before\n")
     run.start(stdin=subprocess.PIPE)
-    assert run.process is not None
     run.process.communicate(b"hello\n", PATIENCE_S)
     assert run.log == "before\na\nb\nc\n"
 
@@ -425,7 +425,6 @@ def test_stdin_and_outputs_can_be_the_wrappers(runs: Runs) -> None:
     """Where the executor gives a terminal, the command has it: its stdin, its stdout and its stderr."""
     run = runs.inherit("cat; echo err >&2")
     run.start(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert run.process is not None
     assert run.process.communicate(b"hello\n", PATIENCE_S) == (b"hello\n", b"err\n")
     assert (run.rc, run.log) == (0, None)
 
@@ -524,7 +523,6 @@ def test_the_most_that_a_prolog_may_add_is_not_taken_for_a_refusal_of_the_machin
     run = runs.make(("sh", "-c", 'printf %s "$A1$A2" | wc -c'), prolog=text, environment={"LC_ALL": "C.UTF-8"})
     code = run.run()
     assert (run.rc, run.text("refused")) == (code, None)
-    assert run.log is not None
     assert code == 125 or run.log.strip() == str(2 * 4 * 32700)
 
 
@@ -712,7 +710,6 @@ def test_both_wrappers_know_the_same_special_variables() -> None:
     patterns = {name.removesuffix("=") if name.endswith("=") else f"{name}.*" for name in _array_in_c("names")}
     assert patterns | {"PS[0-9]"} == set(wrapper._SPECIAL.pattern.split("|"))
     kept = re.search(r"\n    (IFS \|.*?)\)\n", SCRIPT.read_text(), re.DOTALL)
-    assert kept is not None
     assert set(re.sub(r"[\s\\]", "", kept[1]).replace("*", ".*").split("|")) == set(wrapper._SPECIAL.pattern.split("|"))
 
 
@@ -731,15 +728,13 @@ def test_the_wrapper_enters_its_cgroup_before_anything_runs(runs: Runs) -> None:
     run.run()
     assert procs.read_text() == f"{run.jid.pid}\n"
     run = runs.make("true", cgroup="/no/such/cgroup.procs")
-    run.run()
-    assert (run.rc, run.log) == (0, "")
+    assert (run.run(), run.rc, run.log) == (0, 0, "")
 
 
 def test_a_wrapper_without_any_reset_still_runs(runs: Runs) -> None:
     """Where env cannot undo ignored signals, commands run all the same."""
     run = runs.make("echo ran", replace(surroundings(), reset=None))
-    assert run.run() == 0
-    assert run.log == "ran\n"
+    assert (run.run(), run.log) == (0, "ran\n")
 
 
 OUTER = {"SPOOL_JOB": "outer", "SPOOL_ARRAY_INDEX": "7", "SPOOL_EXIT_CODE": "1", "OLDPWD": "/secret", "SHLVL": "7"}
@@ -770,10 +765,8 @@ def test_what_the_command_has_used_is_on_record_before_its_end(runs: Runs) -> No
     run.start()
     assert run.finish() == 3
     used = parse_usage((run.metadir / "usage").read_bytes())
-    assert used.cpu_time_ns is not None
     assert 80_000_000 <= used.cpu_time_ns < 20_000_000_000
     if run.is_compiled:
-        assert used.peak_memory_bytes is not None
         assert 60 << 20 <= used.peak_memory_bytes < 1 << 30
     assert (run.metadir / "usage").stat().st_mtime_ns <= (run.metadir / "rc").stat().st_mtime_ns
 

@@ -47,7 +47,6 @@ def tell(run: Run, text: str) -> None:
 
 def session_of(run: Run) -> dict[int, bytes]:
     """Return the live processes of the session of a run, with their words."""
-    assert run.process is not None
     found = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         stat = identity.read_stat(int(entry))

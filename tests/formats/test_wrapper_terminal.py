@@ -106,7 +106,6 @@ def test_the_end_waits_for_the_viewer(runs: Runs, started: list[Terminal]) -> No
         os.close(fd)
     wait_for(lambda: run.rc == 0)
     assert os.read(told, 1) == b""
-    assert run.process is not None
     assert run.process.poll() is None
     os.close(shown)
     os.close(told)
@@ -134,7 +133,6 @@ def test_a_second_hangup_in_the_midst_of_the_first_cuts_nothing_off(wrapper: str
     words = [*shell, "-c", function[0] + _BUSY]
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     with process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         while process.poll() is None:
             process.send_signal(signal.SIGHUP)

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from spool.executors import compiled
-from spool.formats.wrapper import Assignments, render
+from spool.executors.process import ProcessExecutor
+from spool.formats.wrapper import Assignments
 from support import PATIENCE_S
-from wrapper_runs import COMPILED, NOBODY, SHELL, compiled_wrapper, kill_session, poor_directory, surroundings, words_of
+from wrapper_runs import COMPILED, NOBODY, SHELL, compiled_wrapper, kill_session, poor_directory, rendered, words_of
 
 HOME = {"HOME": "/tmp", "USER": "me", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"}
 # Of the programs that it names none is looked for: the PATH is one of the cases.
@@ -172,8 +173,9 @@ def furnished(root: Path, case: dict[str, Any]) -> bytes:
     metadir = str(root / "run")
     environment = {name: here(value) or "" for name, value in case["environment"].items()}
     environment = {"PATH": f"{root}:{HOME['PATH']}", **environment, "SPOOL_METADIR": metadir}
-    around = replace(surroundings(), become=compiled_wrapper() or "", open_files=case["open_files"])
-    return render(
+    around = replace(ProcessExecutor().surroundings(), become=compiled_wrapper() or "", open_files=case["open_files"])
+    return rendered(
+        root,
         Assignments(
             metadir,
             case["command"],
@@ -186,7 +188,7 @@ def furnished(root: Path, case: dict[str, Any]) -> bytes:
             limits=case["limits"],
             nicer=case["nicer"],
             epilog=case["epilog"],
-        )
+        ),
     )
 
 
@@ -241,7 +243,7 @@ NOT_HERE = {"cgroup"}  # only root may enter one
 
 def test_every_assignment_is_known_to_both_and_is_compared() -> None:
     """A line that one of them does not know would send each run the slow way, and nothing would tell."""
-    preset, _, _ = Path(compiled.SCRIPT).read_text(encoding="utf-8").partition("# --- assignments ---\n")
+    preset, _, _ = Path(compiled.SCRIPT).read_text(encoding="utf-8").partition("spool_environment() {")
     by_shell = set(re.findall(r"\bspool_([a-z_]+)='", preset))
     source = Path(compiled.SOURCE).read_text(encoding="utf-8").partition("static int assign(")[2].partition("\n}\n")[0]
     by_program = set(re.findall(r'(?:[{]|same[(]name, )"(\w+)"', source))
@@ -255,22 +257,11 @@ def script_of(root: Path) -> bytes:
     return furnished(root, PLAIN | {"environment": {"A": "it's", "B": "2"}, "command": ("printf", "%s|", "x'y", "")})
 
 
-def hole_of(text: bytes) -> range:
-    """Return where the assignments stand, and a little of the constant on both sides."""
-    return range(text.index(b"# --- assignments ---") - 3, text.index(b"# --- end of assignments ---") + 40)
-
-
 def test_a_script_that_was_cut_off_anywhere_does_what_a_shell_makes_of_it(place: Path) -> None:
     """The program never takes a part for the whole."""
-
-    def cut(root: Path, step: int) -> bytes:
-        text = script_of(root)
-        hole = hole_of(text)
-        return text[: hole[step] if step < len(hole) else len(text) - (step - len(hole)) ** 2]
-
     # All places would take minutes. Each run tries others.
     for step in range(random.randrange(CUTS), 1600, CUTS):
-        same_if_it_ends(place, lambda root, step=step: cut(root, step))
+        same_if_it_ends(place, lambda root, step=step: script_of(root)[:step])
 
 
 @few
@@ -286,8 +277,8 @@ def test_a_script_that_was_edited_does_what_a_shell_makes_of_it(
 
     def edited(root: Path) -> bytes:
         text = script_of(root)
-        place = hole_of(text)
-        where = place[int(at * len(place))]
+        hole = text.index(b"command . ")  # which begins with the line before the assignments
+        where = hole + int(at * (len(text) - hole))
         return text[:where] + added + text[where + removed :]
 
     same_if_it_ends(place, edited)
@@ -343,6 +334,6 @@ def test_an_edit_of_the_assignments_means_what_it_means_to_a_shell(place: Path, 
 
 def test_a_line_of_somebody_s_own_in_the_constant_counts(place: Path) -> None:
     """Who edits the script below the assignments is obeyed too."""
-    left = same_by_both(place, _replaced(b"\nspool_finish\n", b"\nspool_code=9\nspool_finish\n"))
+    left = same_by_both(place, _replaced(b"\nspool_start ", b"\nspool_code=9\nspool_start "))
     assert left.code == 9
     assert left.files["run/rc"][1] == b"9\n"

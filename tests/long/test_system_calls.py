@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from served import HOUR_NS, LOOKS, Served
+from spool.formats.wrapper import load
 from support import wait_for
 
 JOBS = 200
@@ -39,6 +40,7 @@ EXPECTED = {
     },
     **{f"{call} .tmp/START/grant.toml": (2, 1, "a record of the run, created ahead") for call in ("openat", "close")},
     "write .tmp/START/grant.toml": (1, 1, "a record of the run"),
+    f"newfstatat .wrapper/{load().name}": (1, 1, "the constant, which run.sh reads, may have been removed"),
     "rename .tmp/START": (1, 1, "the metadir is published"),
     "renameat2 queued/J.toml": (1, 1, "the claim"),
     "newfstatat running/J.toml": (3, 2, "what was claimed was parsed, and is still there; what is filed is a file"),

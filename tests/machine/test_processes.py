@@ -304,10 +304,10 @@ def test_a_tree_that_always_escapes_is_never_taken_for_gone(proc: FakeProc, monk
     assert processes.search([Sought("a", 3, SPOOL)], proc=str(proc), me=ME) == processes.Found({("a", 3): {}}, False)
 
 
-def test_a_process_that_executes_a_program_is_asked_again() -> None:
+def test_a_process_that_executes_a_program_is_asked_again(tmp_path: Path) -> None:
     """In the middle of that it shows no environment, for moments; so one look may not be enough, but it says so."""
-    run = Sought("a", 3, SPOOL)
-    environment = {**os.environ, **MARK}
+    run = Sought("a", 3, str(tmp_path))
+    environment = {**os.environ, **MARK, "SPOOL_DIR": str(tmp_path)}
     loop = "import os, sys; os.execv(sys.executable, [sys.executable, '-I', '-S', '-c', sys.argv[1], sys.argv[1]])"
     with subprocess.Popen([sys.executable, "-c", loop, loop], env=environment, start_new_session=True) as child:
         try:
@@ -323,13 +323,14 @@ def test_a_parent_that_waits_for_a_stopped_child_to_execute_stands_still(tmp_pat
     # The child waits between vfork and exec until the gate has a writer.
     opens = "(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)"
     spawn = f"import os, sys; os.posix_spawn('/bin/true', ['true'], {{}}, file_actions=[{opens}])"
-    run = Sought("a", 3, SPOOL)
+    run = Sought("a", 3, str(tmp_path))
     command = [sys.executable, "-I", "-S", "-c", spawn, str(tmp_path / "gate")]
 
     def still() -> set[int]:
         return {pid for pid, _ in processes.still(processes.search([run]).members[run.key])}
 
-    with subprocess.Popen(command, env={**os.environ, **MARK}, start_new_session=True) as parent:
+    marks = {**os.environ, **MARK, "SPOOL_DIR": str(tmp_path)}
+    with subprocess.Popen(command, env=marks, start_new_session=True) as parent:
         children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
         try:
             # It also waits for the disk while it starts.

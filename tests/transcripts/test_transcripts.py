@@ -8,6 +8,7 @@ for a shell at home, and so is what follows a `|`. `SPOOL_RECORD=1 pytest tests/
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
 import re
@@ -144,3 +145,37 @@ def test_every_verb_has_a_transcript() -> None:
     """Each verb of the help is used in the transcript of its name."""
     said = {path.stem: path.read_text(encoding="utf-8") for path in FILES}
     assert [verb for verb in VERBS if f"\n$ spool {verb}" not in said.get(verb, "")] == []
+
+
+NOT_HERE = {
+    "spool ls --watch": "a terminal",
+    **dict.fromkeys(("spool edit refused", "spool release refused"), "an engine: spool.testing.engine_claims"),
+    "spool machine install": "root, and /etc",
+    "spool machine install --print": "the user of the unit",
+    "spool run --here -- podman run -it IMAGE": "podman",
+    "spool --spool \0 dispatch": "a dispatcher that stays",
+    "spool requeue --failed \0": "an array that has run: tests/end_to_end/test_arrays.py",
+    "spool requeue --failed '\0_*'": "the same",
+}
+
+
+def proposed() -> Iterator[str]:
+    """Yield each command line, of a verb and more, that a text of the source has in backquotes; NUL is a value."""
+    for path in (ROOT / "src/spool").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+        parts |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+        for node in nodes:
+            values = node.values if isinstance(node, ast.JoinedStr) else () if id(node) in parts else (node,)
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in values)
+            found = re.findall("`([^`]*)`", text)
+            yield from (line for line in found if re.match(r"spool [\w-]+ .|spool --spool", line))
+
+
+def test_every_command_line_that_a_message_proposes_is_done() -> None:
+    """A transcript does it, with other values, and it is understood; the messages that propose it stand before it."""
+    entry = re.compile(r"^\$ (.+)\n(?:[^$].*\n)*?(?:\[(\d+)\]|\Z|(?=\n\$))", re.MULTILINE)
+    done = [line for path in FILES for line, code in entry.findall(path.read_text()) if code != "2"]
+    words = {line: re.sub(r"…|\0|\{name\}|\b[A-Z]+\b", "@", line).split() for line in {*proposed()} - {*NOT_HERE}}
+    forms = {line: "( .*)? ".join(re.escape(word).replace("@", ".*") for word in each) for line, each in words.items()}
+    assert [line for line, form in forms.items() if not any(re.match(form, each) for each in done)] == []

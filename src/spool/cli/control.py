@@ -16,6 +16,7 @@ from msgspec import Struct
 from spool.cli import joboptions, render
 from spool.cli.group import (
     Verb,
+    carried_out,
     ensure_dispatcher,
     for_each,
     made,
@@ -26,6 +27,7 @@ from spool.cli.group import (
     opened,
     option_in,
     own,
+    run_named,
     states_of,
     states_option,
 )
@@ -203,7 +205,8 @@ def cancel(requests: Requests, name: str, reason: str, *, dry_run: bool) -> tupl
 def hold(requests: Requests, name: str, *, dry_run: bool) -> Change:
     """Hold jobs until they are released.
 
-    A waiting job keeps its place in the queue. A running job is stopped, and starts over when released.
+    A waiting job keeps its place in the queue. A running job is stopped, and starts over when released; `spool suspend`
+    pauses it where it is.
 
       spool hold train
       spool hold --user anna --state queued
@@ -216,6 +219,8 @@ def hold(requests: Requests, name: str, *, dry_run: bool) -> Change:
 @RELEASE.command()
 def release(requests: Requests, name: str, *, dry_run: bool) -> Change:
     """Release held jobs.
+
+    A suspended job that is named continues, as by `spool continue`.
 
       spool release train
       spool release --tag night
@@ -253,14 +258,16 @@ def requeue(
 ) -> int:
     """Run ended jobs again, or stop running jobs and start them over.
 
-    Every earlier run keeps its directory and output. For an array that has ended, --failed and the other selecting
-    options apply to its tasks. --set takes any key that `spool edit` can change.
+    Every earlier run keeps its directory and output. NAME/RUN submits the file that this run had, as a new job; so does
+    `spool rerun`, which has options for its name and directory. For an array that has ended, --failed and the other
+    selecting options apply to its tasks. --set takes any key that `spool edit` can change.
 
     --failed alone means every job that ever failed and is still in done/. It asks before it takes more than the last
     job that failed, or the last array; without a terminal it refuses. Names, --since, --project and --tag say what you
     mean, and --yes takes all.
 
       spool requeue train --set memory=16G --set time_limit=4h
+      spool requeue train/3
       spool requeue --failed --since 1h --cascade
       spool requeue @
 
@@ -272,9 +279,10 @@ def requeue(
         raise click.UsageError("--failed and --state cannot be combined")
     if since is not None and not failed:
         raise click.UsageError("--since needs --failed")
-    spool = opened(root)
+    if any(run_named(name)[1] is not None for name in picks["names"]):
+        return _as_new_jobs(picks, sets, dry_run=dry_run, alone=not (failed or cascade))
+    spool, change = opened(root), rewriter(sets, root)
     requests = Requests(spool, this_user())
-    change = _rewriter(sets, spool.root)
     from spool.query.selection import UNSUCCESSFUL, cancelled_with, once, unknown_ends
 
     picks["since_at_ns"] = moment_of("--since", since, time.time_ns())
@@ -299,6 +307,15 @@ def requeue(
     return code
 
 
+def _as_new_jobs(picks: Mapping[str, Any], sets: tuple[str, ...], *, dry_run: bool, alone: bool) -> int:
+    """Submit the runs that the names of *picks* name; *alone*: nothing else is selected. Raises UsageError."""
+    *jobs, run = sorted(picks["names"], key=lambda name: run_named(name)[1] is not None)
+    if not alone or any(run_named(job)[1] is None for job in jobs) or any(picks[key] for key in _PICKS[1:-1]):
+        raise click.UsageError(f"{run} is a run, which becomes a new job; requeue it by itself")
+    given = {"new_name": None, "workdir": None, "hold": False, "sets": sets, "dry_run": dry_run}
+    return max(carried_out("rerun", name=name, **given) for name in picks["names"])
+
+
 def _ask_about(spool: Spool, names: Sequence[str]) -> None:
     """Ask whether *names*, which failed at any time, are to run again. Raises SpoolError if not.
 
@@ -318,7 +335,7 @@ def _ask_about(spool: Spool, names: Sequence[str]) -> None:
         raise SpoolError("nothing was requeued; --since 1h takes only what failed in the last hour")
 
 
-def _rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] | None:
+def rewriter(pairs: Sequence[str], root: str) -> Callable[[str, bytes], bytes] | None:
     """Return the function that changes a job's file by the keys given with `--set`; None without any."""
     if not pairs:
         return None

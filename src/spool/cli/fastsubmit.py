@@ -64,7 +64,7 @@ def submit(arguments: Sequence[str]) -> int | None:
     except (UnclearError, OSError):  # the full way says what to do where the directory was removed
         return None
     with_kind = any(":" in text for text in values.get("depends_on", ()))  # perhaps one of other tools
-    if with_kind or not values.keys().isdisjoint(("rows", "start_after", "capture")):  # a file, a time, a script
+    if with_kind or not values.keys().isdisjoint(("rows", "start_after", "capture", "matrix")):
         return None
     command: str | list[str]
     texts = values.pop("text", [])
@@ -266,6 +266,11 @@ def _is_amount(text: object, units: str) -> bool:
     return len(number) < 6 and number.isascii() and number.isdecimal() and not number.startswith("0")
 
 
+def _is_assigned(name: str, text: str) -> bool:
+    """Whether *text* is plain, and not the rest of several assignments, for which the full way has an advice."""
+    return may_go(name) and bool(text) and _is_text(text) and not {",", "="} <= {*text}
+
+
 _PLAIN_VALUES: Mapping[str, Callable[[Key, Any], bool]] = {
     "count": lambda key, value: not key.array_only and isinstance(value, int) and (key.least or 0) <= value <= key.most,
     "DependsOn": lambda _, value: isinstance(value, list) and _are_labels(value) and all(map(layout.valid_name, value)),
@@ -274,7 +279,7 @@ _PLAIN_VALUES: Mapping[str, Callable[[Key, Any], bool]] = {
     "labels": lambda _, value: _are_labels(value),
     "size": lambda _, value: _is_amount(value, _UNITS),
     "size or auto": lambda _, value: _is_amount(value, _UNITS),
-    "variables": lambda _, value: all(may_go(name) and text and _is_text(text) for name, text in value.items()),
+    "variables": lambda _, value: all(map(_is_assigned, value, value.values())),
 }
 """By kind, which values are plain; of another kind none is."""
 

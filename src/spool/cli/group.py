@@ -567,14 +567,30 @@ def one_job(spool: Spool, text: str) -> str:
 
 def job_name(text: str) -> str:
     """Return the job that *text* names: a job's name, or its file's name or path. Raises NoSuchJob."""
-    above, _, name = (text.rstrip("/") or text).rpartition("/")
-    if name.isdecimal() and layout.valid_name(above) and above not in layout.DIRECTORIES:
-        remedy = f"for run {name} of job {above} write `{above} --run {name}`"
+    job, run = run_named(text)
+    if run is not None:
+        remedy = f"for run {run} of job {job} write `{job} --run {run}`"
         raise NoSuchJob(cannot("find", f"job {text}", "a name has no `/`", remedy=remedy))
-    name = name.removesuffix(layout.JOB_SUFFIX)
+    name = (text.rstrip("/") or text).rpartition("/")[2].removesuffix(layout.JOB_SUFFIX)
     if not layout.valid_name(name):
         raise NoSuchJob(cannot("find", f"job {text!r}", f"not a valid job name: {why_not_name(name)}"))
     return name
+
+
+def run_named(text: str) -> tuple[str, int | None]:
+    """Return the job and the run that `JOB/RUN` names; of any other text itself, and None."""
+    job, _, run = text.rstrip("/").rpartition("/")
+    is_job = job == LAST or (layout.valid_name(job) and job not in layout.DIRECTORIES)
+    return (job, int(run)) if is_job and re.fullmatch("[0-9]{1,9}", run) else (text, None)
+
+
+def carried_out(verb: str, **given: object) -> int:
+    """Carry out another verb, with all that it takes, instead of this one; return the exit code."""
+    ctx = click.get_current_context()
+    command = spool.get_command(ctx, verb)
+    if command is None:
+        raise UsageError(f"this needs `spool {verb}`, which is not installed")
+    return int(ctx.invoke(command, **given))
 
 
 _STATES_OF_SLURM = {

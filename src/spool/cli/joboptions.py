@@ -175,6 +175,20 @@ def _dependencies(given: list[str]) -> object:
     return {kind: found[0] if kind == "each" and found else found for kind, found in table.items()}
 
 
+def _choices(given: list[str]) -> dict[str, list[str]]:
+    """Return each `KEY=VALUE,…` as a list of a table. Raises InvalidValue."""
+    table: dict[str, list[str]] = {}
+    for pair in given:
+        key, _, values = pair.partition("=")
+        if key in table:
+            from spool.core.errors import InvalidValue
+
+            both = ",".join([*table[key], values])
+            raise InvalidValue(f"cannot use --matrix {pair}: {key} has values already; write --matrix {key}={both}")
+        table[key] = [*filter(None, values.split(","))]
+    return table
+
+
 def _as_ours(text: str) -> Sequence[str]:
     """Return dependencies in the words of another scheduler in ours. Raises InvalidValue."""
     kind, colon, _ = text.partition(":")
@@ -242,9 +256,7 @@ _OTHER_KEY = r'(?<!: )(?<!names )(?:the key )?"([a-z_.]+)"'
 _REPEATED: dict[str, Callable[[list[str]], object]] = {
     "addresses": _names,
     "amounts": _resources,
-    "choices": lambda given: {
-        key: [*filter(None, values.split(","))] for key, _, values in (pair.partition("=") for pair in given)
-    },
+    "choices": _choices,
     "DependsOn": _dependencies,
     "ends": lambda given: [_count([name]) for name in _names(given)],
     "events": _names,

@@ -11,7 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool.cli import render
-from spool.cli.group import Verb, json_option, name_argument, one_job, opened
+from spool.cli.group import JobArgument, Verb, carried_out, json_option, name_argument, one_job, opened, run_named
+from spool.core.errors import UsageError
 from spool.core.layout import JOBS
 from spool.core.lifecycle import exit_words
 from spool.core.model import Grant, State
@@ -34,23 +35,32 @@ _FEW = 8  # this many tasks that failed are named each
 
 
 @click.command(cls=Verb)
-@name_argument()
+@click.argument("name", cls=JobArgument, metavar="NAME[/RUN]")
+@click.argument("other", cls=JobArgument, metavar="[NAME[/RUN]]", required=False)
 @click.option(
     "--run", type=int, metavar="N", help="Only this run. Default: the newest in full, the others in one line each."
 )
 @json_option
 @click.pass_obj
-def command(root: str, name: str, run: int | None, as_json: bool) -> int:
-    """Show everything about a job.
+def command(root: str, name: str, other: str | None, run: int | None, as_json: bool) -> int:
+    """Show everything about a job, or what differs between two jobs or runs.
 
     The state and its reason come first, then the newest run with its times, grant and output path, and the last lines
     of the output if it failed; then the job, the tasks of an array, the file, and what `[defaults]` in the
-    configuration adds to it and hooks set in it.
+    configuration adds to it and hooks set in it. Two names compare the newest runs, or those that they name.
+
+      spool show train
+      spool show train/1 train/4
 
     By hand: cat queued/train.toml; ls jobs/train; cat jobs/train/1/result.toml
     """
+    if other is not None:
+        if run is not None:
+            raise UsageError(f"--run is for one job; write `spool show {run_named(name)[0]}/{run} {other}`")
+        return carried_out("diff", one=name, other=other, as_json=as_json)
     spool = opened(root)
-    found = job_details(spool, one_job(spool, name), run)
+    job, of_name = run_named(name)
+    found = job_details(spool, one_job(spool, job), of_name if run is None else run)
     if as_json:
         render.as_json(found)
     else:

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -299,7 +300,9 @@ def log(
     if follow and not only_path:
         for name in jobs:
             if run is not None or spool.latest_run(name) is not None:
-                _tell_if_silent(spool, name, _run_of(spool, name, run))
+                its_run = _run_of(spool, name, run)
+                _check_written_elsewhere(spool, name, its_run, stream)
+                _tell_if_silent(spool, name, its_run)
         _follow(Follower(spool, jobs, only=run, lines=lines), jobs, stream)
         for name in jobs if not errors else ():
             _tell_of_errors(spool, name, run)
@@ -343,8 +346,18 @@ def _output(spool: Spool, name: str, run: int, stream: Stream, lines: int | None
     why = why_never_begun(spool, name, run)
     if why and not os.path.exists(outputs(spool, name, run).stdout or ""):
         raise _no_output(name, why, f"`spool show {name}` says more")
+    _check_written_elsewhere(spool, name, run, stream)
     found = read_output(spool, name, run, stream, lines=lines)
     return found if lines is None or sys.stdout.isatty() else _as_drawn_last(found)
+
+
+def _check_written_elsewhere(spool: Spool, name: str, run: int, stream: Stream) -> None:
+    """Raise SpoolError if an output is the file that it would be written to: it would grow for ever."""
+    for path in output_paths(spool, name, run, stream):
+        with suppress(OSError, ValueError):
+            to = os.fstat(sys.stdout.fileno())
+            if stat.S_ISREG(to.st_mode) and os.path.samestat(os.stat(path), to):
+                raise _no_output(name, "it would be written to itself", "write it to another file, or to a pipe")
 
 
 def _as_drawn_last(pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -95,7 +95,9 @@ class Requests:
         return self._move("hold", name, moves, HELD, dry_run=dry_run)
 
     def release(self, name: str, *, dry_run: bool = False) -> Change:
-        """Let a held job run: `mv held/NAME.toml queued/`."""
+        """Let a held job run: `mv held/NAME.toml queued/`. A suspended one continues, as by `go_on`."""
+        if HELD not in self._spool.places(name) and self._spool.suspend_order(name) is not None:
+            return self.go_on(name, dry_run=dry_run)
         return self._move("release", name, {HELD: ChangeKind.RELEASED}, QUEUED, dry_run=dry_run)
 
     def requeue(

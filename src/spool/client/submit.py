@@ -44,13 +44,16 @@ NAME.toml.error beside it says what is wrong. `spool --help` lists the commands.
 
 def default_root() -> str:
     """Return the default spool: `$SPOOL_DIR`, or `~/.spool`."""
-    return root_at(os.environ.get("SPOOL_DIR") or os.path.expanduser("~/.spool"))
+    return root_at(os.environ.get("SPOOL_DIR") or "~/.spool")
 
 
 def root_at(path: str) -> str:
-    """Return *path* as the absolute path of a spool. Raises SpoolUnusable where the current directory was removed."""
+    """Return *path* as the absolute path of a spool. Raises SpoolUnusable where the current directory was removed.
+
+    A `~` expands: neither a shell, in `--spool=~/other`, nor a crontab does that.
+    """
     try:
-        return os.path.abspath(path)
+        return os.path.abspath(os.path.expanduser(path))
     except FileNotFoundError:
         from spool.core.errors import SpoolUnusable, cannot
 

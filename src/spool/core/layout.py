@@ -46,6 +46,7 @@ IDENTITY = ".id"
 MACHINE = ".machine"
 LAST_RUNS = "jobs/.last-runs.json"
 NOTES = "jobs/.notes"  # of wrappers, where no event tells of a record: `NAME.RUN.RECORD`
+WRAPPERS = ".wrapper"  # the constant text of each version, `HASH.sh`
 HOOKS = "hooks"
 EVENTS = "events.jsonl"
 CURSORS = ".listeners"
@@ -276,7 +277,7 @@ def why_not_name(name: str) -> str | None:
         return f"a name has at most {MAX_NAME_LENGTH} characters, this one has {len(name)}"
     foreign = next((char for char in name if not valid_name(f"a{char}")), None)
     if foreign is not None:
-        return f"a name is made of A-Z a-z 0-9 . _ and -, and {foreign!a} is not allowed"
+        return f"a name is made of A-Z a-z 0-9 . _ and -, and {foreign!r} is not allowed"
     return f"a name begins with a letter or a digit, not with {name[0]!r}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,9 +33,8 @@ from spool.machine.host import expanded, vendors_here
 from spool.state.run import ActiveRun, JobEntry, JobFileVersion
 from spool.store.disk import SpoolTrouble, status_of
 from spool.store.edited import Settings
-from spool.store.locked_spool import Staged
+from spool.store.locked_spool import LockedSpool, Staged
 from spool.store.ownership import name_of
-from spool.store.spool import Spool
 
 log = logging.getLogger(__name__)
 
@@ -372,7 +372,7 @@ def _texts(live: ActiveRun, spec_copy: bytes, wrapper_text: bytes) -> dict[str, 
 class WrapperWriter:
     """Writes the wrappers of one spool."""
 
-    def __init__(self, spool: Spool, settings: Settings) -> None:
+    def __init__(self, spool: LockedSpool, settings: Settings) -> None:
         self._spool = spool
         self._settings = settings
         self._visible = [loaded(vendor.visible) for vendor in vendors_here()]
@@ -411,7 +411,21 @@ class WrapperWriter:
         for capability in used_by(spec):
             if capability.launch:
                 written = loaded(capability.launch)(spec, written, live)
-        return wrapper.render(written)
+        return wrapper.render(written, self._constant())
+
+    def _constant(self) -> str | None:
+        """Return the file that has the wrapper's constant, written if it is missing; None if it cannot be."""
+        script, disk = wrapper.load(), self._spool.disk
+        path = self._spool.layout.at(f"{layout.WRAPPERS}/{script.name}")
+        try:
+            found = status_of(path)
+            if found is None or not stat.S_ISREG(found.st_mode) or found.st_size != len(script.constant):
+                disk.ensure_directory(os.path.dirname(path))
+                disk.put(path, script.constant, durable=True)
+        except OSError as error:
+            log.warning("cannot write %s, so each run.sh contains it: %s", path, error.strerror)
+            return None
+        return path
 
     def _environment(self, live: ActiveRun, metadir: str) -> dict[str, str]:
         spec = live.spec

@@ -35,7 +35,7 @@ _IN_TURN = 256  # files of live runs, in each look at everything
 _COARSE_NS = 2_000_000_000  # no file system has a coarser clock: two changes within that time may leave the same mtime
 _LARGE = 1 << 16  # bytes: reading a larger file may take as long as a hundred starts
 _PATIENCE_NS = 1_000_000_000  # how long such a file waits while there are others to look at
-TOGETHER_NS = 2_000_000_000  # one command that moves an array and its tasks takes less
+TOGETHER_NS = 10_000_000_000  # one command that moves an array and its tasks takes less
 FORGET_NS = 2_000_000_000  # a file that comes back within this time was never gone (how editors save)
 _SAY = "report what is wrong with"
 _IN_EDITOR = "open in an editor"
@@ -231,8 +231,9 @@ class Scanner(Component):
         array = self._state.arrays.get(task.array) if task is not None else None
         if live is None or array is None or live.stop is not None or live.inode == file.inode:
             return False
-        came_ns = (live.wait.arrived_at_ns, file.changed_at_ns)
-        if any(abs(at_ns - array.arrived_at_ns) > TOGETHER_NS for at_ns in came_ns):
+        # The run may come long after the array, which may be large, but not before it.
+        before = live.wait.arrived_at_ns < array.arrived_at_ns - TOGETHER_NS
+        if before or abs(file.changed_at_ns - array.arrived_at_ns) > TOGETHER_NS:
             return False
         is_there = status_of(self._layout.job_file(RUNNING, name)) is not None  # else this is what was there
         is_same = self._spool.job_text(QUEUED, name) == self._spool.record(name, live.run, layout.SPEC_COPY)

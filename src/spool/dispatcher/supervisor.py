@@ -278,7 +278,7 @@ class Concluder(Component):
 
 
 def _words(code: int) -> str:
-    known = {ALREADY_STARTED: "finding another wrapper's jid", NO_JID: "being unable to write its jid"}
+    known = {ALREADY_STARTED: "finding another wrapper's jid", NO_JID: "being unable to write its jid or read its text"}
     return known.get(code, f"signal {-code}" if code < 0 else exit_words(code))
 
 

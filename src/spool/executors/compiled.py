@@ -20,7 +20,7 @@ NAME = "spool-wrapper"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRAM = f"{_HERE}/{NAME}"
 SOURCE = f"{_HERE}/wrapper.c"
-SCRIPT = os.path.normpath(f"{_HERE}/../formats/wrapper.sh")  # the source has its constant part
+SCRIPT = os.path.normpath(f"{_HERE}/../formats/wrapper.sh")  # the program does what this says
 
 _COMMON = ("-std=gnu11", "-O2", "-g0", "-s", "-Wl,--build-id=none")
 # The start of a C library takes longer than all the work of the wrapper. The source has the system calls of x86-64 and
@@ -89,14 +89,15 @@ def _problem(program: str) -> tuple[str, str]:
     return "", ""
 
 
-def digest() -> str:
-    """Return an identity that differs from that of every other source. The program prints it as its version."""
+def digest(*, of_constant: bool = False) -> str:
+    """Return an identity of the source, which the program prints as its version, or only of the scripts' constant."""
     import hashlib  # here, like all imports for building: most commands only look the program up
 
     found = hashlib.sha256()
-    for path in (SOURCE, SCRIPT):
+    for path in (SCRIPT,) if of_constant else (SOURCE, SCRIPT):
         with open(path, "rb") as file:
-            found.update(file.read())
+            text = file.read()
+        found.update(text.partition(b"# --- assignments ---\n")[0] if of_constant else text)
     return found.hexdigest()[:16]
 
 
@@ -129,8 +130,8 @@ def build(folder: str = _HERE, *, alone: bool | None = None) -> Built:
             made, path = f"{scratch}/{NAME}", f"{folder}/{NAME}"
             for without in (True, False) if alone is None else (alone,):
                 way = _ALONE if without else _WITH_LIBRARY
-                stated = f'-DSPOOL_SOURCE="{digest()}"'
-                said = _compile([*compiler, *_COMMON, *way, stated, "-o", made, os.path.basename(SOURCE)])
+                stated = (f'-DSPOOL_SOURCE="{digest()}"', f'-DSPOOL_CONSTANT="{digest(of_constant=True)}.sh"')
+                said = _compile([*compiler, *_COMMON, *way, *stated, "-o", made, os.path.basename(SOURCE)])
                 if not said:
                     os.chmod(made, 0o755)  # noqa: S103  # whatever the umask: other users run it, too
                     os.replace(made, path)

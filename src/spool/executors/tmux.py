@@ -4,8 +4,8 @@ The job reads from the terminal, so a user can attach and type. It writes to its
 beside it (`first_program.py`) copies them to the terminal. So the log is the job's output, byte for byte, without
 prompt, echo or carriage returns, and a job never waits for a terminal that does not read.
 
-Every tmux command has a time limit: a server that hangs delays a pass once, for `LIMIT_S`, and is then reported until
-it answers.
+Every tmux command has a time limit: a server that hangs delays a pass once, for `LIMIT_S` and a second, and is then
+reported until it answers.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ LIMIT_S = 3.0
 """The time limit of a tmux command in seconds. It takes a few milliseconds."""
 
 _SLOW_S = 0.25
+_PROBE_S = 1.0
 _CONFIGURATION = os.path.join(os.path.dirname(__file__), "tmux.conf")
 _SIZE = ("-x", "160", "-y", "48")  # until a user attaches
 _LEFT = re.compile("server exited|lost server")
@@ -203,7 +204,7 @@ class TmuxExecutor(Executor):
         return None
 
     def _problem_of_server(self) -> str | None:
-        """Return that the server hangs, while it does; it is tried without waiting for the answer."""
+        """Return that the server hangs, while it does; the first answer is waited for, since it may only be slow."""
         if self._hung is None:
             return None
         socket, asked = self._hung
@@ -212,6 +213,8 @@ class TmuxExecutor(Executor):
             null = subprocess.DEVNULL
             asked = subprocess.Popen(words, env=_environment(), stdin=null, stdout=null, stderr=null)
             self._hung = socket, asked
+            with suppress(subprocess.TimeoutExpired):
+                asked.wait(_PROBE_S)
         if asked.poll() is None:
             return f"tmux does not answer on {socket}"
         self._hung = None

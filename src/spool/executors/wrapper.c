@@ -7,8 +7,8 @@
                                                 what env is used for in run.sh
        spool-wrapper --version                  which source it was built from
 
-   run.sh stays the truth. Its constant is compiled in, and must be there byte for byte; its assignments have a grammar
-   so simple that all of it is read here. Whatever is not just so, and whatever is rare, turns this process into
+   run.sh stays the truth. It names the file with its constant after the hash of that, which is compiled in and must be
+   the same, so nobody reads the file itself; its assignments have a grammar so simple that all of it is read here. Whatever is not just so, and whatever is rare, turns this process into
    `/bin/sh RUN_SH` before it has touched anything: what comes before and after the command, a terminal, an engine,
    odd variables, an edited script, ignored signals. formats/wrapper.sh says why each step is as it is, and this file
    follows it step by step; where the two differ in what they leave behind, this one is wrong.
@@ -20,7 +20,7 @@
        cc -O2 -static -nostdlib -fno-stack-protector -o spool-wrapper wrapper.c
        cc -O2 -DWITH_LIBC -o spool-wrapper wrapper.c    (any other processor)
 
-   in this directory, for the constant is read from ../formats/wrapper.sh. */
+   compiled.py adds which constant it is for: without that, every run is the shell's. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -41,6 +41,9 @@
 
 #ifndef SPOOL_SOURCE
 #define SPOOL_SOURCE "unknown"
+#endif
+#ifndef SPOOL_CONSTANT
+#define SPOOL_CONSTANT "unknown"
 #endif
 
 enum {
@@ -367,14 +370,12 @@ static void say(const char *text) { write_all(2, text, length(text)); }
 
 /* --- what run.sh says ------------------------------------------------------------------------------------------ */
 
-__asm__(".pushsection .rodata\n"
-        ".globl wrapper_sh, wrapper_sh_end\n"
-        "wrapper_sh:\n\t.incbin \"../formats/wrapper.sh\"\n"
-        "wrapper_sh_end:\n\t.byte 0\n.popsection\n");
-extern const char wrapper_sh[], wrapper_sh_end[];
-
-static const char hole[] = "# --- assignments ---\n";
-static const char *after_hole; /* the rest of the constant */
+#define READING "#!/bin/sh\n" \
+    "# The wrapper of one run: what differs from run to run. It may be run by hand.\n" \
+    "command . "
+#define CONSTANT "/.wrapper/" SPOOL_CONSTANT
+#define HOLE " || exit 73\n# --- assignments ---\n"
+#define END "# --- end of assignments ---\nspool_start \"$@\"\n"
 
 static char script[MOST + 1];
 static char *at; /* as far as it is read */
@@ -390,13 +391,6 @@ static char *variables[MOST / 2 + 4];                  /* its environment */
 static size_t how_many_variables;
 static char *exports[MOST / 8 + 1]; /* those that the script sets */
 static size_t how_many_exports;
-
-static void find_hole(void)
-{
-    const char *found = wrapper_sh;
-    while (!(after_hole = after(found, hole)))
-        found++;
-}
 
 /* The name of a variable, up to its equals sign; 0: a shell would not take it for one. */
 static size_t name_of(const char *text)
@@ -462,6 +456,12 @@ static long number_in(const char *text, int base)
     return n ? value : -1;
 }
 
+static int ends(const char *text, const char *end)
+{
+    const size_t n = length(text), most = length(end);
+    return n >= most && same(text + n - most, end);
+}
+
 /* Whether the last part of *path* is *name*. */
 static int is_called(const char *path, const char *name)
 {
@@ -512,12 +512,13 @@ static int assign(const char *name, const char *value)
 /* Read the assignments and see that nothing but the constant stands around them. */
 static int read_assignments(size_t size)
 {
-    const size_t before = (size_t)(after_hole - wrapper_sh), rest = (size_t)(wrapper_sh_end - after_hole);
+    const size_t rest = sizeof END - 1;
     metadir = boot = pid_namespace = host = out = err = cgroup = limits = "";
     workdir = "/", in = "/dev/null", files = 0, nicer = 0, own_mask = -1, how_many_exports = 0;
-    if (size < before + rest || !same_bytes(script, wrapper_sh, before))
+    at = script;
+    const char *const constant = skip(READING) ? quoted(at) : NULL;
+    if (!constant || !ends(constant, CONSTANT) || !skip(HOLE))
         return 0;
-    at = script + before;
     while (!skip("spool_environment() {\n")) {
         if (!skip("spool_"))
             return 0;
@@ -548,7 +549,7 @@ static int read_assignments(size_t size)
         if (!(words[n++] = quoted(at)))
             return 0;
     words[n] = NULL;
-    return n && skip("\n") && (size_t)(script + size - at) == rest && same_bytes(at, after_hole, rest);
+    return n && skip("\n") && (size_t)(script + size - at) == rest && same_bytes(at, END, rest);
 }
 
 /* An absolute path that names the same directory to a shell, which walks it in its head, as to the kernel. */
@@ -1448,7 +1449,6 @@ static _Noreturn void become(int n, char **given, char **environment)
 
 static _Noreturn void start(int n, char **given, char **environment)
 {
-    find_hole();
     add(message, "spool: ");
     if (n >= 3 && same(given[1], "run"))
         run(n, given, environment);

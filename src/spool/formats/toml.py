@@ -105,7 +105,10 @@ def _syntax_problem(text: str, error: ValueError) -> Problem:
         last = text.count("\n") + (0 if text.endswith("\n") else 1) or 1
         return Problem(None, last, f"not valid TOML on line {last}, at the end: {error.msg}")
     where = f"on line {error.lineno}, column {error.colno}"
-    return Problem(None, error.lineno, f"not valid TOML {where}: {error.msg}")
+    line = text.split("\n")[error.lineno - 1]
+    bare = re.fullmatch(r"""\s*([\w.-]+\s*=)\s*(?!true|false|[\d.]+\s*(?:#|$))([^\s"'\[{#][^"#]*?)\s*(?:#.*)?""", line)
+    hint = "" if bare is None else f"; a text is in quotes: {bare[1]} {show(bare[2])}"
+    return Problem(None, error.lineno, f"not valid TOML {where}: {error.msg}{hint}")
 
 
 def _forbidden(value: object, path: Path = ()) -> Iterator[tuple[Path, str]]:

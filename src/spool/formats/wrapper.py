@@ -1,6 +1,7 @@
 """The wrapper of a run: a constant script, `wrapper.sh`, with one hole for quoted assignments.
 
-The script opens the outputs of a run, so `outputs_of` reads its assignments to find them.
+A spool has the constant once, and the `run.sh` of a run has the assignments: `render`. The script opens the outputs of
+a run, so `outputs_of` reads its assignments to find them.
 
 The steps of the script, in order, and its records (docs/FORMAT.md has their grammar):
 
@@ -49,7 +50,7 @@ ALREADY_STARTED = 17
 """The wrapper's exit code when `jid` was there before it: it has run nothing."""
 
 NO_JID = 73
-"""The wrapper's exit code when it could not create `jid`, or not find out who it is: it has run nothing."""
+"""The wrapper's exit code when it could not create `jid`, read its own text or find out who it is: it ran nothing."""
 
 REFUSED = 75
 """The wrapper's exit code when the machine refused a process before the command had begun; `refused` says which."""
@@ -58,6 +59,12 @@ TOLD = "told"
 """The argument by which the wrapper learns that a line `PID START_TICKS` may be on its standard input."""
 
 _HOLE = b"# --- assignments ---\n"
+# The compiled wrapper has the same text. A shell that cannot read the constant has run nothing.
+_READING = b"""\
+#!/bin/sh
+# The wrapper of one run: what differs from run to run. It may be run by hand.
+command . %s || exit 73
+"""
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # Variables to which a shell gives a meaning, which it assigns itself or refuses to assign: env sets those. The tests
 # compare the list in wrapper.c with this one.
@@ -250,29 +257,34 @@ def resource_variables(grant: Grant) -> dict[str, str]:
     return {resource_variable(name): ",".join(map(str, indices.get(name, (count,)))) for name, count in grant.resources}
 
 
-def render(assignments: Assignments) -> bytes:
-    """Return the text of `run.sh`.
+def render(assignments: Assignments, constant: str | None = None) -> bytes:
+    """Return the text of `run.sh`, which reads the constant from the file *constant*; None: which contains it.
 
     Raises InvalidValue for anything that cannot be passed to a process: an empty command, a NUL byte, more than 128 KiB
     in one argument or variable, or more of them than the kernel takes.
     """
-    before, after = _script()
-    return before + _hole(assignments).encode("utf-8", "surrogateescape") + after
+    script = load()
+    before = script.constant if constant is None else _READING % os.fsencode(_quote(constant))
+    return before + _HOLE + _hole(assignments).encode("utf-8", "surrogateescape") + script.end
 
 
-def load() -> None:
-    """Read the constant now, so that a later shortage of descriptors or memory cannot prevent a start."""
-    _script()
+class WrapperText(Struct, frozen=True):
+    """The constant, which is what stands before its hole, the name of its file in a spool, and the end of `run.sh`."""
+
+    constant: bytes
+    name: str
+    end: bytes
 
 
 @cache
-def _script() -> tuple[bytes, bytes]:
-    """Return the constant, cut at its hole."""
-    from importlib import resources  # imported here, because most commands start nothing
+def load() -> WrapperText:
+    """Read the constant, once: later, a shortage of descriptors or memory cannot prevent a start."""
+    from hashlib import sha256  # imported here, because most commands start nothing
+    from importlib import resources
 
     text = resources.files(__package__).joinpath("wrapper.sh").read_bytes()
-    before, hole, after = text.partition(_HOLE)
-    return before + hole, after
+    constant, _, end = text.partition(_HOLE)
+    return WrapperText(constant, f"{sha256(constant).hexdigest()[:16]}.sh", end)
 
 
 def _hole(a: Assignments) -> str:

@@ -1,7 +1,7 @@
 #!/bin/sh
-# The wrapper of one run. It proves who it is, runs the command as its child, passes signals on, and
-# writes the exit code down as the last thing. Everything here is the same for every run except the
-# assignments between the two lines of dashes. It may be run by hand. docs/FORMAT.md has its records.
+# The wrapper of a run. It proves who it is, runs the command as its child, passes signals on, and
+# writes the exit code down as the last thing. Everything here is the same for every run: run.sh reads
+# it, assigns what differs, and starts it. docs/FORMAT.md has its records.
 #
 # It starts no process of its own unless something is amiss: each would cost as much as a small job.
 # shellcheck disable=SC2317  # traps call functions, and end the script in more places than one
@@ -35,10 +35,6 @@ spool_files=''    # how many files the job may have open, where this shell was g
 spool_odd='' # yes: spool_environment hands variables to env that not every shell can export
 spool_environment() { spool_exec "$@"; }
 
-# --- assignments ---
-# --- end of assignments ---
-
-spool_records=$spool_metadir # where the records are, which no move of the spool changes: spool_open_records
 spool_child='' spool_ended=0 spool_code=0 spool_interrupted='' spool_pending='' spool_opened='' spool_created='' spool_announced='' spool_late=''
 spool_watcher='' spool_seen=0 spool_count=0 spool_added='' spool_size=0 spool_why=''
 spool_phase='' spool_before='' spool_starting='' spool_done='' spool_tries=0 spool_id='' spool_own='' spool_groups=/sys/fs/cgroup
@@ -677,55 +673,64 @@ spool_finish() {
     exit "$spool_code"
 }
 
-# What the shell has to say of a failed step is said better by the records; the children get stderr as 5.
-exec 5>&2 2> /dev/null
+# spool_start ARGUMENT...: the run, whose command they are. All that comes before only changes this shell.
+spool_start() {
+    spool_records=$spool_metadir # where the records are, which no move of the spool changes: spool_open_records
 
-trap 'spool_signal HUP 129' HUP
-trap 'spool_signal INT 130' INT
-trap 'spool_signal QUIT 131' QUIT
-trap 'spool_signal TERM 143' TERM
-trap 'spool_signal USR1 0' USR1
-trap 'spool_signal USR2 0' USR2
-# What the keys of a shared terminal stop is the command: this only waits, and would be taken for stopped by mistake.
-if [ "$spool_terminal" = shared ]; then trap 'spool_interrupted=yes' TSTP TTIN TTOU; fi
+    # What the shell has to say of a failed step is said better by the records; the children get stderr as 5.
+    exec 5>&2 2> /dev/null
 
-# The wrapper that creates the jid has the run; a later one exits at once: 17, or 73 if none could create it.
-spool_identify || exit 73
-${spool_umask:+umask go-w}
-spool_open_records
-if [ -e "$spool_records/jid" ]; then exit 17; fi
-set -C
-{
-    spool_created=yes
-    printf '%s\n' "$spool_identity" || spool_created=broken
-} > "$spool_records/jid"
-set +C
-case $spool_created in
-yes) ;;
-broken)
-    rm -f -- "$spool_records/jid"
-    exit 73
-    ;;
-*)
+    trap 'spool_signal HUP 129' HUP
+    trap 'spool_signal INT 130' INT
+    trap 'spool_signal QUIT 131' QUIT
+    trap 'spool_signal TERM 143' TERM
+    trap 'spool_signal USR1 0' USR1
+    trap 'spool_signal USR2 0' USR2
+    # What the keys of a shared terminal stop is the command: this only waits, and would be taken for stopped by mistake.
+    if [ "$spool_terminal" = shared ]; then trap 'spool_interrupted=yes' TSTP TTIN TTOU; fi
+
+    # The wrapper that creates the jid has the run; a later one exits at once: 17, or 73 if none could create it.
+    spool_identify || exit 73
+    ${spool_umask:+umask go-w}
+    spool_open_records
     if [ -e "$spool_records/jid" ]; then exit 17; fi
-    exit 73
-    ;;
-esac
+    set -C
+    {
+        spool_created=yes
+        printf '%s\n' "$spool_identity" || spool_created=broken
+    } > "$spool_records/jid"
+    set +C
+    case $spool_created in
+    yes) ;;
+    broken)
+        rm -f -- "$spool_records/jid"
+        exit 73
+        ;;
+    *)
+        if [ -e "$spool_records/jid" ]; then exit 17; fi
+        exit 73
+        ;;
+    esac
 
-spool_note jid
-if [ -n "$spool_cgroup" ]; then
-    printf '%s\n' "$$" > "$spool_cgroup" # if this fails, memory is watched by polling
-fi
-trap spool_leave EXIT
-# shellcheck disable=SC3045  # every shell that may run this has the soft limit
-if [ -n "$spool_files" ]; then ulimit -S -n "$spool_files"; fi
-if [ -n "$spool_watch" ]; then
-    spool_watch_signals < /dev/null > /dev/null 5>&- &
-    spool_watcher=$!
-fi
-spool_within spool_phases "$@"
-if [ -z "$spool_opened" ]; then
-    spool_not_opened "$spool_stdout" stdout || spool_not_opened "$spool_stderr" stderr ||
-        spool_fail 125 'cannot open stdin, stdout or stderr: is the disk full?'
-fi
-spool_finish
+    spool_note jid
+    if [ -n "$spool_cgroup" ]; then
+        printf '%s\n' "$$" > "$spool_cgroup" # if this fails, memory is watched by polling
+    fi
+    trap spool_leave EXIT
+    # shellcheck disable=SC3045  # every shell that may run this has the soft limit
+    if [ -n "$spool_files" ]; then ulimit -S -n "$spool_files"; fi
+    if [ -n "$spool_watch" ]; then
+        spool_watch_signals < /dev/null > /dev/null 5>&- &
+        spool_watcher=$!
+    fi
+    spool_within spool_phases "$@"
+    if [ -z "$spool_opened" ]; then
+        spool_not_opened "$spool_stdout" stdout || spool_not_opened "$spool_stderr" stderr ||
+            spool_fail 125 'cannot open stdin, stdout or stderr: is the disk full?'
+    fi
+    spool_finish
+}
+
+# --- assignments ---
+# --- end of assignments ---
+spool_start "$@"

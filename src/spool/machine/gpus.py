@@ -50,7 +50,7 @@ LIMIT_NS = 10 * SECOND_NS
 
 NO_ANSWER = "NVML has not answered yet"
 
-_MOMENT_SECONDS = 0.1  # for a killed helper to be gone
+_MOMENT_SECONDS = 2.0  # for a killed helper to be gone, on a busy machine
 
 
 class Ours(Struct, frozen=True):
@@ -334,6 +334,7 @@ class NvmlHelper:
         arguments = ("spool.machine.nvml", str(idle_seconds), *others)
         self._child = ChildProcess(arguments, lambda: {**given, "PYTHONPATH": import_path()}, answers_on_stdout=True)
         self._where = False  # whether the question is also for the nodes and the links of the GPUs
+        self._lingers = False  # whether a killed helper has not gone in time
         self._again = False  # whether the open question may be repeated
         self._done()
 
@@ -382,7 +383,8 @@ class NvmlHelper:
         if not child.is_alive:
             child.give_up()  # it left because it was idle
         if child.pid is None:
-            if child.lingers(_MOMENT_SECONDS):
+            self._lingers = child.lingers(0.0 if self._lingers else _MOMENT_SECONDS)  # a pass waits for it once
+            if self._lingers:
                 return "the process that queries NVML hangs in the driver and cannot be killed"
             try:
                 child.start(question)

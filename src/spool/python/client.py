@@ -16,7 +16,7 @@ from spool.client import autostart
 from spool.client.draft import Draft, exports, fresh_name, job_keys, plain, stem_of
 from spool.client.output import OutputPiece, Stream, read_output, run_of
 from spool.client.requests import Change, ChangeKind, Requests
-from spool.client.submit import check_submitter, default_root, ensure_spool, submit, where_taken
+from spool.client.submit import check_submitter, default_root, ensure_spool, root_at, submit, where_taken
 from spool.client.waiting import POLL_S, End, Follower, Waiter, wait_for_ends
 from spool.core.arrays import array_of
 from spool.core.errors import InvalidValue, NoSuchJob, NotAllSubmitted, SpoolError, cannot
@@ -67,7 +67,7 @@ class Client:
 
         *make*: create it if it does not exist. Raises SpoolUnusable.
         """
-        path = os.path.abspath(root) if root is not None else default_root()
+        path = root_at(os.fspath(root)) if root is not None else default_root()
         if make:
             ensure_spool(path)
         self._spool = Spool.open(path)

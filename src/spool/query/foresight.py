@@ -31,6 +31,7 @@ _PATIENCE_NS = SECOND_NS  # limits the wait for a driver that hangs
 _OF_THE_JOB = re.compile(r"\$\{?((?:SPOOL|SLURM|PBS|SGE_TASK)_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES)\}?")
 _TEXT_FOLLOWS = re.compile("-[a-zA-Z]*[ce]")  # as `sh -c TEXT`, which may expand it
 _MOST_READ = 1 << 20  # of a program that an array runs
+_MOST_PROPOSED = 5  # values of a key
 _MOST_DOUBTS = 20  # a thousand missing dependencies are one mistake
 
 
@@ -152,7 +153,9 @@ class _Seer:
                     yield f"cannot run: {key}: {why}"
         place = os.path.expanduser(path or "~")
         for key, text in (("stdout", spec.stdout), ("stderr", spec.stderr)):
-            if text and not {*text} & {*"{$%~"} and os.path.isdir(os.path.join(place, text)):
+            if text and re.match("/dev/(stdout|stderr|fd/)|/proc/self/fd/", text):
+                yield f"may lose its output: {key}: {text} leads nowhere; leave {key} out, and `spool log` shows it"
+            elif text and not {*text} & {*"{$%~"} and os.path.isdir(os.path.join(place, text)):
                 yield f"cannot run: {key}: {text} is a directory; name a file in it, as in {text}/%n.%r.log"
 
     def _not_executed(self, spec: Spec) -> Iterator[str]:
@@ -202,9 +205,13 @@ class _Seer:
 
     def _exists(self, name: str) -> bool:
         """Whether a job, or the array it would be a task of, exists, existed, or is submitted at the same time."""
-        return any(
-            valid_name(each) and (each in self._together or self._was_seen(each)) for each in (name, array_of(name))
-        )
+        array = array_of(name)
+        if name in self._together or array in self._together or self._was_seen(name):
+            return True
+        if not valid_name(array) or not self._was_seen(array):
+            return False
+        specs = [spec for place in self._spool.places(array) if (spec := self._spool.job_spec(place, array))]
+        return not specs or any(name in Tasks(array, spec).names() for spec in specs)
 
     def _was_seen(self, name: str) -> bool:
         if self._spool.places(name) or self._spool.runs(name):
@@ -236,7 +243,8 @@ def _not_varied(spec: Spec) -> Iterator[str]:
             yield f"does not use {key}: its value is where the command has {{{key}}}{instead}"
     for key, choices in spec.matrix:
         if choices[0].startswith("[") and choices[-1].endswith("]") and len(choices) > 1:
-            yield f"has {choices[0]} as a value of {key}; a list has no brackets: --matrix {key}=1,2"
+            values = ",".join(choices[:_MOST_PROPOSED]).strip("[]")
+            yield f"has {choices[0]} as a value of {key}; a list has no brackets: --matrix {key}={values}"
         elif len(choices) == 1 and re.fullmatch(r"-?\d+(\.\.|-|:)\d+", choices[0]):
             yield f"has only one value of {key}, {choices[0]}; a list names each: --matrix {key}=1,2"
 

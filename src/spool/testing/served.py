@@ -235,7 +235,8 @@ class ServedSpool:
             return wait_for(asked, self.patience, what=what)
         except AssertionError as error:
             files = sorted(str(path.relative_to(self.root)) for path in self.root.glob("*/*"))
-            raise AssertionError(f"{error}\n{files}\n{self.said()[-3000:]}") from None
+            listed = self.spool("ls").stdout
+            raise AssertionError(f"{error}\n{files}\n{listed}\n{self.said()[-3000:]}") from None
 
     # Afterwards.
 

@@ -11,7 +11,8 @@ import click
 from msgspec import Struct
 
 from spool.cli import render
-from spool.cli.group import JobArgument, Verb, json_option, one_job, opened, own
+from spool.cli.control import rewriter
+from spool.cli.group import JobArgument, Verb, json_option, one_job, opened, own, run_named
 from spool.cli.render import tell
 from spool.cli.submission import check_free, checked_name, publish, tell_doubts
 from spool.client.draft import Draft, escaped, next_name, placeholders
@@ -75,23 +76,15 @@ def diff(root: str, one: str, other: str, as_json: bool) -> int:
       spool diff sweep_3 sweep_7
       spool diff train/1 train/2 --json
 
-    By hand: diff -r jobs/train/1 jobs/train/4
+    Also: `spool show train/1 train/4`. By hand: diff -r jobs/train/1 jobs/train/4
     """
     spool = opened(root)
-    found = compare(spool, run_named(spool, one), run_named(spool, other))
+    found = compare(spool, run_named(one), run_named(other))
     if as_json:
         render.as_json(found)
     else:
         _print(found)
     return 0
-
-
-def run_named(spool: Spool, text: str) -> tuple[str, int | None]:
-    """Return the job and the run that `JOB/RUN` names; the run is None for a job alone. Raises NoSuchJob."""
-    head, slash, run = text.rpartition("/")
-    if slash and head and run.isascii() and run.isdigit() and len(run) < 10:
-        return one_job(spool, head), int(run)
-    return one_job(spool, text), None
 
 
 def compare(spool: Spool, one: tuple[str, int | None], other: tuple[str, int | None]) -> Comparison:
@@ -114,6 +107,7 @@ def compare(spool: Spool, one: tuple[str, int | None], other: tuple[str, int | N
 
 
 def _side(spool: Spool, name: str, run: int | None) -> _Side:
+    name = one_job(spool, name)
     if run is None:
         run = spool.latest_run(name)
     details = job_details(spool, name, run)
@@ -235,9 +229,12 @@ def _short(one: str | None, other: str | None) -> tuple[str, str]:
 @click.option("--name", "new_name", metavar="NAME", help="The name of the new job. Default: NAME-2, NAME-3, …")
 @click.option("--workdir", metavar="DIR", help="Run it in this directory, such as a work tree with other code.")
 @click.option("--hold", is_flag=True, help="Submit the job held: it does not start until `spool release`.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a key. May be repeated.")
 @click.option("--dry-run", is_flag=True, help="Print the job file, and change nothing.")
 @click.pass_obj
-def rerun(root: str, /, name: str, new_name: str | None, workdir: str | None, hold: bool, dry_run: bool) -> int:
+def rerun(
+    root: str, /, name: str, new_name: str | None, workdir: str | None, hold: bool, sets: tuple[str, ...], dry_run: bool
+) -> int:
     """Submit an earlier run again, as a new job.
 
     The new job has the file that the run began with, whatever became of the job since. Without RUN it is the newest
@@ -247,10 +244,13 @@ def rerun(root: str, /, name: str, new_name: str | None, workdir: str | None, ho
       spool rerun train/3
       spool rerun train/3 --workdir ../train-old
 
+    Also: `spool requeue train/3`.
+
     By hand: cp jobs/train/3/job.toml queued/train-2.toml
     """
     spool = own(root)
-    job, run = run_named(spool, name)
+    job, run = run_named(name)
+    job = one_job(spool, job)
     run = spool.latest_run(job) if run is None else run
     text = spool.record(job, run, layout.SPEC_COPY) if run is not None else None
     if run is None or text is None:
@@ -266,6 +266,8 @@ def rerun(root: str, /, name: str, new_name: str | None, workdir: str | None, ho
         if workdir is not None:
             keys["workdir"] = escaped(literal(os.path.abspath(workdir)), placeholders(keys))
         text = jobfile.dump(keys)
+    if (change := rewriter(sets, root)) is not None:
+        text = change(new, text)
     draft = Draft(new, {}, held=hold, text=text)
     draft.check(root)
     if dry_run:
