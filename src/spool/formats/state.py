@@ -149,15 +149,13 @@ class GpuView(Struct, frozen=True, kw_only=True):
     def of(gpu: Gpu, jobs: Iterable[str]) -> GpuView:
         """Return the view of *gpu*, which is granted to *jobs*."""
         known = asdict(gpu)
-        del known["work"]
-        taken, foreign = known.pop("taken_bytes"), known.pop("foreign")
+        taken, foreign, _ = (known.pop(key) for key in ("taken_bytes", "foreign", "work"))
         return GpuView(jobs=tuple(jobs), taken_bytes=dict(taken), foreign_processes=foreign, **known)
 
     def gpu(self) -> Gpu:
         """Return the GPU of this view."""
         known = asdict(self)
-        del known["jobs"]
-        taken, foreign = known.pop("taken_bytes"), known.pop("foreign_processes")
+        taken, foreign, _ = (known.pop(key) for key in ("taken_bytes", "foreign_processes", "jobs"))
         return Gpu(taken_bytes=tuple(sorted(taken.items())), foreign=foreign, **known)
 
 
