@@ -9,6 +9,7 @@
  *   utilisation UUID PERCENT MEMORY        what it does; a GPU without the line, and an instance, tells nothing
  *   computes UUID PID PERCENT              what one process does of that; without any such line no card tells it
  *   energy UUID MILLIJOULES                what it has consumed; a GPU without the line tells nothing
+ *   heat UUID CELSIUS MILLIWATTS           its temperature and power; a GPU without the line tells none
  *   process KIND UUID PID BYTES            KIND: compute, graphics, mps; BYTES "-": not available
  *   node UUID NODE                         the NUMA node of a GPU; one without the line tells none
  *   links UUID UUID NUMBER                 NVLinks between two GPUs; 0: by a switch
@@ -283,6 +284,32 @@ int nvmlDeviceGetTotalEnergyConsumption(Handle *handle, unsigned long long *ener
         }
     if (file) fclose(file);
     return code;
+}
+
+static int heat(const char *call, Handle *handle, unsigned int at, unsigned int *to) {
+    char line[512], whose[96];
+    unsigned int told[2];
+    Device *found;
+    FILE *file;
+    int code = on_device(call, handle, &found);
+    if (code) return code;
+    code = NOT_SUPPORTED;
+    file = found->slot < 0 ? state() : NULL;
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "heat %95s %u %u", whose, &told[0], &told[1]) == 3 && !strcmp(whose, found->uuid)) {
+            *to = told[at];
+            code = OK;
+        }
+    if (file) fclose(file);
+    return code;
+}
+
+int nvmlDeviceGetTemperature(Handle *handle, int sensor, unsigned int *celsius) {
+    return sensor ? INVALID_ARGUMENT : heat("nvmlDeviceGetTemperature", handle, 0, celsius);
+}
+
+int nvmlDeviceGetPowerUsage(Handle *handle, unsigned int *milliwatts) {
+    return heat("nvmlDeviceGetPowerUsage", handle, 1, milliwatts);
 }
 
 int nvmlDeviceGetProcessUtilization(Handle *handle, ProcessSample *to, unsigned int *count, unsigned long long since) {

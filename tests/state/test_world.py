@@ -79,8 +79,8 @@ OF_THE_MACHINE = {
 }  # fmt: skip
 OF_A_GPU = {
     "uuid": True, "index": True, "name": True, "memory_total_bytes": True, "memory_free_bytes": True, "foreign": True,
-    "problem": True, "taken_bytes": True, "mig": True, "utilisation_percent": False,
-    "memory_utilisation_percent": False, "work": False, "node": True, "links": True, "vendor": True,
+    "problem": True, "taken_bytes": True, "mig": True, "utilisation_percent": False, "work": False, "vendor": True,
+    "memory_utilisation_percent": False, "temperature_c": False, "power_w": False, "node": True, "links": True,
 }  # fmt: skip
 
 

@@ -34,8 +34,8 @@ PUBLIC = {
     "GpuStatus": """
         index=gpu.index uuid=gpu.uuid name=gpu.name vendor=gpu.vendor memory_total_bytes=gpu.memory_total_bytes
         memory_free_bytes=gpu.memory_free_bytes utilisation_percent=gpu.utilisation_percent
-        memory_utilisation_percent=gpu.memory_utilisation_percent mig=gpu.mig state holders foreign=gpu.foreign
-        reserved why_not leases
+        memory_utilisation_percent=gpu.memory_utilisation_percent temperature_c=gpu.temperature_c power_w=gpu.power_w
+        mig=gpu.mig state holders foreign=gpu.foreign reserved why_not leases
     """,
     "JobDetails": """
         name row places path file defaults problem runs dispatcher others expected_run_ns expected

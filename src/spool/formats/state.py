@@ -135,6 +135,8 @@ class GpuView(Struct, frozen=True, kw_only=True):
     mig: bool = False
     utilisation_percent: int | None = None
     memory_utilisation_percent: int | None = None
+    temperature_c: int | None = None
+    power_w: int | None = None
     problem: str | None = None
     jobs: tuple[str, ...] = ()  # jobs that it is granted to
     taken_bytes: dict[str, int] = field(default_factory=dict)  # its memory used by jobs, where known
@@ -147,15 +149,13 @@ class GpuView(Struct, frozen=True, kw_only=True):
     def of(gpu: Gpu, jobs: Iterable[str]) -> GpuView:
         """Return the view of *gpu*, which is granted to *jobs*."""
         known = asdict(gpu)
-        del known["work"]
-        taken, foreign = known.pop("taken_bytes"), known.pop("foreign")
+        taken, foreign, _ = (known.pop(key) for key in ("taken_bytes", "foreign", "work"))
         return GpuView(jobs=tuple(jobs), taken_bytes=dict(taken), foreign_processes=foreign, **known)
 
     def gpu(self) -> Gpu:
         """Return the GPU of this view."""
         known = asdict(self)
-        del known["jobs"]
-        taken, foreign = known.pop("taken_bytes"), known.pop("foreign_processes")
+        taken, foreign, _ = (known.pop(key) for key in ("taken_bytes", "foreign_processes", "jobs"))
         return Gpu(taken_bytes=tuple(sorted(taken.items())), foreign=foreign, **known)
 
 

@@ -299,6 +299,8 @@ class Roster:
             mig=device.parent is not None,
             utilisation_percent=device.utilisation_percent,
             memory_utilisation_percent=device.memory_utilisation_percent,
+            temperature_c=device.temperature_c,
+            power_w=device.power_w,
             work=use.work,
             node=device.node,
             links=device.links,

@@ -56,6 +56,8 @@ class Device(Struct, frozen=True):
     memory_utilisation_percent: int | None = None
     computing: tuple[tuple[int, int], ...] | None = None  # (pid, percent) of the processes that computed; None: unknown
     energy_mj: int | None = None  # consumed since its driver was loaded, in millijoules
+    temperature_c: int | None = None
+    power_w: int | None = None
     parent: str | None = None  # UUID of the GPU that contains the MIG instance
     problem: str | None = None
     node: int | None = None  # its NUMA node
@@ -155,24 +157,28 @@ class _Nvml:
             yield self._device(handle, uuid, (parent_index + 1) * MIG_INDEX_STEP + slot, bus, parent_uuid)
 
     def _device(self, handle: Any, uuid: str, index: int, bus: str, parent: str | None = None) -> Device:
-        name = self._ask(self.py.nvmlDeviceGetName, handle) or ""
+        py = self.py
         total, free, used = self._memory(handle)
         processes = self._processes(handle)
-        computing, moving = self._utilisation(handle)
+        rates = self._told(py.nvmlDeviceGetUtilizationRates, handle)  # a MIG instance has none
+        computing = None if rates is None else int(rates.gpu)
+        milliwatts = self._told(py.nvmlDeviceGetPowerUsage, handle)
         return Device(
             uuid=uuid,
             index=index,
             bus=bus,
-            name=name,
+            name=self._ask(py.nvmlDeviceGetName, handle) or "",
             total_bytes=total,
             free_bytes=free,
             used_bytes=used,
             processes=processes,
             drawing_bytes=self._drawing(handle, dict(processes or ())),
             utilisation_percent=computing,
-            memory_utilisation_percent=moving,
+            memory_utilisation_percent=None if rates is None else int(rates.memory),
             computing=self._computing(handle, processes, computing),
-            energy_mj=self._energy_mj(handle),
+            energy_mj=self._told(py.nvmlDeviceGetTotalEnergyConsumption, handle),  # Volta and newer
+            temperature_c=self._told(py.nvmlDeviceGetTemperature, handle, py.NVML_TEMPERATURE_GPU),
+            power_w=None if milliwatts is None else round(milliwatts / 1000),
             parent=parent,
             problem=self._problem_so_far(),
         )
@@ -202,9 +208,8 @@ class _Nvml:
     def _memory(self, handle: Any) -> tuple[int | None, int | None, int | None]:
         """Return (total, free, used), without the driver's own part in used if the driver is new enough."""
         py = self.py
-        try:
-            memory = py.nvmlDeviceGetMemoryInfo(handle, version=py.nvmlMemory_v2)
-        except py.NVMLError:  # older than 510
+        memory = self._told(py.nvmlDeviceGetMemoryInfo, handle, py.nvmlMemory_v2)
+        if memory is None:  # older than 510
             memory = self._ask(py.nvmlDeviceGetMemoryInfo, handle)
         if memory is None or not _bytes(memory.total):  # some GPUs that share the host's memory report 0
             return None, None, None
@@ -218,8 +223,7 @@ class _Nvml:
             compute = self._ask(py.nvmlDeviceGetComputeRunningProcesses_v2, handle)
         if compute is None:
             return None
-        with suppress(py.NVMLError):  # no MPS
-            compute = [*compute, *py.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)]
+        compute = [*compute, *(self._told(py.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle) or ())]  # none: no MPS
         found: dict[int, int | None] = {}
         for process in compute:
             used = _bytes(process.usedGpuMemory)
@@ -229,27 +233,18 @@ class _Nvml:
 
     def _drawing(self, handle: Any, computing: Mapping[int, int | None]) -> int | None:
         """Return the memory of processes that draw and do not compute; None if one of them does not report it."""
-        py, found = self.py, []
-        for ask in (py.nvmlDeviceGetGraphicsRunningProcesses_v3, py.nvmlDeviceGetGraphicsRunningProcesses_v2):
-            with suppress(py.NVMLError):  # older than 510; and a MIG instance, which cannot draw, supports neither
-                found = ask(handle)
-                break
+        py = self.py
+        found = self._told(py.nvmlDeviceGetGraphicsRunningProcesses_v3, handle)
+        if found is None:  # older than 510; and a MIG instance, which cannot draw, supports neither
+            found = self._told(py.nvmlDeviceGetGraphicsRunningProcesses_v2, handle) or ()
         sizes = [_bytes(process.usedGpuMemory) for process in found if process.pid not in computing]
         return None if None in sizes else sum(size or 0 for size in sizes)
 
-    def _utilisation(self, handle: Any) -> tuple[int | None, int | None]:
-        """Return the share of time spent computing and moving memory, in percent. For display: errors do not count."""
+    def _told(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """Return the answer, or None: on an error too, which is no problem of the device."""
         try:
-            rates = self.py.nvmlDeviceGetUtilizationRates(handle)
-        except self.py.NVMLError:  # a MIG instance has none
-            return None, None
-        return int(rates.gpu), int(rates.memory)
-
-    def _energy_mj(self, handle: Any) -> int | None:
-        """Return what the GPU has consumed since its driver was loaded. For accounts: errors do not count."""
-        try:
-            return int(self.py.nvmlDeviceGetTotalEnergyConsumption(handle))
-        except self.py.NVMLError:  # older than Volta, or a MIG instance
+            return function(*arguments)
+        except self.py.NVMLError:
             return None
 
     def _computing(
@@ -262,10 +257,8 @@ class _Nvml:
             return ()
         if len(processes) == 1:
             return ((processes[0][0], percent),)
-        since_us = time.time_ns() // 1000 - _LATELY_US
-        try:
-            samples = self.py.nvmlDeviceGetProcessUtilization(handle, since_us)
-        except self.py.NVMLError:  # a MIG instance, an old card, or no sample yet
+        samples = self._told(self.py.nvmlDeviceGetProcessUtilization, handle, time.time_ns() // 1000 - _LATELY_US)
+        if samples is None:  # a MIG instance, an old card, or no sample yet
             return None
         newest: dict[int, tuple[int, int]] = {}
         for sample in samples:

@@ -179,7 +179,8 @@ class MachineMonitor:
 
         Available memory counts only if a waiting job requests memory, disk space only if it is short.
         """
-        unseen: dict[str, Any] = {"utilisation_percent": None, "memory_utilisation_percent": None, "work": ()}
+        names = ("utilisation_percent", "memory_utilisation_percent", "temperature_c", "power_w")
+        unseen: dict[str, Any] = {**dict.fromkeys(names), "work": ()}
         idle = tuple(replace(gpu, **unseen) for gpu in machine.gpus)
         free = machine.disk_free_bytes
         short = free is not None and free < self._settings.config.policy.disk_floor_bytes

@@ -253,7 +253,7 @@ def test_a_page_asked_for_later_tells_of_a_killed_dispatcher(tmp_path: Path) -> 
         served.start()
         served.completes("a", "true")
         (served.root / "config.toml").write_text(f'status_page = "{page}"\n')
-        wait_for(lambda: "Serving" in told(page) and "1 finished" in told(page), what="the page")
+        wait_for(lambda: "Dispatching" in told(page) and "1 finished" in told(page), what="the page")
         assert not list(served.root.glob("*.html"))
         served.kill()
         wait_for(lambda: "No dispatcher is running" in told(page), what="the end of the dispatcher")

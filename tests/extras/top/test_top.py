@@ -367,7 +367,7 @@ def test_the_gpus_have_their_memory_and_use(spool: Command, spool_root: Path, ow
     """With a dispatcher that watches them: who has which, how much of the memory is taken, how much they compute."""
     own_nvml.gpu("GPU-a", bus=1, total=80 * GIB, free=20 * GIB)
     own_nvml.gpu("GPU-b", bus=2)
-    own_nvml.busy("GPU-a", 87, 40)
+    own_nvml.add("utilisation GPU-a 87 40\nheat GPU-a 64 310400")
     dispatcher = start("dispatch")
     try:
         wait_for(Spool(str(spool_root)).dispatcher_lives)
@@ -375,7 +375,7 @@ def test_the_gpus_have_their_memory_and_use(spool: Command, spool_root: Path, ow
         wait_for(lambda: (spool_root / "running/training.toml").exists())
 
         async def steps(screen: Screen) -> None:
-            await screen.sees("GPU 0", "━━━━━━━━━─── 60G/80G", "█   87%  ", "?  training", "dispatching", "1/2")
+            await screen.sees("━━━━━━━╾── 60G/80G", "█  87%   64°C  310W  ", "?  training", "dispatching", "1/2")
             own_nvml.hang("nvmlDeviceGetMemoryInfo_v2")
             own_nvml.hang("nvmlDeviceGetMemoryInfo")
             await screen.on("training")

@@ -28,7 +28,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from spool import __version__
-from spool.cli.render import charts
+from spool.cli.render import charts, short
 from spool.client.output import last_words_of
 from spool.core.accounting import By, RunFilter, Statistics, Totals
 from spool.core.errors import SpoolError, shown
@@ -43,7 +43,7 @@ from spool.formats.config import Config
 from spool.listeners import Listener
 from spool.query.details import FAILURES
 from spool.query.jobs import RECENT_NS
-from spool.query.listing import ListedJob, folded
+from spool.query.listing import ListedJob, folded, tasks_of
 from spool.query.overview import Overview, OverviewReader
 from spool.query.rows import JobRow
 from spool.query.shared import elsewhere
@@ -122,12 +122,14 @@ def _shown(spool: Spool, rows: Sequence[JobRow], most: int) -> Shown:
     return Shown(jobs, len(rows) - sum(job.count for job in jobs))
 
 
-def _last_lines(spool: Spool, jobs: Sequence[ListedJob]) -> Iterator[tuple[str, tuple[Sequence[str], bool]]]:
-    """Yield the last lines of each that failed, or of the first of its tasks, and whether its own log has them."""
-    for name, row in ((job.name, job.row) for job in jobs):
-        with suppress(OSError):  # they are an extra
-            if row.state in FAILURES and row.run is not None and (lines := last_words_of(spool, row.name, row.run)):
-                yield name, (lines, os.path.exists(spool.layout.record(row.name, row.run, JOB_LOG)))
+def _last_lines(spool: Spool, jobs: Sequence[ListedJob]) -> Iterator[tuple[str, tuple[JobRow, Sequence[str], bool]]]:
+    """Yield the last lines of each that failed, or of a failed task of it; whose they are, and if its log has them."""
+    for name, row in ((job.name, job.row) for job in jobs if job.row.state in FAILURES):
+        with suppress(OSError, SpoolError):  # they are an extra
+            tasks = tasks_of(spool, name) if row.array else None
+            one = next(each for each in (*(tasks.rows if tasks is not None else ()), row) if each.state in FAILURES)
+            if one.run is not None and (lines := last_words_of(spool, one.name, one.run)):
+                yield name, (one, lines, os.path.exists(spool.layout.record(one.name, one.run, JOB_LOG)))
 
 
 def _elsewhere(seen: Overview) -> tuple[int, ...]:
@@ -193,8 +195,7 @@ def _cut(text: str, most: int = _LONGEST) -> str:
 
 def _middle_cut(name: str) -> str:
     """Return a name, with the middle of a long one left out."""
-    tail = _LONGEST_NAME // 3
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - tail]}…{name[-tail:]}"
+    return short(name, _LONGEST_NAME, middle=True)
 
 
 def _some(number: float, digits: int = 0) -> str:

@@ -40,6 +40,7 @@ from spool.core.errors import SpoolError, shown
 from spool.core.layout import is_pattern
 from spool.core.model import ALIVE, OUTCOMES, SECOND_NS, State
 from spool.core.reasons import count_of, some_of
+from spool.core.runtimes import part_done
 from spool.extras.top import header
 from spool.extras.top.widgets import Dialog, ListColumn, RowList, TextPane
 from spool.query.details import why_never_begun
@@ -59,6 +60,7 @@ _LOW = 16  # lines: a lower terminal shows nothing below the list, and no GPUs, 
 _GPU_LINES = 4  # even if the list below needs the room
 _OUTPUT_BYTES, _LINES = 1 << 17, 1000  # of the end of an output
 _LONGEST = 2000  # characters of a line
+_PROGRESS_BAR = 24  # cells
 _TAB = 8
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")  # as ECMA-48 has them
 _WAITING = frozenset({State.QUEUED, State.HELD, State.INVALID})
@@ -68,12 +70,7 @@ _CHANGES: dict[str, tuple[control.JobVerb, Callable[..., Change | tuple[Change, 
     "hold": (control.HOLD, Requests.hold, "Hold {}? It is stopped, and starts over when released.", "Stop and hold it"),
     "release": (control.RELEASE, Requests.release, "", ""),
     "cancel": (control.CANCEL, Requests.cancel, "Cancel {}, which has run for {}?", "Cancel it"),
-    "requeue": (
-        control.REQUEUE,
-        Requests.requeue,
-        "Run {} again? It is stopped and starts over.",
-        "Stop and requeue it",
-    ),
+    "requeue": (control.REQUEUE, Requests.requeue, "Stop {} and run it again?", "Stop and requeue it"),
 }
 """What a key asks for: the verb, what carries it out, and the question for a job that runs, with the word for yes."""
 _NARROW_KEYS = " ? help  c cancel  / filter  q quit"
@@ -123,7 +120,7 @@ class Top(App[int]):
     #filter { display: none; height: 1; border: none; padding: 0 1; background: $boost; }
     #filter.asked { display: block; }
     #below { height: 30%; min-height: 4; }
-    #facts { height: auto; max-height: 3; background: $panel; text-style: bold; }
+    #facts { height: auto; max-height: 3; padding: 0 1; background: $panel; text-style: bold; }
     #pane { height: 1fr; padding: 0 1; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 1; }
     .narrow Footer { display: none; }
     #keys { display: none; height: 1; background: $panel; }
@@ -308,7 +305,8 @@ class Top(App[int]):
                 return ""
             # A running job needs no reason.
             words = field.text(one, time.time_ns())
-            return words if words or name != "reason" else header.progress_bar(one.row)
+            part = part_done(one.row.progress) if name == "reason" and not words else None
+            return words if part is None else header.bar(part, _PROGRESS_BAR)
 
         return ListColumn(field.column, text)
 
@@ -367,7 +365,8 @@ class Top(App[int]):
     def _draw_facts(self) -> None:
         row = self._row
         marked = f"{len(self._list.marked)} marked · " if self._list.marked else ""
-        text = f" {marked}{header.facts(self._foreseen(row), time.time_ns())}" if row is not None else ""
+        text = f"{marked}{header.facts(self._foreseen(row), time.time_ns())}" if row is not None else ""
+        text = "\n".join(header.in_lines(text, max(self.size.width - 2, 1)))
         if text != self._facts:
             self._facts = text
             self._facts_line.update(Text(text, overflow="ellipsis"))

@@ -13,19 +13,17 @@ from spool.core.errors import shown
 from spool.core.gpuuse import in_cells
 from spool.core.model import ALIVE, Gpu, State
 from spool.core.reasons import count_of
-from spool.core.runtimes import part_done
 from spool.core.units import show_duration, show_size
 from spool.query.overview import GpuGlance, Overview
 from spool.query.rows import JobRow
 from spool.query.shared import elsewhere
 
 NARROW = 60
-"""The cells below which bars are left out and texts take several lines."""
-_PROGRESS_BAR = 24  # cells
+"""The cells below which bars are left out."""
 _LEVELS = "▁▂▃▄▅▆▇█"
 _LEAST_BAR, _MOST_BAR = 4, 24  # cells
 _PROBLEMS = 2
-_NARROW_LINES = 3  # of a problem
+_PROBLEM_LINES = 3
 _LEAST_WIDTH = 32  # cells that the machine in words takes
 
 
@@ -36,12 +34,6 @@ def bar(part: float, width: int) -> str:
     return ("━" * full + "╾" * half).ljust(width, "─")
 
 
-def progress_bar(row: JobRow) -> str:
-    """Return a bar for the progress of a run, "" without a number."""
-    part = part_done(row.progress)
-    return "" if part is None else bar(part, _PROGRESS_BAR)
-
-
 def header(seen: Overview | None, root: str, problem: str, width: int) -> Text:
     """Return the lines above the list: the spool and its counts, CPUs, memory and GPUs in use, and problems."""
     lines = list(_title(seen, root, width))
@@ -50,8 +42,7 @@ def header(seen: Overview | None, root: str, problem: str, width: int) -> Text:
     found = [problem] if problem else list(_problems(seen)) if seen is not None else []
     room = max(width - 4, 1)
     for line in found[:_PROBLEMS]:
-        parts = render.wrapped(shown(line), room)[:_NARROW_LINES] if width < NARROW else [shown(line)]
-        for at, part in enumerate(parts):
+        for at, part in enumerate(render.wrapped(shown(line), room)[:_PROBLEM_LINES]):
             lines.append(Text(f" {' ' if at else '!'} {render.short(part, room)}", style="bold yellow"))
     return _stacked(lines)
 
@@ -74,19 +65,18 @@ def _title(seen: Overview | None, root: str, width: int) -> Iterator[Text]:
     left = Text.assemble((f" {render.short(shown(where), room, middle=True)}", "bold"), beside)
     yield Text.assemble(left, " " * max(2, width - left.cell_len - len(word) - 1), (word, style))
     if not beside:
-        for part in render.wrapped(counts, max(width - 2, 8)):
-            yield Text(f" {part}")
+        yield from (Text(f" {line}") for line in in_lines(counts, max(width - 2, 8)))
+
+
+def in_lines(facts: str, width: int) -> list[str]:
+    """Return *facts*, divided by " · ", in lines; one that is short is not broken."""
+    parts = [part if len(part) > width // 2 else part.replace(" ", "\xa0") for part in facts.split(" · ")]
+    return [line.replace("\xa0", " ") for line in render.wrapped("\xa0· ".join(parts), width)]
 
 
 def _counts(seen: Overview) -> str:
-    kinds = (
-        ("running", ALIVE),
-        ("submitted", (State.SUBMITTED,)),
-        ("queued", (State.QUEUED,)),
-        ("held", (State.HELD,)),
-        ("invalid", (State.INVALID,)),
-    )
-    counts = [(word, seen.count(*states)) for word, states in kinds]
+    others = (State.SUBMITTED, State.QUEUED, State.HELD, State.INVALID)
+    counts = [("running", seen.count(*ALIVE)), *((state.value, seen.count(state)) for state in others)]
     return " · ".join(f"{number} {word}" for word, number in counts if number or word in ("running", "queued"))
 
 
@@ -133,29 +123,41 @@ def _machine(seen: Overview, width: int) -> Text:
     line = Text(" ")
     for name, part, words in parts:
         line.append(f"{name} ", style="bold")
-        line.append(f"{bar(part, room)} " if width >= NARROW else "", style="cyan")
+        line.append(f"{bar(part, room)} " if width >= NARROW else "", style=_colour(part))
         line.append(f"{words}  ")
     return line
 
 
 def gpu_lines(gpus: Sequence[GpuGlance], width: int, most: int) -> Text:
     """Return a line for each GPU, up to a maximum: memory, utilisation, and its users."""
-    lines, room, wide = [], max(_LEAST_BAR, min(12, width // 8)), width >= NARROW
+    lines, room, wide = [], max(_LEAST_BAR, min(12, width // 10)), width >= NARROW
     for seen in gpus[: most if len(gpus) <= most else most - 1]:
         part, words = _memory(seen.gpu)
         percent = seen.gpu.utilisation_percent
         line = Text.assemble(
             (f" GPU {seen.gpu.index} ", "bold"),
-            (f"{bar(part, room)} " if wide else "", "magenta"),
+            (f"{bar(part, room)} " if wide else "", _colour(part)),
             f"{words:<9} ",
-            (f"{_computes(seen, room)} " if wide else "", "green"),
-            f"{'?' if percent is None else f'{percent}%':>5}  ",
+            (f"{_computes(seen, room)} " if wide else "", _colour((percent or 0) / 100)),
+            f"{'?' if percent is None else f'{percent}%':>4}  ",
+            _heat(seen.gpu) if wide else "",
         )
         users = shown(", ".join(seen.jobs) or "; ".join(seen.remarks) or "idle")
         lines.append(line.append(render.short(users, max(width - line.cell_len, 1))))
     if len(gpus) > len(lines):
         lines.append(Text(f" {count_of(len(gpus) - len(lines), 'more GPU')}: see `spool gpus`"))
     return _stacked(lines)
+
+
+def _colour(part: float) -> str:
+    """Return the colour of a bar: green, and from three fifths on yellow, from nine tenths on red."""
+    return "green" if part < 0.6 else "yellow" if part < 0.9 else "red"
+
+
+def _heat(gpu: Gpu) -> str:
+    """Return its temperature and power, as far as they are known, with a blank behind each."""
+    known = ((gpu.temperature_c, "°C"), (gpu.power_w, "W"))
+    return "".join(f"{number:>3}{unit}  " for number, unit in known if number is not None)
 
 
 def _memory(gpu: Gpu) -> tuple[float, str]:
