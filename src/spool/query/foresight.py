@@ -245,7 +245,9 @@ def _not_varied(spec: Spec) -> Iterator[str]:
         if choices[0].startswith("[") and choices[-1].endswith("]") and len(choices) > 1:
             values = ",".join(choices[:_MOST_PROPOSED]).strip("[]")
             yield f"has {choices[0]} as a value of {key}; a list has no brackets: --matrix {key}={values}"
-        elif len(choices) == 1 and re.fullmatch(r"-?\d+(\.\.|-|:)\d+", choices[0]):
+        elif inner := next((each for each in choices if re.match(r"[A-Za-z]\w*=[^=]", each) and len(choices) > 1), ""):
+            yield f"has {inner} as a value of {key}; another key has an option of its own: --matrix {inner}"
+        elif len(choices) == 1 and re.fullmatch(r"-?\d+(\.\.|-|:)\d+|[\d.e-]+( +[\d.e-]+)+", choices[0]):
             yield f"has only one value of {key}, {choices[0]}; a list names each: --matrix {key}=1,2"
 
 
