@@ -112,7 +112,7 @@ def dotted(path: Path) -> str:
 
 
 def closest(word: str, known: Iterable[str], *, like: float = 0.6) -> str | None:
-    """Return the one of *known* that *word* probably means: one at least so much *like* it, else one it begins.
+    """Return the one of *known* that *word* probably means: one as similar as *like* or more, else one it begins.
 
     Case does not matter, and a hyphen equals an underscore.
     """
