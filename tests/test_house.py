@@ -97,7 +97,7 @@ DOORS = {
 BUDGET = {
     "": 100,
     "cli": 7125,
-    "client": 2600,
+    "client": 2625,
     "core": 7800,
     "dispatcher": 7750,
     "doctor": 550,

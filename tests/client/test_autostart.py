@@ -71,9 +71,9 @@ def test_a_dispatcher_takes_no_module_of_the_directory_it_is_started_from(
 
 def test_a_dispatcher_in_the_background_inherits_nothing(spool_root: Path, tmp_path: Path) -> None:
     """Not its starter's descriptors, directory, umask, limits, niceness, CPUs, and ignored or blocked signals."""
-    lock = tmp_path / "lock"
     program = (
-        "import os, signal, sys; from spool.client import autostart\n"
+        "import os, resource, signal, sys; from spool.client import autostart\n"
+        "os.dup2(9, 150); resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))\n"
         "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]); print(autostart.start(sys.argv[1]))"
     )
@@ -81,7 +81,7 @@ def test_a_dispatcher_in_the_background_inherits_nothing(spool_root: Path, tmp_p
 nice -n 5 ionice -c 3 "$@" < /dev/null"""
     words = ["sh", "-c", shell, "sh", sys.executable, "-c", program, str(spool_root)]
     pid = int(subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, text=True).stdout)
-    subprocess.run(["flock", "-n", lock, "true"], check=True)
+    subprocess.run(["flock", "-n", tmp_path / "lock", "true"], check=True)
     wait_for(lambda: dispatcher_lives(str(spool_root / ".lock")))
     process = Path(f"/proc/{pid}")
     status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())

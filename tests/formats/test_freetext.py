@@ -66,7 +66,6 @@ def test_what_a_job_writes_into_its_records_is_bounded() -> None:
     stop = parse_stop(b"cancel " + HOSTILE.encode()[: MOST_READ - 7])
     assert engine is not None
     assert end is not None
-    assert stop is not None
     assert stop.kind is StopKind.CANCEL
     assert stop.reason.isprintable()
     assert len(stop.reason.encode()) <= MOST_BYTES

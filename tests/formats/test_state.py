@@ -30,7 +30,6 @@ UNKNOWN = Gpu("GPU-b", 4, "", None, None, problem="NVML no longer lists it")
 def told(machine: MachineView) -> GpuLook | None:
     """Return what a reader of the file is told of the GPUs."""
     view = parse_state(render_state(StateView(version=1, at_ns=1, pid=1, machine=machine)))
-    assert view is not None
     assert view.machine is not None
     return view.machine.told()
 
@@ -54,12 +53,10 @@ def test_a_name_that_is_not_utf_8_is_told_escaped() -> None:
     job = JobView(state="queued", reason="caf\u00e9 \udcff", problem="\ud800")
     view = StateView(version=1, at_ns=1, pid=1, problems=("hooks/failed.d/a\udcff",), jobs={"a": job})
     seen = parse_state(render_state(view))
-    assert seen is not None
     assert seen.problems == ("hooks/failed.d/a\\udcff",)
     assert (seen.jobs["a"].reason, seen.jobs["a"].problem) == ("caf\u00e9 \\udcff", "\\ud800")
     event = Event(id="1", name=EventName.FAILED, at_ns=1, host="h", version="1", spool_dir="/", reason="hooks/a\udcff")
     told = parse_event(render_event(event))
-    assert told is not None
     assert told.reason == "hooks/a\\udcff"
 
 

@@ -290,7 +290,7 @@ def test_the_helper_dying_is_a_problem_and_the_next_look_has_another(nvml: Nvml,
     nvml.hang("nvmlDeviceGetCount_v2")
     watch(patience_ns=0)
     os.kill(watch.helper, signal.SIGSEGV)
-    look = watch()
+    look = watch(later_ns=0)  # which asks no new question
     assert "signal 11" in (look.problem or "")
     nvml.mend()
     wait_for(lambda: problems(watch()) == {"GPU-a": None}, what="an answer after the failure")

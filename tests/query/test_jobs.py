@@ -314,7 +314,6 @@ def test_an_array_that_waits_or_was_submitted_again_has_the_tasks_of_its_file(sp
     assert tasks_in(spool, "s") is None
     (spool_root / "queued" / "s.toml").write_text(MATRIX)
     tasks = tasks_in(spool, "s")
-    assert tasks is not None
     assert tasks.count == 4
     assert dict(Parameters(spool).of("s_3")) == {"lr": "0.2", "seed": "2"}
     (spool_root / "queued" / "s.toml").write_text('command = "true"\n')

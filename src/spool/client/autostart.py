@@ -74,8 +74,14 @@ def start(root: str, idle_exit: str = IDLE_EXIT) -> int:
         from spool.store.ownership import check_owner
 
         check_owner(root)
-    import signal  # here, because most submissions start none
+    import resource  # here, because most submissions start none
+    import signal
 
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    ours = [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2]
+    for fd in ours:
+        if fd >= most:  # from before the limit was lowered: the C library refuses to close it in the child
+            os.set_inheritable(fd, False)
     log = f"{root}/{layout.LOG}"
     pid = os.posix_spawn(
         sys.executable,
@@ -85,7 +91,7 @@ def start(root: str, idle_exit: str = IDLE_EXIT) -> int:
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, log, _APPEND, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
-            *((os.POSIX_SPAWN_CLOSE, fd) for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2),
+            *((os.POSIX_SPAWN_CLOSE, fd) for fd in ours if fd < most),
         ],
         setsid=True,
         setsigmask=(),
