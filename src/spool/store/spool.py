@@ -66,8 +66,7 @@ _LINES = frozenset(
     }
 )
 _SELDOM = frozenset({layout.STOP, layout.REFUSED, layout.KEPT, layout.SUSPENDED, layout.GPUS, layout.FAILURE})
-# In the text of a wrapper that waits for what its command has left behind: the constant, or the line that starts it.
-_OUTLASTS = (b"spool_outlast", b"\nspool_start ")
+_OUTLASTS = re.compile(rb"spool_outlast|\nspool_start ")  # in the text of a wrapper that waits for its leftovers
 _SIGNS = (  # signs of life: files that a run and its wrapper write
     layout.JID, layout.STATUS, layout.JOB_LOG, layout.JOB_STDERR, layout.PROGRESS, layout.SIGNAL, layout.FAILURE,
     layout.USAGE, layout.ENDED,
@@ -425,8 +424,7 @@ class Spool:
             return False
         if not is_there(layout.RC):
             return exited and not is_there(layout.STATUS)
-        text = self.record(name, run, layout.WRAPPER) or b""
-        return exited or any(sign in text for sign in _OUTLASTS)
+        return exited or _OUTLASTS.search(self.record(name, run, layout.WRAPPER) or b"") is not None
 
     def usage(self, name: str, run: int) -> Usage:
         """Return the resource use of a run, as the wrapper recorded it."""
