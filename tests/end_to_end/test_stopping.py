@@ -507,7 +507,7 @@ def test_a_run_of_an_earlier_version_is_looked_after_once(served: Served) -> Non
     """Its wrapper ended with its command, and nothing in its records says whether it had left something behind."""
     to = _ended_unseen(served, "old")
     script = served.root / "jobs/old/1/run.sh"
-    script.write_text(script.read_text().replace("spool_outlast", "spool_leave"))
+    script.write_text(script.read_text().replace("spool_start", "spool_begin"))
     os.kill(served.pid("old"), signal.SIGKILL)
     wait_for(lambda: not alive(served.pid("old")), what="the end of its wrapper")
     (served.root / "jobs/old/1/leftovers").unlink()
