@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
+import runpy
 import tempfile
 from contextlib import suppress
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -20,7 +19,8 @@ class CompiledWrapperHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile; an editable installation finds the program beside its source, where a checkout has it."""
-        compiled = _compiled(self.root)
+        # Run by its path: its package cannot be imported, since its dependencies are missing.
+        compiled = SimpleNamespace(**runpy.run_path(f"{self.root}/src/spool/executors/compiled.py"))
         editable = version == "editable"
         if editable:
             with suppress(FileNotFoundError):
@@ -44,14 +44,3 @@ class CompiledWrapperHook(BuildHookInterface[Any]):
         """Remove the compiled program, which is in the wheel now."""
         if scratch := getattr(self, "_scratch", None):
             scratch.cleanup()
-
-
-def _compiled(root: str) -> ModuleType:
-    """Load the compiling module by its path. Its package cannot be imported, since its dependencies are missing."""
-    spec = importlib.util.spec_from_file_location("spool_compiled", f"{root}/src/spool/executors/compiled.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up
-    spec.loader.exec_module(module)
-    return module

@@ -176,16 +176,10 @@ def _dependencies(given: list[str]) -> object:
 
 
 def _choices(given: list[str]) -> dict[str, list[str]]:
-    """Return each `KEY=VALUE,…` as a list of a table. Raises InvalidValue."""
+    """Return `KEY=VALUE,…` as lists of a table; the values of a key that is given twice follow each other."""
     table: dict[str, list[str]] = {}
-    for pair in given:
-        key, _, values = pair.partition("=")
-        if key in table:
-            from spool.core.errors import InvalidValue
-
-            both = ",".join([*table[key], values])
-            raise InvalidValue(f"cannot use --matrix {pair}: {key} has values already; write --matrix {key}={both}")
-        table[key] = [*filter(None, values.split(","))]
+    for key, _, values in (pair.partition("=") for pair in given):
+        table.setdefault(key, []).extend(filter(None, values.split(",")))
     return table
 
 

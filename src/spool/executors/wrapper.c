@@ -7,11 +7,12 @@
                                                 what env is used for in run.sh
        spool-wrapper --version                  which source it was built from
 
-   run.sh stays the truth. It names the file with its constant after the hash of that, which is compiled in and must be
-   the same, so nobody reads the file itself; its assignments have a grammar so simple that all of it is read here. Whatever is not just so, and whatever is rare, turns this process into
-   `/bin/sh RUN_SH` before it has touched anything: what comes before and after the command, a terminal, an engine,
-   odd variables, an edited script, ignored signals. formats/wrapper.sh says why each step is as it is, and this file
-   follows it step by step; where the two differ in what they leave behind, this one is wrong.
+   run.sh stays the truth. It names the file with its constant by a hash, which is compiled in and must be the same; this
+   program does not read that file. The assignments have a grammar so simple that all of it is read here. A script with
+   anything else turns this process into `/bin/sh RUN_SH` before it has touched anything, and so does a rare run: with
+   texts before or after the command, a terminal, an engine, odd variables, an edited script, or ignored signals.
+   formats/wrapper.sh says why each step is as it is, and this file follows it step by step; where the two differ in
+   what they leave behind, this one is wrong.
 
    No signal interrupts anything: those that count are blocked and waited for, together with the end of the command.
 

@@ -206,7 +206,7 @@ class _Seer:
     def _exists(self, name: str) -> bool:
         """Whether a job, or the array it would be a task of, exists, existed, or is submitted at the same time."""
         array = array_of(name)
-        if name in self._together or array in self._together or self._was_seen(name):
+        if name in self._together or array in self._together or (valid_name(name) and self._was_seen(name)):
             return True
         if not valid_name(array) or not self._was_seen(array):
             return False
